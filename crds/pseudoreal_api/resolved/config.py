@@ -164,6 +164,10 @@ class DelinkConfig(_Kept):
     job: JobIdentity = Field(description="The job.")
     execution: int = Field(description="Number of this execution.")
     phase: str = Field(description="The phase that the delink leads into.")
+    index: int | None = Field(
+        None,
+        description="Position of that phase in the job. None: behind the phase that is read, as its manifest says.",
+    )
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
     optimizer_state: OptimizerState = Field(description="spec.delink.optimizerState.")

@@ -224,6 +224,7 @@ def delink_config(
     return DelinkConfig(
         **_stage(job, execution, work_directory, discards),
         phase=after.name,
+        index=index,
         from_phase=before.name,
         to_sharing=explicit_sharing(job.spec, after),
         optimizer_state=job.spec.delink.optimizer_state,

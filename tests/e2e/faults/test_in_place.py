@@ -96,6 +96,21 @@ def test_a_spare_pod_takes_the_place_of_a_deleted_one(
 
 
 @pytest.mark.long
+def test_delink_and_next_phase_succeed_after_a_takeover(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
+    """They keep the execution's number and have memberships of their own."""
+    job = start(
+        "spare-before-delink", spec__pod={}, spec__restart={}, spec__phases__0__workers=2, spec__phases__0__spares=1
+    )
+    pods = job.wait_for_steps("pseudo", 20)
+    _delete(job, pods[1])
+    undisturbed.check_events(job, "SpareTookOver")
+    status = job.status()
+    assert (status.restarts, status.execution) == (0, 1)
+    assert status.spares is not None
+    assert [(status.spares.phase_name, place.worker, place.pod) for place in status.spares.places] == [("pseudo", 1, 2)]
+
+
+@pytest.mark.long
 def test_a_spare_pod_is_sooner_there_than_new_pods(start: Callable[..., Job]) -> None:
     seconds = []
     for spares in (1, 0):

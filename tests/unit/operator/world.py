@@ -1,17 +1,22 @@
 """A small cluster for tests of the plan: API server, Job controller, kubelets and trainers, all able to misbehave.
 
-It holds objects as the API server would return them, so the operator's own readers are tested too. It knows what is on
-the checkpoint volume and checks, whenever a pod is made, that the stages run in order and that executions never
-overlap.
+It holds objects as the API server would return them, so the operator's own readers are tested too. Its trainers claim
+the real fence on the checkpoint volume whenever ranks begin, and check it when they end with a checkpoint; a rank that
+is refused fails the test. It knows what is on the volume and checks, whenever a pod is made, that the stages run in
+order and that executions never overlap.
 """
 
 import copy
 import json
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from itertools import filterfalse
+from pathlib import Path
 from typing import Any
 
 from pseudoreal_api.names import CONFIG_FILE, CONTAINER, file_annotation
@@ -24,10 +29,11 @@ from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.board import Speaker, updated
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
-from pseudoreal_operator.observe.seats import seated, worker_of
+from pseudoreal_operator.observe.seats import memberships, seated, worker_of
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Heard, JobState, Observed, Pod, PodPhase
 from pseudoreal_operator.settings import Settings
+from pseudoreal_trainer.checkpoint.fence import Fence
 
 from tests.support.jobs import good_job
 from tests.support.names import bare
@@ -71,6 +77,13 @@ class World:
 
     def jobs_list(self) -> list[Json]:
         return copy.deepcopy([body for (kind, _), body in self.objects.items() if kind == "Job"])
+
+    @cached_property
+    def volume(self) -> Path:
+        """The job's work directory, with the real files of the fence."""
+        folder = tempfile.mkdtemp(prefix="world-")
+        weakref.finalize(self, shutil.rmtree, folder)
+        return Path(folder)
 
     def observe(self, jobs: list[Json] | None = None) -> Observed:
         """`jobs` is the list of an earlier moment: the lists of a pass are not of one moment."""
@@ -331,7 +344,18 @@ class World:
     def start_pods(self) -> None:
         self.schedule()
         for pod in filterfalse(_is_lost, filterfalse(self._waits_for_a_node, self.alive())):
+            if "fence" not in pod and self.worker_of(pod) is not None:
+                self._begin_ranks(pod)
             pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+    def _begin_ranks(self, pod: Json) -> None:
+        """Its ranks claim the fence, with the membership that the operator told."""
+        execution = read_pod(pod).execution
+        membership = memberships(self.status).get(execution)
+        position = [phase.name for phase in self.job.spec.phases].index(execution.phase)
+        restart = membership.restart if membership else 0
+        pod["fence"] = Fence(self.volume, execution.number, restart, phase=position)
+        pod["fence"].claim()
 
     def finish(
         self,
@@ -345,6 +369,8 @@ class World:
         """Ends a pod. With `exit_code` it leaves no word of its own."""
         execution = read_pod(pod).execution
         step = self._last_step(execution)
+        if outcome in ("Succeeded", "Yielded") and "fence" in pod:
+            pod["fence"].check()
         if outcome == "Succeeded":
             self.done.add((execution.phase, execution.kind.value))
         message = TerminationMessage(
@@ -399,6 +425,7 @@ class World:
             return
         pod["restarts"], pod["own_restarts"] = spares.restart, spares.own_restarts
         pod["in_place"] = InPlace(restarts=spares.restart, peer_lost=True, message="met")
+        self._begin_ranks(pod)
         self.report(pod, 1)
 
     def _decide_on_restart(self, pod: Json, *, peer_lost: bool) -> InPlace:
@@ -427,6 +454,7 @@ class World:
         if any(map(self._waits_for_a_node, workers)):
             return
         for pod in filterfalse(_is_lost, workers):
+            self._begin_ranks(pod)  # they can only end together, as members of the newest membership
             self.finish(pod)
         self.control()
 

@@ -31,8 +31,9 @@ def delink(config: DelinkConfig) -> TerminationMessage:
             f"phase {config.from_phase} has no complete checkpoint in {store.folder}; it must finish before"
             f" {config.phase} can be delinked from it"
         )
-    Fence(store.work_directory, config.execution).claim()
     manifest = delinked(source.manifest, config.phase, config.to_sharing, config.optimizer_state)
+    phase = manifest.phase_index if config.index is None else config.index
+    Fence(store.work_directory, config.execution, phase=phase).claim()
     manifest = manifest.revised(execution=config.execution)
     manifest = _already_there(store, manifest) or _committed(store, manifest)
     assert manifest.link is not None, "it is delinked"

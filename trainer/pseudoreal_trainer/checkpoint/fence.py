@@ -9,25 +9,37 @@ from pseudoreal_trainer.errors import TrainingError
 
 @dataclass(frozen=True)
 class Fence:
-    """What ranks of an execution have before a commit, with the number of the restart in place with which a spare pod
-    last took a place among them: the pod that had it may live on where nobody can end it. Restarts by which no pod was
-    replaced need no number: no rank from before them lives."""
+    """The identity of ranks that may commit, checked before each commit: the execution, the position of the phase that
+    they train or delink into, and the membership.
+
+    An execution passes from stage to stage with its number, so the three are ordered in this way: whoever is of an
+    earlier execution, of an earlier phase of the execution, or of an earlier membership in the phase stops. The
+    membership is the number of the restart in place with which a spare pod last took a place among the ranks: the pod
+    that had the place may live on where nobody can end it. Restarts by which no pod was replaced need no number, as no
+    rank from before such a restart lives.
+    """
 
     work_directory: StoragePath
     execution: int
     membership: int = 0
+    phase: int = 0
+    """Position of the phase in the job."""
 
     def claim(self) -> None:
-        """Raises TrainingError when a later execution or membership has already begun, or the storage cannot be written
-        to."""
+        """Shut out the ranks that are ordered before these.
+
+        Raises TrainingError when a later execution, phase or membership has already begun, or the storage cannot be
+        written to.
+        """
         self.check()
         try:
             storage_of(self.work_directory).make_folder()
             storage_of(self._execution_file).replace(str(self.execution))
             # Two files, as trainers of earlier releases read a number in the first. Whoever dies between the two has
             # written no checkpoint yet, and each of them alone only grows.
-            if self.membership:
-                storage_of(self._membership_file).replace(f"{self.execution}.{self.membership}")
+            if self.membership or self.phase:
+                content = f"{self.execution}.{self.membership}.{self.phase}"
+                storage_of(self._membership_file).replace(content)
         except OSError as error:
             raise TrainingError(
                 f"the work directory {self.work_directory} cannot be written to: {error}; every pod of the job needs a"
@@ -35,14 +47,22 @@ class Fence:
             ) from error
 
     def check(self) -> None:
-        """Raises TrainingError when a later execution has begun, or a spare pod has taken a place in this one since."""
+        """Raises TrainingError when a later execution has begun, a later phase of this one, or a later membership."""
         newest = int(_text(self._execution_file) or self.execution)
         if newest > self.execution:
             raise TrainingError(
                 f"execution {self.execution} was replaced by execution {newest}; it stops without saving"
             )
-        execution, _, membership = (_text(self._membership_file) or "0.0").partition(".")
-        if int(execution) == self.execution and int(membership) > self.membership:
+        # Trainers of release 0.3 wrote no phase. All ranks of a stage have one image, so these here are of a later one.
+        execution, membership, phase, *_ = [*(_text(self._membership_file) or "0.0").split("."), "-1"]
+        if int(execution) != self.execution:
+            return
+        if int(phase) > self.phase:
+            raise TrainingError(
+                f"phase {phase} (counted from 0) of the job has begun in execution {self.execution}, and these ranks"
+                f" are of phase {self.phase}; they stop without saving"
+            )
+        if int(phase) == self.phase and int(membership) > self.membership:
             raise TrainingError(
                 f"a spare pod took a place in execution {self.execution} with restart {membership}, and these ranks are"
                 " from before; they stop without saving"

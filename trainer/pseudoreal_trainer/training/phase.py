@@ -58,7 +58,7 @@ def train_phase(
         require_compiler()
     check_packages(config)
     store = store_of(config)
-    fence = Fence(store.work_directory, config.execution, membership_of_ranks())
+    fence = Fence(store.work_directory, config.execution, membership_of_ranks(), config.index)
     if ranks.is_first:
         fence.claim()
         remember_lineage(config)

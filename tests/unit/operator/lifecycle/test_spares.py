@@ -9,7 +9,9 @@ from pseudoreal_operator.lifecycle.stopping import SPARE_SECONDS, STUCK_SECONDS
 from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.seats import memberships
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_trainer.errors import TrainingError
 
+from tests.support.jobs import good_job
 from tests.unit.operator.lifecycle.steps import begun, config, message, until
 from tests.unit.operator.world import World
 
@@ -49,9 +51,13 @@ def name_of(pod: Json) -> str:
 
 
 def waits(world: World, index: int, restarts: int = 1) -> None:
+    waits_pod(world, pod_at(world, index), restarts)
+
+
+def waits_pod(world: World, pod: Json, restarts: int = 1) -> None:
     """The pod has lost its connection to another one, and waits to restart its ranks."""
     lost = InPlace(restarts=restarts, peer_lost=True, message="connection closed")
-    world.report(pod_at(world, index), 0, in_place=lost, ranks=0)
+    world.report(pod, 0, in_place=lost, ranks=0)
 
 
 def membership(world: World) -> Membership | None:
@@ -125,6 +131,38 @@ def test_the_phase_is_done_when_the_workers_are_whatever_the_job_says() -> None:
     assert world.objects["Job", "sim-real-e1"]["status"]["conditions"][0]["type"] == "Failed"
     world.settle()
     assert (world.status.state, world.status.restarts) == ("Complete", 0)
+
+
+def test_every_stage_after_a_takeover_succeeds_in_the_same_execution() -> None:
+    """Delink and next phase keep the execution's number, and have a membership of their own."""
+    phases = good_job("sim")["spec"]["phases"]
+    half = phases[1] | {"name": "half", "sharing": {"blocks": 2}, "workers": 2, "spares": 1}
+    half["until"] = {"step": phases[1]["until"]["step"] - 1}
+    world = until(begun(spec__phases=[phases[0], half, phases[1] | {"workers": 2, "spares": 1}]), "half")
+    for phase in ("half", "real"):
+        for number, pod in enumerate(world.alive()):
+            pod["spec"] |= {"nodeName": f"node-{number}"}
+        speak(world)
+        world.settle()
+        lost, other, spare = world.alive()
+        world.disrupt(lost)
+        waits_pod(world, other)
+        world.settle()
+        assert world.status.spares is not None
+        assert world.status.spares.phase_name == phase
+        for pod in (other, spare):
+            world.meet(pod, world.status.spares)
+        world.settle()
+        with pytest.raises(TrainingError, match="these ranks are from before"):
+            lost["fence"].check()
+        world.finish_all()
+        world.settle()
+        if phase == "half":
+            until(world, "real")
+            with pytest.raises(TrainingError, match="these ranks are of phase 1"):
+                lost["fence"].check()
+    world.settle()
+    assert (world.status.state, world.status.execution, world.status.restarts) == ("Complete", 1, 0)
 
 
 def test_spare_pods_that_were_not_needed_end_with_the_workers() -> None:

@@ -366,6 +366,29 @@ def test_ranks_of_a_pod_whose_place_was_taken_may_not_commit(tmp_path: Path) -> 
     assert (tmp_path / "execution").read_text() == "2", "earlier releases read a number"
 
 
+def test_stages_after_a_takeover_commit_and_the_replaced_pod_never_does(tmp_path: Path) -> None:
+    """The delink and the next phase have the execution's number and a membership of their own."""
+    replaced = Fence(tmp_path, 4, phase=1)
+    replaced.claim()
+    Fence(tmp_path, 4, 2, phase=1).claim()
+    for phase, membership in ((2, 0), (2, 0), (2, 1), (3, 0)):  # delink and phase, a takeover there, another delink
+        Fence(tmp_path, 4, membership, phase=phase).claim()
+        Fence(tmp_path, 4, membership, phase=phase).check()
+        with pytest.raises(TrainingError, match=f"phase {phase} .* these ranks are of phase 1"):
+            replaced.check()
+    with pytest.raises(TrainingError, match="these ranks are of phase 2"):
+        Fence(tmp_path, 4, 9, phase=2).claim()
+    Fence(tmp_path, 5, phase=1).claim()  # the phase is repeated
+    Fence(tmp_path, 5, phase=1).check()
+
+
+def test_a_membership_that_release_0_3_wrote_is_of_an_earlier_stage(tmp_path: Path) -> None:
+    (tmp_path / "execution").write_text("4")
+    (tmp_path / "membership").write_text("4.2")
+    Fence(tmp_path, 4, phase=2).claim()
+    assert (tmp_path / "membership").read_text() == "4.0.2"
+
+
 def test_an_execution_that_was_replaced_may_not_commit(tmp_path: Path) -> None:
     Fence(tmp_path, 1).claim()
     Fence(tmp_path, 2).claim()
