@@ -37,8 +37,8 @@ BLOCKED_SECONDS, MOST_BLOCKED_SECONDS = 5.0, 300.0
 PROGRESS_SECONDS = 10.0
 """Seconds between two writes of the status for progress alone."""
 _MOMENT_SECONDS = 0.1
-KEPT_FAILURES = 5
-"""Number of failed Jobs of a running job that are kept, for their pods' logs."""
+KEPT_JOBS = {JobState.COMPLETE: 5, JobState.FAILED: 5}
+"""Number of Jobs of a running job that are kept once they have ended, for their pods' logs, by how they ended."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,11 @@ def _afterwards(view: View) -> Plan:
         if left <= 0:
             return Plan(seen.status, expire=True)
         waits.append(left)
+    # Tools that follow generations (kstatus: Flux, kpt, Helm) take an older one for work in progress.
+    status = status_with(seen.status, observed_generation=view.metadata.generation)
     kept = view.spec.clean_up.children == "Keep"
     jobs = tuple(_jobs_in_the_way(view) if kept else (job.name for job in seen.jobs if not job.deleting))
-    return Plan(seen.status, stop=pods_to_stop(seen, view.now), delete=jobs, wake_after=min(waits, default=None))
+    return Plan(status, stop=pods_to_stop(seen, view.now), delete=jobs, wake_after=min(waits, default=None))
 
 
 def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
@@ -136,6 +138,7 @@ def _blocked(seen: Observed, why: NewCondition, now: datetime) -> Plan:
 
 def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: NewCondition, now: datetime) -> Plan:
     """The plan where nothing is decided: all that was said stays, but for why the job does not go on."""
+    status = status_with(status, observed_generation=metadata.generation)
     if conditions.has_ended(status):
         return Plan(status)
     said = conditions.with_condition(status.conditions, why, metadata.generation, now)
@@ -148,13 +151,14 @@ def _planned(view: View, decision: Decision, settings: Settings | None) -> Plan:
     status, unhurried_by = _unhurried(view.seen.status, status, view.now)
     execution = decision.children.execution(decision.status.execution) if decision.children else None
     made = _made(view, decision, settings) if settings else []
-    # The number of a new execution must be safe before anything of the old one goes: it says why.
-    announced = status.execution > view.seen.status.execution > 0
+    # Why a Job goes must be in the status before the Job goes: the number of a new execution, or the job's end. After
+    # an operator that died between the two, the next pass would take the Job for one that somebody else deleted.
+    announced = status.execution > view.seen.status.execution > 0 or decision.ended is not None
     return Plan(
         status,
         stop=pods_to_stop(view.seen, view.now),
         give_up=_lost_jobs(view, execution),
-        delete=() if announced else (*_jobs_in_the_way(view, execution), *_old_failures(view.seen)),
+        delete=() if announced else (*_jobs_in_the_way(view, execution), *_old_jobs(view)),
         apply=tuple(made),
         events=decision.events,
         wake_after=min([*_waits(view, decision), *unhurried_by], default=None),
@@ -248,12 +252,18 @@ def _lost_jobs(view: View, execution: Execution | None) -> tuple[str, ...]:
     return (job.name,) if is_lost(view.seen, view.status, view.execution, view.now) else ()
 
 
-def _old_failures(seen: Observed) -> tuple[str, ...]:
-    """Names of all but the newest failed Jobs, which go with their pods: a job that is often disrupted must not fill
-    the cluster."""
-    failed = [job for job in seen.jobs if job.state is JobState.FAILED]
-    newest_first = sorted(failed, key=lambda job: -job.execution.number)
-    return tuple(job.name for job in newest_first[KEPT_FAILURES:] if not job.deleting)
+def _old_jobs(view: View) -> Iterator[str]:
+    """Names of the Jobs that have ended, but for the newest of each kind; their pods go with them. A job with many
+    phases, or one that is often disrupted or repeated, must not fill the cluster.
+
+    The Job of the present execution stays in any case: the status does not have its result yet.
+    """
+    stage = current_stage(view.status.phases)
+    present = stage.execution(view.status.execution) if stage else None
+    newest_first = sorted(view.seen.jobs, key=lambda job: (job.ended or "", job.execution.number), reverse=True)
+    for state, kept in KEPT_JOBS.items():
+        ended = [job for job in newest_first if job.state is state and job.execution != present]
+        yield from (job.name for job in ended[kept:] if not job.deleting)
 
 
 def _waits(view: View, decision: Decision) -> list[float]:

@@ -254,6 +254,14 @@ def leftovers(view: View) -> Decision | None:
             f"Waiting for pod {old.name} of an earlier execution to end. If its node {old.node or '(none)'} is lost,"
             f" delete the pod: kubectl delete pod {old.name} -n {view.metadata.namespace} --force"
         )
+    elif view.seen.orphans:
+        # Its Job was deleted, and it was left. The checkpoints' fence keeps it from committing, but it has GPUs.
+        pod = view.seen.orphans[0]
+        text = (
+            f"Waiting for pod {pod} to end, which belongs to no Job any more. To go on without it, delete it:"
+            f" kubectl delete pod {pod} -n {view.metadata.namespace}"
+        )
+        wait = UNWATCHED_SECONDS
     elif view.seen.foreign:
         text = f"Waiting until {view.seen.foreign[0]} of a deleted job of the same name is gone."
         wait = UNWATCHED_SECONDS

@@ -66,6 +66,15 @@ def is_of_another(uid: str, child: Json) -> bool:
     return _labels(child).get(LABEL_JOB_UID, uid) != uid
 
 
+def is_orphan(uid: str, pod: Json) -> bool:
+    """Whether the pod, which runs or may run yet, is one of the job's that lost its owner, as by `kubectl delete job
+    --cascade=orphan`. It is never acted upon: anybody may give a pod these labels."""
+    owners = pod["metadata"].get("ownerReferences") or []
+    is_owned = any(owner.get("controller") for owner in owners)
+    has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return not is_owned and not has_ended and _labels(pod).get(LABEL_JOB_UID) == uid and _has_run(pod)
+
+
 def read_job(body: Json) -> ChildJob:
     ended = _ending(body)
     return ChildJob(

@@ -16,6 +16,7 @@ from pseudoreal_operator.observe.reading import (
     belongs_to,
     has_no_pod_left,
     is_of_another,
+    is_orphan,
     read_job,
     read_pod,
 )
@@ -38,7 +39,7 @@ async def observe(
     own = [body for body in bodies if belongs_to(uid, body)]
     others = [_name(body) for body in bodies if is_of_another(uid, body)]
     jobs = [read_job(body) for body in own]
-    pods, strangers = await _pods(api, job, f"{LABEL_JOB}={name}{_without(own, present(job, status, jobs))}")
+    pods, strangers, orphans = await _pods(api, job, f"{LABEL_JOB}={name}{_without(own, present(job, status, jobs))}")
     claims = []
     if not has_claim(job, status, jobs) and (claim := claim_of(job)):
         found = await api.find("PersistentVolumeClaim", namespace, claim)
@@ -52,6 +53,7 @@ async def observe(
         seen,
         existing=seen.existing | {("PersistentVolumeClaim", claim) for claim in claims},
         foreign=(*others, *strangers),
+        orphans=tuple(orphans),
     )
 
 
@@ -103,16 +105,19 @@ def _without(jobs: Sequence[Json], present: Execution | None) -> str:
     return f",{_POD_JOB} notin ({','.join(sorted(over))})" if over else ""
 
 
-async def _pods(api: Api, job: PseudoRealJob, selector: str) -> tuple[list[Pod], list[str]]:
-    """The children of the job, and the names of those of a deleted job of its name."""
+async def _pods(api: Api, job: PseudoRealJob, selector: str) -> tuple[list[Pod], list[str], list[str]]:
+    """The children of the job, the names of those of a deleted job of its name, and of its pods without a Job."""
     pods: list[Pod] = []
     strangers: list[str] = []
+    orphans: list[str] = []
     async for body in api.each("Pod", job.metadata.namespace, selector):
         if belongs_to(job.metadata.uid, body):
             pods.append(read_pod(body))
         elif is_of_another(job.metadata.uid, body):
             strangers.append(_name(body))
-    return pods, strangers
+        elif is_orphan(job.metadata.uid, body):
+            orphans.append(_name(body))
+    return pods, strangers, orphans
 
 
 def claim_of(job: PseudoRealJob) -> str | None:

@@ -154,7 +154,8 @@ class Heard:
 @dataclass(frozen=True)
 class Observed:
     """What one pass sees of a job. `existing` holds (kind, name) of the children that are there. `foreign` names what a
-    deleted job of the same name left and the garbage collector has yet to remove."""
+    deleted job of the same name left and the garbage collector has yet to remove. `orphans` names the job's own pods
+    that run without a Job."""
 
     job: PseudoRealJob
     status: PseudoRealJobStatus
@@ -162,6 +163,7 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     existing: frozenset[tuple[str, str]] = frozenset()
     foreign: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
     heard: tuple[Heard, ...] = ()
     gone: tuple[Pod, ...] = ()
     """Pods that said something when they ended, and are deleted."""

@@ -28,7 +28,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.board import Speaker, updated
-from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
+from pseudoreal_operator.observe.reading import belongs_to, is_orphan, read_job, read_pod
 from pseudoreal_operator.observe.seats import memberships, seated, worker_of
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Heard, JobState, Observed, Pod, PodPhase
@@ -94,6 +94,7 @@ class World:
             pods=tuple(read_pod(body) for body in self.pods.values() if belongs_to(UID, body)),
             existing=frozenset((kind, body["metadata"]["name"]) for (kind, _), body in self.objects.items()),
             heard=self.heard(),
+            orphans=tuple(name for name, body in self.pods.items() if is_orphan(UID, body)),
         )
         return seated(seen)
 
@@ -473,6 +474,11 @@ class World:
         pod["status"].setdefault("conditions", []).append(
             {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
         )
+
+    def delete_job_and_leave_pods(self, name: str) -> None:
+        """`kubectl delete job --cascade=orphan`"""
+        for pod in self.pods_of(self.objects.pop(("Job", name))):
+            del pod["metadata"]["ownerReferences"]
 
     def vanish(self, pod: Json) -> None:
         self.pods.pop(pod["metadata"]["name"], None)

@@ -1,9 +1,14 @@
 """What is left of executions that are over, and of those that an earlier release began."""
 
 from collections import Counter
+from dataclasses import replace
+
+from pseudoreal_operator.lifecycle.plan import KEPT_JOBS, plan_blocked, plan_conflict, plan_unreadable
+from pseudoreal_operator.lifecycle.rules import UNWATCHED_SECONDS
+from pseudoreal_operator.observe.view import JobState
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import begun, run_pods
+from tests.unit.operator.lifecycle.steps import begun, message, run_pods
 from tests.unit.operator.world import World
 
 
@@ -22,6 +27,69 @@ def test_preemptions_leave_a_bounded_number_of_children() -> None:
         preempt(world)
     assert world.status.execution == 31
     assert Counter(kind for kind, _ in world.objects) == {"Service": 1, "NetworkPolicy": 1, "Job": 6}
+
+
+def test_phases_and_repetitions_leave_a_bounded_number_of_children() -> None:
+    every = {"sharing": {"blocks": 2}, "batch": {"sequences": 8}}
+    phases = [every | {"name": f"p{number}", "until": {"step": 10 * number}} for number in range(1, 17)]
+    world = begun(spec__phases=phases)
+    most = 0
+    while not world.status.completion_time:
+        world.finish_all()
+        run_pods(world)
+        most = max(most, sum(kind == "Job" for kind, _ in world.objects))
+    assert world.status.state == "Complete"
+    assert most == 1 + KEPT_JOBS[JobState.COMPLETE]
+    assert [phase.end_checkpoint is not None for phase in world.status.phases] == [True] * 16, "every result was read"
+
+
+def test_pods_that_lost_their_job_are_waited_for_and_left_alone() -> None:
+    """Two executions would compete for the GPUs. Anybody may give a pod these labels, so it is not deleted."""
+    world = begun(spec__restart={"backoffSeconds": 0})
+    (pod,) = world.alive()
+    world.delete_job_and_leave_pods(world.active_jobs()[0])
+    world.settle()
+    world.tick(301)
+    run_pods(world)
+    assert world.active_jobs() == []
+    assert f"kubectl delete pod {pod['metadata']['name']} -n default" in message(world, "Progressing")
+    assert "deletionTimestamp" not in pod["metadata"]
+    assert world.plan().wake_after == UNWATCHED_SECONDS
+    world.finish(pod)
+    run_pods(world)
+    assert world.active_jobs() == ["sim-pseudo-e2"]
+
+
+def test_the_end_of_a_job_is_in_its_status_before_its_pods_go() -> None:
+    """An operator that dies in between would take the Job for one that somebody else deleted, and begin anew."""
+    world = begun(spec__hang={"stepSeconds": 120, "startSeconds": 300, "action": "Fail"})
+    world.report(world.alive()[0], 1)
+    world.tick(130)
+    wanted = world.plan()
+    assert (wanted.status.state, wanted.delete) == ("Failed", ())
+    for _ in range(3):
+        world.carry_out(world.plan(), effects=1)
+    world.settle()
+    assert (world.status.state, world.status.execution) == ("Failed", 1)
+    assert world.active_jobs() == []
+
+
+def test_the_generation_is_observed_in_every_state() -> None:
+    world = begun()
+    metadata = world.job.metadata.model_copy(update={"generation": 7})
+    changed = replace(world.observe(), job=world.job.model_copy(update={"metadata": metadata}))
+    for wanted in (
+        plan_unreadable(metadata, world.status, "x", world.now),
+        plan_blocked(changed, "x", world.now),
+        plan_conflict(changed, "x", world.now),
+    ):
+        assert wanted.status.observed_generation == 7
+    world.run_fairly()
+    assert world.status.state == "Complete"
+    world.set(suspend=True)
+    world.settle()
+    assert world.status.observed_generation == world.job.metadata.generation == 2
+    assert world.status.state == "Complete"
 
 
 def test_an_execution_of_release_0_2_0_goes_on() -> None:
