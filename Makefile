@@ -9,22 +9,25 @@ unexport PYTHONDONTWRITEBYTECODE
 # An index that is asked while it changes may answer once with an error; three tries get past that.
 UV_INSTALL = for try in 1 2 3; do $(BIN)/uv pip install --quiet --python $(or $(2),$(BIN)/python) $(1) && break; test $$try -lt 3; done
 
+PROJECT = --no-deps --build-constraints requirements/build.txt --editable .
+
 .PHONY: help
 help: ## List the targets
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
-$(BIN)/uv:
-	@$(PYTHON) -m venv .venv && $(BIN)/pip install --quiet uv
+# pip and uv take only files with the hashes in requirements/; so does uv when it builds this project.
+$(BIN)/uv: requirements/uv.txt
+	@$(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --require-hashes -r requirements/uv.txt && touch $@
 
 .venv/tools: requirements/dev.txt pyproject.toml | $(BIN)/uv
 	@echo "installing the development tools into .venv"
-	@$(call UV_INSTALL,-r requirements/dev.txt)
-	@$(call UV_INSTALL,--no-deps --editable .)
+	@$(call UV_INSTALL,--require-hashes -r requirements/dev.txt)
+	@$(call UV_INSTALL,$(PROJECT))
 	@touch $@
 
 .venv/all: requirements/all.txt .venv/tools
 	@echo "installing torch and the rest into .venv (5 GB; one to two minutes)"
-	@$(call UV_INSTALL,-r requirements/all.txt)
+	@$(call UV_INSTALL,--require-hashes -r requirements/all.txt)
 	@touch $@
 
 .PHONY: venv
@@ -60,7 +63,7 @@ generate: .venv/tools ## Write the CRD and the manifest reference from the model
 	@$(BIN)/python -m pseudoreal_dev.chart_readme
 
 .PHONY: lint format
-lint: venv ## ruff, mypy, the generated files, and whether the tests that need a GPU can be imported
+lint: venv sbom ## ruff with the rules of bandit, mypy, the generated files, the parts of the images, and whether the tests that need a GPU can be imported
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -69,6 +72,25 @@ lint: venv ## ruff, mypy, the generated files, and whether the tests that need a
 format: .venv/tools ## Format the Python files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# What reads requirements has requirements of its own.
+.venv-audit/ready: requirements/audit.txt | $(BIN)/uv
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-audit
+	@$(call UV_INSTALL,--require-hashes -r requirements/audit.txt,.venv-audit/bin/python)
+	@touch $@
+
+# OSV_URL: the service that is asked, if it is not osv.dev's.
+.PHONY: sbom audit pin-base
+sbom: .venv-audit/ready ## Write what is in the images into .sbom/, as CycloneDX
+	@mkdir -p .sbom
+	@for image in operator trainer; do PYTHONWARNINGS=ignore .venv-audit/bin/cyclonedx-py requirements --output-reproducible --no-validate \
+	  --pyproject pyproject.toml -o .sbom/$$image.cdx.json requirements/$$image.txt || exit 1; done
+audit: .venv-audit/ready ## Ask osv.dev for advisories about what is in the images, the client and the tools; needs the network
+	@.venv-audit/bin/pip-audit --strict --disable-pip --require-hashes --vulnerability-service osv $(if $(OSV_URL),--osv-url $(OSV_URL)) \
+	  $(foreach part,operator trainer client uv build,-r requirements/$(part).txt)
+# BASE: the image, by a tag; without it that of the Dockerfile is looked up again.
+pin-base: .venv/tools ## Ask a registry for the digest of the images' base, and write it into the Dockerfile
+	@$(BIN)/python -m pseudoreal_dev pin-base $(BASE)
 
 # MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing.
 .PHONY: test test-deep test-unit test-integration test-chaos test-e2e test-faults test-gpu
@@ -105,8 +127,8 @@ BENCH := .venv-bench/bin
 .venv-bench/ready: requirements/bench.txt | $(BIN)/uv
 	@echo "installing torch and DeepSpeed into .venv-bench (5 GB; one to two minutes), then compiling (four minutes)"
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-bench
-	@export DS_BUILD_OPS=0; $(call UV_INSTALL,-r requirements/bench.txt,$(BENCH)/python)
-	@$(call UV_INSTALL,--no-deps --editable .,$(BENCH)/python)
+	@export DS_BUILD_OPS=0; $(call UV_INSTALL,--require-hashes -r requirements/bench.txt,$(BENCH)/python)
+	@$(call UV_INSTALL,$(PROJECT),$(BENCH)/python)
 	@$(BENCH)/python -m tests.benchmarks.compile_deepspeed
 	@touch $@
 
@@ -131,7 +153,7 @@ bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and tor
 .venv-readers/ready: requirements/readers.txt | $(BIN)/uv
 	@echo "installing Megatron's and datatrove's readers into .venv-readers (5 GB; one minute)"
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-readers
-	@$(call UV_INSTALL,-r requirements/readers.txt,.venv-readers/bin/python)
+	@$(call UV_INSTALL,--require-hashes -r requirements/readers.txt,.venv-readers/bin/python)
 	@touch $@
 
 # ONLY: one part of it, which replaces that part of the last results: preparing, reading, resident, losses or training.
@@ -150,8 +172,8 @@ bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 10
 .venv-moe/ready: requirements/moe.txt | $(BIN)/uv
 	@echo "installing torch, DeepSpeed and torchtitan into .venv-moe (5 GB; one to two minutes), then compiling (a minute)"
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-moe
-	@export DS_BUILD_OPS=0; $(call UV_INSTALL,-r requirements/moe.txt,.venv-moe/bin/python)
-	@$(call UV_INSTALL,--no-deps --editable .,.venv-moe/bin/python)
+	@export DS_BUILD_OPS=0; $(call UV_INSTALL,--require-hashes -r requirements/moe.txt,.venv-moe/bin/python)
+	@$(call UV_INSTALL,$(PROJECT),.venv-moe/bin/python)
 	@.venv-moe/bin/python -m tests.benchmarks.compile_deepspeed ShareMemComm
 	@touch $@
 
@@ -164,10 +186,14 @@ bench-moe: venv corpus .venv-moe/ready ## Losses of mixtures by routing and by w
 bench-method: venv corpus ## Train with and without a pseudo phase, three seeds each (an hour); writes docs/method.md
 	@$(BIN)/python -m tests.benchmarks.method
 
-COMPILE = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate --no-header \
-  --no-emit-index-url --no-emit-find-links pyproject.toml
+# UPGRADE= keeps the versions that there are, and adds only what pyproject.toml names anew.
+UPGRADE = --upgrade
+LOCK = $(BIN)/uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --no-annotate --no-header \
+  --generate-hashes --no-emit-index-url --no-emit-find-links
+COMPILE = $(LOCK) pyproject.toml
 .PHONY: lock
-lock: $(BIN)/uv ## Refresh the exact versions in requirements/
+lock: $(BIN)/uv ## Refresh the exact versions, with their hashes, in requirements/
+	for group in uv build audit; do $(LOCK) --group $$group -o requirements/$$group.txt || exit 1; done
 	$(COMPILE) --extra operator --extra trainer --extra data --extra s3 --extra tensorboard --extra dev --extra peers -o requirements/all.txt
 	$(COMPILE) --extra dev --constraint requirements/all.txt -o requirements/dev.txt
 	$(COMPILE) --extra operator --constraint requirements/all.txt -o requirements/operator.txt

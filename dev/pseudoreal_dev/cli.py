@@ -8,7 +8,7 @@ from pseudoreal_dev import generated
 from pseudoreal_dev.bundle import bundle
 from pseudoreal_dev.cluster import binaries, cluster, preflight
 from pseudoreal_dev.demo import demo, target
-from pseudoreal_dev.images import images
+from pseudoreal_dev.images import images, pin
 from pseudoreal_dev.krew import plugin
 from pseudoreal_dev.machine import packages
 from pseudoreal_dev.machine.errors import DevError
@@ -61,6 +61,13 @@ def build_images(export: bool) -> None:
         elif export:
             images.export(built)
         images.drop_older(built, running)
+
+
+@commands.command(help="Write the digest that a registry has for the base image into the Dockerfile.")
+@click.argument("image", required=False)
+def pin_base(image: str | None) -> None:
+    packages.install_missing({"skopeo": "skopeo"})
+    progress.console.print(f"the images' base is {pin.write(image)}")
 
 
 @commands.command("prepare", help="Bring the cluster up with both images on it, and nothing more.")

@@ -65,7 +65,7 @@ def pins_in(text: str) -> dict[str, str]:
     for line in text.splitlines():
         if "==" not in line:
             continue
-        wanted = Requirement(line)
+        wanted = Requirement(line.removesuffix("\\"))
         if wanted.marker is None or wanted.marker.evaluate(_ENVIRONMENT):
             found[canonicalize_name(wanted.name)] = next(iter(wanted.specifier)).version
     return found

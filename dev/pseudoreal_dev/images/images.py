@@ -28,7 +28,13 @@ class Target(StrEnum):
 COMMON = ("Dockerfile", ".dockerignore", "crds/pseudoreal_api")
 CONTEXT: Mapping[Target, tuple[str, ...]] = {
     Target.OPERATOR: (*COMMON, "requirements/operator.txt", "operator/pseudoreal_operator"),
-    Target.TRAINER: (*COMMON, "requirements/trainer.txt", "trainer/pseudoreal_trainer", "examples/corpus.sh"),
+    Target.TRAINER: (
+        *COMMON,
+        "requirements/trainer.txt",
+        "requirements/uv.txt",
+        "trainer/pseudoreal_trainer",
+        "examples/corpus.sh",
+    ),
 }
 
 
