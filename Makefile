@@ -86,8 +86,9 @@ sbom: .venv-audit/ready ## Write what is in the images into .sbom/, as CycloneDX
 	@for image in operator trainer; do PYTHONWARNINGS=ignore .venv-audit/bin/cyclonedx-py requirements --output-reproducible --no-validate \
 	  --pyproject pyproject.toml -o .sbom/$$image.cdx.json requirements/$$image.txt || exit 1; done
 audit: .venv-audit/ready ## Ask osv.dev for advisories about what is in the images, the client and the tools; needs the network
-	@.venv-audit/bin/pip-audit --strict --disable-pip --require-hashes --vulnerability-service osv $(if $(OSV_URL),--osv-url $(OSV_URL)) \
-	  $(foreach part,operator trainer client uv build,-r requirements/$(part).txt)
+	@failed=; for part in operator trainer client uv build; do echo "requirements/$$part.txt:"; .venv-audit/bin/pip-audit --strict \
+	  --disable-pip --require-hashes --vulnerability-service osv $(if $(OSV_URL),--osv-url $(OSV_URL)) -r requirements/$$part.txt || failed=1; \
+	  done; test -z "$$failed"
 # BASE: the image, by a tag; without it that of the Dockerfile is looked up again.
 pin-base: .venv/tools ## Ask a registry for the digest of the images' base, and write it into the Dockerfile
 	@$(BIN)/python -m pseudoreal_dev pin-base $(BASE)
