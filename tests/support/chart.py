@@ -11,6 +11,9 @@ Json = dict[str, Any]
 
 CHART = paths.REPOSITORY / "charts" / "pseudoreal"
 RELEASE = "pseudoreal"
+NAMESPACE = "operators"
+WIDE = f"{NAMESPACE}.{RELEASE}"
+"""The name of what belongs to no namespace, or to another one than the release's."""
 KUBE_VERSION = "--kube-version=1.34.4"
 
 
@@ -22,7 +25,7 @@ def helm(*arguments: str) -> str:
 
 
 def render(*values: str) -> list[Json]:
-    text = helm("template", RELEASE, str(CHART), "--namespace=operators", KUBE_VERSION, *values)
+    text = helm("template", RELEASE, str(CHART), f"--namespace={NAMESPACE}", KUBE_VERSION, *values)
     return [document for document in yaml.safe_load_all(text) if document]
 
 

@@ -14,23 +14,39 @@ from tests.support.kubectl import Kubectl
 from tests.support.names import OPERATOR
 from tests.support.patience import wait_for
 
+Json = dict[str, Any]
+
 CRD = paths.REPOSITORY / "crds" / crd.FILE_NAME
 
 
 def install(control_plane: ControlPlane) -> client.ApiClient:
-    """A client, with the CustomResourceDefinition installed and the chart's rules in a ClusterRole."""
+    """A client, with the CustomResourceDefinition installed, the chart's rules in a ClusterRole, and its policies on
+    what the operator may do with them."""
     api: client.ApiClient = config.new_client_from_config(str(control_plane.kubeconfig))
     kubectl = Kubectl(control_plane.kubeconfig)
     kubectl.said("apply", "--server-side", "-f", str(CRD))
     # `kubectl wait` fails when the definition has no condition yet, and an established one may still have no storage.
     wait_for("the storage of jobs", lambda: kubectl("get", "prj").returncode == 0)
     rbac, rendered = client.RbacAuthorizationV1Api(api), chart.render()
-    for name, given in ((OPERATOR, chart.RELEASE), (f"{OPERATOR}-reviews", f"{chart.RELEASE}-reviews")):
+    for name, given in ((OPERATOR, chart.WIDE), (f"{OPERATOR}-reviews", f"{chart.WIDE}-reviews")):
         rules = chart.find(rendered, "ClusterRole", given)["rules"]
         role: Any = {"metadata": {"name": name}, "rules": rules}
         rbac.create_cluster_role(role)
     rbac.create_cluster_role_binding(binding("ClusterRole", f"{OPERATOR}-reviews"))
+    kubectl.said("apply", "-f", "-", body={"apiVersion": "v1", "kind": "List", "items": _guards(rendered)})
     return api
+
+
+def _guards(rendered: list[Json]) -> list[Json]:
+    """The chart's policies on the operator's account, for the user as whom the operators of tests ask."""
+    account = f"'system:serviceaccount:{chart.NAMESPACE}:{chart.RELEASE}'"
+    names = {f"{chart.WIDE}-{part}" for part in ("children", "child-pods")}
+    found = [document for document in rendered if document["metadata"]["name"] in names]
+    for policy in (document for document in found if "Binding" not in document["kind"]):
+        (condition,) = policy["spec"]["matchConditions"]
+        assert account in condition["expression"]
+        condition["expression"] = condition["expression"].replace(account, f"'{OPERATOR}'")
+    return found
 
 
 def binding(kind: str, role: str) -> Any:

@@ -16,7 +16,7 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{- /* A Job with the trainer's image that runs files/NAME.sh, with the claim of the data at /data; call with a dict: root,
-name, env, requests, and folder and source of another volume, which it only reads, or nothing. */ -}}
+name, env, requests, deadline in seconds or nothing, and folder and source of another volume, which it only reads, or nothing. */ -}}
 {{- define "llama.job" -}}
 apiVersion: batch/v1
 kind: Job
@@ -26,11 +26,15 @@ metadata:
   labels: {{- include "llama.labels" .root | nindent 4 }}
 spec:
   backoffLimit: 3
+  {{- with .deadline }}
+  activeDeadlineSeconds: {{ int64 . }}
+  {{- end }}
   template:
     metadata:
       labels: {{- include "llama.labels" .root | nindent 8 }}
     spec:
       restartPolicy: Never
+      nodeSelector: {kubernetes.io/os: linux}
       automountServiceAccountToken: false
       enableServiceLinks: false
       securityContext:

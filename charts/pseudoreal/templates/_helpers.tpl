@@ -1,6 +1,13 @@
 {{- define "pseudoreal.fullname" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- else if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
 {{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- /* The name of what belongs to no namespace, or lies in another one: releases of one name in two namespaces each have their own.
+A namespace has no dot. */ -}}
+{{- define "pseudoreal.clusterName" -}}
+{{ .Release.Namespace }}.{{ include "pseudoreal.fullname" . }}
 {{- end }}
 
 {{- define "pseudoreal.selectorLabels" -}}

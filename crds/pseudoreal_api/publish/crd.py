@@ -80,6 +80,7 @@ def custom_resource_definition() -> dict[str, Any]:
                     "storage": True,
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": PRINTER_COLUMNS,
+                    "selectableFields": [{"jsonPath": ".status.state"}],
                     "schema": {"openAPIV3Schema": schema},
                 }
             ],

@@ -65,9 +65,10 @@ class ObjectStorage(ApiModel):
         None,
         min_length=1,
         max_length=253,
-        description="credentialsSecretName is the name of a Secret whose keys become environment variables of the"
-        " trainer, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Omitted: the pods have their rights"
-        " otherwise, for instance by their service account.",
+        description="credentialsSecretName is the name of a Secret with the keys AWS_ACCESS_KEY_ID and"
+        " AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN and AWS_DEFAULT_REGION where they are needed; other variables"
+        " belong in spec.pod.env. Omitted: the pods have their rights otherwise, for instance by their service"
+        " account.",
     )
 
 

@@ -45,6 +45,14 @@ _GRACE_SECONDS = 120
 """Grace period of the pods, where nothing else is said."""
 _FILES = "config"
 TERMINATION_LOG = "/dev/termination-log"
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": False,
+    "AWS_SECRET_ACCESS_KEY": False,
+    "AWS_SESSION_TOKEN": True,
+    "AWS_DEFAULT_REGION": True,
+}
+"""Keys of the credentials' Secret that become variables, and whether they may be missing. All of its keys would let
+whoever writes the Secret set variables by which ranks meet and report."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,6 @@ def _container(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
         "imagePullPolicy": settings.pull_policy,
         "command": ["python", "-m", "pseudoreal_trainer.cli.pod", f"{CONFIG_DIRECTORY}/{CONFIG_FILE}"],
         "env": _environment(job, plan, settings),
-        **_credentials(job),
         **_ports(plan, settings),
         "resources": network.resources(plan.network, plan.resources),
         "volumeMounts": _mounts(job, plan, settings),
@@ -173,26 +180,31 @@ def _environment(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[
         "PSEUDOREAL_TERMINATION_LOG": TERMINATION_LOG,
     }
     of_training = _training_environment(job, plan, settings) if plan.trains else []
+    own = _fixed(values) + of_training + _storage_environment(job)
     chosen = [_chosen(variable) for variable in plan.pod.env]
-    merged: list[Json] = merge(_fixed(values) + of_training + _storage_environment(job), chosen)
-    return merged
+    # Whole entries, not merged ones: beside a valueFrom no value may be left.
+    return list({entry["name"]: entry for entry in (*own, *chosen)}.values())
 
 
 def _chosen(variable: EnvVar) -> Json:
-    """A variable as a container has it. Where it replaces one of the operator's, nothing of that stays."""
+    """A variable as a container has it."""
     value = {"value": variable.value} if variable.value is not None else {"valueFrom": variable.value_from}
     return {"name": variable.name, **value}
 
 
 def _storage_environment(job: PseudoRealJob) -> list[Json]:
     objects = job.spec.checkpoint.storage.object_storage
-    return _fixed({"AWS_ENDPOINT_URL": objects.endpoint}) if objects and objects.endpoint else []
+    if objects is None:
+        return []
+    secret = objects.credentials_secret_name
+    keys = [_key(name, secret, optional) for name, optional in CREDENTIALS.items()] if secret else []
+    return keys + (_fixed({"AWS_ENDPOINT_URL": objects.endpoint}) if objects.endpoint else [])
 
 
-def _credentials(job: PseudoRealJob) -> Json:
-    objects = job.spec.checkpoint.storage.object_storage
-    secret = objects.credentials_secret_name if objects else None
-    return {"envFrom": [{"secretRef": {"name": secret}}]} if secret else {}
+def _key(name: str, secret: str, optional: bool) -> Json:
+    """Return a variable with the value that the Secret has for a key of the same name."""
+    key = {"name": secret, "key": name} | ({"optional": True} if optional else {})
+    return {"name": name, "valueFrom": {"secretKeyRef": key}}
 
 
 def _metrics_port(plan: PodPlan, settings: Settings) -> int | None:

@@ -18,7 +18,7 @@ from pseudoreal_operator.cluster.route import LABEL, LEADS
 from pseudoreal_operator.settings import Lease, Settings, read_settings
 
 from tests.support import chart
-from tests.support.chart import KUBE_VERSION, RELEASE, find, render
+from tests.support.chart import KUBE_VERSION, RELEASE, WIDE, find, render
 from tests.support.cluster import Cluster
 from tests.unit.operator.manifests.rendered import TRAIN, rendered
 
@@ -152,7 +152,7 @@ def test_every_role_is_bound_to_the_operator() -> None:
     account = {"kind": "ServiceAccount", "name": RELEASE, "namespace": "operators"}
     bindings = [d for d in documents if d["kind"].endswith("RoleBinding") and account in d["subjects"]]
     bound = sorted((d["metadata"].get("namespace", ""), d["roleRef"]["name"]) for d in bindings)
-    assert bound == [("", "pseudoreal-reviews"), ("a", "pseudoreal"), ("operators", "pseudoreal-lease")]
+    assert bound == [("", f"{WIDE}-reviews"), ("a", WIDE), ("operators", "pseudoreal-lease")]
 
 
 def test_the_certificate_is_one_that_strict_clients_trust(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_cert_manager_makes_the_certificate() -> None:
 @pytest.mark.parametrize("thing", ["serviceAccounts", "hostPath", "privileged", "hostNetwork"])
 def test_what_is_allowed_is_not_refused(thing: str) -> None:
     def messages(*values: str) -> str:
-        return str(find(render(*values), "ValidatingAdmissionPolicy", "pseudoreal-pods")["spec"]["validations"])
+        return str(find(render(*values), "ValidatingAdmissionPolicy", f"{WIDE}-pods")["spec"]["validations"])
 
     name = f"admissionPolicy.allow.{thing}"
     assert name in messages(f"--set={name}=false")

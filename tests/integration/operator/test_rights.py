@@ -50,7 +50,7 @@ def test_every_right_of_the_operator_is_used(audit_log: Path, request: pytest.Fi
     if missing:
         pytest.skip(f"what is used shows only when all tests of {folder.name} run; {missing[0]} does not")
     rendered = chart.render()
-    roles = [("ClusterRole", chart.RELEASE), ("ClusterRole", f"{chart.RELEASE}-reviews")]
+    roles = [("ClusterRole", chart.WIDE), ("ClusterRole", f"{chart.WIDE}-reviews")]
     roles += [("Role", f"{chart.RELEASE}-lease")]
     rights = {right for kind, name in roles for right in given(chart.find(rendered, kind, name)["rules"])}
     assert rights - WITHOUT_REQUEST - TOO_NEW - used(audit_log) == set()

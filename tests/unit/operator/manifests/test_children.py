@@ -147,11 +147,34 @@ def test_checkpoints_in_object_storage_need_no_claim(stage: Stage) -> None:
     assert {"name": "work", "emptyDir": {}} in pod(stage, **changes)["volumes"]
     assert "checkpoints" not in {volume["name"] for volume in pod(stage, **changes)["volumes"]}
     assert {"name": "work", "mountPath": "/scratch"} in container(stage, **changes)["volumeMounts"]
-    assert container(stage, **changes)["envFrom"] == [{"secretRef": {"name": "s3"}}]
     assert environment(stage, **changes)["AWS_ENDPOINT_URL"] == "http://minio:9000"
     config = config_of(made(stage, **changes)["Job"])
     assert config.storage == f"s3://bucket/prefix/sim-{UID[:8]}"
     assert config.work_directory == f"/scratch/sim-{UID[:8]}"
+
+
+@pytest.mark.parametrize("stage", [TRAIN, DELINK])
+def test_four_keys_of_the_credentials_become_variables_and_no_others(stage: Stage) -> None:
+    """Whoever writes the Secret could otherwise set RANK, MASTER_ADDR or PSEUDOREAL_OUTCOME_DIRECTORY."""
+    objects = {"url": "s3://bucket", "credentialsSecretName": "s3"}
+    changes = {"spec__checkpoint": {"storage": {"type": "ObjectStorage", "objectStorage": objects}}}
+    assert "envFrom" not in container(stage, **changes)
+    refs = {e["name"]: e["valueFrom"]["secretKeyRef"] for e in container(stage, **changes)["env"] if "AWS" in e["name"]}
+    assert all((ref["name"], ref["key"]) == ("s3", name) for name, ref in refs.items())
+    needed = {name for name, ref in refs.items() if not ref.get("optional")}
+    assert needed == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    assert refs.keys() - needed == {"AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"}
+
+
+def test_a_variable_of_the_user_s_replaces_a_whole_one_of_the_operator_s() -> None:
+    """The API server refuses an entry with both a value and valueFrom."""
+    objects = {"url": "s3://bucket", "endpoint": "http://minio:9000", "credentialsSecretName": "s3"}
+    of_map = {"configMapKeyRef": {"name": "site", "key": "endpoint"}}
+    env = [{"name": "AWS_ACCESS_KEY_ID", "value": "mine"}, {"name": "AWS_ENDPOINT_URL", "valueFrom": of_map}]
+    storage = {"type": "ObjectStorage", "objectStorage": objects}
+    found = container(spec__checkpoint={"storage": storage}, spec__pod={"env": env})["env"]
+    assert all(entry in found for entry in env)
+    assert len({entry["name"] for entry in found}) == len(found)
 
 
 def test_object_storage_of_the_cloud_needs_neither_keys_nor_endpoint() -> None:
