@@ -97,6 +97,18 @@ def test_other_good_jobs_are_accepted(jobs: Jobs, good: GoodJob) -> None:
     assert _spec(answer.body) == _spec(good.body)
 
 
+def test_jobs_are_found_by_their_state(jobs: Jobs) -> None:
+    for name, state in (("lost", "Failed"), ("done", "Complete")):
+        assert jobs.create(good_job(name, spec__suspend=True)).refusal == ""
+        jobs.write_status(name, {"state": state})
+    found: Any = jobs.api.list_namespaced_custom_object(
+        GROUP, VERSION, "default", PLURAL, field_selector="status.state=Failed"
+    )
+    names = [job["metadata"]["name"] for job in found["items"]]
+    assert "lost" in names
+    assert "done" not in names
+
+
 def _spec(body: Json) -> PseudoRealJobSpec:
     return PseudoRealJob.from_object(body).spec
 

@@ -84,6 +84,15 @@ def test_each_step_looks_where_the_one_before_has_written() -> None:
     }
 
 
+def test_an_export_without_a_model_ends() -> None:
+    """Training may fail, and then nothing is ever there to be exported."""
+    specs = {name: find(rendered(), "Job", f"{llama.JOB}-{name}")["spec"] for name in ("prepare", "export")}
+    assert specs["export"]["activeDeadlineSeconds"] == 86_400
+    short = find(rendered("--set=exportDeadlineSeconds=60"), "Job", f"{llama.JOB}-export")["spec"]
+    assert short["activeDeadlineSeconds"] == 60
+    assert "activeDeadlineSeconds" not in specs["prepare"]
+
+
 def start(found: Json, places: dict[str, Path]) -> "subprocess.Popen[str]":
     """Starts a container as a process of this machine. `places`: folders by what the pod calls them."""
     given = {entry["name"]: entry["value"] for entry in found["env"]}

@@ -20,6 +20,7 @@ from pseudoreal_operator.settings import Lease, Settings, read_settings
 from tests.support import chart
 from tests.support.chart import KUBE_VERSION, RELEASE, WIDE, find, render
 from tests.support.cluster import Cluster
+from tests.support.kubectl import Kubectl
 from tests.unit.operator.manifests.rendered import TRAIN, rendered
 
 pytestmark = pytest.mark.integration
@@ -196,6 +197,8 @@ def test_a_secret_of_the_users_own() -> None:
         ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval"),
         ("metrics.podMonitor.enabled=true", "set metrics.trainer to true"),
         ("metrics.serviceMonitor.enabled=true", "network policies let no Prometheus in"),
+        ("operator.extraEnv[0].name=PSEUDOREAL_LEASE", "/operator/extraEnv/0/name"),
+        ("fullnameOverride=Trainers", "/fullnameOverride"),
     ],
 )
 def test_values_that_are_refused(value: str, says: str) -> None:
@@ -313,14 +316,72 @@ def test_cert_manager_makes_the_certificate() -> None:
     assert render(*wanted) == documents, "nothing is random in it"
 
 
-@pytest.mark.parametrize("thing", ["serviceAccounts", "hostPath", "privileged", "hostNetwork"])
-def test_what_is_allowed_is_not_refused(thing: str) -> None:
-    def messages(*values: str) -> str:
-        return str(find(render(*values), "ValidatingAdmissionPolicy", f"{WIDE}-pods")["spec"]["validations"])
+THINGS = ["serviceAccounts", "hostPath", "privileged", "rootUser", "hostNetwork"]
 
+
+@pytest.mark.parametrize("thing", THINGS)
+def test_what_is_allowed_is_not_refused(thing: str) -> None:
     name = f"admissionPolicy.allow.{thing}"
-    assert name in messages(f"--set={name}=false")
-    assert name not in messages(f"--set={name}=true")
+    by_default, refusing, allowing = (
+        render(*value) for value in ((), (f"--set={name}=false",), (f"--set={name}=true",))
+    )
+    for part in ("pods", "child-pods"):
+
+        def messages(documents: list[Json], policy: str = f"{WIDE}-{part}") -> str:
+            return str(find(documents, "ValidatingAdmissionPolicy", policy)["spec"]["validations"])
+
+        assert name in messages(by_default)
+        assert name in messages(refusing)
+        assert name not in messages(allowing)
+
+
+def test_the_api_server_takes_the_policies_that_allow_all(kubectl: Kubectl) -> None:
+    documents = render(*(f"--set=admissionPolicy.allow.{thing}=true" for thing in THINGS))
+    items = [document for document in documents if document["kind"].startswith("ValidatingAdmission")]
+    said = kubectl.said(
+        "apply", "--dry-run=server", "-f", "-", body={"apiVersion": "v1", "kind": "List", "items": items}
+    )
+    assert len(said.splitlines()) == 6
+
+
+def test_releases_of_one_name_in_two_namespaces_share_only_the_definition() -> None:
+    def made(namespace: str) -> set[tuple[str, str, str]]:
+        values = ("--set=watchNamespaces={team}", *MONITORED)
+        text = chart.helm("template", RELEASE, str(chart.CHART), f"--namespace={namespace}", KUBE_VERSION, *values)
+        metadata = [(d["kind"], d["metadata"]) for d in yaml.safe_load_all(text) if d]
+        return {(kind, one.get("namespace", ""), one["name"]) for kind, one in metadata}
+
+    shared = made("blue") & made("green")
+    assert shared == {("CustomResourceDefinition", "", "pseudorealjobs.pseudoreal.dev")}
+    # A dash would make one name of namespace a-b with release c and of namespace a with release b-c.
+    assert ("ClusterRole", "", f"blue.{RELEASE}-reviews") in made("blue")
+
+
+def test_another_name_is_that_of_all_objects() -> None:
+    documents = render("--set=fullnameOverride=trainers")
+    named = {d["metadata"]["name"] for d in documents if d["kind"] != "CustomResourceDefinition"}
+    assert {name.removeprefix("operators.").split("-")[0] for name in named} == {"trainers"}
+    (operator,) = find(documents, "Deployment", "trainers")["spec"]["template"]["spec"]["containers"]
+    given = {entry["name"]: entry.get("value", "") for entry in operator["env"]}
+    assert given["PSEUDOREAL_LEASE"] == "operators/trainers"
+    assert given[REPORT_URL].startswith("https://trainers.operators.svc:")
+
+
+def test_pods_have_the_labels_variables_and_nodes_that_are_asked_for() -> None:
+    values = ("podLabels.team=blue", "podLabels.app\\.kubernetes\\.io/component=mine", "nodeSelector.pool=infra")
+    proxy = ("extraEnv[0].name=HTTPS_PROXY", "extraEnv[0].value=http://proxy:3128")
+    documents = render(*(f"--set=operator.{value}" for value in (*values, *proxy)))
+    pod = find(documents, "Deployment")["spec"]["template"]
+    assert pod["metadata"]["labels"]["team"] == "blue"
+    selector = find(documents, "Deployment")["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= pod["metadata"]["labels"].items(), "the chart's own stay"
+    assert environment(documents)["HTTPS_PROXY"] == "http://proxy:3128"
+    assert pod["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "infra"}
+    for spec in (
+        find(render(), "Deployment")["spec"]["template"]["spec"],
+        find(render(), "Pod", "pseudoreal-test")["spec"],
+    ):
+        assert spec["nodeSelector"] == {"kubernetes.io/os": "linux"}
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ Json = dict[str, Any]
 OPEN = {
     "global",
     "operator.resources.claims[]",
+    "operator.extraEnv[].valueFrom",
     "operator.affinity.nodeAffinity",
     "operator.affinity.podAffinity",
     "operator.affinity.podAntiAffinity",

@@ -1,0 +1,99 @@
+"""What Argo CD and Flux make of a job: the health check of the chart, run by Lua as Argo CD runs it, and the
+expressions of docs/gitops.md, over statuses as the operator writes them."""
+
+import re
+from typing import Any
+
+import cel
+import pytest
+import yaml
+from lupa import lua51
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_dev.machine import paths
+from pseudoreal_operator.lifecycle.plan import plan_blocked, plan_refusal, plan_unreadable
+
+from tests.unit.operator.lifecycle.steps import begun, fail_execution, message, until
+from tests.unit.operator.world import World, make_job
+
+Json = dict[str, Any]
+
+HEALTH = paths.REPOSITORY / "charts/pseudoreal/files/argocd-health.lua"
+PAGE = paths.REPOSITORY / "docs/gitops.md"
+
+
+def health(status: Json | None, generation: int = 1) -> tuple[str, str]:
+    """Status and message, in a Lua of the version that Argo CD embeds."""
+    lua = lua51.LuaRuntime()
+    body: Json = {"metadata": {"generation": generation}} | ({} if status is None else {"status": status})
+    lua.globals().obj = lua.table_from(body, recursive=True)
+    found = lua.execute(HEALTH.read_text())
+    return found.status, found.message
+
+
+def of(world: World, generation: int = 1) -> tuple[str, str]:
+    return health(world.status.to_dict(), generation)
+
+
+def flux(status: Json) -> tuple[bool, bool]:
+    """Whether Flux takes the job for current, and for failed."""
+    (text,) = re.findall(r"```yaml\n(apiVersion: kustomize.*?)```", PAGE.read_text(), re.DOTALL)
+    (checks,) = yaml.safe_load(text)["spec"]["healthCheckExprs"]
+    context = cel.Context({"status": status})
+    return cel.evaluate(checks["current"], context), cel.evaluate(checks["failed"], context)
+
+
+def test_a_job_that_nobody_has_seen_progresses() -> None:
+    for status in (None, {}, {"conditions": []}):
+        assert health(status) == ("Progressing", "The operator has not seen this version of the job yet.")
+    assert flux({}) == (False, False)
+
+
+def test_a_job_that_trains_progresses_and_says_how() -> None:
+    world = begun()
+    assert of(world) == ("Progressing", message(world, "Progressing"))
+    assert of(world, generation=2)[1] == "The operator has not seen this version of the job yet."
+    assert flux(world.status.to_dict()) == (False, False)
+
+
+def test_a_job_that_is_complete_is_healthy() -> None:
+    world = World(make_job())
+    world.run_fairly()
+    assert of(world) == ("Healthy", message(world, "Complete"))
+    assert of(world, generation=2)[0] == "Healthy", "what has ended stays so"
+    assert flux(world.status.to_dict()) == (True, False)
+
+
+def test_a_job_that_failed_is_degraded() -> None:
+    world = begun(spec__restart={"maxRestarts": 0, "inPlace": 0})
+    fail_execution(world)
+    world.settle()
+    assert of(world) == ("Degraded", message(world, "Failed"))
+    assert flux(world.status.to_dict()) == (False, True)
+
+
+def test_a_job_that_was_refused_is_degraded() -> None:
+    world = World(make_job())
+    world.plan()
+    world.carry_out(plan_refusal(world.observe(), "no such image", world.now))
+    assert of(world) == ("Degraded", message(world, "Failed"))
+
+
+def test_a_job_that_is_suspended_is() -> None:
+    world = World(make_job(spec__suspend=True))
+    world.settle()
+    assert of(world) == ("Suspended", message(world, "Suspended"))
+
+
+def test_a_job_that_somebody_must_mend_is_degraded() -> None:
+    world = until(World(make_job()), "real")
+    world.carry_out(plan_blocked(world.observe(), "exceeded quota", world.now))
+    assert of(world) == ("Degraded", message(world, "Progressing"))
+    metadata = world.observe().job.metadata
+    unread = plan_unreadable(metadata, PseudoRealJobStatus(), "no such field", world.now).status
+    assert health(unread.to_dict(), generation=7)[0] == "Degraded"
+
+
+@pytest.mark.parametrize("reason", ["Queued", "Unschedulable", "Starting"])
+def test_a_job_that_waits_progresses(reason: str) -> None:
+    waits = {"type": "Progressing", "status": "False", "reason": reason, "message": "It waits."}
+    assert health({"observedGeneration": 1, "conditions": [waits]}) == ("Progressing", "It waits.")
