@@ -43,7 +43,8 @@ def flux(status: Json) -> tuple[bool, bool]:
 
 
 def test_a_job_that_nobody_has_seen_progresses() -> None:
-    for status in (None, {}, {"conditions": []}):
+    unseen: list[Json | None] = [None, {}, {"conditions": []}]
+    for status in unseen:
         assert health(status) == ("Progressing", "The operator has not seen this version of the job yet.")
     assert flux({}) == (False, False)
 
