@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubernetes import client
 from pseudoreal_api.base import API_VERSION, KIND
+from pseudoreal_api.names import LABEL_JOB_UID
 from pseudoreal_api.spec.job import JobMetadata
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_operator import clock
@@ -104,9 +105,14 @@ async def _write(api: Api, job: Job, text: str) -> None:
     condition["lastTransitionTime"] = clock.to_text(NOW)
     head = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
     await api.apply(head | {"status": {"conditions": [condition]}}, "status")
-    child = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": {"podSelector": {}}}
-    await api.create(child | {"metadata": metadata | {"annotations": {"text": text}}})
-    named = JobMetadata(**metadata, uid=job.body["metadata"]["uid"], generation=1)
+    uid = job.body["metadata"]["uid"]
+    labels = {LABEL_JOB_UID: uid}
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": uid, "controller": True}
+    spec = {"podSelector": {"matchLabels": labels}}
+    child = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": spec}
+    ours: Json = {"labels": labels, "ownerReferences": [owner], "annotations": {"text": text}}
+    await api.create(child | {"metadata": metadata | ours})
+    named = JobMetadata(**metadata, uid=uid, generation=1)
     await api.post(to_manifest(Event(Reason.FAILED, text, stage=0, execution=1), named, NOW, "test"))
 
 
