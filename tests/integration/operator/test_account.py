@@ -76,8 +76,7 @@ def of(kind: str, metadata: Json | None = None, **changes: Any) -> Json:
 def admin_asks(admin: client.ApiClient, pod_group_definitions: None) -> Iterator[Asking]:  # noqa: ARG001
     core = client.CoreV1Api(admin)
     core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=NAMESPACE)))
-    accounts = lambda: core.list_namespaced_service_account(NAMESPACE).items  # noqa: E731
-    wait_for("the service account", accounts)
+    wait_for("the service account", lambda: core.list_namespaced_service_account(NAMESPACE).items)
     yield Asking(admin)
     core.delete_namespace(NAMESPACE)
 

@@ -29,6 +29,8 @@ Json = dict[str, Any]
 
 HOST = "pseudoreal.operators.svc"
 CHECKSUM = "checksum/certificate"
+_ROLES = {WIDE, f"{WIDE}-reviews", f"{RELEASE}-lease"}
+"""The operator's own."""
 
 
 def container(documents: list[Json]) -> Json:
@@ -146,6 +148,38 @@ def test_nobody_may_touch_secrets_and_only_the_own_lease_is_written(values: tupl
     assert lease["metadata"]["namespace"] == "operators"
     written = [rule for rule in lease["rules"] if rule["resources"] == ["leases"] and rule["verbs"] != ["create"]]
     assert [rule.get("resourceNames") for rule in written] == [[RELEASE]]
+
+
+def test_the_policy_on_the_account_covers_each_kind_that_it_may_write() -> None:
+    documents = render()
+    roles = [d for d in documents if d["kind"] in ("Role", "ClusterRole") and d["metadata"]["name"] in _ROLES]
+    rules = [rule for role in roles for rule in role["rules"]]
+    may = {
+        (group, resource, operation)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb, operation in (("create", "CREATE"), ("update", "UPDATE"), ("patch", "UPDATE"), ("delete", "DELETE"))
+        if verb in rule["verbs"]
+    }
+    constraints = find(documents, "ValidatingAdmissionPolicy", f"{WIDE}-children")["spec"]["matchConstraints"]
+    judged = {
+        (group, resource, operation)
+        for rule in constraints["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for operation in rule["operations"]
+    }
+    assert len(roles) == len(_ROLES)
+    assert may - judged == {
+        ("pseudoreal.dev", "pseudorealjobs/status", "UPDATE"),
+        # What an admission plugin asks for when a child is given an owner; nothing is written.
+        ("pseudoreal.dev", "pseudorealjobs/finalizers", "UPDATE"),
+        # An answer, which Kubernetes shows to no policy.
+        ("authentication.k8s.io", "tokenreviews", "CREATE"),
+        # RBAC names the one that it is.
+        ("coordination.k8s.io", "leases", "UPDATE"),
+    }
 
 
 def test_every_role_is_bound_to_the_operator() -> None:
