@@ -4,6 +4,7 @@
 """
 
 from collections import defaultdict
+from typing import Annotated
 
 from pseudoreal_api.base import ApiModel
 from pseudoreal_api.resolved.config import DiscardConfig, PhaseConfig
@@ -20,7 +21,9 @@ LINEAGE = "lineage.json"
 class Lineage(ApiModel):
     """What a job that continues this one must know about it."""
 
-    continues: str | None = Field(None, description="Name of the folder, beside its own, of the job that it continues.")
+    continues: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9a-f]{8}$")] | None = Field(
+        None, description="Name of the folder, beside its own, of the job that it continues."
+    )
     discards: dict[str, list[DiscardConfig]] = Field({}, description="Phase -> which of its checkpoints count no more.")
 
 

@@ -3,9 +3,9 @@ does not exist."""
 
 import json
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pseudoreal_api.base import ApiModel
+from pseudoreal_api.base import ApiModel, DnsLabel
 from pseudoreal_api.resolved.config import JobIdentity, PhaseConfig
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import OptimizerState, Sharing
@@ -19,6 +19,10 @@ FORMAT_VERSION: Literal[5] = 5
 """Version of the manifest that is written, and the only one that is read."""
 WEIGHTS_FILE, MOMENTS_FILE = FILES = ("weights-{:05d}.safetensors", "moments-{:05d}.safetensors")
 """Names of the files of each rank that saved the checkpoint, with the rank's number."""
+
+# What a manifest names becomes part of a path. Neither a slash nor two dots fit these patterns.
+CheckpointName = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9]{8,20}$")]
+FileName = Annotated[str, Field(pattern=r"^(weights|moments)-[0-9]{5,20}\.safetensors$")]
 
 
 def checkpoint_name(phase: str, step: int) -> str:
@@ -90,7 +94,7 @@ Moment = Literal["first_moment", "second_moment"]
 class Link(ApiModel):
     """The tensors of a checkpoint that was delinked without copying: those of another one, read in another way."""
 
-    folder: str = Field(description="Name of the checkpoint, beside this one, that holds the files.")
+    folder: CheckpointName = Field(description="Name of the checkpoint, beside this one, that holds the files.")
     blocks: list[int] = Field(description="Entry b is the block in those files that block b is read from.")
     first_moment_divisor: float = Field(description="Of the first moments of blocks. 0: they are zero.")
     second_moment_divisor: float = Field(description="Of the second moments of blocks. 0: they are zero.")
@@ -159,13 +163,13 @@ class Manifest(ApiModel):
     format_version: Literal[5] = FORMAT_VERSION
     job: JobIdentity
     execution: int
-    phase: str
+    phase: DnsLabel
     phase_index: int
     model: Model
     sharing: Sharing
     random: Random
     corpus: CorpusIdentity = Field(description="That it was trained on.")
-    step: int = Field(description="Steps done, from the job's start.")
+    step: int = Field(ge=0, lt=10**20, description="Steps done, from the job's start.")
     phase_begin: int = Field(0, description="Step at which the phase began.")
     tokens: int = Field(description="Tokens trained, from the job's start.")
     global_cursor: int = Field(description="Samples consumed, from the job's start.")
@@ -193,7 +197,7 @@ class Manifest(ApiModel):
     skipped: Skipped = Skipped()
     link: Link | None = Field(None, description="Where the tensors are, if not in this folder.")
     tensors: dict[str, StoredTensor] = Field({}, description="By their names in the files.")
-    files: dict[str, FileDigest] = Field({}, description="All files that hold tensors.")
+    files: dict[FileName, FileDigest] = Field({}, description="All files that hold tensors.")
 
     def revised(self, **fields: Any) -> "Manifest":
         """A copy with other values in these fields. Raises ValidationError for an unknown field or a wrong type."""

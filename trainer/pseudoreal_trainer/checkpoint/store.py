@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
@@ -226,12 +227,21 @@ def store_of(config: PhaseConfig | DelinkConfig) -> CheckpointStore:
 
 
 def manifests_in(checkpoints: StoragePath) -> list[Manifest]:
-    """Manifests of all committed checkpoints, in no order."""
+    """Manifests of all committed checkpoints, in no order. A folder with the manifest of another one, such as a copy
+    that somebody put aside, is none: whoever removes or reads a checkpoint takes the folder with its name."""
     try:
         folders = [path.parent for path in storage_of(checkpoints).find(MANIFEST)]
     except OSError as error:
         raise unknown(checkpoints, error) from error
-    return [manifest for manifest in map(read_manifest, folders) if manifest is not None]
+    return [manifest for folder in folders if (manifest := _manifest_of(folder)) is not None]
+
+
+def _manifest_of(folder: StoragePath) -> Manifest | None:
+    manifest = read_manifest(folder)
+    if manifest is None or manifest.name == folder.name:
+        return manifest
+    log.warning("manifest_of_another_folder", folder=folder.name, checkpoint=manifest.name)
+    return None
 
 
 def read_manifest(folder: StoragePath) -> Manifest | None:
@@ -258,7 +268,7 @@ def unknown(path: StoragePath, error: OSError) -> TrainingError:
 def _refuse_other_version(folder: StoragePath, text: bytes) -> None:
     try:
         version = json.loads(text)["formatVersion"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return
     if isinstance(version, int) and version != FORMAT_VERSION:
         remedy = _FOR_EARLIER if version < FORMAT_VERSION else _FOR_LATER
@@ -268,5 +278,9 @@ def _refuse_other_version(folder: StoragePath, text: bytes) -> None:
 
 
 def remove(folder: StoragePath) -> None:
+    """Removes a checkpoint; of one that is a symbolic link, the link alone."""
+    if isinstance(folder, Path) and folder.is_symlink():
+        folder.unlink()
+        return
     # A checkpoint that is half removed must not look committed.
     storage_of(folder).remove_folder(first=MANIFEST)

@@ -61,6 +61,8 @@ class _CheckpointFolder(click.ParamType[Opened]):
             self.fail(str(error), param, ctx)
         if manifest is None:
             self.fail(f"{folder} holds no readable manifest.json", param, ctx)
+        if manifest.name != folder.name:
+            self.fail(f"{folder} holds the manifest of {manifest.name}; give the folder that name", param, ctx)
         return Opened(CheckpointStore(folder.parent.parent, manifest.job.uid), manifest)
 
 
