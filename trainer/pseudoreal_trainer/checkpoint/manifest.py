@@ -3,7 +3,7 @@ does not exist."""
 
 import json
 from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pseudoreal_api.base import ApiModel, DnsLabel
 from pseudoreal_api.resolved.config import JobIdentity, PhaseConfig
@@ -158,7 +158,9 @@ class Random(ApiModel):
     )
 
 
-class Manifest(ApiModel):
+class Head(ApiModel):
+    """A manifest without its tensors and files: a few kilobytes, however many ranks have saved the checkpoint."""
+
     format: Literal["pseudoreal checkpoint"] = "pseudoreal checkpoint"
     format_version: Literal[5] = FORMAT_VERSION
     job: JobIdentity
@@ -196,19 +198,16 @@ class Manifest(ApiModel):
     updates: Updates = Updates(others=0, blocks=0)
     skipped: Skipped = Skipped()
     link: Link | None = Field(None, description="Where the tensors are, if not in this folder.")
-    tensors: dict[str, StoredTensor] = Field({}, description="By their names in the files.")
-    files: dict[FileName, FileDigest] = Field({}, description="All files that hold tensors.")
 
-    def revised(self, **fields: Any) -> "Manifest":
+    def revised(self, **fields: Any) -> Self:
         """A copy with other values in these fields. Raises ValidationError for an unknown field or a wrong type."""
-        return Manifest.model_validate({**dict(self), **fields})
+        return type(self).model_validate({**dict(self), **fields})
 
     def to_json(self, *, indent: int | None = None) -> str:
         """The manifest as JSON. Raises ValueError when a number in it is not finite: JSON would say that there is
         none."""
         try:
-            measured = self.revised(tensors={}, files={})
-            json.dumps(measured.model_dump(), allow_nan=False)
+            json.dumps(self.model_dump(exclude={"tensors", "files"}), allow_nan=False)
         except ValueError as error:
             raise ValueError(f"the manifest of checkpoint {self.name} has a number that is not finite") from error
         return super().to_json(indent=indent)
@@ -236,6 +235,17 @@ class Manifest(ApiModel):
     def data_folder(self) -> str:
         """Name of the checkpoint whose files hold the tensors."""
         return self.name if self.link is None else self.link.folder
+
+
+class Manifest(Head):
+    # Last in the file: `manifest_text` writes them after the head, and whoever reads a head stops before them.
+    tensors: dict[str, StoredTensor] = Field({}, description="By their names in the files.")
+    files: dict[FileName, FileDigest] = Field({}, description="All files that hold tensors.")
+
+    @property
+    def head(self) -> Head:
+        """The same without tensors and files."""
+        return Head.model_construct(**{name: getattr(self, name) for name in Head.model_fields})
 
     @property
     def bytes(self) -> int:

@@ -219,9 +219,9 @@ def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
         with pytest.raises(TrainingError, match="cannot be read, so nobody knows which checkpoint is the newest"):
             store.committed()
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", fails)
+        patch.setattr("os.pread", lambda *_: fails(_))
         with pytest.raises(TrainingError, match=r"pseudo-00000001 cannot be read"):
-            store.committed()
+            CheckpointStore(store.work_directory, "u1").committed()
 
 
 @pytest.mark.parametrize("fails", ["size", "sha256"])
@@ -235,9 +235,10 @@ def test_a_file_that_cannot_be_read_is_not_a_corrupt_one(
     def fail(_: object) -> NoReturn:
         raise OSError(errno.EIO, "Input/output error")
 
+    manifest = store.whole(store.committed()[-1])
     monkeypatch.setattr(FileStorage, fails, fail)
     with pytest.raises(TrainingError, match=r"pseudo-00000002/\S+ cannot be read: .*move the checkpoint away") as error:
-        store.newest("pseudo")
+        store.newest("pseudo") if fails == "sha256" else store.check_sizes(manifest)
     assert not isinstance(error.value, CorruptCheckpoint)
 
 
@@ -253,7 +254,7 @@ def test_what_cannot_be_looked_at_is_not_unfinished(store: CheckpointStore, monk
 
     monkeypatch.setattr(Path, "stat", fail)
     with pytest.raises(OSError, match="Stale"):
-        store.sweep(ours)
+        replace(store).sweep(ours)
 
 
 def test_retention_keeps_the_bytes_that_a_manifest_links_to(store: CheckpointStore) -> None:
@@ -303,7 +304,7 @@ def test_retention_removes_what_is_discarded_and_what_refers_to_it(store: Checkp
 
 def _linked(store: CheckpointStore, step: int, folder: str) -> None:
     link = Link(folder=folder, blocks=[0, 0], first_moment_divisor=2, second_moment_divisor=4)
-    source = next(manifest for manifest in store.committed() if manifest.name == folder)
+    source = store.whole(next(head for head in store.committed() if head.name == folder))
     manifest = manifest_of(step, "real", delinked=True, link=link, tensors=source.tensors, files=source.files)
     store.begin(manifest)
     store.commit(manifest)
@@ -324,7 +325,7 @@ def test_while_files_are_replaced_nothing_refers_to_them(
 
     monkeypatch.setattr("pseudoreal_trainer.checkpoint.store.remove", look)
     store.begin(manifest_of(3, execution=2))
-    assert seen == [["pseudo-00000003", "real-00000003"], ["pseudo-00000003"], []]
+    assert seen == [["pseudo-00000003", "real-00000003"], ["pseudo-00000003"]]
     assert _names(store) == []
 
 

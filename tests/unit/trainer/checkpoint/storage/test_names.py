@@ -1,16 +1,18 @@
 """Whoever can write one manifest, or one link, leads nobody out of the folder of checkpoints."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from pseudoreal_api.resolved.config import DiscardConfig
+from pseudoreal_trainer.checkpoint.heads import MANIFEST
 from pseudoreal_trainer.checkpoint.lineage import LINEAGE, continued_stores
 from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
-from pseudoreal_trainer.checkpoint.store import MANIFEST, CheckpointStore, remove
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, remove
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.errors import TrainingError
 from pydantic import ValidationError
@@ -30,7 +32,7 @@ def saved(store: CheckpointStore) -> CheckpointStore:
     for place in _precious(store):
         storage_of(place.parent).make_folder()
         storage_of(place).replace("precious")
-    return store
+    return replace(store)  # it has not read the manifests yet
 
 
 def _precious(store: CheckpointStore) -> list[StoragePath]:
@@ -80,7 +82,7 @@ def test_a_checkpoint_in_a_folder_with_another_name_is_neither_read_nor_removed(
     assert saved.names() == {*NAMES}
 
 
-@pytest.mark.parametrize("name", ["../../precious-11111111", "/precious-11111111", "..", "tiny"])
+@pytest.mark.parametrize("name", ["../../precious-11111111", "/precious-11111111", ".."])
 def test_a_lineage_that_leads_elsewhere_is_refused(saved: CheckpointStore, config: Any, name: str) -> None:
     storage_of(saved.work_directory / LINEAGE).replace(json.dumps({"continues": name}))
     new = config(0).model_copy(update={"continues": str(saved.work_directory), "object_storage": None})
