@@ -93,7 +93,7 @@ class ObjectStorage:
 
     def remove_folder(self, first: str) -> None:
         with _asking(self.path) as files:
-            keys = files.find(self.path.url)
+            keys = self._keys(files)
             last = (self.path / first).url.removeprefix(SCHEME)
             if last in keys:
                 files.rm_file(last)
@@ -106,8 +106,13 @@ class ObjectStorage:
                 # Some servers know no request for many objects.
                 log.warning("objects_removed_one_by_one", folder=str(self.path), error=str(error))
             # Such a request does not tell which objects it could not remove.
-            for key in files.find(self.path.url):
+            for key in self._keys(files):
                 files.rm_file(key)
+
+    def _keys(self, files: Any) -> list[str]:
+        # By a prefix, as s3fs looks two times more where it finds nothing in a folder.
+        found: list[str] = files.find(self.path.parent.url, prefix=f"{self.path.name}/")
+        return found
 
 
 class ObjectContent:
