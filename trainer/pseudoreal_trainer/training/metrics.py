@@ -33,7 +33,7 @@ _WINDOW = 20
 _LOG_SECONDS = 1.0
 _BLOCK_BYTES, _MOST_LINE_BYTES = 1 << 20, 1 << 26
 """Bytes that are read at a time to look for lines; most bytes of a line that is one of ours."""
-_STEP = re.compile(rb'^\{"phase": ?"[-a-z0-9]+", ?"step": ?([0-9]{1,18}),')
+_STEP = re.compile(rb'\{"phase": ?"[-a-z0-9]+", ?"step": ?([0-9]{1,18}),')
 
 log = structlog.get_logger()
 
@@ -45,35 +45,38 @@ def forget_after(path: Path, step: int) -> None:
     has all of its lines or those that stay.
     """
     with path.open("ab+") as file:
-        end = next((end for begin, end in _lines_from_end(file) if _is_kept(file, begin, end, step)), 0)
+        end = next((end for line, end in _lines_from_end(file) if _is_kept(line, step)), 0)
         file.truncate(end)
         # Of the last line a crash may have cut off nothing but its end.
         if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
             file.write(b"\n")
 
 
-def _lines_from_end(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """The first byte of each line and the byte after it, its end included; the last line first."""
+def _lines_from_end(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Each line with its end, and the position after it; the last line first. One that is longer than any of ours is
+    empty."""
     end = start = file.seek(0, os.SEEK_END)
     while start > 0:
-        begin = max(0, start - _BLOCK_BYTES)
-        block = os.pread(file.fileno(), start - begin, begin)
+        first = max(0, start - _BLOCK_BYTES)
+        block = os.pread(file.fileno(), start - first, first)
         at = len(block)
         # The end of a line is also where the next one begins, unless it is the end of the file.
         while (at := block.rfind(b"\n", 0, at)) >= 0:
-            if begin + at + 1 < end:
-                yield begin + at + 1, end
-                end = begin + at + 1
-        start = begin
+            begin = first + at + 1
+            if begin < end:
+                yield block[at + 1 : end - first] if end <= start else _read(file, begin, end), end
+                end = begin
+        start = first
     if end > 0:
-        yield 0, end
+        yield _read(file, 0, end), end
 
 
-def _is_kept(file: BinaryIO, begin: int, end: int, step: int) -> bool:
-    if end - begin > _MOST_LINE_BYTES:
-        return False
-    line = os.pread(file.fileno(), end - begin, begin)
-    found = _STEP.search(line)
+def _read(file: BinaryIO, begin: int, end: int) -> bytes:
+    return os.pread(file.fileno(), end - begin, begin) if end - begin <= _MOST_LINE_BYTES else b""
+
+
+def _is_kept(line: bytes, step: int) -> bool:
+    found = _STEP.match(line)
     if found is not None and int(found[1]) > step:
         return False  # without parsing it: a start over may cut off a million
     try:
