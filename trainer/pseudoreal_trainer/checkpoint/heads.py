@@ -1,7 +1,8 @@
 """Heads of the committed checkpoints in a folder, each read once.
 
-A committed manifest changes by `CheckpointStore.restate` alone, which says so here. So a save costs as much with 200
-checkpoints as with one, but for the listing of their folders.
+A committed manifest changes by `CheckpointStore.restate` alone, which says so here; on a file system it is seen where
+another process has replaced one. So a save costs as much with 200 checkpoints as with one, but for the listing of their
+folders.
 """
 
 import json
@@ -35,33 +36,39 @@ _FOR_LATER = "use the release that wrote it, or move the checkpoint away to go o
 log = structlog.get_logger()
 
 
+_Version = tuple[int, int, int] | None
+"""Inode, time of the last change in nanoseconds and size of a manifest; None in object storage, where to ask for it
+would be a request for each checkpoint at every save."""
+
+
 @dataclass(frozen=True)
 class Heads:
     folder: StoragePath
     """The folder of checkpoints."""
-    _known: dict[str, Head] = field(default_factory=dict)
-    """Name of a checkpoint's folder -> its head."""
+    _known: dict[str, tuple[_Version, Head]] = field(default_factory=dict)
+    """Name of a checkpoint's folder -> its head, and of which version of the manifest that is."""
 
     def all(self) -> list[Head]:
         """Heads of all committed checkpoints, in no order. A folder with the manifest of another checkpoint, such as a
         copy that somebody put aside, is none. Raises TrainingError as `read_manifest` does."""
         try:
-            names = self._listed()
+            listed = self._listed()
         except OSError as error:
             raise unknown(self.folder, error) from error
-        for name in self._known.keys() - names:
-            del self._known[name]
-        new = sorted(names - self._known.keys())
+        known = {name: known for name, known in self._known.items() if known[0] == listed.get(name, ())}
+        self._known.clear()
+        self._known.update(known)
+        new = sorted(listed.keys() - known.keys())
         for name, head in zip(new, _heads([self.folder / name for name in new]), strict=True):
             if head is not None and head.name == name:
-                self._known[name] = head
+                self._known[name] = (listed[name], head)
             elif head is not None:
                 log.warning("manifest_of_another_folder", folder=name, checkpoint=head.name)
-        return [*self._known.values()]
+        return [head for _, head in self._known.values()]
 
     def put(self, head: Head) -> None:
         """Notes a checkpoint that was committed, or whose manifest was replaced."""
-        self._known[head.name] = head
+        self._known[head.name] = (_version(self.folder / head.name / MANIFEST), head)
 
     def drop(self, name: str) -> None:
         """Notes that a checkpoint is removed."""
@@ -71,14 +78,25 @@ class Heads:
         """Whether the checkpoint was committed when it was last looked for."""
         return name in self._known
 
-    def _listed(self) -> set[str]:
-        """Names of the folders that have a manifest. In object storage they may have one: to ask for each would be a
-        request for each, at every save; a folder that loses its manifest is removed as a whole soon after."""
+    def _listed(self) -> dict[str, _Version]:
+        """The folders that have a manifest, by their names; in object storage, those that may have one: a folder that
+        loses its manifest is removed as a whole soon after."""
+        found: Iterable[tuple[str, _Version]]
         if isinstance(self.folder, ObjectPath):
-            names = (folder.name for folder in storage_of(self.folder).folders())
+            found = ((folder.name, None) for folder in storage_of(self.folder).folders())
         else:
-            names = (path.parent.name for path in FileStorage(self.folder).find(MANIFEST))
-        return {name for name in names if NAME.fullmatch(name)}
+            found = ((path.parent.name, _version(path)) for path in FileStorage(self.folder).find(MANIFEST))
+        return {name: version for name, version in found if NAME.fullmatch(name)}
+
+
+def _version(manifest: StoragePath) -> _Version:
+    if isinstance(manifest, ObjectPath):
+        return None
+    try:
+        found = manifest.stat()
+    except FileNotFoundError:
+        return None  # it was removed meanwhile
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def read_manifest(folder: StoragePath) -> Manifest | None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pseudoreal_api.resolved.config import CheckpointPolicy
 from pseudoreal_trainer.checkpoint import heads as heads_of
@@ -28,7 +29,7 @@ from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.errors import TrainingError
 
-from tests.unit.trainer.checkpoint.by_hand import committed, manifest_of
+from tests.unit.trainer.checkpoint.by_hand import committed, manifest_of, save
 from tests.unit.trainer.checkpoint.storage.object_server import UID, Bucket, store_of
 from tests.unit.trainer.training import saves
 
@@ -113,6 +114,14 @@ def test_what_another_process_wrote_or_removed_is_seen(store: CheckpointStore) -
     committed(store, 3, uid=UID)
     store.prune(2, None)
     assert [head.step for head in other.committed()] == [2, 3]
+
+
+def test_a_checkpoint_that_another_process_made_again_is_seen(tmp_path: Path) -> None:
+    store, other = (CheckpointStore(tmp_path, UID) for _ in range(2))
+    committed(store, 1, uid=UID)
+    assert [head.execution for head in other.committed()] == [1]
+    save(store, manifest_of(1, uid=UID, execution=2), {"norm.weight": np.zeros(3, np.float32)})
+    assert [head.execution for head in other.committed()] == [2]
 
 
 def test_a_manifest_that_is_restated_is_read_as_it_is(store: CheckpointStore) -> None:
@@ -246,6 +255,19 @@ def test_a_manifest_whose_middle_makes_no_sense_is_corrupt_and_the_one_before_is
     assert [head.step for head in later.committed()] == [1, 2]
     with pytest.raises(CorruptCheckpoint, match=r"pseudo-00000002/manifest.json makes no sense"):
         later.verify(later.committed()[1])
+    found = later.newest("pseudo")
+    assert found is not None
+    assert found.manifest.step == 1
+
+
+def test_a_manifest_that_was_cut_off_after_its_head_counts_as_not_committed(store: CheckpointStore) -> None:
+    """On a volume whose rename is not atomic; in object storage none is cut off, and this one is corrupt."""
+    for step in (1, 2):
+        committed(store, step, uid=UID)
+    file = storage_of(store.folder / "pseudo-00000002" / MANIFEST)
+    file.replace(file.read().decode()[:-1])
+    later = replace(store)
+    assert [head.step for head in later.committed()] == ([1] if isinstance(store.folder, Path) else [1, 2])
     found = later.newest("pseudo")
     assert found is not None
     assert found.manifest.step == 1
