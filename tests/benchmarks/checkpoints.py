@@ -271,7 +271,7 @@ def _resident() -> int:
 
 def _beside_cp(folder: Path, savings: list[Saving]) -> Measured:
     store = CheckpointStore(folder / "ours", _UID)
-    manifest = store.committed()[-1]
+    manifest = store.whole(store.committed()[-1])
     files, twin = Path(str(store.folder)) / manifest.name, folder / "copy"
     copies, reads, loads, theirs = [], [], [], []
     cold_reads, cold_loads = [], []

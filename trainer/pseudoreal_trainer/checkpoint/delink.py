@@ -10,7 +10,7 @@ from pseudoreal_api.spec.phase import OptimizerState, Sharing
 from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.manifest import Ending, Link, Manifest, Updates
+from pseudoreal_trainer.checkpoint.manifest import Ending, Head, Link, Manifest, Updates
 from pseudoreal_trainer.checkpoint.sharing import sources
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, store_of
 from pseudoreal_trainer.errors import TrainingError
@@ -211,16 +211,17 @@ def _committed(store: CheckpointStore, manifest: Manifest) -> Manifest:
 
 
 def _already_there(store: CheckpointStore, target: Manifest) -> Manifest | None:
-    for manifest in store.committed(target.phase):
-        if manifest.name == target.name and _sound(store, manifest):
-            return manifest
+    for head in store.committed(target.phase):
+        if head.name == target.name:
+            return _sound(store, head)
     return None
 
 
-def _sound(store: CheckpointStore, manifest: Manifest) -> bool:
+def _sound(store: CheckpointStore, head: Head) -> Manifest | None:
     try:
+        manifest = store.whole(head)
         store.verify(manifest)
     except CorruptCheckpoint as error:
-        log.warning("checkpoint_corrupt", checkpoint=manifest.name, error=str(error))
-        return False
-    return True
+        log.warning("checkpoint_corrupt", checkpoint=head.name, error=str(error))
+        return None
+    return manifest

@@ -4,14 +4,16 @@
 """
 
 from collections import defaultdict
+from typing import Annotated
 
 from pseudoreal_api.base import ApiModel
 from pseudoreal_api.resolved.config import DiscardConfig, PhaseConfig
 from pydantic import Field, ValidationError
 
+from pseudoreal_trainer.checkpoint.heads import unknown
 from pseudoreal_trainer.checkpoint.storage.path import StoragePath, storage_path
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
-from pseudoreal_trainer.checkpoint.store import CheckpointStore, unknown
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
 
 LINEAGE = "lineage.json"
@@ -20,7 +22,9 @@ LINEAGE = "lineage.json"
 class Lineage(ApiModel):
     """What a job that continues this one must know about it."""
 
-    continues: str | None = Field(None, description="Name of the folder, beside its own, of the job that it continues.")
+    continues: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")] | None = Field(
+        None, description="Name of the folder, beside its own, of the job that it continues."
+    )
     discards: dict[str, list[DiscardConfig]] = Field({}, description="Phase -> which of its checkpoints count no more.")
 
 

@@ -3,9 +3,9 @@ does not exist."""
 
 import json
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pseudoreal_api.base import ApiModel
+from pseudoreal_api.base import ApiModel, DnsLabel
 from pseudoreal_api.resolved.config import JobIdentity, PhaseConfig
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import OptimizerState, Sharing
@@ -19,6 +19,10 @@ FORMAT_VERSION: Literal[5] = 5
 """Version of the manifest that is written, and the only one that is read."""
 WEIGHTS_FILE, MOMENTS_FILE = FILES = ("weights-{:05d}.safetensors", "moments-{:05d}.safetensors")
 """Names of the files of each rank that saved the checkpoint, with the rank's number."""
+
+# What a manifest names becomes part of a path. Neither a slash nor two dots fit these patterns.
+CheckpointName = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9]{8,20}$")]
+FileName = Annotated[str, Field(pattern=r"^(weights|moments)-[0-9]{5,20}\.safetensors$")]
 
 
 def checkpoint_name(phase: str, step: int) -> str:
@@ -90,7 +94,7 @@ Moment = Literal["first_moment", "second_moment"]
 class Link(ApiModel):
     """The tensors of a checkpoint that was delinked without copying: those of another one, read in another way."""
 
-    folder: str = Field(description="Name of the checkpoint, beside this one, that holds the files.")
+    folder: CheckpointName = Field(description="Name of the checkpoint, beside this one, that holds the files.")
     blocks: list[int] = Field(description="Entry b is the block in those files that block b is read from.")
     first_moment_divisor: float = Field(description="Of the first moments of blocks. 0: they are zero.")
     second_moment_divisor: float = Field(description="Of the second moments of blocks. 0: they are zero.")
@@ -154,18 +158,20 @@ class Random(ApiModel):
     )
 
 
-class Manifest(ApiModel):
+class Head(ApiModel):
+    """A manifest without its tensors and files: a few kilobytes, however many ranks have saved the checkpoint."""
+
     format: Literal["pseudoreal checkpoint"] = "pseudoreal checkpoint"
     format_version: Literal[5] = FORMAT_VERSION
     job: JobIdentity
     execution: int
-    phase: str
+    phase: DnsLabel
     phase_index: int
     model: Model
     sharing: Sharing
     random: Random
     corpus: CorpusIdentity = Field(description="That it was trained on.")
-    step: int = Field(description="Steps done, from the job's start.")
+    step: int = Field(ge=0, lt=10**20, description="Steps done, from the job's start.")
     phase_begin: int = Field(0, description="Step at which the phase began.")
     tokens: int = Field(description="Tokens trained, from the job's start.")
     global_cursor: int = Field(description="Samples consumed, from the job's start.")
@@ -192,19 +198,16 @@ class Manifest(ApiModel):
     updates: Updates = Updates(others=0, blocks=0)
     skipped: Skipped = Skipped()
     link: Link | None = Field(None, description="Where the tensors are, if not in this folder.")
-    tensors: dict[str, StoredTensor] = Field({}, description="By their names in the files.")
-    files: dict[str, FileDigest] = Field({}, description="All files that hold tensors.")
 
-    def revised(self, **fields: Any) -> "Manifest":
+    def revised(self, **fields: Any) -> Self:
         """A copy with other values in these fields. Raises ValidationError for an unknown field or a wrong type."""
-        return Manifest.model_validate({**dict(self), **fields})
+        return type(self).model_validate({**dict(self), **fields})
 
     def to_json(self, *, indent: int | None = None) -> str:
         """The manifest as JSON. Raises ValueError when a number in it is not finite: JSON would say that there is
         none."""
         try:
-            measured = self.revised(tensors={}, files={})
-            json.dumps(measured.model_dump(), allow_nan=False)
+            json.dumps(self.model_dump(exclude={"tensors", "files"}), allow_nan=False)
         except ValueError as error:
             raise ValueError(f"the manifest of checkpoint {self.name} has a number that is not finite") from error
         return super().to_json(indent=indent)
@@ -232,6 +235,17 @@ class Manifest(ApiModel):
     def data_folder(self) -> str:
         """Name of the checkpoint whose files hold the tensors."""
         return self.name if self.link is None else self.link.folder
+
+
+class Manifest(Head):
+    # Last in the file: `manifest_text` writes them after the head, and whoever reads a head stops before them.
+    tensors: dict[str, StoredTensor] = Field({}, description="By their names in the files.")
+    files: dict[FileName, FileDigest] = Field({}, description="All files that hold tensors.")
+
+    @property
+    def head(self) -> Head:
+        """The same without tensors and files."""
+        return Head.model_construct(**{name: getattr(self, name) for name in Head.model_fields})
 
     @property
     def bytes(self) -> int:

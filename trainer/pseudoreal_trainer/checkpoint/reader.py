@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from pseudoreal_trainer.checkpoint.manifest import (
 )
 from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
+from pseudoreal_trainer.checkpoint.visible import open_as_seen
 from pseudoreal_trainer.plan.parts import by_expert
 from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, in_block, unit_of
 
@@ -33,6 +35,8 @@ class Reader:
     manifest: Manifest
     checkpoints: StoragePath
     """The folder of all checkpoints of the job."""
+    awaits_files: bool = False
+    """Whether other ranks have verified the files, so that one that this rank does not find will show."""
 
     @property
     def names(self) -> Iterator[str]:
@@ -111,7 +115,9 @@ class Reader:
         pattern = WEIGHTS_FILE if kind == "weights" else MOMENTS_FILE
         name = pattern.format(number)
         if name not in self._files:
-            self._files[name] = TensorFile(self.checkpoints / self.manifest.data_folder / name)
+            path = self.checkpoints / self.manifest.data_folder / name
+            is_late = self.awaits_files and isinstance(path, Path)  # object storage shows what it has
+            self._files[name] = open_as_seen(path, lambda: TensorFile(path)) if is_late else TensorFile(path)
         return self._files[name]
 
     @cached_property

@@ -35,6 +35,12 @@ def read_as_seen(path: StoragePath, sha256: str) -> bytes:
     return _await(path, read)
 
 
+def open_as_seen(path: StoragePath, open_: Callable[[], Seen]) -> Seen:
+    """What `open_` returns for a file that another rank has verified. Raises TrainingError when it does not show in
+    time."""
+    return _await(path, open_)
+
+
 def await_size(path: StoragePath, size: int) -> None:
     """Until a file shows that another rank sees with this size. Raises TrainingError when it does not show in time."""
     _await(path, lambda: True if storage_of(path).size() == size else None)

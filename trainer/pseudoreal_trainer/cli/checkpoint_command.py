@@ -22,13 +22,14 @@ from rich.console import Console
 from rich.progress import track
 
 from pseudoreal_trainer.checkpoint.delink import delinked
-from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.heads import Heads, read_manifest
+from pseudoreal_trainer.checkpoint.manifest import Head, Manifest
 from pseudoreal_trainer.checkpoint.materialize import materialize
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.retention import removable
 from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, StoragePath, storage_path
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
-from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, manifests_in, read_manifest
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.convert.formats import FORMATS
 from pseudoreal_trainer.convert.huggingface import Options
 from pseudoreal_trainer.convert.tokenizer_files import Source
@@ -61,6 +62,8 @@ class _CheckpointFolder(click.ParamType[Opened]):
             self.fail(str(error), param, ctx)
         if manifest is None:
             self.fail(f"{folder} holds no readable manifest.json", param, ctx)
+        if manifest.name != folder.name:
+            self.fail(f"{folder} holds the manifest of {manifest.name}; give the folder that name", param, ctx)
         return Opened(CheckpointStore(folder.parent.parent, manifest.job.uid), manifest)
 
 
@@ -150,10 +153,17 @@ def _faults(checkpoint: Opened) -> CorruptCheckpoint | None:
 
 def _last_good(checkpoint: Opened) -> str:
     """A clause that names the checkpoint that a resumed run would take."""
-    for manifest in checkpoint.store.candidates(checkpoint.manifest.phase):
-        if manifest.name != checkpoint.manifest.name and _faults(Opened(checkpoint.store, manifest)) is None:
-            return f"; the last good checkpoint of this phase is {manifest.name}"
+    for head in checkpoint.store.candidates(checkpoint.manifest.phase):
+        if head.name != checkpoint.manifest.name and _is_sound(checkpoint.store, head):
+            return f"; the last good checkpoint of this phase is {head.name}"
     return "; no other checkpoint of this phase is sound"
+
+
+def _is_sound(store: CheckpointStore, head: Head) -> bool:
+    try:
+        return _faults(Opened(store, store.whole(head))) is None
+    except CorruptCheckpoint:
+        return False
 
 
 def _phase_name(_: click.Context, __: click.Parameter, name: str) -> str:
@@ -282,11 +292,11 @@ def export(
 def prune(workdir: StoragePath, keep_last: int, keep_every: int | None, dry_run: bool) -> None:
     """Remove checkpoints of the job in WORKDIR that the policy does not keep. The ends of phases, and what others refer
     to, always stay."""
-    jobs = {manifest.job.uid for manifest in manifests_in(workdir / "checkpoints")}
+    jobs = {head.job.uid for head in Heads(workdir / "checkpoints").all()}
     for uid in jobs:
         store = CheckpointStore(workdir, uid)
         if dry_run:
-            names = [manifest.name for manifest in removable(store.committed(), keep_last, keep_every, [])]
+            names = [head.name for head in removable(store.committed(), keep_last, keep_every, [])]
         else:
             names = store.prune(keep_last, keep_every)
         for name in names:

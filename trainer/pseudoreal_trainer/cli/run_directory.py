@@ -12,7 +12,7 @@ from pseudoreal_api.resolved.resolve import object_storage, phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
 from pydantic import ValidationError
 
-from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.manifest import Head
 from pseudoreal_trainer.checkpoint.storage.durable import write_atomically
 from pseudoreal_trainer.checkpoint.storage.path import storage_path
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
@@ -56,10 +56,10 @@ class RunDirectory:
             offload_directory=str(work / "offload"),
         )
 
-    def finished(self, index: int) -> Manifest | None:
+    def finished(self, index: int) -> Head | None:
         """The checkpoint that ends the phase at `index`, once it is there."""
         config = self.phase_config(index)
-        return next((m for m in self.store.committed(config.phase) if m.ends_phase(config)), None)
+        return next((head for head in self.store.committed(config.phase) if head.ends_phase(config)), None)
 
 
 def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:

@@ -118,7 +118,7 @@ def log_saved(saved: Saved) -> None:
 def log_sample(config: PhaseConfig, corpus: Corpus | TokenCorpus, store: CheckpointStore) -> None:
     """Logs a text that the trained model writes. Large models write none: this rank may not have the memory for all
     their weights. Nor do those of token files whose tokenizer the job does not name."""
-    manifest = store.committed(config.phase)[-1]
+    manifest = store.whole(store.committed(config.phase)[-1])
     tokenizer = corpus.tokenizer if isinstance(corpus, TokenCorpus) else ByteTokenizer()
     if tokenizer is None or manifest.bytes > _SAMPLED_BYTES:
         return

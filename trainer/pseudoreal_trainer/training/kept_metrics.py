@@ -4,6 +4,7 @@
 before the checkpoint of STEP is, so whoever goes on from there finds all lines up to there.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from pseudoreal_trainer.errors import TrainingError
 
 METRICS_FILE = "metrics.jsonl"
 _FOLDER, _PART = "metrics", "lines.jsonl"
+_STEP = re.compile(r"[0-9]{12,20}")
+"""Name of a part's folder; others are not ours."""
 
 log = structlog.get_logger()
 
@@ -61,4 +64,5 @@ def metrics_of(folder: StoragePath) -> Iterator[str]:
 
 def _parts(folder: ObjectPath) -> list[StoragePath]:
     """The folders of the parts, in the order of their steps."""
-    return sorted(storage_of(folder / _FOLDER).folders(), key=lambda part: int(part.name))
+    found = storage_of(folder / _FOLDER).folders()
+    return sorted((part for part in found if _STEP.fullmatch(part.name)), key=lambda part: int(part.name))

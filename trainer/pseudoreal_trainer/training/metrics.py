@@ -1,12 +1,14 @@
 """Reports to people and programs how far the training is: metrics.jsonl, and progress lines in the log."""
 
 import json
+import os
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
@@ -29,25 +31,58 @@ if TYPE_CHECKING:  # it imports torch, for which a command that only looks at th
 _WINDOW = 20
 """Number of steps over which the rate is taken."""
 _LOG_SECONDS = 1.0
+_BLOCK_BYTES, _MOST_LINE_BYTES = 1 << 20, 1 << 26
+"""Bytes that are read at a time to look for lines; most bytes of a line that is one of ours."""
+_STEP = re.compile(rb'\{"phase": ?"[-a-z0-9]+", ?"step": ?([0-9]{1,18}),')
 
 log = structlog.get_logger()
 
 
 def forget_after(path: Path, step: int) -> None:
-    """Removes the lines of later steps, which a resumed execution makes anew, and a line that a crash cut off."""
-    temporary = path.with_name(path.name + ".tmp")
-    path.touch()
-    # Only these bytes end a line. str.splitlines would also cut at ends of lines in what the model wrote.
-    with path.open("rb") as lines, temporary.open("wb") as kept:
-        kept.writelines(line.rstrip(b"\n") + b"\n" for line in lines if _step(line) <= step)
-    temporary.rename(path)
+    """Cuts off the lines of later steps, which a resumed execution makes again, and a line that a crash cut off.
+
+    Steps grow from line to line, so only what goes is read, from the end. The file is cut in one call: after a crash it
+    has all of its lines or those that stay.
+    """
+    with path.open("ab+") as file:
+        end = next((end for line, end in _lines_from_end(file) if _is_kept(line, step)), 0)
+        file.truncate(end)
+        # Of the last line a crash may have cut off nothing but its end.
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            file.write(b"\n")
 
 
-def _step(line: bytes) -> float:
+def _lines_from_end(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Each line with its end, and the position after it; the last line first. One that is longer than any of ours is
+    empty."""
+    end = start = file.seek(0, os.SEEK_END)
+    while start > 0:
+        first = max(0, start - _BLOCK_BYTES)
+        block = os.pread(file.fileno(), start - first, first)
+        at = len(block)
+        # The end of a line is also where the next one begins, unless it is the end of the file.
+        while (at := block.rfind(b"\n", 0, at)) >= 0:
+            begin = first + at + 1
+            if begin < end:
+                yield block[at + 1 : end - first] if end <= start else _read(file, begin, end), end
+                end = begin
+        start = first
+    if end > 0:
+        yield _read(file, 0, end), end
+
+
+def _read(file: BinaryIO, begin: int, end: int) -> bytes:
+    return os.pread(file.fileno(), end - begin, begin) if end - begin <= _MOST_LINE_BYTES else b""
+
+
+def _is_kept(line: bytes, step: int) -> bool:
+    found = _STEP.match(line)
+    if found is not None and int(found[1]) > step:
+        return False  # without parsing it: a start over may cut off a million
     try:
-        return int(json.loads(line)["step"])
-    except ValueError:
-        return float("inf")
+        return int(json.loads(line)["step"]) <= step
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
 
 
 class Meter:

@@ -66,7 +66,7 @@ def train_phase(
     ranks.heartbeat.working("compares the corpus of all ranks")
     agree_on_corpus(corpus.identity, ranks)
     ranks.heartbeat.working("verifies checkpoints")
-    origin = find_origin(config, ranks)
+    origin = find_origin(config, store, ranks)
     if isinstance(origin, Complete):
         manifest = origin.checkpoint.manifest
         log.info("phase_already_complete", phase=config.phase, checkpoint=manifest.name)

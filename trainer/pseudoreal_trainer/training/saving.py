@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Self, TypeVar
 
 import structlog
@@ -47,6 +46,7 @@ class Saved:
     """A committed checkpoint."""
 
     manifest: Manifest
+    """The manifest; on the first rank alone with its tensors and files."""
     seconds: float
     """Seconds from the checkpoint's step to its commit."""
     stall_seconds: float
@@ -116,7 +116,10 @@ class Saver:
         self._heartbeat = engine.mesh.ranks.heartbeat
         self._thread = SideWork("checkpoint", self._heartbeat.failure)
         self._running: _Running | None = None
-        self._ours = store.names() if engine.mesh.ranks.is_first else set()
+        is_first, layout = engine.mesh.ranks.is_first, engine.mesh.layout
+        # Here, while no rank trains yet: the same for all checkpoints of the phase, and long to make.
+        self._tensors = tensors_of(layout, engine.whole_units, self._dtype) if is_first else {}
+        self._ours = store.names() if is_first else set()
 
     def start(self, manifest: Manifest) -> list[Saved]:
         """Begins to save the state of the newest step. It first waits for the checkpoint before, if that is still being
@@ -195,8 +198,7 @@ class Saver:
         files = self._all_files(digests)
         if files is None:
             raise _failed(manifest, error or "another rank says why") from error or PeerFailed()
-        tensors = tensors_of(self._engine.mesh.layout, self._engine.whole_units, self._dtype)
-        return self._committed(manifest.revised(files=files, tensors=tensors, link=None))
+        return self._committed(manifest.revised(files=files, tensors=self._tensors, link=None))
 
     def _committed(self, manifest: Manifest) -> _Committed:
         error = _tried(lambda: self._commit(manifest))[1] if self._engine.mesh.ranks.is_first else None
@@ -214,25 +216,25 @@ class Saver:
         try:
             # These two are sound. They must not be pruned because others, which nobody verified, seem newer.
             verified = [manifest.name, *([] if self._start is None else [self._start.name])]
-            self._store.prune(self._policy.keep_last, self._policy.keep_every, verified)
-            self._store.sweep(self._ours)
+            self._store.prune(self._policy.keep_last, self._policy.keep_every, verified, self._fence.check)
+            self._store.sweep(self._ours, self._fence.check)
         except (OSError, TrainingError) as error:
             # Training goes on: the checkpoint itself was written.
             log.warning("old_checkpoints_stay", error=str(error))
 
     def _all_files(self, own: dict[str, FileDigest] | None) -> dict[str, FileDigest] | None:
-        """The files of all ranks; None when a rank could not write its own."""
-        mine = _encoded(own)
-        everyone = [torch.empty_like(mine) for _ in range(self._engine.mesh.ranks.world)]
+        """The files of all ranks, on the first rank; on the others none. None when a rank could not write its own."""
+        mine, ranks = _encoded(own), self._engine.mesh.ranks
+        everyone = torch.empty(ranks.world * len(mine), dtype=torch.uint8)
         if self._engine.mesh.saving is None:
-            everyone = [mine]
+            everyone = mine
         else:
             with self._heartbeat.saving.waiting("gathers the files of all ranks"):
-                dist.all_gather(everyone, mine, group=self._engine.mesh.saving)
-        decoded = [_decoded(rank, digests) for rank, digests in enumerate(everyone)]
-        if any(files is None for files in decoded):
+                dist.all_gather_into_tensor(everyone, mine, group=self._engine.mesh.saving)
+        sizes = everyone.view(-1, _SHA256_BYTES + _SIZE_BYTES)[:, _SHA256_BYTES:]
+        if not bool(sizes.any(dim=1).all()):
             return None
-        return dict(chain.from_iterable(files.items() for files in decoded if files is not None))
+        return _decoded(everyone) if ranks.is_first else {}
 
     def _all_succeeded(self, mine: bool) -> bool:
         failures = torch.tensor(int(not mine))
@@ -275,15 +277,14 @@ def _encoded(files: dict[str, FileDigest] | None) -> Tensor:
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
 
 
-def _decoded(rank: int, digests: Tensor) -> dict[str, FileDigest] | None:
-    found, record = {}, _SHA256_BYTES + _SIZE_BYTES
-    for index, pattern in enumerate(FILES):
-        sha256, size = _split(bytes(digests[index * record : (index + 1) * record].tolist()))
-        if size == 0:
-            return None
-        found[pattern.format(rank)] = FileDigest(sha256=sha256.hex(), size=size)
+def _decoded(everyone: Tensor) -> dict[str, FileDigest]:
+    """The files of all ranks, from what they encoded."""
+    content, record = everyone.numpy().tobytes(), _SHA256_BYTES + _SIZE_BYTES
+    found = {}
+    for number, begin in enumerate(range(0, len(content), record)):
+        rank, kind = divmod(number, len(FILES))
+        size = begin + _SHA256_BYTES
+        found[FILES[kind].format(rank)] = FileDigest(
+            sha256=content[begin:size].hex(), size=int.from_bytes(content[size : begin + record], "little")
+        )
     return found
-
-
-def _split(record: bytes) -> tuple[bytes, int]:
-    return record[:_SHA256_BYTES], int.from_bytes(record[_SHA256_BYTES:], "little")

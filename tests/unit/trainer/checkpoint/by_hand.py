@@ -5,11 +5,42 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pseudoreal_trainer.checkpoint.manifest import Manifest, Piece, StoredTensor
+from pseudoreal_api.resolved.config import JobIdentity
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_trainer.checkpoint.manifest import Manifest, Piece, Random, StoredTensor
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
+from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.plan.parts import Part
 from pseudoreal_trainer.plan.units import KINDS
+
+
+def manifest_of(step: int, phase: str = "pseudo", uid: str = "u1", **changes: Any) -> Manifest:
+    """A manifest without tensors and files."""
+    manifest = Manifest(
+        job=JobIdentity(name="tiny", namespace="default", uid=uid),
+        execution=1,
+        phase=phase,
+        phase_index=("pseudo", "real").index(phase),
+        model=Model.model_validate(
+            {"layers": 2, "hiddenSize": 4, "attention": {"heads": 1}, "sequenceLength": 4, "feedForward": {"size": 4}}
+        ),
+        sharing=Sharing(blocks=1),
+        random=Random(seed=0),
+        corpus=CorpusIdentity(files=1, size=5, sha256="07" * 32),
+        step=step,
+        tokens=step * 8,
+        global_cursor=step * 2,
+        phase_complete=False,
+        delinked=False,
+    )
+    return manifest.model_copy(update=changes)
+
+
+def committed(store: CheckpointStore, step: int, phase: str = "pseudo", uid: str = "u1") -> Manifest:
+    """A checkpoint of a small tensor."""
+    return save(store, manifest_of(step, phase, uid), {"norm.weight": np.full(3, step, np.float32)})
 
 
 def save(store: CheckpointStore, manifest: Manifest, weights: Mapping[str, NDArray[Any]], pieces: int = 1) -> Manifest:

@@ -135,7 +135,7 @@ def _delink_again(delink_of: Any, from_step: int = 0) -> DelinkConfig:
 def test_a_delink_reads_what_was_trained_again(config: Any, delink_of: Any, train: Any, store: CheckpointStore) -> None:
     """The end that was made again is at an earlier step than the old one, which is still there."""
     train(config(0))
-    old = store.committed("pseudo")[-1]
+    old = store.whole(store.committed("pseudo")[-1])
     weights = {name: array * 2 for name, array in store.reader(old).whole().items()}
     save(store, old.model_copy(update={"step": 4, "execution": 2}), weights)
     assert delink(delink_of(1)).checkpoint == "real-00000006"
@@ -194,4 +194,4 @@ def test_a_pod_that_knows_nothing_names_no_discarded_checkpoint(config: Any, aga
 
 
 def _manifest(store: CheckpointStore, name: str) -> Manifest:
-    return next(manifest for manifest in store.committed() if manifest.name == name)
+    return store.whole(next(head for head in store.committed() if head.name == name))

@@ -12,7 +12,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.origin import Anew, Complete, Origin, find_origin
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -76,7 +76,8 @@ def _do(task: Task, ranks: Ranks) -> None:
     config, work = task.config, Path(task.config.work_directory)
     origin: Origin | Complete = Anew()
     if task.source is not None:
-        origin = find_origin(config.model_copy(update={"work_directory": str(task.source)}), ranks)
+        there = config.model_copy(update={"work_directory": str(task.source)})
+        origin = find_origin(there, store_of(there), ranks)
     assert not isinstance(origin, Complete)
     corpus = load_corpus(config.data, config.model.sequence_length)
     with open_engine(config, phase_layout(config, "cpu"), ranks) as engine:
@@ -155,7 +156,7 @@ def _stores(layouts: list[str], job_body: dict[str, Any], config: Any, tmp_path:
 
 def _at(work: Path, step: int) -> Reader:
     store = CheckpointStore(work, "11111111-2222")
-    manifest = next(manifest for manifest in store.committed() if manifest.step == step)
+    manifest = store.whole(next(head for head in store.committed() if head.step == step))
     store.verify(manifest)
     return store.reader(manifest)
 

@@ -10,6 +10,7 @@ import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.origin import Anew, Complete, Continued, Origin, Resumed, find_origin
+from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 OLD = "tiny-11111111"
@@ -66,9 +67,9 @@ class Second:
 def _find(config: PhaseConfig) -> Origin | Complete:
     """The origin that both ranks find, one after the other."""
     first = First()
-    found = find_origin(config, first)
+    found = find_origin(config, store_of(config), first)
     second = Second(deque(first.said))
-    assert find_origin(config, second) == found
+    assert find_origin(config, store_of(config), second) == found
     assert not second.heard
     return found
 
@@ -102,7 +103,7 @@ def test_the_first_phase_begins_anew_and_a_later_one_does_not(config: Any) -> No
     with pytest.raises(
         TrainingError, match=r"phase real has no checkpoint .* the delink from the phase before has not"
     ):
-        find_origin(config(1), First())
+        find_origin(config(1), store_of(config(1)), First())
 
 
 def test_a_phase_resumes_until_it_is_complete(config: Any, train: Any) -> None:
@@ -136,9 +137,9 @@ def test_corrupt_checkpoints_are_passed_over_by_all_ranks(content: bytes | None,
     first = First()
     says = "every checkpoint of phase pseudo in .* is corrupt"
     with pytest.raises(TrainingError, match=f"{says}: pseudo-00000006, pseudo-00000005;"):
-        find_origin(config(0), first)
+        find_origin(config(0), store_of(config(0)), first)
     with pytest.raises(TrainingError, match=f"{says};"):
-        find_origin(config(0), Second(deque(first.said)))
+        find_origin(config(0), store_of(config(0)), Second(deque(first.said)))
 
 
 def test_another_job_is_continued_until_there_is_a_checkpoint_of_its_own(
@@ -155,4 +156,4 @@ def test_another_job_is_continued_until_there_is_a_checkpoint_of_its_own(
     assert isinstance(_find(new), Resumed)
     job_body["spec"]["model"]["hiddenSize"] = 32
     with pytest.raises(InvalidJobError, match=r"spec.model is .* make them the same"):
-        find_origin(config(0, "tiny-33333333"), First())
+        find_origin(third := config(0, "tiny-33333333"), store_of(third), First())

@@ -14,8 +14,9 @@ import yaml
 from click.testing import CliRunner
 from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink
+from pseudoreal_trainer.checkpoint.heads import read_manifest
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.store import CheckpointStore, read_manifest
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.cli.job_file import notice, read_job
 from pseudoreal_trainer.cli.local_run import LocalRun

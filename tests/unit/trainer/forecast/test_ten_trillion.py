@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import phase_config
+from pseudoreal_trainer.checkpoint.heads import read_manifest
 from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest, Random, StoredTensor
 from pseudoreal_trainer.checkpoint.pieces import tensors_of
-from pseudoreal_trainer.checkpoint.store import read_manifest
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_command import plan
 from pseudoreal_trainer.data.corpus import CorpusIdentity

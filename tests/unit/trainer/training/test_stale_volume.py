@@ -11,6 +11,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint import visible
 from pseudoreal_trainer.checkpoint.origin import Anew, Resumed, find_origin
 from pseudoreal_trainer.checkpoint.storage.files import FileStorage
+from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import TrainingError
 
@@ -49,7 +50,7 @@ def _starts(rank: int, config_file: str, folder: str, forever: bool) -> None:
         _stale(forever=forever)
     config = PhaseConfig.model_validate_json(Path(config_file).read_bytes())
     try:
-        origin = find_origin(config, Ranks(rank, 2, CPU))
+        origin = find_origin(config, store_of(config), Ranks(rank, 2, CPU))
         said = "none" if isinstance(origin, Anew) else origin.checkpoint.manifest.to_json()
     except TrainingError as error:
         said = str(error)
@@ -84,6 +85,7 @@ def test_a_file_that_is_gone_for_the_first_rank_too_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(visible, "_MOST_SECONDS", 0.0)
     (tmp_path / "work" / "checkpoints" / "pseudo-00000006" / "weights-00000.safetensors").unlink()
-    origin = find_origin(PhaseConfig.model_validate_json(Path(saved).read_bytes()), Ranks(0, 1, CPU))
+    config = PhaseConfig.model_validate_json(Path(saved).read_bytes())
+    origin = find_origin(config, store_of(config), Ranks(0, 1, CPU))
     assert isinstance(origin, Resumed)
     assert origin.checkpoint.manifest.step == 5

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.manifest import Head
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model.transformer import build_model
@@ -211,5 +211,5 @@ def test_other_precisions_train_and_keep_masters_in_float32(
 def test_old_checkpoints_are_removed_while_training(job_body: Any, config: Any, train: Any) -> None:
     job_body["spec"]["checkpoint"] |= {"everySteps": 1, "keepLast": 2}
     train(config(0))
-    kept: list[Manifest] = CheckpointStore(Path(config(0).work_directory), "11111111-2222").committed()
+    kept: list[Head] = CheckpointStore(Path(config(0).work_directory), "11111111-2222").committed()
     assert [(m.step, m.phase_complete) for m in kept] == [(4, False), (5, False), (6, True)]

@@ -72,19 +72,20 @@ class ObjectStorage:
             if self.read() != text.encode():
                 raise
 
-    def find(self, name: str) -> Sequence[ObjectPath]:
-        with _asking(self.path) as files:
-            found = [ObjectPath(f"{SCHEME}{key}") for key in files.find(self.path.url)]
-        return [path for path in found if path.name == name and path.parent.parent == self.path]
-
     def glob(self, pattern: str) -> Sequence[ObjectPath]:
         with _asking(self.path) as files:
             return [ObjectPath(f"{SCHEME}{key}") for key in sorted(files.glob(f"{self.path.url}/{pattern}"))]
 
     def folders(self) -> Sequence[ObjectPath]:
+        # Not `find`, which lists every object below: two for each rank of each checkpoint.
         with _asking(self.path) as files:
-            below = len(self.path.url.removeprefix(SCHEME)) + 1
-            names = {key[below:].partition("/")[0] for key in files.find(self.path.url) if "/" in key[below:]}
+            try:
+                found = files.ls(self.path.url, detail=True)
+            except FileNotFoundError as error:
+                if _code(error) == "NoSuchBucket":
+                    raise
+                return []
+        names = {entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == "directory"}
         return [self.path / name for name in sorted(names)]
 
     def make_folder(self) -> None:
@@ -92,9 +93,26 @@ class ObjectStorage:
 
     def remove_folder(self, first: str) -> None:
         with _asking(self.path) as files:
-            files.rm_file((self.path / first).url)
-            for key in files.find(self.path.url):
+            keys = self._keys(files)
+            last = (self.path / first).url.removeprefix(SCHEME)
+            if last in keys:
+                files.rm_file(last)
+                keys.remove(last)
+            if not keys:
+                return
+            try:
+                files.rm(keys)
+            except Exception as error:
+                # Some servers know no request for many objects.
+                log.warning("objects_removed_one_by_one", folder=str(self.path), error=str(error))
+            # Such a request does not tell which objects it could not remove.
+            for key in self._keys(files):
                 files.rm_file(key)
+
+    def _keys(self, files: Any) -> list[str]:
+        # By a prefix, as s3fs looks two times more where it finds nothing in a folder.
+        found: list[str] = files.find(self.path.parent.url, prefix=f"{self.path.name}/")
+        return found
 
 
 class ObjectContent:
@@ -165,6 +183,27 @@ def read_ranges(ranges: Sequence[tuple[ObjectPath, int, int]]) -> list[bytes]:
     urls, begins, ends = zip(*((path.url, begin, end) for path, begin, end in ranges), strict=True)
     with _asking(ranges[0][0]) as files:
         return list(files.cat_ranges([*urls], [*begins], [*ends], on_error="raise"))
+
+
+def read_beginnings(paths: Sequence[ObjectPath], size: int) -> list[bytes | None]:
+    """The first bytes of each object, at most `size`, all requested at the same time; None where there is no object.
+    Raises StorageUnavailable."""
+    if not paths:
+        return []
+    urls = [path.url for path in paths]
+    with _asking(paths[0]) as files:
+        found = files.cat_ranges(urls, [0] * len(urls), [size] * len(urls), on_error="return")
+    return [_beginning(path, each) for path, each in zip(paths, found, strict=True)]
+
+
+def _beginning(path: ObjectPath, found: bytes | Exception) -> bytes | None:
+    if isinstance(found, bytes):
+        return found
+    try:
+        with _asking(path):
+            raise found
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager

@@ -60,9 +60,6 @@ class Storage(Protocol):
     def complete(self, text: str) -> None:
         """Writes the last file of its folder: when it is there, all that were written before are."""
 
-    def find(self, name: str) -> Sequence[StoragePath]:
-        """The files of this name in the folders of this folder."""
-
     def glob(self, pattern: str) -> Sequence[StoragePath]:
         """The files below this folder that match, in the order of their names. Raises ValueError and
         NotImplementedError where the pattern is none."""

@@ -44,7 +44,7 @@ def test_a_start_that_made_no_step_is_restated_not_rewritten(
 ) -> None:
     """The end of a phase that a later execution finds finished but not marked so; its files stay where they are."""
     train(config(0))
-    ended = store.committed("pseudo")[-1]
+    ended = store.whole(store.committed("pseudo")[-1])
     store.restate(ended.model_copy(update={"phase_complete": False}))
     before = newest(store, "pseudo").whole("second_moment")
 

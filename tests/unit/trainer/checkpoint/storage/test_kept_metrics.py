@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from pseudoreal_trainer.checkpoint.storage.objects import ObjectStorage, StorageUnavailable
-from pseudoreal_trainer.checkpoint.storage.path import storage_path
+from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, storage_path
 from pseudoreal_trainer.cli.command import main
-from pseudoreal_trainer.training.kept_metrics import metrics_of
+from pseudoreal_trainer.training.kept_metrics import KeptMetrics, metrics_of
 
 from tests.support.checkpoints import metrics
 from tests.unit.trainer.checkpoint.storage.object_server import FOLDER, Bucket
@@ -84,3 +84,18 @@ def test_a_command_prints_them(remote: Bucket, config: Any, train: Any) -> None:
     assert local.stdout == said.stdout
     nothing = CliRunner().invoke(main, ["metrics", f"{remote.url}/nothing"])
     assert (nothing.exit_code, "has no metrics" in nothing.stderr) == (78, True)
+
+
+def test_what_else_lies_beside_the_parts_stays_and_is_not_read(bucket: Bucket) -> None:
+    names = ["metrics/notes/today.txt", "metrics/7/lines.jsonl", "metrics/-00000000007/lines.jsonl", "metrics/readme"]
+    for name in names:
+        bucket.write(name, b"somebody's")
+    folder = storage_path(bucket.url)
+    assert isinstance(folder, ObjectPath)
+    for step in (1, 2):
+        lines = KeptMetrics(folder, 1)
+        lines.add(f"line {step}")
+        lines.keep(step)
+    assert [*metrics_of(folder)] == ["line 1", "line 2"]
+    KeptMetrics(folder, 0)
+    assert sorted(bucket.found()) == sorted(names)

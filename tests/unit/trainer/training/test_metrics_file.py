@@ -1,0 +1,126 @@
+"""metrics.jsonl is cut where training goes on: of the lines behind that, none stays, and no other goes."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pseudoreal_trainer.training import metrics
+from pseudoreal_trainer.training.metrics import forget_after
+
+
+def _line(step: int, **more: Any) -> str:
+    return json.dumps({"phase": "pseudo", "step": step, "loss": 2.5} | more) + "\n"
+
+
+def _lines(steps: range) -> str:
+    return "".join(map(_line, steps))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1 << 20])
+@pytest.mark.parametrize("step", [0, 1, 4, 9, 10, 99])
+def test_lines_through_the_step_stay(file: Path, step: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_BLOCK_BYTES", block)
+    file.write_text(_lines(range(1, 11)))
+    forget_after(file, step)
+    assert file.read_text() == _lines(range(1, min(step, 10) + 1))
+    forget_after(file, step)
+    assert file.read_text() == _lines(range(1, min(step, 10) + 1))
+
+
+@pytest.mark.parametrize("block", [1, 13, 1 << 20])
+def test_a_line_that_is_cut_off_anywhere_goes_and_a_whole_one_stays(
+    file: Path, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "_BLOCK_BYTES", block)
+    text, last = _lines(range(1, 4)), _line(4)
+    for count in range(len(last) + 1):
+        file.write_text(text + last[:count])
+        forget_after(file, 9)
+        whole = count >= len(last) - 1
+        assert file.read_text() == text + (last if whole else ""), "only the end of the line may be missing"
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b"\0" * 5000,
+        b"\n\n\n",
+        b"null\n",
+        b"[1]\n",
+        b'{"step": "x"}\n',
+        b'{"step": null}\n',
+        b'{"phase": "pseudo"}\n',
+        b"[" * 100_000 + b"\n",
+        b'{"phase": "pseudo", "step": 999999999999999999999999, "loss": 1}\n',
+        b"\xff\xfe\n",
+    ],
+    ids=lambda behind: repr(behind[:12]),
+)
+def test_what_is_no_line_goes(file: Path, behind: bytes) -> None:
+    kept = _lines(range(1, 4)).encode()
+    file.write_bytes(kept + behind)
+    forget_after(file, 9)
+    assert file.read_bytes() == kept
+    file.write_bytes(behind)
+    forget_after(file, 9)
+    assert file.read_bytes() == b""
+
+
+def test_a_line_of_a_sample_that_speaks_of_steps_is_read_as_json(file: Path) -> None:
+    text = _line(1) + _line(2, text='{"phase": "pseudo", "step": 99, "a"') + '{"loss": 1, "step": 3}\n'
+    file.write_text(text + _line(4))
+    forget_after(file, 3)
+    assert file.read_text() == text
+
+
+def test_a_file_that_is_not_there_is_made(file: Path) -> None:
+    forget_after(file, 3)
+    assert file.read_bytes() == b""
+
+
+def test_the_file_is_cut_in_one_call_and_not_written_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash leaves the old lines or the new ones, and whoever reads meanwhile goes on reading."""
+    file.write_text(_lines(range(1, 101)))
+    before, read = os.stat(file).st_ino, _counted(monkeypatch, os, "pread")
+    monkeypatch.setattr(metrics, "_BLOCK_BYTES", 256)
+    forget_after(file, 98)
+    assert (os.stat(file).st_ino, [path.name for path in file.parent.iterdir()]) == (before, [file.name])
+    assert sum(size for _, size, _ in read) < 2000, "the lines that stay are not read"
+
+
+def test_of_a_million_lines_only_what_goes_is_read_and_one_is_parsed(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To parse them all takes 5 s and more."""
+    file.write_text("".join(f'{{"phase":"pseudo","step":{step},"loss":2.5}}\n' for step in range(1, 1_000_001)))
+    parsed, read = _counted(monkeypatch, json, "loads"), _counted(monkeypatch, os, "pread")
+    begin = time.process_time()
+    forget_after(file, 999_000)
+    assert time.process_time() - begin < 1
+    assert (len(parsed), parsed[0][0]) == (1, b'{"phase":"pseudo","step":999000,"loss":2.5}\n')
+    assert len(read) == 2, "one block, and the end of the last line"
+    assert file.read_bytes().endswith(parsed[0][0])
+    forget_after(file, 0)
+    assert len(parsed) == 1, "the numbers of the steps are enough"
+    assert file.read_bytes() == b""
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[tuple[Any, ...]]:
+    """The arguments of each call of a function from here on."""
+    calls: list[tuple[Any, ...]] = []
+    act = getattr(module, name)
+
+    def call(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return act(*arguments)
+
+    monkeypatch.setattr(module, name, call)
+    return calls

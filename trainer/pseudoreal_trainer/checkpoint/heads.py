@@ -1,0 +1,171 @@
+"""Heads of the committed checkpoints in a folder, each read once.
+
+A committed manifest changes by `CheckpointStore.restate` alone, which says so here; on a file system it is seen where
+another process has replaced one. So a save costs as much with 200 checkpoints as with one, but for the listing of their
+folders.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, Head, Manifest
+from pseudoreal_trainer.checkpoint.manifest_text import head_in, is_end, manifest_in
+from pseudoreal_trainer.checkpoint.storage.files import FileStorage
+from pseudoreal_trainer.checkpoint.storage.objects import read_beginnings
+from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, StoragePath
+from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.errors import TrainingError
+
+MANIFEST = "manifest.json"
+_BEGINNING_BYTES, _ENDING_BYTES = 1 << 14, 16
+"""Bytes of a manifest's beginning and end that are read first. Heads are 2 to 3 KB; with a measurement of experts, more
+than this."""
+NAME = re.compile(r"[a-z][-a-z0-9]*-\d{8,}")
+_FOR_EARLIER = (
+    "finish the job with the release that wrote it, 0.3 or earlier, or begin anew in a new job or work directory"
+)
+_FOR_LATER = "use the release that wrote it, or move the checkpoint away to go on from the one before"
+
+log = structlog.get_logger()
+
+
+_Version = tuple[int, int, int] | None
+"""Inode, time of the last change in nanoseconds and size of a manifest; None in object storage, where to ask for it
+would be a request for each checkpoint at every save."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    folder: StoragePath
+    """The folder of checkpoints."""
+    _known: dict[str, tuple[_Version, Head]] = field(default_factory=dict)
+    """Name of a checkpoint's folder -> its head, and of which version of the manifest that is."""
+
+    def all(self) -> list[Head]:
+        """Heads of all committed checkpoints, in no order. A folder with the manifest of another checkpoint, such as a
+        copy that somebody put aside, is none. Raises TrainingError as `read_manifest` does."""
+        try:
+            listed = self._listed()
+        except OSError as error:
+            raise unknown(self.folder, error) from error
+        known = {name: known for name, known in self._known.items() if known[0] == listed.get(name, ())}
+        self._known.clear()
+        self._known.update(known)
+        new = sorted(listed.keys() - known.keys())
+        for name, head in zip(new, _heads([self.folder / name for name in new]), strict=True):
+            if head is not None and head.name == name:
+                self._known[name] = (listed[name], head)
+            elif head is not None:
+                log.warning("manifest_of_another_folder", folder=name, checkpoint=head.name)
+        return [head for _, head in self._known.values()]
+
+    def put(self, head: Head) -> None:
+        """Notes a checkpoint that was committed, or whose manifest was replaced."""
+        self._known[head.name] = (_version(self.folder / head.name / MANIFEST), head)
+
+    def drop(self, name: str) -> None:
+        """Notes that a checkpoint is removed."""
+        self._known.pop(name, None)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the checkpoint was committed when it was last looked for."""
+        return name in self._known
+
+    def _listed(self) -> dict[str, _Version]:
+        """The folders that have a manifest, by their names; in object storage, those that may have one: a folder that
+        loses its manifest is removed as a whole soon after."""
+        found: Iterable[tuple[str, _Version]]
+        if isinstance(self.folder, ObjectPath):
+            found = ((folder.name, None) for folder in storage_of(self.folder).folders())
+        else:
+            found = ((path.parent.name, _version(path)) for path in FileStorage(self.folder).find(MANIFEST))
+        return {name: version for name, version in found if NAME.fullmatch(name)}
+
+
+def _version(manifest: StoragePath) -> _Version:
+    if isinstance(manifest, ObjectPath):
+        return None
+    try:
+        found = manifest.stat()
+    except FileNotFoundError:
+        return None  # it was removed meanwhile
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def read_manifest(folder: StoragePath) -> Manifest | None:
+    """The manifest of a folder; None, with a warning, when it makes no sense: such a checkpoint is taken as not
+    committed. Raises TrainingError when it cannot be read, or has another format version: to start from an older
+    checkpoint would throw its training away."""
+    try:
+        text = storage_of(folder / MANIFEST).read()
+    except FileNotFoundError:
+        return None  # it was removed meanwhile
+    except OSError as error:
+        raise unknown(folder, error) from error
+    return parse_manifest(folder, text)
+
+
+def parse_manifest(folder: StoragePath, text: bytes) -> Manifest | None:
+    """The manifest with this content, which is that of the folder; None and TrainingError as `read_manifest`."""
+    try:
+        return manifest_in(text)
+    except ValidationError as error:
+        _refuse_other_version(folder, text)
+        log.warning("manifest_unreadable", checkpoint=folder.name, error=str(error).splitlines()[0])
+    return None
+
+
+def unknown(path: StoragePath, error: OSError) -> TrainingError:
+    return TrainingError(f"{path} cannot be read, so nobody knows which checkpoint is the newest: {error}")
+
+
+def _heads(folders: Sequence[StoragePath]) -> Iterable[Head | None]:
+    """The heads of the manifests in these folders; None where there is none, or one that makes no sense."""
+    beginnings = [_beginning(folder / MANIFEST) for folder in folders if isinstance(folder, Path)]
+    # One after the other, 200 requests would take as many turns to the server and back.
+    objects = [folder / MANIFEST for folder in folders if isinstance(folder, ObjectPath)]
+    return map(_head, folders, [*beginnings, *read_beginnings(objects, _BEGINNING_BYTES)])
+
+
+def _head(folder: StoragePath, beginning: bytes | None) -> Head | None:
+    if beginning is None:
+        return None
+    try:
+        head = head_in(beginning)
+    except ValidationError:
+        head = None  # read whole, it may make sense
+    if head is not None:
+        return head
+    manifest = read_manifest(folder)
+    return None if manifest is None else manifest.head
+
+
+def _beginning(path: Path) -> bytes | None:
+    """The first bytes of a manifest; None where there is none, and no bytes where it was cut off."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            ending = os.pread(file.fileno(), _ENDING_BYTES, max(0, os.fstat(file.fileno()).st_size - _ENDING_BYTES))
+            return os.pread(file.fileno(), _BEGINNING_BYTES, 0) if is_end(ending) else b""
+    except FileNotFoundError:
+        return None  # it was removed meanwhile
+    except OSError as error:
+        raise unknown(path.parent, error) from error
+
+
+def _refuse_other_version(folder: StoragePath, text: bytes) -> None:
+    try:
+        version = json.loads(text)["formatVersion"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        remedy = _FOR_EARLIER if version < FORMAT_VERSION else _FOR_LATER
+        raise TrainingError(
+            f"{folder / MANIFEST} has format version {version}, and this release reads {FORMAT_VERSION}; {remedy}"
+        )
