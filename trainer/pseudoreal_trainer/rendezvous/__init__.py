@@ -1,4 +1,2 @@
-"""How the workers of a phase meet: by torchrun, with numbers of their own.
-
-torchrun numbers workers by the names of their hosts, where 10 comes before 2.
+"""How the workers of a phase meet: each comes to worker 0, which knows them by the job's secret and gives them numbers.
 """
