@@ -55,8 +55,8 @@ def start_pod(
     environment: Mapping[str, str] | None = None,
     before: Callable[[], object] | None = None,
 ) -> Pod:
-    """Worker `number` of `workers`, which meet as `environment` says (see `meeting`); one alone needs no more. It leaves
-    its log and its last word in the folder, which is made. `before` is called in its process."""
+    """Worker `number` of `workers`, which meet as `environment` says (see `meeting`); one alone needs no more. It
+    leaves its log and its last word in the folder, which is made. `before` is called in its process."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(config.to_json())
     own = {

@@ -1,2 +1,3 @@
-"""How the workers of a phase meet: each comes to worker 0, which knows them by the job's secret and gives them numbers.
+"""How the workers of a phase meet: all come to worker 0, which knows them by the secret of the job and numbers them.
+When they come, and how often, is launch's.
 """

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import structlog
 
@@ -22,10 +23,8 @@ from pseudoreal_trainer.rendezvous.handshake import (
     HANDSHAKE_SECONDS,
     MEET,
     STORE,
-    TEXT_BYTES,
     Left,
     Line,
-    Seal,
     Stranger,
     answer_worker,
 )
@@ -170,11 +169,13 @@ class Gate:
             self._handshakes.pop(_this_task(), None)
             if purpose == STORE:
                 with closing(await connect(self._store)) as store:
-                    return await carry(line, store, self._note_move)
-            if purpose != MEET:
+                    await carry(line, store, self._note_move)
+            elif purpose == MEET:
+                arrival = Arrival.from_text(await seal.receive(), self._workers)
+            else:
                 raise Stranger(f"asks for {purpose!r}, which this release does not know")
-            arrival = Arrival.from_text(await seal.receive(), self._workers)
-        await seal.send((await self._answer_for(line, arrival)).to_text())
+        if purpose == MEET:
+            await seal.send((await self._answer_for(line, arrival)).to_text())
 
     async def _answer_for(self, line: Line, arrival: Arrival) -> Answer:
         """Wait for the answer to a worker. Raises Left and OSError when it goes."""
@@ -184,13 +185,14 @@ class Gate:
         guest.lines += 1
         left = asyncio.create_task(line.read(1))
         try:
-            await asyncio.wait({left, guest.answer}, return_when=asyncio.FIRST_COMPLETED)
+            first: set[asyncio.Future[Any]] = {left, guest.answer}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if guest.answer.done():
                 return guest.answer.result()
             await left
             raise Stranger("says more than it was asked")
         finally:
-            if not left.cancel():
+            if not left.cancel() and not left.cancelled():
                 left.exception()  # asyncio would log one that nobody has seen
             guest.lines -= 1
             self._unseat(guest)

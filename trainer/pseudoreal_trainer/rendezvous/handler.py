@@ -126,7 +126,7 @@ class StaticRendezvous(RendezvousHandler):
         except ValueError as error:
             # All are told, who would wait for an answer.
             answers = [Answer(problem=str(error))] * len(seats)
-        background.begin(gate.answer({seat.worker: answer for seat, answer in zip(seats[1:], answers[1:], strict=True)}))
+        background.begin(gate.answer(dict(enumerate(answers[1:], start=1))))
         return _number(answers[0])
 
     def _come(self) -> tuple[TCPStore, int]:

@@ -6,10 +6,10 @@ else. Runs in an asyncio loop.
                                                   <-----  nonce b, HMAC(key, "worker 0", greeting, b)
     purpose, HMAC(key, "worker", greeting, b, purpose) ->
 
-All three have fixed sizes, and whoever holds no key gets no further. Both nonces are drawn anew, so no proof can be used
-twice, and the two roles sign different texts, so neither can be made to sign for the other. Texts that follow (`Seal`)
-carry an HMAC of their own. What a tunnel carries does not: it is as safe from those who read or change the packets of
-others as the ranks' own connections are, which is not at all.
+All three have fixed sizes, and whoever holds no key gets no further. Both nonces are drawn anew, so no proof can be
+used twice, and the two roles sign different texts, so neither can be made to sign for the other. Texts that follow
+(`Seal`) carry an HMAC of their own. What a tunnel carries does not: like the ranks' own connections it is open to
+whoever can read or change other people's packets.
 """
 
 import asyncio

@@ -30,7 +30,8 @@ class Seat:
 
     @classmethod
     def of_pod(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        return cls(int(environment.get("PET_NODE_RANK", "0")), environment.get(NODE_NAME, ""), environment.get(TOPOLOGY_DOMAIN))
+        worker = int(environment.get("PET_NODE_RANK", "0"))
+        return cls(worker, environment.get(NODE_NAME, ""), environment.get(TOPOLOGY_DOMAIN))
 
 
 def numbers(seats: Sequence[Seat], config: PhaseConfig) -> list[int]:

@@ -35,17 +35,19 @@ class Evil:
         return os.mkdir, (str(self._folder),)
 
 
+def _write_to_store(port: int, key: str, value: str) -> None:
+    limit = timedelta(seconds=1)
+    TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=limit).set(key, value)
+
+
 def test_a_stranger_with_torch_s_store_runs_no_code_in_worker_0(tmp_path: Path) -> None:
     """With torch's own rendezvous worker 0 read this within seconds."""
     with meeting(2) as held, coming(held) as come:
         host = come(0)
         held.await_door()
-        state = base64.b64encode(pickle.dumps(Evil(tmp_path / "read")))
+        state = base64.b64encode(pickle.dumps(Evil(tmp_path / "read"))).decode()
         with pytest.raises(DistNetworkError):
-            store = TCPStore(
-                "127.0.0.1", held.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=1)
-            )
-            store.set("torch.rendezvous.job-phase-1", state)
+            _write_to_store(held.port, "torch.rendezvous.job-phase-1", state)
         assert [met.result().rank for met in (host, come(1))] == [0, 1]
     assert not (tmp_path / "read").exists()
 
@@ -217,8 +219,10 @@ def _record(port: int) -> bytes:
     return bytes(said)
 
 
-_NO_OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
-_NO_OBJECTS += ("send_object_list", "recv_object_list", "unpickle", "pickle", "cloudpickle", "dill", "marshal", "shelve")
+_NO_OBJECTS = (
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("send_object_list", "recv_object_list", "pickle", "cloudpickle", "dill", "marshal", "shelve"),
+)
 
 
 def test_the_trainer_reads_no_pickle_from_anybody() -> None:
