@@ -62,7 +62,7 @@ def _pickle(_: Meeting) -> bytes:
 
 def _store_request(_: Meeting) -> bytes:
     """How torch's store begins: a magic number, and a key to be set."""
-    return struct.pack("<BI", 13, 0x3C85F7CE) + struct.pack("<BQ", 0, 3) + b"key" + struct.pack("<Q", 1) + b"1"
+    return struct.pack("<BIBQ3sQ1s", 13, 0x3C85F7CE, 0, 3, b"key", 1, b"1")
 
 
 def _guessed_proof(_: Meeting) -> bytes:
