@@ -27,6 +27,13 @@ REPORT_CA_FILE = "operator-ca.crt"
 REPORT_TOKEN_DIRECTORY = "/var/run/secrets/pseudoreal.dev"
 REPORT_TOKEN_FILE = "token"
 RENDEZVOUS_PORT = 29500
+RENDEZVOUS_SECRET = "PSEUDOREAL_RENDEZVOUS_SECRET"
+"""Environment variable of a trainer pod that meets others: the file with the secret by which they know each other."""
+RENDEZVOUS_SECRET_DIRECTORY = "/var/run/secrets/rendezvous.pseudoreal.dev"
+RENDEZVOUS_SECRET_FILE = "secret"
+"""Name of that file, and the key in the Secret."""
+SECRET_BYTES = 32
+"""Size of that secret: what the operator draws, and the least that a trainer takes."""
 
 
 HOST_NAME_CHARACTERS = 63

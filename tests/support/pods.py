@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pseudoreal_api.names import RENDEZVOUS_SECRET
 from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
 
-from tests.support.ports import free_port
 from tests.support.processes import LIMIT_SECONDS
 
+SECRET = Path(__file__).parents[1] / "data" / "rendezvous-secret"
+"""The secret of the jobs whose pods are processes of this machine."""
 PROGRAM = ("-m", "pseudoreal_trainer.cli.pod")
 _ROOT = Path(__file__).parents[2]
 
@@ -49,20 +51,17 @@ def start_pod(
     number: int = 0,
     workers: int = 1,
     *,
-    port: int | None = None,
     program: tuple[str, ...] = PROGRAM,
     environment: Mapping[str, str] | None = None,
     before: Callable[[], object] | None = None,
 ) -> Pod:
-    """Worker `number` of `workers`, which meet at the port of worker 0; one alone needs none. It leaves its log and its
-    last word in the folder, which is made. `before` is called in its process."""
+    """Worker `number` of `workers`, which meet as `environment` says (see `meeting`); one alone needs no more. It
+    leaves its log and its last word in the folder, which is made. `before` is called in its process."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(config.to_json())
     own = {
         "PET_NNODES": str(workers),
         "PET_NODE_RANK": str(number),
-        "PET_MASTER_ADDR": "127.0.0.1",
-        "PET_MASTER_PORT": str(port or free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "PSEUDOREAL_TERMINATION_LOG": str(folder / "termination"),
@@ -86,6 +85,6 @@ def meeting(number: int, port: int) -> dict[str, str]:
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
         "PET_RDZV_ID": "job-phase-1",
-        "PET_LOCAL_ADDR": "127.0.0.1",
+        RENDEZVOUS_SECRET: str(SECRET),
         "PSEUDOREAL_NODE_NAME": f"node-{number}",
     }

@@ -15,11 +15,11 @@ def free_ports(count: int) -> range:
     """Ports of the loopback interface, one behind the other."""
     while True:
         ports = range(first := free_port(), first + count)
-        if ports[-1] < 65_536 and all(map(_is_free, ports)):
+        if ports[-1] < 65_536 and all(map(is_free, ports)):
             return ports
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     with socket.socket() as listener:
         try:
             listener.bind(("127.0.0.1", port))

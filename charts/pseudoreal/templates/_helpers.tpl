@@ -83,7 +83,7 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
 {{- toYaml .Values.reports.certificate }}
 {{- end }}
 
-{{- /* What the operator may do with the jobs of a namespace. No secrets, no nodes. */ -}}
+{{- /* What the operator may do with the jobs of a namespace. It reads no Secrets and no nodes. */ -}}
 {{- define "pseudoreal.rules" -}}
 - apiGroups: [pseudoreal.dev]
   resources: [pseudorealjobs]
@@ -103,6 +103,10 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
 - apiGroups: [""]
   resources: [services, persistentvolumeclaims]
   verbs: [get, create]
+- apiGroups: [""]
+  resources: [secrets]
+  # By which the workers of a job know each other. It reads none.
+  verbs: [create]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, create]

@@ -42,6 +42,7 @@ _COLLECTIONS = {
     "PersistentVolumeClaim": ("api/v1", "persistentvolumeclaims"),
     "Pod": ("api/v1", "pods"),
     "PseudoRealJob": (f"apis/{GROUP}/{VERSION}", PLURAL),
+    "Secret": ("api/v1", "secrets"),
     "Service": ("api/v1", "services"),
     "TokenReview": ("apis/authentication.k8s.io/v1", "tokenreviews"),
 }

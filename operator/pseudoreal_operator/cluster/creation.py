@@ -1,7 +1,11 @@
 """Makes the children of a job: by creating them, so that what has such a name already is never changed."""
 
+from base64 import b64encode
+from secrets import token_bytes
+
 import structlog
 from kubernetes.aio.client import ApiException
+from pseudoreal_api.names import RENDEZVOUS_SECRET_FILE, SECRET_BYTES
 
 from pseudoreal_operator.cluster.api import Api, Json, is_taken, kind_of
 
@@ -23,12 +27,14 @@ async def make(api: Api, manifest: Json) -> None:
     NotServed, or ApiException."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     try:
-        await api.create(manifest)
+        await api.create(_with_data(manifest))
     except ApiException as refusal:
         if refusal.status == _NOT_FOUND and kind == "PodGroup":
             raise NotServed(_not_served(manifest["apiVersion"])) from refusal
         if not is_taken(refusal):
             raise
+        if kind == "Secret":
+            return  # the operator may not read any; one that somebody else made opens this job alone, and to him
         found = await api.find(kind_of(manifest), metadata["namespace"], metadata["name"])
         # One that went away meanwhile is made by the next pass.
         if found is None:
@@ -36,6 +42,13 @@ async def make(api: Api, manifest: Json) -> None:
         _check_owner(kind, found["metadata"], metadata)
     else:
         log.info("made", kind=kind, name=metadata["name"])
+
+
+def _with_data(manifest: Json) -> Json:
+    """The manifest, in a Secret with data that nobody has seen before: it is in no plan, and in no log."""
+    if manifest["kind"] != "Secret":
+        return manifest
+    return manifest | {"data": {RENDEZVOUS_SECRET_FILE: b64encode(token_bytes(SECRET_BYTES)).decode()}}
 
 
 def _not_served(version: str) -> str:

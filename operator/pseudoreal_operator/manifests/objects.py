@@ -1,5 +1,5 @@
-"""What the operator makes for a job: a claim, a headless Service, a NetworkPolicy, PodGroups, and an Indexed Job per
-execution.
+"""What the operator makes for a job: a claim, a headless Service, a NetworkPolicy, a Secret, PodGroups, and an Indexed
+Job per execution.
 
 They never change once they are made: what they depend on is immutable in the spec, or the number of the execution is in
 their names and a new one is made.
@@ -50,10 +50,13 @@ def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, sett
     """The children of a stage in the order in which they must be made: the Job last, so that where it is, all of them
     are. The numbers and the nodes come from the status."""
     job = at_size(job, status, stage)
+    plan = _pod_plan(job, stage, status, settings)
     made = network_children(job, settings) if stage.kind is StageKind.TRAIN else []
+    if plan.meets:
+        made.append(_secret(job))
     if gang := gang_of(job, stage):
         made.append(_pod_group(job, gang))
-    made.append(_job(job, stage, _pod_plan(job, stage, status, settings), settings, status.avoided_nodes))
+    made.append(_job(job, stage, plan, settings, status.avoided_nodes))
     if steps := last_steps_of(job.spec, stage):
         made[-1]["metadata"]["annotations"] = {ANNOTATION_LAST_STEPS: steps}
     return made
@@ -146,6 +149,12 @@ def _service(job: PseudoRealJob) -> Json:
     }
     name = network_name(job.metadata.name, job.metadata.uid)
     return child("Service", "v1", job, name, own_labels(job)) | {"spec": spec}
+
+
+def _secret(job: PseudoRealJob) -> Json:
+    """The Secret by which workers know each other, the same for all executions. Its data is drawn when it is made."""
+    name = network_name(job.metadata.name, job.metadata.uid)
+    return child("Secret", "v1", job, name, own_labels(job)) | {"type": "Opaque", "immutable": True}
 
 
 def _pod_group(job: PseudoRealJob, gang: Gang) -> Json:

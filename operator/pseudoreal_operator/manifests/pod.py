@@ -17,6 +17,9 @@ from pseudoreal_api.names import (
     CONTAINER,
     OFFLOAD_DIRECTORY,
     RENDEZVOUS_PORT,
+    RENDEZVOUS_SECRET,
+    RENDEZVOUS_SECRET_DIRECTORY,
+    RENDEZVOUS_SECRET_FILE,
     REPORT_CA_FILE,
     REPORT_TOKEN_DIRECTORY,
     REPORT_TOKEN_FILE,
@@ -84,6 +87,11 @@ class PodPlan:
     @property
     def trains(self) -> bool:
         return self.rendezvous_id is not None
+
+    @property
+    def meets(self) -> bool:
+        """Whether there are workers that meet, by the secret of their job."""
+        return self.trains and self.workers > 1
 
 
 def pod_template(job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: Sequence[str] = ()) -> Json:
@@ -239,6 +247,7 @@ def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
     join."""
     assert plan.rendezvous_id is not None, "only training meets"
     service = network_name(job.metadata.name, job.metadata.uid)
+    secret = {RENDEZVOUS_SECRET: f"{RENDEZVOUS_SECRET_DIRECTORY}/{RENDEZVOUS_SECRET_FILE}"} if plan.meets else {}
     return {
         WORKERS_VARIABLE: str(plan.workers),
         "PET_NPROC_PER_NODE": str(plan.processes),
@@ -247,6 +256,7 @@ def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
         "PET_RDZV_ID": plan.rendezvous_id,
         "PET_MAX_RESTARTS": "0",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_shutdown_seconds(_grace_seconds(plan.pod))),
+        **secret,
     }
 
 
@@ -277,6 +287,11 @@ def _volumes(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json
         volumes.append({**(plan.weights.volume or {}), "name": "weights"})
     if plan.disk is not None:
         volumes.append({**plan.disk, "name": "offload"})
+    if plan.meets:
+        # A file: the environment of a container is seen by whoever may look at pods.
+        name = network_name(job.metadata.name, job.metadata.uid)
+        items = [{"key": RENDEZVOUS_SECRET_FILE, "path": RENDEZVOUS_SECRET_FILE}]
+        volumes.append({"name": "rendezvous", "secret": {"secretName": name, "items": items}})
     reports = report_volumes(settings) if plan.trains else []
     return volumes + network.volumes(plan.network) + reports
 
@@ -294,6 +309,8 @@ def _mounts(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]
         mounts.append({"name": "weights", "mountPath": plan.weights.path, "readOnly": True})
     if plan.disk is not None:
         mounts.append({"name": "offload", "mountPath": OFFLOAD_DIRECTORY})
+    if plan.meets:
+        mounts.append({"name": "rendezvous", "mountPath": RENDEZVOUS_SECRET_DIRECTORY, "readOnly": True})
     reports = report_mounts(settings) if plan.trains else []
     return mounts + network.mounts(plan.network) + reports
 

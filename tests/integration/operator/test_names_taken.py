@@ -41,3 +41,17 @@ def test_a_service_with_the_name_of_a_child_is_left_alone_and_named(
     assert job.child_jobs() == []
     core.delete_namespaced_service(mine["metadata"]["name"], cluster.namespace)
     job.pods("robbed-pseudo-e1")
+
+
+def test_a_secret_with_the_name_of_a_child_is_used_and_the_operator_may_not_look_at_it(
+    cluster: Cluster, stopped_operator: Operator
+) -> None:
+    """Who made it knows the secret of this job alone."""
+    job = cluster.create("robbed", spec__phases__0__workers=2)
+    name = network_name("robbed", job.body["metadata"]["uid"])
+    mine: Any = {"metadata": {"name": name}, "stringData": {"secret": "known"}}
+    client.CoreV1Api(cluster.api).create_namespaced_secret(cluster.namespace, mine)
+    stopped_operator.start()
+    job.pods("robbed-pseudo-e1")
+    (found,) = cluster.list("api/v1 secrets")
+    assert found["metadata"].get("ownerReferences") is None

@@ -1,5 +1,6 @@
 """A whole job on a real API server, with and without an operator that is killed all the time."""
 
+from base64 import b64decode
 from collections.abc import Callable
 
 import pytest
@@ -28,7 +29,10 @@ def test_a_job_runs_through_its_phases(cluster: Cluster) -> None:
     job.pods("whole-real-delink-e1")
     assert job.wait("the delink", lambda status: status.state == "Delinking").phases[0].state == "Complete"
     complete_stage(job, "delink")
+    assert cluster.list("api/v1 secrets") == [], "one worker alone meets nobody"
     job.run("whole-real-e1", 2)
+    (secret,) = cluster.list("api/v1 secrets")
+    assert (len(b64decode(secret["data"]["secret"])), secret["immutable"]) == (32, True)
     status = job.wait("both workers", lambda status: status.replicas.ready == 2)
     assert (status.current_phase, status.phases[1].start_checkpoint) == ("real", "real-10")
     complete_stage(job, "real")

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,8 +22,6 @@ from pseudoreal_trainer.pod.outcome import TERMINATION_LOG
 
 Event = dict[str, Any]
 OnEvent = Callable[[Event], None]
-
-_LOOPBACK = "127.0.0.1"
 
 
 class PodFailed(RuntimeError):
@@ -135,19 +132,8 @@ def use_endpoint(storage: Storage) -> None:
 
 
 def _environment(termination: Path) -> dict[str, str]:
-    own = {
-        "PET_NNODES": "1",
-        "PET_MASTER_ADDR": _LOOPBACK,
-        "PET_MASTER_PORT": str(_free_port()),
-        TERMINATION_LOG: str(termination.resolve()),
-    }
+    own = {"PET_NNODES": "1", TERMINATION_LOG: str(termination.resolve())}
     return {"GLOO_SOCKET_IFNAME": "lo"} | dict(os.environ) | own
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((_LOOPBACK, 0))
-        return int(listener.getsockname()[1])
 
 
 def _read(termination: Path, config: PhaseConfig | DelinkConfig, exit_code: int) -> TerminationMessage:

@@ -31,6 +31,7 @@ from pseudoreal_trainer.pod.metrics_server import metrics_port, serving_metrics
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY, ended_badly, write_termination
 from pseudoreal_trainer.pod.pod_folder import PodFolder, memory_directory
 from pseudoreal_trainer.pod.reporting import reporting
+from pseudoreal_trainer.rendezvous.secret import check_secret
 
 WORKER = "pseudoreal_trainer.cli.rank"
 _NEWEST_SECONDS = 10.0
@@ -87,8 +88,10 @@ def _train(config: PhaseConfig, path: Path, stop: Stop) -> TerminationMessage:
 
 
 def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) -> TerminationMessage:
-    """Runs the ranks once the phase has its layout: they, and all that looks at it, know no other."""
+    """Runs the ranks once the phase has its layout: they, and all that looks at it, know no other. A pod that could not
+    meet the others ends before."""
     try:
+        check_secret()
         config, layout = settled(config, stop.ending_at_once)
     except Stopped:
         return ended_badly("Yielded", config, "asked to stop while it searched a layout; nothing was to be saved")

@@ -28,20 +28,18 @@ log = structlog.get_logger()
 
 def rendezvous(environment: Mapping[str, str], config: PhaseConfig, place: Place) -> dict[str, str]:
     """Variables of torchrun for where the pods meet, and as which worker this one does. Each restart in place has a
-    port of its own: the torchrun of worker 0 before it may still listen, and whoever met it there would end with it.
-
-    Whether this pod holds the rendezvous, as worker 0 does, is said: torchrun would compare names of hosts to find that
-    out, and in its node's network a pod has the name of the node."""
+    port and a name of its own: the torchrun of worker 0 before it may still listen, and whoever met it there would end
+    with it. The key of the meeting follows from its name."""
     if environment.get("PET_RDZV_BACKEND") != "c10d":
         return {}
     worker = {"PET_NODE_RANK": str(place.worker)}
-    is_host = "true" if place.worker == 0 else "false"
     if place.restart == 0:
-        return worker | {"PET_RDZV_CONF": f"is_host={is_host},join_timeout={_JOIN_SECONDS}"}
+        return worker | {"PET_RDZV_CONF": f"join_timeout={_JOIN_SECONDS}"}
     host, port = _place(environment)
+    membership = f"-of-{place.membership}" if place.membership else ""
     return worker | {
-        "PET_RDZV_CONF": f"is_host={is_host},join_timeout={meet_seconds(config)}",
-        "PET_RDZV_ID": f"{environment['PET_RDZV_ID']}-{place.restart}",
+        "PET_RDZV_CONF": f"join_timeout={meet_seconds(config)}",
+        "PET_RDZV_ID": f"{environment['PET_RDZV_ID']}-{place.restart}{membership}",
         "PET_RDZV_ENDPOINT": f"{_host(host, place.host)}:{port + place.restart}",
     }
 

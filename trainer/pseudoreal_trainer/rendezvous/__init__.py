@@ -1,4 +1,3 @@
-"""How the workers of a phase meet: by torchrun, with numbers of their own.
-
-torchrun numbers workers by the names of their hosts, where 10 comes before 2.
+"""How the workers of a phase meet: all come to worker 0, which knows them by the secret of the job and numbers them.
+When they come, and how often, is launch's.
 """

@@ -1,88 +1,194 @@
-"""torchrun's rendezvous, after which the workers agree on their numbers."""
+"""torchrun's rendezvous, without torch's own: that one unpickles what stands in a store which everybody can write to.
 
+The workers are known by number, and worker 0 is where they meet. What reaches the network is the door of `Gate` alone;
+torch's store, which serves whoever connects, listens on the loopback interface.
+"""
+
+import socket
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import TypeVar
 
-from torch.distributed.distributed_c10d import Store
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+import structlog
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
 
+from pseudoreal_trainer.rendezvous.background import Background
+from pseudoreal_trainer.rendezvous.gate import Answer, Gate
+from pseudoreal_trainer.rendezvous.guest import come
 from pseudoreal_trainer.rendezvous.seats import Seat
+from pseudoreal_trainer.rendezvous.tunnel import BACKLOG, LOOPBACK, lead_to_store
 
-BACKEND = "numbered-c10d"
+BACKEND = "pseudoreal"
 """Name by which torchrun knows it."""
-
+T = TypeVar("T")
 Numbering = Callable[[Sequence[Seat]], Sequence[int]]
-"""From the seats of all workers, as they have come, to a number for each."""
+"""From the seats of all workers, in their order, to a number for each."""
+_DEFAULT_SECONDS = 600
+_LOG_SECONDS = 60.0
+_STORE_SECONDS = 60.0
+"""Time limit of a request to the store, where nothing else is said."""
+_QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.05, 2.0
+"""The store ends when nothing has gone to or from it for the first, and at the latest after the second."""
+
+log = structlog.get_logger()
 
 
-class NumberedRendezvous(RendezvousHandler):
-    """The rendezvous of `inner`, which gives out the numbers of `numbering` instead of its own."""
+class StaticRendezvous(RendezvousHandler):
+    """A meeting of `parameters.max_nodes` workers, of which this process is the one of `seat`; it takes place once.
+    `key` is None for a worker that is the only one."""
 
-    def __init__(self, inner: RendezvousHandler, seat: Seat, numbering: Numbering) -> None:
-        self._inner, self._seat, self._numbering = inner, seat, numbering
+    def __init__(
+        self, parameters: RendezvousParameters, seat: Seat, numbering: Numbering, key: bytes | None = None
+    ) -> None:
+        self._parameters, self._seat, self._numbering, self._key = parameters, seat, numbering, key
+        self._workers = parameters.max_nodes
+        self._background: Background | None = None
+        self._gate: Gate | None = None
+        self._store: TCPStore | None = None
+        """Kept here, as the server of worker 0 ends with it."""
 
     @property
     def use_agent_store(self) -> bool:
-        return self._inner.use_agent_store
+        return True
 
     def get_backend(self) -> str:
         return BACKEND
 
-    def next_rendezvous(self) -> RendezvousInfo:
-        met = self._inner.next_rendezvous()
-        number = agreed_number(met.store, met.rank, met.world_size, self._seat, self._numbering)
-        assert met.bootstrap_store_info is not None, "torchrun's own rendezvous says where the ranks' store is"
-        # It stays there, whoever is rank 0: ranks only look it up.
-        return RendezvousInfo(met.store, number, met.world_size, met.bootstrap_store_info)
+    def get_run_id(self) -> str:
+        return str(self._parameters.run_id)
 
     def is_closed(self) -> bool:
-        return self._inner.is_closed()
+        return False
 
     def set_closed(self) -> None:
-        self._inner.set_closed()
+        """Nobody can come later."""
 
     def num_nodes_waiting(self) -> int:
-        return self._inner.num_nodes_waiting()
+        return 0
 
-    def get_run_id(self) -> str:
-        return self._inner.get_run_id()
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._seat.worker == 0:
+            store, number = self._hold()
+        else:
+            store, number = self._come()
+        self._store = store
+        return RendezvousInfo(store, number, self._workers, RendezvousStoreInfo(LOOPBACK, store.port))
 
     def shutdown(self) -> bool:
-        return self._inner.shutdown()
+        """Close the meeting once the other workers have been told what they asked the store last."""
+        if self._gate is not None:
+            until = time.monotonic() + _MOST_QUIET_SECONDS
+            while time.monotonic() < min(until, self._gate.moved + _QUIET_SECONDS):
+                time.sleep(_QUIET_SECONDS / 5)
+        if self._background is not None:
+            self._background.close()
+            self._background = None
+        return True
+
+    def _hold(self) -> tuple[TCPStore, int]:
+        """Worker 0's part: the ranks' store, and this worker's number."""
+        listener = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            LOOPBACK,
+            port,
+            is_master=True,
+            master_listen_fd=listener.detach(),
+            wait_for_workers=False,
+            timeout=timedelta(seconds=_STORE_SECONDS),
+        )
+        if self._workers == 1:
+            return store, 0
+        door = _listen(self._endpoint[1])
+        self._gate = Gate(door, self._required_key, self._workers, port)
+        background = self._begin()
+        background.begin(self._gate.run())
+        return store, self._give_numbers(background, self._gate)
+
+    def _give_numbers(self, background: Background, gate: Gate) -> int:
+        def missing() -> str:
+            return f"of {self._workers} workers these have not come: {_listed(gate.missing)}"
+
+        others = self._await(gate.complete, missing)
+        seats = [self._seat, *others]
+        try:
+            answers = [Answer(number) for number in self._numbering(seats)]
+        except ValueError as error:
+            # All are told, who would wait for an answer.
+            answers = [Answer(problem=str(error))] * len(seats)
+        background.begin(gate.answer(dict(enumerate(answers[1:], start=1))))
+        return _number(answers[0])
+
+    def _come(self) -> tuple[TCPStore, int]:
+        """Another worker's part: a way to the ranks' store, and this worker's number."""
+        key, background = self._required_key, self._begin()
+        coming = background.begin(come(self._endpoint, key, self._seat))
+        answer, worker_0 = self._await(coming, lambda: "worker 0 has not given this worker a number")
+        number = _number(answer)
+        listener = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
+        listener.setblocking(False)
+        port = listener.getsockname()[1]
+        background.begin(lead_to_store(listener, worker_0, key))
+        limit = timedelta(seconds=_STORE_SECONDS)
+        return TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=limit), number
+
+    def _begin(self) -> Background:
+        self._background = Background()
+        return self._background
+
+    def _await(self, awaited: "Future[T]", lack: Callable[[], str]) -> T:
+        until = time.monotonic() + (self._parameters.get_as_int("join_timeout") or _DEFAULT_SECONDS)
+        while True:
+            try:
+                return awaited.result(max(0.0, min(_LOG_SECONDS, until - time.monotonic())))
+            except TimeoutError:
+                if time.monotonic() >= until:
+                    raise RendezvousTimeoutError(lack()) from None
+                log.info("waits_for_workers", because=lack())
+
+    @property
+    def _endpoint(self) -> tuple[str, int]:
+        host, _, port = self._parameters.endpoint.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
+    def _required_key(self) -> bytes:
+        assert self._key is not None, "workers that meet have a key"
+        return self._key
 
 
-def numbered(seat: Seat, numbering: Numbering) -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """What torchrun calls for a handler of BACKEND."""
-
-    def create(parameters: RendezvousParameters) -> RendezvousHandler:
-        asked: dict[str, Any] = vars(parameters) | {"backend": "c10d"}
-        own = RendezvousParameters(**{name: asked[name] for name in asked if name != "config"}, **parameters.config)
-        backend, store = create_backend(own)
-        return NumberedRendezvous(create_handler(store, backend, own), seat, numbering)
-
-    return create
+def static(seat: Seat, numbering: Numbering, key: bytes | None) -> Callable[[RendezvousParameters], RendezvousHandler]:
+    """Return what torchrun calls for a handler of BACKEND."""
+    return lambda parameters: StaticRendezvous(parameters, seat, numbering, key)
 
 
-def agreed_number(store: Store, arrival: int, workers: int, seat: Seat, numbering: Numbering) -> int:
-    """This worker's number. Every worker calls this with another `arrival` below `workers`; who is the last gives out
-    the numbers of all. Raises RuntimeError where the numbering has none for these seats."""
-    store.set(f"seat/{arrival}", seat.to_json())
-    if store.add("seated", 1) == workers:
-        arrivals = range(workers)
-        seats = [Seat.from_json(text) for text in store.multi_get([f"seat/{one}" for one in arrivals])]
-        for one, number in zip(arrivals, _numbers(seats, numbering), strict=True):
-            store.set(f"number/{one}", number)
-    number = store.get(f"number/{arrival}").decode()
-    if not number.isdecimal():
-        raise RuntimeError(f"the workers have no numbers: {number}")
-    return int(number)
+def _number(answer: Answer) -> int:
+    if answer.problem:
+        raise RuntimeError(f"the workers have no numbers: {answer.problem}")
+    return answer.number
 
 
-def _numbers(seats: Sequence[Seat], numbering: Numbering) -> list[str]:
-    """The number of each worker, or for all of them why they have none: the others wait for an answer."""
+def _listen(port: int) -> socket.socket:
+    """Raises RendezvousConnectionError."""
+    dual = socket.has_dualstack_ipv6()
     try:
-        return [str(number) for number in numbering(seats)]
-    except ValueError as error:
-        return [str(error)] * len(seats)
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6 if dual else socket.AF_INET, backlog=BACKLOG, dualstack_ipv6=dual
+        )
+    except OSError as error:
+        raise RendezvousConnectionError(f"worker 0 cannot hold the meeting at port {port}: {error}") from error
+
+
+def _listed(workers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, workers[:20]))
+    return shown if len(workers) <= 20 else f"{shown} and {len(workers) - 20} more"

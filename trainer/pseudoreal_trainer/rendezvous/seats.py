@@ -1,9 +1,8 @@
 """Who comes to a rendezvous, and which number each worker gets. Pure."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 import structlog
@@ -31,14 +30,8 @@ class Seat:
 
     @classmethod
     def of_pod(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        return cls(int(environment["PET_NODE_RANK"]), environment.get(NODE_NAME, ""), environment.get(TOPOLOGY_DOMAIN))
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Self:
-        return cls(**json.loads(text))
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        worker = int(environment.get("PET_NODE_RANK", "0"))
+        return cls(worker, environment.get(NODE_NAME, ""), environment.get(TOPOLOGY_DOMAIN))
 
 
 def numbers(seats: Sequence[Seat], config: PhaseConfig) -> list[int]:

@@ -1,4 +1,4 @@
-"""torchrun with the workers' own numbers."""
+"""torchrun with the project's own rendezvous."""
 
 import os
 from collections.abc import Sequence
@@ -10,16 +10,19 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.run import main
 
 from pseudoreal_trainer.logs import configure_logs
-from pseudoreal_trainer.rendezvous.handler import BACKEND, numbered
+from pseudoreal_trainer.rendezvous.handler import BACKEND, static
 from pseudoreal_trainer.rendezvous.seats import Seat, numbers
+from pseudoreal_trainer.rendezvous.secret import meeting_key
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Runs torchrun with its arguments, of which the last is the configuration of the phase. A worker that meets nobody
-    needs no numbers, and gets torchrun as it is."""
-    if os.environ.get("PET_RDZV_BACKEND") == "c10d":
-        configure_logs()
-        config = read_phase_config(Path(arguments[-1]))
-        os.environ["PET_RDZV_BACKEND"] = BACKEND
-        rendezvous_handler_registry.register(BACKEND, numbered(Seat.of_pod(), partial(numbers, config=config)))
+    """Run torchrun with its arguments, of which the last is the configuration of the phase."""
+    configure_logs()
+    config = read_phase_config(Path(arguments[-1]))
+    meets = int(os.environ.get("PET_NNODES", "1")) > 1
+    # All workers have as many ranks, so the numbers of ranks follow from those of workers; torchrun would take them
+    # from a store.
+    os.environ |= {"PET_RDZV_BACKEND": BACKEND, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"}
+    create = static(Seat.of_pod(), partial(numbers, config=config), meeting_key() if meets else None)
+    rendezvous_handler_registry.register(BACKEND, create)
     main([*arguments])

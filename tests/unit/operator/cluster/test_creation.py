@@ -1,5 +1,6 @@
 """What has the name of a child already is used when it is the job's own, and never changed."""
 
+import base64
 import json
 from typing import Any, cast
 
@@ -67,3 +68,24 @@ async def test_pod_groups_that_the_cluster_has_not_are_named() -> None:
         await _make(Server(None, "NotFound", 404), group)
     with pytest.raises(ApiException):
         await _make(Server(None, "NotFound", 404), child(OURS))
+
+
+SECRET = child(OURS) | {"kind": "Secret", "type": "Opaque", "immutable": True}
+
+
+async def test_each_secret_gets_data_of_its_own_when_it_is_made() -> None:
+    server = Server(None, reason="")
+    await _make(server, SECRET)
+    await _make(server, SECRET)
+    first, second = (base64.b64decode(made.pop("data")["secret"]) for made in server.created)
+    assert (len(first), len(second)) == (32, 32)
+    assert first != second
+    assert server.created == [SECRET, SECRET]
+
+
+async def test_a_secret_that_is_there_is_used_and_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator has no right to."""
+    server = Server(child({"controller": True, "uid": "theirs"}))
+    monkeypatch.delattr(Server, "find")
+    await _make(server, SECRET)
+    assert server.created == []

@@ -1,6 +1,7 @@
 """The children as the API server gets them: the fields that matter, one by one."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +12,24 @@ from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.observe.stages import Stage, StageKind
 
 from tests.support.names import bare
-from tests.unit.operator.manifests.rendered import DELINK, TRAIN, config_of, container, environment, made, pod
+from tests.unit.operator.manifests.rendered import (
+    DELINK,
+    TRAIN,
+    config_of,
+    container,
+    environment,
+    environment_of,
+    made,
+    pod,
+    pod_of,
+)
 from tests.unit.operator.world import SETTINGS, UID, make_job
 
 Json = dict[str, Any]
 
 
 def test_the_job_is_made_last() -> None:
-    assert list(made()) == ["Service", "NetworkPolicy", "Job"]
+    assert list(made()) == ["Service", "NetworkPolicy", "Secret", "Job"]
     assert list(made(DELINK)) == ["Job"]
 
 
@@ -58,12 +69,32 @@ def test_all_workers_together_or_none() -> None:
     assert pod()["restartPolicy"] == "Never"
 
 
-def test_one_service_and_one_policy_are_for_all_executions() -> None:
+def test_one_service_one_policy_and_one_secret_are_for_all_executions() -> None:
     """What stays of an execution is its Job alone."""
     first, second = made(execution=1), made(execution=2)
-    assert [first[kind] == second[kind] for kind in first] == [True, True, False]
-    pseudo = made(Stage(0, "pseudo", StageKind.TRAIN))
-    assert (pseudo["Service"], pseudo["NetworkPolicy"]) == (first["Service"], first["NetworkPolicy"])
+    assert [first[kind] == second[kind] for kind in first] == [True, True, True, False]
+    pseudo = made(Stage(0, "pseudo", StageKind.TRAIN), spec__phases__0__workers=2)
+    assert [pseudo[kind] for kind in ("Service", "NetworkPolicy", "Secret")] == [*first.values()][:3]
+
+
+def test_workers_that_meet_find_the_secret_of_their_job_in_a_file() -> None:
+    """Not in the environment, which whoever may look at pods sees; what is in it is drawn when it is made."""
+    secret = made()["Secret"]
+    assert (secret["type"], secret["immutable"]) == ("Opaque", True)
+    assert not {"data", "stringData"} & secret.keys()
+    path = Path(environment()["PSEUDOREAL_RENDEZVOUS_SECRET"])
+    (mount,) = [mount for mount in container()["volumeMounts"] if mount["mountPath"] == str(path.parent)]
+    (volume,) = [volume for volume in pod()["volumes"] if volume["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+    assert volume["secret"]["items"] == [{"key": path.name, "path": path.name}]
+    assert mount["readOnly"]
+
+
+def test_a_worker_alone_and_a_delink_have_no_secret() -> None:
+    for found in (made(spec__phases__1__workers=1), made(DELINK)):
+        assert "Secret" not in found
+        assert "PSEUDOREAL_RENDEZVOUS_SECRET" not in environment_of(found)
+        assert "rendezvous" not in {volume["name"] for volume in pod_of(found)["volumes"]}
 
 
 def test_the_service_finds_the_training_pods_before_they_are_ready() -> None:

@@ -62,7 +62,7 @@ def test_by_default_nothing_is_asked_for() -> None:
     assert list(template()["metadata"]["annotations"]) == [
         "pseudoreal.dev/config.json",
     ]
-    assert {volume["name"] for volume in pod()["volumes"]} == {"config", "checkpoints", "tmp"}
+    assert {volume["name"] for volume in pod()["volumes"]} == {"config", "checkpoints", "tmp", "rendezvous"}
 
 
 @pytest.mark.parametrize(

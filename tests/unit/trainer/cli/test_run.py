@@ -366,7 +366,7 @@ def test_ranks_are_numbered_by_the_places_of_their_pods_and_the_weights_are_the_
             folder,
             number,
             3,
-            environment=_meeting(number, port)
+            environment=meeting(number, port)
             | {
                 "PSEUDOREAL_NODE_NAME": node,
                 "PSEUDOREAL_TOPOLOGY_DOMAIN": "",
@@ -380,14 +380,3 @@ def test_ranks_are_numbered_by_the_places_of_their_pods_and_the_weights_are_the_
     found = _newest(tmp_path / "work", "pseudo").whole()
     for name, expected in _newest(tmp_path / "whole", "pseudo").whole().items():
         np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-11)
-
-
-def _meeting(rank: int, port: int) -> dict[str, str]:
-    """The variables that the operator sets."""
-    return {
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
-        "PET_RDZV_ID": "job-phase-1",
-        "PET_LOCAL_ADDR": "127.0.0.1",
-        "PSEUDOREAL_NODE_NAME": f"node-{rank}",
-    }

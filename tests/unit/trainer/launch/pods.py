@@ -3,8 +3,12 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +25,42 @@ from tests.unit.trainer.pod.pod_program import AUTHORITY, TOKEN
 from tests.unit.trainer.pod.server import Server
 
 STEPS = 300
+_STORE_REQUEST = (
+    b"\x0d\xce\xf7\x85\x3c" + b"\x00" + (3).to_bytes(8, "little") + b"key" + (1).to_bytes(8, "little") + b"1"
+)
+"""How torch's store is greeted, and a key set in it."""
 KILLED_AT = 12
 
 
 @contextmanager
-def training(config: PhaseConfig, folder: Path, server: Server | None = None, **more: Any) -> Iterator[list[Pod]]:
-    """The pods of worker 0 and 1, and the spare ones; they and their ranks end with the context."""
+def stranger_at(ports: Sequence[int]) -> Iterator[None]:
+    """Somebody who says to the ports, all the time, what torch's store would take from him, and what nothing would."""
+    over = threading.Event()
+
+    def disturb() -> None:
+        for port, said in cycle(product(ports, (_STORE_REQUEST, os.urandom(100)))):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connected:
+                connected.sendall(said)
+            if over.wait(0.02):
+                return
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def training(
+    config: PhaseConfig, folder: Path, server: Server | None = None, ports: Sequence[int] = (), **more: Any
+) -> Iterator[list[Pod]]:
+    """The pods of worker 0 and 1, and the spare ones, which meet at four ports; they and their ranks end with the
+    context."""
     folder.mkdir(exist_ok=True)
-    (port, *_) = free_ports(4)
+    (port, *_) = ports or free_ports(4)
     pods = []
     for number in range(2 + config.spares):
         place = folder / str(number)

@@ -11,17 +11,20 @@ from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_trainer.pod.heartbeats import process_state
 
 from tests.support.patience import wait_for
-from tests.unit.trainer.launch.pods import last_files, rank_that_trains, training
+from tests.support.ports import free_ports
+from tests.unit.trainer.launch.pods import last_files, rank_that_trains, stranger_at, training
 from tests.unit.trainer.pod.server import serving
 
 
 def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_undisturbed_run(
     pair: Callable[..., PhaseConfig], tmp_path: Path
 ) -> None:
+    """Though a stranger comes to all their meetings."""
     disturbed, whole = pair("disturbed"), pair("whole")
     with training(whole, tmp_path / "pods-whole") as pods:
         assert [pod.wait() for pod in pods] == [0, 0], pods[0].said()
-    with training(disturbed, tmp_path / "pods") as pods:
+    ports = free_ports(4)
+    with stranger_at(ports), training(disturbed, tmp_path / "pods", ports=ports) as pods:
         before = [rank_that_trains(pod) for pod in pods]
         os.kill(before[1], signal.SIGKILL)
         again = rank_that_trains(pods[0], but=before[0])
@@ -35,6 +38,7 @@ def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_und
     assert [(each.restarts, each.peer_lost) for each in told] == [(2, False), (2, True)]
     assert told[0].message.startswith("local rank 0 ended without a word")
     assert pods[0].said().count('"ranks_restart_in_place"') == 2
+    assert "stranger_refused" in pods[0].said()
 
 
 @pytest.mark.long

@@ -1,0 +1,148 @@
+"""How a worker and worker 0 prove to each other that both hold the key of their meeting, before either reads anything
+else. Runs in an asyncio loop.
+
+    worker                                                worker 0
+    greeting: 8 bytes that never change, nonce a  ----->
+                                                  <-----  nonce b, HMAC(key, "worker 0", greeting, b)
+    purpose, HMAC(key, "worker", greeting, b, purpose) ->
+
+All three have fixed sizes, and whoever holds no key gets no further. Both nonces are drawn anew, so no proof can be
+used twice, and the two roles sign different texts, so neither can be made to sign for the other. Texts that follow
+(`Seal`) carry an HMAC of their own. What a tunnel carries does not: like the ranks' own connections it is open to
+whoever can read or change other people's packets.
+"""
+
+import asyncio
+import hmac
+import secrets
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+GREETING = b"PRmeet\0\1"
+_NONCE_BYTES = PROOF_BYTES = 32
+TEXT_BYTES = 4096
+"""Most bytes of a text."""
+MEET, STORE = b"M", b"S"
+"""Purposes of a connection: to be given a number, and to reach the store of the ranks."""
+HANDSHAKE_SECONDS = 10.0
+"""Time limit of a handshake."""
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+"""A peer whose machine is off is noticed after 30 s of silence."""
+
+
+class Stranger(Exception):
+    """The peer does not hold the key; the text says what it did."""
+
+
+class Left(Stranger):
+    """The peer closed the connection where a message might begin."""
+
+    def __init__(self) -> None:
+        super().__init__("closed the connection")
+
+
+class Line:
+    """A connected socket, read to the byte, so that a tunnel can begin behind a handshake."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket, self._is_given = connected, False
+        connected.setblocking(False)
+        with suppress(OSError):  # the peer may be gone already, which the first read tells
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE.items():
+                connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    async def read(self, size: int) -> bytes:
+        """Return the next `size` bytes. Raises OSError and Stranger."""
+        loop, found = asyncio.get_running_loop(), b""
+        while len(found) < size:
+            part = await loop.sock_recv(self.socket, size - len(found))
+            if not part:
+                raise Stranger(f"closed the connection after {len(found)} of {size} bytes") if found else Left()
+            found += part
+        return found
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.socket, data)
+
+    def give_up(self) -> socket.socket:
+        """Return the socket to somebody who will close it."""
+        self._is_given = True
+        return self.socket
+
+    def close(self) -> None:
+        if not self._is_given:
+            self.socket.close()
+
+
+@dataclass
+class Seal:
+    """Signs and checks the texts of one connection. Each direction counts its texts."""
+
+    key: bytes
+    line: Line
+    mine: bytes
+    theirs: bytes
+    _sent: int = field(default=0, init=False)
+    _read: int = field(default=0, init=False)
+
+    async def send(self, text: bytes) -> None:
+        assert len(text) <= TEXT_BYTES, "seats and answers are short"
+        size = len(text).to_bytes(2, "big")
+        await self.line.write(size + self._proof(self.mine, self._sent, text) + text)
+        self._sent += 1
+
+    async def receive(self) -> bytes:
+        """Return the next text. Raises OSError and Stranger."""
+        head = await self.line.read(2 + PROOF_BYTES)
+        size = int.from_bytes(head[:2], "big")
+        if size > TEXT_BYTES:
+            raise Stranger(f"sent a text of {size} bytes")
+        text = await self.line.read(size) if size else b""
+        if not hmac.compare_digest(head[2:], self._proof(self.theirs, self._read, text)):
+            raise Stranger("sent a text without a proof")
+        self._read += 1
+        return text
+
+    def _proof(self, side: bytes, count: int, text: bytes) -> bytes:
+        return hmac.digest(self.key, side + count.to_bytes(8, "big") + text, "sha256")
+
+
+async def answer_worker(line: Line, key: bytes) -> tuple[bytes, Seal]:
+    """Worker 0's side: the purpose of the connection, and the seal for what follows. Raises OSError and Stranger."""
+    if await line.read(len(GREETING)) != GREETING:
+        raise Stranger("sent something else than a greeting")
+    greeting = GREETING + await line.read(_NONCE_BYTES)
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    await line.write(nonce + _sign(key, b"worker 0", greeting, nonce))
+    answer = await _proof_of_peer(line)
+    purpose, proof = answer[:1], answer[1:]
+    if not hmac.compare_digest(proof, _sign(key, b"worker", greeting, nonce, purpose)):
+        raise Stranger("does not know the secret of this meeting")
+    return purpose, Seal(_sign(key, b"texts", greeting, nonce, purpose), line, b"0", b"w")
+
+
+async def greet_worker_0(line: Line, key: bytes, purpose: bytes) -> Seal:
+    """Another worker's side: the seal for what follows. Raises OSError and Stranger."""
+    greeting = GREETING + secrets.token_bytes(_NONCE_BYTES)
+    await line.write(greeting)
+    answer = await line.read(_NONCE_BYTES + PROOF_BYTES)
+    nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+    if not hmac.compare_digest(proof, _sign(key, b"worker 0", greeting, nonce)):
+        raise Stranger("does not know the secret of this meeting")
+    await line.write(purpose + _sign(key, b"worker", greeting, nonce, purpose))
+    return Seal(_sign(key, b"texts", greeting, nonce, purpose), line, b"w", b"0")
+
+
+async def _proof_of_peer(line: Line) -> bytes:
+    try:
+        return await line.read(1 + PROOF_BYTES)
+    except Left:
+        raise Stranger("left without a proof that it knows the secret of this meeting") from None
+
+
+def _sign(key: bytes, *parts: bytes) -> bytes:
+    """All parts but the first have fixed sizes."""
+    return hmac.digest(key, b"\0".join(parts), "sha256")

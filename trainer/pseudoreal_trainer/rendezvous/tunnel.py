@@ -1,0 +1,98 @@
+"""The ranks' store, which torch leaves open to everybody, behind the handshake.
+
+The store listens on the loopback interface of worker 0 alone. Each other worker has a port on its own loopback
+interface; what connects there is carried to worker 0, after a handshake for each connection, and on to the store.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import structlog
+
+from pseudoreal_trainer.rendezvous.handshake import HANDSHAKE_SECONDS, STORE, Line, Stranger, greet_worker_0
+
+LOOPBACK = "127.0.0.1"
+BACKLOG = 4096
+Address = tuple[socket.AddressFamily, Any]
+"""Family and address of a socket, as the peer of a connected one has it."""
+
+log = structlog.get_logger()
+
+
+class _End(asyncio.Protocol):
+    """One of the two connections of a tunnel: what arrives here is written to the other one."""
+
+    other: "_End"
+    transport: asyncio.Transport
+
+    def __init__(self, moved: Callable[[], None]) -> None:
+        self._moved = moved
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), "it is a connected socket"
+        self.transport = transport
+        transport.pause_reading()  # the other end may not be there yet
+
+    def data_received(self, data: bytes) -> None:
+        self._moved()
+        self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if not self.other.transport.is_closing():
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
+        self.other.transport.close()
+
+
+async def carry(one: Line, another: Line, moved: Callable[[], None] = lambda: None) -> None:
+    """Begin to carry bytes between two lines, until either end closes its own. `moved` is called for each piece."""
+    loop, first, second = asyncio.get_running_loop(), _End(moved), _End(moved)
+    first.other, second.other = second, first
+    await loop.connect_accepted_socket(lambda: first, one.give_up())
+    await loop.connect_accepted_socket(lambda: second, another.give_up())
+    first.transport.resume_reading()
+    second.transport.resume_reading()
+
+
+async def connect(address: Address) -> Line:
+    """Raises OSError."""
+    family, place = address
+    line = Line(socket.socket(family))
+    try:
+        await asyncio.get_running_loop().sock_connect(line.socket, place)
+    except BaseException:
+        line.close()
+        raise
+    return line
+
+
+async def lead_to_store(listener: socket.socket, worker_0: Address, key: bytes) -> None:
+    """Carry all that connects to the listener to the store at worker 0, until it is cancelled. A connection that
+    cannot be carried is closed: torch's store connects again."""
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    while True:
+        connected, _ = await loop.sock_accept(listener)
+        task = asyncio.create_task(_lead(connected, worker_0, key))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+async def _lead(connected: socket.socket, worker_0: Address, key: bytes) -> None:
+    near = Line(connected)
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            far = await connect(worker_0)
+            with closing(far):
+                await greet_worker_0(far, key, STORE)
+                await carry(near, far)
+    except (OSError, Stranger) as error:  # TimeoutError is an OSError
+        log.warning("store_not_reached", worker_0=worker_0[1][0], error=str(error) or type(error).__name__)
+    finally:
+        near.close()
