@@ -408,6 +408,12 @@ class World:
         """Ends a pod. With `exit_code` it leaves no word of its own."""
         execution = read_pod(pod).execution
         step = self._last_step(execution)
+        known = memberships(self.status).get(execution)
+        if "fence" in pod and known and known.restart > pod["fence"].membership:
+            # Its ranks are from before a spare pod took a place: they must meet the others to be done, and save nothing.
+            if outcome == "Succeeded":
+                self._begin_ranks(pod)
+            outcome = "Failed" if outcome == "Yielded" else outcome
         if outcome in ("Succeeded", "Yielded") and "fence" in pod:
             pod["fence"].check()
         if outcome == "Succeeded":
