@@ -11,6 +11,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.again import roll_back
 from pseudoreal_operator.lifecycle.decisions import Announcement, Cause, Decision, announce, fail, restart_or_fail
 from pseudoreal_operator.lifecycle.waiting import obstacle_of
+from pseudoreal_operator.manifests.exclusion import EXCLUDED_SECONDS
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import JobState, PodPhase, View
 from pseudoreal_operator.status import conditions
@@ -66,7 +67,8 @@ def exclusion_ends(view: View) -> datetime | None:
         return None
     if not any(pod.phase is PodPhase.PENDING and not pod.node for pod in view.pods):
         return None
-    return clock.from_text(job.excludes_until)
+    # A queue may have held the Job until the exclusion was over.
+    return max(clock.from_text(job.excludes_until), startup_deadline(view, EXCLUDED_SECONDS))
 
 
 def never_started(view: View) -> Decision | None:

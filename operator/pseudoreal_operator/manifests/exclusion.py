@@ -6,7 +6,7 @@ the next execution excludes the node, and only for a while: it may be the only o
 time; an execution that waits for a node longer than that is made anew, without the exclusion.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -53,11 +53,6 @@ def _times(status: PseudoRealJobStatus) -> dict[str, datetime]:
 def _until(rejections: list[Fault]) -> datetime:
     seconds = EXCLUDED_SECONDS << min(_DOUBLINGS, len(rejections) - 1)
     return max(clock.from_text(one.time) for one in rejections) + timedelta(seconds=seconds)
-
-
-def excluded_until(excluded: Mapping[str, datetime], asked: datetime) -> str:
-    """Return when an execution that still waits for nodes is to be made anew. The scheduler has a while in any case."""
-    return clock.to_text(max([*excluded.values(), asked + timedelta(seconds=EXCLUDED_SECONDS)]))
 
 
 def never_on(spec: Json, nodes: Iterable[str]) -> Json:

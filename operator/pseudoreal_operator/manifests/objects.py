@@ -36,7 +36,7 @@ from pseudoreal_api.wire.contract import with_contract
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.in_place import allowed_in_place
 from pseudoreal_operator.manifests.disk import claim_size, size_limit
-from pseudoreal_operator.manifests.exclusion import excluded_nodes, excluded_until
+from pseudoreal_operator.manifests.exclusion import excluded_nodes
 from pseudoreal_operator.manifests.network import rendezvous_port
 from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.manifests.pod import PodPlan, pod_of, pod_template, report_files
@@ -62,9 +62,8 @@ def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, sett
     annotations = {}
     if steps := last_steps_of(job.spec, stage):
         annotations[ANNOTATION_LAST_STEPS] = steps
-    if excluded and status.execution_time:
-        until = excluded_until(excluded, clock.from_text(status.execution_time))
-        annotations[ANNOTATION_EXCLUDES_UNTIL] = until
+    if excluded:
+        annotations[ANNOTATION_EXCLUDES_UNTIL] = clock.to_text(max(excluded.values()))
     if annotations:
         made[-1]["metadata"]["annotations"] = annotations
     return made

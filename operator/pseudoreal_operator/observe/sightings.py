@@ -16,54 +16,63 @@ from pseudoreal_operator.observe.board import JobKey
 from pseudoreal_operator.observe.view import ChildJob, Pod, PodPhase
 
 
-@dataclass(frozen=True)
-class _Look:
-    """Looks that found one field of a child as it is."""
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """What one field of a child tells, and when that came."""
 
     told: str
     first: datetime
-    last: datetime
-    before: datetime | None = None
-    """The last look that found the field otherwise; None: there was none."""
+    """The first look that found it."""
+    before: datetime | None
+    """The look before that one; None: there was none."""
 
 
-@dataclass
-class _Looks:
-    """Looks at one child, by field."""
+@dataclass(slots=True)
+class _Child:
+    """One child in the look at `now`; `before` is the look before it, if that found the child."""
 
-    fields: dict[str, _Look] = field(default_factory=dict)
+    now: datetime
+    before: datetime | None
+    fields: dict[str, _Field]
 
-    def at(self, name: str, told: str, now: datetime) -> _Look:
-        """Return the looks that found the field as it is now."""
+    def field(self, name: str, told: str) -> _Field:
         known = self.fields.get(name)
-        if known is None:
-            known = _Look(told, now, now)
-        elif known.told != told:
-            known = _Look(told, now, now, before=known.last)
-        self.fields[name] = replace(known, last=now)
-        return self.fields[name]
+        if known is None or known.told != told:
+            known = self.fields[name] = _Field(told, self.now, self.before)
+        return known
 
-    def bounded(self, name: str, told: str | None, now: datetime, earliest: datetime | None = None) -> str | None:
+    def bounded(self, name: str, told: str | None, earliest: datetime | None = None) -> str | None:
         """Return the moment that is told, no later than the first look that found it, and no earlier than `earliest` or
-        the last look before that."""
-        look = self.at(name, told or "", now)
-        known = [moment for moment in (earliest, look.before) if moment]
-        return _between(told, max(known, default=None), look.first) if told else told
+        the look before that."""
+        found = self.field(name, told or "")
+        if not told:
+            return told
+        known = [moment for moment in (earliest, found.before) if moment]
+        return _between(told, max(known, default=None), found.first)
 
-    def bounded_end(self, pod: Pod, now: datetime) -> str | None:
+    def bounded_end(self, pod: Pod) -> str | None:
         """Return by when a pod that is deleted is to be gone. Its grace period began between two looks as well."""
-        look = self.at("leaves", pod.leaves_by or "", now)
+        found = self.field("leaves", pod.leaves_by or "")
         if not pod.leaves_by or pod.grace_seconds is None:
             return pod.leaves_by
         grace = timedelta(seconds=pod.grace_seconds)
-        return _between(pod.leaves_by, look.before + grace if look.before else None, look.first + grace)
+        return _between(pod.leaves_by, found.before + grace if found.before else None, found.first + grace)
+
+
+@dataclass
+class _Seen:
+    """The last look at the children of a job."""
+
+    last: datetime | None = None
+    children: dict[str, dict[str, _Field]] = field(default_factory=dict)
+    """Fields of each child by its name; a pod and a Job never share one."""
 
 
 class Sightings:
     """When the children of each job were first seen to tell a moment."""
 
     def __init__(self) -> None:
-        self._jobs: dict[JobKey, dict[str, _Looks]] = {}
+        self._jobs: dict[JobKey, _Seen] = {}
 
     def forget(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
@@ -77,38 +86,40 @@ class Sightings:
         now: datetime,
     ) -> tuple[list[ChildJob], list[Pod]]:
         """Return the children of the job with bounded moments."""
-        before = self._jobs.get(job, {})
+        known = self._jobs.get(job, _Seen())
         # Children that are gone are forgotten.
-        after = self._jobs[job] = {}
-        dated_jobs, dated_pods = [], []
-        for one in jobs:
-            looks = after[f"job/{one.name}"] = before.get(f"job/{one.name}", _Looks())
-            dated_jobs.append(_dated_job(one, looks, now))
-        for pod in pods:
-            looks = after[pod.name] = before.get(pod.name, _Looks())
-            dated_pods.append(_dated_pod(pod, looks, _asked(status, pod), now))
+        seen = self._jobs[job] = _Seen(last=now)
+
+        def child(name: str) -> _Child:
+            before = known.last if name in known.children else None
+            fields = seen.children[name] = known.children.get(name, {})
+            return _Child(now, before, fields)
+
+        dated_jobs = [_dated_job(one, child(one.name)) for one in jobs]
+        dated_pods = [_dated_pod(pod, child(pod.name), _asked(status, pod)) for pod in pods]
         return dated_jobs, dated_pods
 
 
-def _dated_job(job: ChildJob, looks: _Looks, now: datetime) -> ChildJob:
+def _dated_job(job: ChildJob, child: _Child) -> ChildJob:
     return replace(
         job,
-        ended=looks.bounded("ended", job.ended, now),
-        held=looks.bounded("held", job.held, now),
-        admitted=looks.bounded("admitted", job.admitted, now),
-        begun=looks.bounded("begun", job.begun, now),
+        ended=child.bounded("ended", job.ended),
+        held=child.bounded("held", job.held),
+        admitted=child.bounded("admitted", job.admitted),
+        begun=child.bounded("begun", job.begun),
     )
 
 
-def _dated_pod(pod: Pod, looks: _Looks, asked: datetime | None, now: datetime) -> Pod:
-    pod = replace(pod, started=looks.bounded("started", pod.started, now, asked), leaves_by=looks.bounded_end(pod, now))
+def _dated_pod(pod: Pod, child: _Child, asked: datetime | None) -> Pod:
+    started, leaves = child.bounded("started", pod.started, asked), child.bounded_end(pod)
+    if (started, leaves) != (pod.started, pod.leaves_by):
+        pod = replace(pod, started=started, leaves_by=leaves)
     if pod.phase is PodPhase.FAILED and not (pod.termination and pod.termination.finished):
-        return replace(pod, ended=clock.to_text(looks.at("failed", "", now).first))
-    if pod.termination is None:
-        looks.bounded("finished", None, now)
+        return replace(pod, ended=clock.to_text(child.field("failed", "").first))
+    finished = child.bounded("finished", pod.termination.finished if pod.termination else None, asked) or ""
+    if pod.termination is None or finished == pod.termination.finished:
         return pod
-    finished = looks.bounded("finished", pod.termination.finished, now, asked)
-    return replace(pod, termination=replace(pod.termination, finished=finished or ""))
+    return replace(pod, termination=replace(pod.termination, finished=finished))
 
 
 def _asked(status: PseudoRealJobStatus, pod: Pod) -> datetime | None:

@@ -410,7 +410,7 @@ class World:
         step = self._last_step(execution)
         known = memberships(self.status).get(execution)
         if "fence" in pod and known and known.restart > pod["fence"].membership:
-            # Its ranks are from before a spare pod took a place: they must meet the others to be done, and save nothing.
+            # Its ranks are from before a spare pod took a place: they save nothing, and are done once they have met.
             if outcome == "Succeeded":
                 self._begin_ranks(pod)
             outcome = "Failed" if outcome == "Yielded" else outcome

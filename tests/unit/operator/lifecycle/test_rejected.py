@@ -88,11 +88,13 @@ def test_where_there_is_no_other_node_it_is_tried_again() -> None:
     world = asked()
     reject(world)
     world.control()
-    until = clock.from_text(job_of(world)["metadata"]["annotations"][ANNOTATION_EXCLUDES_UNTIL])
     wait = world.plan().wake_after
     assert wait is not None
-    assert world.now + timedelta(seconds=wait) <= until
-    world.now = until
+    assert wait <= EXCLUDED_SECONDS
+    world.tick(EXCLUDED_SECONDS - 1)
+    world.settle()
+    assert world.status.execution == 2, "the scheduler has its time"
+    world.tick(1)
     world.settle()
     for pod in world.orphans():
         world.vanish(pod)
@@ -101,6 +103,21 @@ def test_where_there_is_no_other_node_it_is_tried_again() -> None:
     assert (world.status.execution, world.status.restarts) == (3, 0)
     assert "NodesReadmitted" in world.events.values()
     assert ANNOTATION_EXCLUDES_UNTIL not in job_of(world)["metadata"]["annotations"]
+
+
+def test_a_queue_that_holds_the_job_takes_no_time_from_it() -> None:
+    world = asked(spec__scheduling={"queue": "gpus"})
+    world.queues = True
+    reject(world)
+    world.tick(5 * EXCLUDED_SECONDS)
+    world.settle()
+    (held,) = world.held()
+    world.admit(held)
+    world.control()
+    world.settle()
+    world.tick(EXCLUDED_SECONDS - 1)
+    world.settle()
+    assert (world.status.execution, excluded(world)) == (2, ["gpu-1"])
 
 
 def test_pods_that_got_other_nodes_are_left_alone() -> None:
