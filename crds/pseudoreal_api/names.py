@@ -15,6 +15,9 @@ LABEL_STAGE = f"{GROUP}/stage"
 
 ANNOTATION_LAST_STEPS = f"{GROUP}/last-steps"
 """Annotation of a Job: the steps at which its phase and the job end at the latest, as PHASE/JOB."""
+ANNOTATION_EXCLUDES_UNTIL = f"{GROUP}/excludes-until"
+"""Annotation of a Job whose pods must not get nodes that have just rejected pods: the time until which it may wait for
+others."""
 
 CONTAINER = "trainer"
 CONFIG_DIRECTORY = "/etc/pseudoreal"

@@ -78,13 +78,15 @@ class Restart(ApiModel):
         ge=1,
         le=100,
         description="avoidNodesAfter is the number of faults of this job, evictions by the node included, that"
-        " began on a node before pods are placed on other nodes first.",
+        " began on a node before pods are placed on other nodes first. A node that rejects a pod is excluded at once,"
+        " for some minutes.",
     )
     rules: Annotated[list[RestartRule], Field(max_length=16)] = Field(
         [],
         description="rules decide what follows a failed execution: the first rule that one of its pods meets. Where"
         " none is met: exit code 78 fails the job; a lack of memory counts as a fault;"
-        " DisruptionTarget and exit code 75 do not count; everything else counts.",
+        " DisruptionTarget, exit code 75, and pods that their node rejected or lost do not count; everything else"
+        " counts.",
         json_schema_extra=ATOMIC,
     )
 
@@ -126,12 +128,12 @@ class Hang(ApiModel):
 
 
 class Deadlines(ApiModel):
-    startup_seconds: int | None = Field(
-        None,
+    startup_seconds: int = Field(
+        3600,
         ge=1,
         le=2**31,
         description="startupSeconds is the time in which all pods of an execution must be running; time in a queue does"
-        " not count. Omitted: there is no limit.",
+        " not count. 2147483648 is as good as no limit.",
     )
     on_startup_timeout: Literal["Restart", "Fail"] = Field(
         "Restart",

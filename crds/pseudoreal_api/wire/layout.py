@@ -6,6 +6,10 @@ from pydantic import ConfigDict, Field
 
 from pseudoreal_api.base import ApiModel
 
+MOST_RANKS = 2**31 - 1
+"""Largest number of ranks, or of parts of a step, that is read."""
+
+_Ranks = Annotated[int, Field(ge=0, le=MOST_RANKS)]
 _Word = Annotated[str, Field(max_length=64, pattern="^[A-Z0-9][A-Za-z0-9]*$")]
 
 
@@ -15,12 +19,12 @@ class ChosenLayout(ApiModel):
     # It may be of a later release than its reader.
     model_config = ConfigDict(extra="ignore")
 
-    pipeline: int = Field(description="pipeline is the number of pipeline ranks.")
-    replicas: int = Field(description="replicas is the number of groups of data-parallel ranks.")
-    expert_ranks: int = Field(description="expertRanks is the number of ranks over which experts are spread.")
+    pipeline: _Ranks = Field(description="pipeline is the number of pipeline ranks.")
+    replicas: _Ranks = Field(description="replicas is the number of groups of data-parallel ranks.")
+    expert_ranks: _Ranks = Field(description="expertRanks is the number of ranks over which experts are spread.")
     schedule: _Word = Field(description="schedule is the order of the work.")
     state_sharding: _Word = Field(description="stateSharding says what is split over the data-parallel ranks.")
-    micro_batches: int = Field(description="microBatches is the number of parts of a step's sequences.")
+    micro_batches: _Ranks = Field(description="microBatches is the number of parts of a step's sequences.")
     keep: _Word = Field(description="keep says which activations wait for the backward pass.")
     hardware: str = Field(max_length=256, description="hardware is the name of the profile that it was chosen for.")
     step_time: str = Field(max_length=32, description="stepTime is the predicted time of a step, in seconds.")

@@ -78,8 +78,8 @@ class TerminationMessage(ApiModel):
         pattern="^[A-Z][A-Za-z]*$",
         description="How the pod ended: Succeeded, Yielded, InvalidJob, OutOfMemory or Failed. More words may come.",
     )
-    phase: str = Field(description="The phase that it trained, or delinked for.")
-    execution: int = Field(description="Number of the execution that it belonged to.")
+    phase: str = Field(max_length=253, description="The phase that it trained, or delinked for.")
+    execution: _Count = Field(description="Number of the execution that it belonged to.")
     step: _Count = Field(0, description="Steps done, from the job's start.")
     tokens: _Count = Field(0, description="Tokens trained, from the job's start.")
     loss: float | None = Field(None, description="Training loss of the last step, nats per token.")
@@ -87,7 +87,7 @@ class TerminationMessage(ApiModel):
     validation_loss: float | None = Field(None, description="Validation loss at the end.")
     checkpoint: str | None = Field(None, max_length=253, description="The newest committed checkpoint.")
     digest: str | None = Field(None, description="SHA-256 of that checkpoint's manifest.")
-    suspect: int | None = Field(None, description="The rank at fault, where it is not one of this pod's own.")
+    suspect: _Count | None = Field(None, description="The rank at fault, where it is not one of this pod's own.")
     peer_lost: bool = Field(
         False, description="The pod ended as another one failed, or was gone: the fault began there."
     )

@@ -1,13 +1,13 @@
 """What a trainer pod reports to the operator while it runs, and the operator's answer. Reports may be lost: the truth
 is in the termination message."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from pseudoreal_api.base import ApiModel
-from pseudoreal_api.wire.layout import ChosenLayout
-from pseudoreal_api.wire.messages import MOST_RESTART, MOST_SPARES, InPlace, ProgressReport
+from pseudoreal_api.wire.layout import MOST_RANKS, ChosenLayout
+from pseudoreal_api.wire.messages import MOST_COUNT, MOST_RESTART, MOST_SPARES, InPlace, ProgressReport
 
 REPORT_BYTES = 64 * 1024
 """Size limit of a report; the operator refuses a longer one."""
@@ -30,6 +30,12 @@ Activity = Literal["starting", "computing", "waiting", "ended"]
 """What the main thread of a rank does: it is before its first step, at its own work, in a collective, at its end."""
 
 
+MOST_SECONDS = 1e10
+"""Most seconds that are read: some more of them before now there is no date."""
+_Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+_Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+
+
 class _Said(ApiModel):
     """A part of a report. What a newer trainer says beyond it is ignored."""
 
@@ -39,29 +45,29 @@ class _Said(ApiModel):
 class RankReport(_Said):
     """What the main thread of one rank last said. Its ages are by the clock of its own machine."""
 
-    rank: int = Field(ge=0, description="Number of the rank among all ranks of the execution.")
+    rank: int = Field(ge=0, le=MOST_RANKS, description="Number of the rank among all ranks of the execution.")
     activity: str = Field(
         max_length=32,
         pattern="^[a-z][A-Za-z]*$",
         description="What its main thread does: starting, computing, waiting or ended. More words may come.",
     )
     doing: str = Field("", max_length=64, description="The collective that it waits in, or what it computes.")
-    seconds: float = Field(ge=0, description="Seconds since that activity began.")
-    step: int = Field(ge=0, description="Steps done, from the job's start.")
-    collectives: int = Field(0, ge=0, description="Waits that it has left since the start of its process.")
-    busy_seconds: float | None = Field(
-        None, ge=0, description="Seconds that a step takes the rank outside of waits: the mean of the newest steps."
+    seconds: _Seconds = Field(description="Seconds since that activity began.")
+    step: _Count = Field(description="Steps done, from the job's start.")
+    collectives: _Count = Field(0, description="Waits that it has left since the start of its process.")
+    busy_seconds: _Seconds | None = Field(
+        None, description="Seconds that a step takes the rank outside of waits: the mean of the newest steps."
     )
-    saving_seconds: float | None = Field(
-        None, ge=0, description="Seconds since the rank began the save that is not committed yet."
+    saving_seconds: _Seconds | None = Field(
+        None, description="Seconds since the rank began the save that is not committed yet."
     )
     process: str = Field("", max_length=1, description="State of its process in /proc; T is stopped, Z is dead.")
 
 
 class SavedCheckpoint(_Said):
     name: str = Field(max_length=253, description="Name of the newest checkpoint that this execution committed.")
-    step: int = Field(ge=0, description="The checkpoint's training step.")
-    seconds: float = Field(ge=0, description="Seconds since it was committed.")
+    step: _Count = Field(description="The checkpoint's training step.")
+    seconds: _Seconds = Field(description="Seconds since it was committed.")
 
 
 class PodReport(_Said):

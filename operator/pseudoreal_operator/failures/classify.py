@@ -16,6 +16,23 @@ _NODES_DOING = ("TerminationByKubelet", "DeletionByTaintManager", "NodeLost")
 """Kubernetes' words for disruptions by the node itself: the kubelet's eviction, for instance because of a full disk; a
 node that is lost."""
 
+POD_REJECTED = "PodRejected"
+"""Reason of a failure: the node took a pod that the scheduler sent there, and refused to run it."""
+NODE_FAILED = "NodeFailed"
+"""Reason of a failure: the node lost the pod's containers, as by a reboot."""
+_OF_THE_POD = (
+    "DeadlineExceeded",
+    "SysctlForbidden",
+    "AppArmor",
+    "PodOSNotSupported",
+    "PodOSSelectorNodeLabelDoesNotMatch",
+)
+"""Kubernetes' words for pods that ended before they ran, by what stands in them: any node would refuse them."""
+_SHUT_DOWN = ("Terminated", "NodeShutdown", "Shutdown")
+"""Kubernetes' words for pods that a node ended as it shut down."""
+_UNKNOWN_EXIT_CODE = 255
+"""Exit code that a container runtime tells, with the reason Unknown, of a container that ended with its node."""
+
 # A disruption of one pod makes its partners fail, so it explains their failures too. Memory comes before it: a
 # container at its limit would fail again in any place.
 _BUILT_IN = (
@@ -56,6 +73,8 @@ def classify(
         culprit = next((pod for pod in ended if meets(pod, rule)), None)
         if culprit:
             return _verdict(rule, culprit, own=rule in rules)
+    if by_node := next((pod for pod in ended if node_fault(pod)), None):
+        return Verdict("RestartIgnoringLimit", node_fault(by_node) or "", _node_sentence(by_node), by_node)
     failed = [pod for pod in ended if pod.phase is PodPhase.FAILED]
     faulty = next((pod for pod in failed if not has_code(pod, ExitCode.YIELDED)), None)
     if faulty and lost_its_peer(faulty):
@@ -95,7 +114,27 @@ def lost_its_peer(pod: Pod) -> bool:
 def is_of_its_node(pod: Pod) -> bool:
     """Whether the pod was disrupted by what is wrong with its node, which may be so again: not by a scheduler that
     makes room, nor by somebody who drains the node."""
-    return pod.disruption is not None and pod.disruption.startswith(_NODES_DOING)
+    return node_fault(pod) is not None or (pod.disruption is not None and pod.disruption.startswith(_NODES_DOING))
+
+
+def was_rejected(pod: Pod) -> bool:
+    """Return whether its node refused to run the pod. The scheduler, which does not know why, may send the next one
+    there again."""
+    return node_fault(pod) == POD_REJECTED
+
+
+def node_fault(pod: Pod) -> str | None:
+    """Return the reason of a failure that is the node's and that Kubernetes does not call a disruption; None where it
+    is none."""
+    if pod.phase is not PodPhase.FAILED or pod.disruption is not None:
+        return None
+    if not pod.has_run:
+        return None if pod.reason in _OF_THE_POD else POD_REJECTED
+    end = pod.termination
+    is_lost = end is not None and (
+        end.reason == "ContainerStatusUnknown" or (end.exit_code == _UNKNOWN_EXIT_CODE and end.reason == "Unknown")
+    )
+    return NODE_FAILED if is_lost or pod.reason in _SHUT_DOWN else None
 
 
 def meets(pod: Pod, rule: RestartRule) -> bool:
@@ -112,6 +151,8 @@ def _verdict(rule: RestartRule, pod: Pod, *, own: bool) -> Verdict:
     if pod.disruption:
         sentence = f"{_who(pod)} on node {pod.node or '(none)'} was disrupted ({pod.disruption})."
         return Verdict(rule.action, "Disrupted", sentence + said, pod)
+    if word := node_fault(pod):
+        return Verdict(rule.action, word, _node_sentence(pod) + said, pod)
     return Verdict(rule.action, "PodFailed", _fault_sentence(pod) + said, None if lost_its_peer(pod) else pod)
 
 
@@ -154,6 +195,15 @@ def _memory_sentence(pod: Pod) -> str:
         f" a higher resources.limits.memory in phase {pod.execution.phase}, or with more batch.microBatches or more"
         " workers, which need less."
     )
+
+
+def _node_sentence(pod: Pod) -> str:
+    node = f"node {pod.node or '(none)'}"
+    if was_rejected(pod):
+        why = f" ({cut(pod.complaint, _QUOTED)})" if pod.complaint else ""
+        return f"{_who(pod)} was rejected by {node} before a container of it ran{why}."
+    reason = (pod.termination.reason if pod.termination else "") or pod.reason
+    return f"{_who(pod)} ended with {node}, as one that was restarted or shut down ({reason})."
 
 
 def _fault_sentence(pod: Pod) -> str:

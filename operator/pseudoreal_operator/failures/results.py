@@ -15,6 +15,8 @@ from pseudoreal_operator.changes import PhaseFields, phase_with, status_with
 from pseudoreal_operator.observe.stages import Stage, StageKind, changed
 from pseudoreal_operator.observe.view import Heard, Pod, PodPhase
 
+_LARGE = 1e6
+
 
 def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:
     """What the pod of rank 0 said when the stage was done; None when that cannot be read any more."""
@@ -149,8 +151,11 @@ def _newer(known: CheckpointStatus | None, message: TerminationMessage, ended: s
 
 
 def _percent(step: int, total: int) -> int:
-    return min(100, 100 * step // total) if total else 100
+    return max(0, min(100, 100 * step // total)) if total > 0 else 100
 
 
 def _decimal(value: float | None) -> str | None:
-    return None if value is None else f"{value:.4f}"
+    """Return the number as a status has it: with four decimals, or with four digits where it is large."""
+    if value is None:
+        return None
+    return f"{value:.4f}" if abs(value) < _LARGE else f"{value:.4g}"

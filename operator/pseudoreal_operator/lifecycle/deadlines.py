@@ -8,12 +8,14 @@ from datetime import datetime, timedelta
 from pseudoreal_api.status.status import Transition
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.failures.obstacles import describe_obstacle
 from pseudoreal_operator.lifecycle.again import roll_back
-from pseudoreal_operator.lifecycle.decisions import Cause, Decision, fail, restart_or_fail
+from pseudoreal_operator.lifecycle.decisions import Announcement, Cause, Decision, announce, fail, restart_or_fail
+from pseudoreal_operator.lifecycle.waiting import obstacle_of
+from pseudoreal_operator.manifests.exclusion import EXCLUDED_SECONDS
 from pseudoreal_operator.observe.stages import StageKind
-from pseudoreal_operator.observe.view import JobState, View
+from pseudoreal_operator.observe.view import JobState, PodPhase, View
 from pseudoreal_operator.status import conditions
+from pseudoreal_operator.status.events import Reason
 
 
 def overdue(view: View) -> Decision | None:
@@ -33,7 +35,7 @@ def delink_overdue(view: View) -> Decision | None:
         return None
     if view.now < clock.from_text(transition.deadline):
         return None
-    obstacle = describe_obstacle(view.pods) if view.job else None
+    obstacle = obstacle_of(view) if view.job else None
     why = obstacle.message if obstacle else f"What to do: {view.logs_command}"
     sentence = (
         f"{view.stage.title.capitalize()} was not done {view.spec.delink.timeout_seconds} s after the end of phase"
@@ -44,16 +46,41 @@ def delink_overdue(view: View) -> Decision | None:
     return fail(view, view.status, "DelinkTimeout", sentence)
 
 
+def kept_from_nodes(view: View) -> Decision | None:
+    """Decides when pods still wait for other nodes than those that rejected pods of the job, after a while: there may
+    be no others."""
+    moment = exclusion_ends(view)
+    if moment is None or view.now < moment:
+        return None
+    number = view.status.execution + 1
+    text = (
+        f"{view.placed_pods} of {view.workers} pods had a node by {clock.to_text(moment)} without those that rejected"
+        f" pods of this job. Execution {number} at {view.stage.title} may get these again"
+    )
+    return announce(view, view.status, Announcement("NodesReadmitted", text, (Reason.NODES_READMITTED,)), wait=0)
+
+
+def exclusion_ends(view: View) -> datetime | None:
+    """Return when an execution that excludes nodes has waited long enough for others; None where none waits."""
+    job = view.job
+    if job is None or job.state is not JobState.ACTIVE or job.queued or job.excludes_until is None:
+        return None
+    if not any(pod.phase is PodPhase.PENDING and not pod.node for pod in view.pods):
+        return None
+    # A queue may have held the Job until the exclusion was over.
+    return max(clock.from_text(job.excludes_until), startup_deadline(view, EXCLUDED_SECONDS))
+
+
 def never_started(view: View) -> Decision | None:
     """Decides when not all pods run in time."""
     allowed, asked = view.spec.deadlines.startup_seconds, view.status.execution_time
     if view.job is None:
         return _never_made(view)
-    if allowed is None or asked is None or view.job.state is not JobState.ACTIVE:
+    if asked is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued or view.started_pods >= view.workers or view.now < startup_deadline(view, allowed):
         return None
-    obstacle = describe_obstacle(view.pods)
+    obstacle = obstacle_of(view)
     why = obstacle.message if obstacle else f"What to do: kubectl describe job {view.job.name}"
     text = (
         f"{view.started_pods} of {view.workers} pods ran {allowed} s after they were asked for, which"
@@ -92,7 +119,7 @@ def blocked_deadline(view: View) -> datetime | None:
     """The time until which the API server may refuse the pods; None where there is no limit. Pods that are not made
     hold nothing that they could let go: they are asked for less and less often anyway."""
     allowed, since = view.spec.deadlines.startup_seconds, view.status.blocked_since
-    return clock.from_text(since) + timedelta(seconds=allowed) if allowed and since and _fails(view) else None
+    return clock.from_text(since) + timedelta(seconds=allowed) if since and _fails(view) else None
 
 
 def _fails(view: View) -> bool:

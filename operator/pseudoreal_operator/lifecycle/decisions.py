@@ -18,8 +18,10 @@ from pseudoreal_api.status.status import Fault, PseudoRealJobStatus, Retries
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
-from pseudoreal_operator.failures.classify import is_of_its_node
+from pseudoreal_operator.failures.classify import is_of_its_node, node_fault, was_rejected
 from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.lifecycle import sidecars
+from pseudoreal_operator.manifests import exclusion
 from pseudoreal_operator.observe.stages import Stage, StageKind, changed, is_started, started
 from pseudoreal_operator.observe.view import Pod, PodPhase, View
 from pseudoreal_operator.status.conditions import ACCEPTED, NOT_SUSPENDED, NewCondition, refused
@@ -77,6 +79,12 @@ def untold(view: View) -> tuple[Event, ...]:
     """Events of a start that may not have been told: the pass that asked for the pods may have died before it could say
     so."""
     return tuple(start_events(view)) if view.job is not None else ()
+
+
+def closing(view: View) -> tuple[Event, ...]:
+    """Events that come before those of the end of an execution."""
+    kept = sidecars.sentence(view)
+    return (*untold(view), *((event(view, Reason.SIDECAR_ENDED, kept),) if kept else ()))
 
 
 MAX_BACKOFF_SECONDS = 300
@@ -189,7 +197,7 @@ def fail(view: View, status: PseudoRealJobStatus, reason: str, sentence: str) ->
     phases = changed(status.phases, view.stage.index, state="Failed")
     sentences = " ".join([sentence, *_way_on(view, status)])
     failed = _failed(status_with(status, phases=phases), reason, sentences, view.now)
-    return replace(failed, events=(*untold(view), event(view, Reason.FAILED, sentences)))
+    return replace(failed, events=(*closing(view), event(view, Reason.FAILED, sentences)))
 
 
 def _way_on(view: View, status: PseudoRealJobStatus) -> Iterator[str]:
@@ -231,7 +239,7 @@ def restart_or_fail(view: View, why: Cause, *also_told: Reason) -> Decision:
     if exhausted:
         return fail(view, status, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {view.logs_command}")
     status = remembered(view, started(status, view.stage), why)
-    text = f"{why.sentence} {_continuation(view, status)}"
+    text = f"{why.sentence}{exclusion.note(status, why.pod, view.now)} {_continuation(view, status)}"
     new = Announcement("Restarting", text, (*also_told, Reason.EXECUTION_FAILED))
     wait = wait_seconds(status, view.spec.restart)
     wait += _own_share(view, wait) if why.contended else 0
@@ -262,7 +270,7 @@ def announce(view: View, status: PseudoRealJobStatus, new: Announcement, wait: i
         status_with(status, execution=number, restart_after=after, execution_time=None),
         "Restarting",
         stands(new.reason, text),
-        events=(*untold(view), *told, *avoided(view, status)),
+        events=(*closing(view), *told, *avoided(view, status)),
     )
 
 
@@ -277,29 +285,36 @@ def avoided(view: View, status: PseudoRealJobStatus) -> Iterator[Event]:
 def _failed_at(view: View) -> datetime:
     """The time at which the first pod ended badly: neither the end of the others nor an operator that was away makes a
     back-off longer."""
-    ends = [pod.termination.finished for pod in view.pods if pod.phase is PodPhase.FAILED and pod.termination]
-    ends = list(filter(None, ends)) or [view.job.ended if view.job and view.job.ended else ""]
-    return min([view.now, *(clock.from_text(end) for end in ends if end)])
+    failed = [pod for pod in view.pods if pod.phase is PodPhase.FAILED]
+    ends = [pod.termination.finished for pod in failed if pod.termination and pod.termination.finished]
+    ends = ends or [end for end in (*(pod.ended for pod in failed), view.job.ended if view.job else None) if end]
+    return min([view.now, *map(clock.from_text, ends)])
 
 
 def remembered(
     view: View, status: PseudoRealJobStatus, why: Cause, *, restart_in_place: int | None = None
 ) -> PseudoRealJobStatus:
-    """The status with what ended the execution, or a pod of it, if that counts or says something of a node."""
-    pod = why.pod
-    fault = Fault(
+    """The status with what ended the execution, or a pod of it, if that counts or says something of a node. Several
+    nodes may have rejected pods at once."""
+    others = [pod for pod in view.pods if pod is not why.pod and pod.phase is PodPhase.FAILED and was_rejected(pod)]
+    faults = [_fault(view, why.word, pod, restart_in_place) for pod in (why.pod, *others)]
+    if why.counts:
+        return with_fault(status, view.spec.restart, faults[0], view.now)
+    for fault, pod in zip(faults, (why.pod, *others), strict=True):
+        if pod and is_of_its_node(pod):
+            status = with_disruption(status, view.spec.restart, fault, view.now)
+    return status
+
+
+def _fault(view: View, word: str, pod: Pod | None, restart_in_place: int | None) -> Fault:
+    return Fault(
         execution=view.execution.number,
         time=clock.to_text(view.now),
-        reason=why.word,
+        reason=(node_fault(pod) if pod else None) or word,
         pod=pod.name if pod else None,
         node=(pod.node or None) if pod else None,
         restart_in_place=restart_in_place,
     )
-    if why.counts:
-        return with_fault(status, view.spec.restart, fault, view.now)
-    if pod and is_of_its_node(pod):
-        return with_disruption(status, view.spec.restart, fault, view.now)
-    return status
 
 
 def _continuation(view: View, status: PseudoRealJobStatus) -> str:

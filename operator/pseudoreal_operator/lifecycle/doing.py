@@ -4,11 +4,13 @@ import hashlib
 from collections.abc import Iterator
 
 from pseudoreal_operator.failures.hang import STALLS, find_stall, straggler_sentence
-from pseudoreal_operator.failures.obstacles import describe_obstacle, why_queued
+from pseudoreal_operator.failures.obstacles import why_queued
+from pseudoreal_operator.lifecycle import sidecars
 from pseudoreal_operator.lifecycle.decisions import event, progresses, stands
 from pseudoreal_operator.lifecycle.elastic import prospect, size_note
 from pseudoreal_operator.lifecycle.in_place import of_this_execution
 from pseudoreal_operator.lifecycle.stopping import may_be_replaced
+from pseudoreal_operator.lifecycle.waiting import obstacle_of
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.seats import memberships, ready_spares
 from pseudoreal_operator.observe.stages import StageKind
@@ -54,12 +56,21 @@ def activity(view: View) -> NewCondition:
         return stands("Ending", f"Pod {failed.name} has ended; a spare pod may take its place.")
     if failed:
         return stands(
-            "Ending", f"Pod {failed.name} has ended, and so do the others of execution {view.execution.number}."
+            "Ending",
+            f"Pod {failed.name} has ended, and so do the others of execution {view.execution.number}.{_kept(view)}",
         )
-    obstacle = describe_obstacle(view.pods)
+    if view.pods and not any(pod.is_alive for pod in view.pods) and (kept := _kept(view)):
+        return stands("SidecarRunsOn", kept.strip())
+    obstacle = obstacle_of(view)
     if obstacle:
         return stands(obstacle.reason, obstacle.message + prospect(view))
     return _incomplete(view) or _stalled(view) or _at_work(view)
+
+
+def _kept(view: View) -> str:
+    """A sentence on a container that runs on in a pod whose trainer has ended; empty where none does."""
+    pod = next((pod for pod in view.pods if pod.runs_on), None)
+    return f" {sidecars.describe(pod)}" if pod else ""
 
 
 def _incomplete(view: View) -> NewCondition | None:

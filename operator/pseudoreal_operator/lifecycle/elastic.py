@@ -35,7 +35,7 @@ def shrunk(view: View) -> Decision | None:
     fewer = most_workers(view.spec, view.stage.index, min(_room(view), view.workers - 1))
     if fewer is None:
         return None
-    why = f"{_placed(view)} of {view.workers} pods had a node after {_patience(view)} s"
+    why = f"{view.placed_pods} of {view.workers} pods had a node after {_patience(view)} s"
     if _is_queued(view):
         why = f"The queue did not admit {view.workers} pods in {_patience(view)} s"
     return _with_fewer(view, view.status, fewer, why)
@@ -119,21 +119,17 @@ def _is_elastic(view: View) -> bool:
 def _patience(view: View) -> int:
     elastic, limit = _phase(view).elastic, view.spec.deadlines.startup_seconds
     assert elastic is not None, "asked of elastic phases alone"
-    return elastic.patience_seconds if limit is None or _is_queued(view) else min(elastic.patience_seconds, limit)
+    return elastic.patience_seconds if _is_queued(view) else min(elastic.patience_seconds, limit)
 
 
 def _is_queued(view: View) -> bool:
     return view.job is not None and view.job.queued
 
 
-def _placed(view: View) -> int:
-    return sum(bool(pod.node) for pod in view.pods)
-
-
 def _room(view: View) -> int:
     """The number of workers that there may be room for. Queues and gangs give all or nothing: there nobody knows."""
     gives_all = _is_queued(view) or view.spec.scheduling.gang.policy != "None"
-    return view.workers if gives_all else _placed(view)
+    return view.workers if gives_all else view.placed_pods
 
 
 def _patience_ends(view: View) -> datetime | None:
@@ -143,7 +139,7 @@ def _patience_ends(view: View) -> datetime | None:
     if view.job.queued:
         assert view.status.queued_since is not None, "the clocks stand still since then"
         return clock.from_text(view.status.queued_since) + timedelta(seconds=_patience(view))
-    if _placed(view) >= view.workers or _were_placed(view):
+    if view.placed_pods >= view.workers or _were_placed(view):
         return None
     return startup_deadline(view, _patience(view))
 

@@ -16,12 +16,13 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.changes import phase_with, status_with
 from pseudoreal_operator.failures.hang import seconds_to_stall
 from pseudoreal_operator.lifecycle.acceptance import problem_of
-from pseudoreal_operator.lifecycle.deadlines import active_deadline, blocked_deadline, startup_deadline
+from pseudoreal_operator.lifecycle.deadlines import active_deadline, blocked_deadline, exclusion_ends, startup_deadline
 from pseudoreal_operator.lifecycle.decisions import Decision, refuse, stands, unforeseen
 from pseudoreal_operator.lifecycle.elastic import moments_of
 from pseudoreal_operator.lifecycle.in_place import counted
 from pseudoreal_operator.lifecycle.placement import placement
 from pseudoreal_operator.lifecycle.rules import RULES, start
+from pseudoreal_operator.lifecycle.sidecars import never_ends, pods_to_release
 from pseudoreal_operator.lifecycle.stopping import is_lost, moments, pods_to_stop
 from pseudoreal_operator.manifests.objects import children, claim, identity
 from pseudoreal_operator.observe.asked import with_served
@@ -94,7 +95,7 @@ def _afterwards(view: View) -> Plan:
     status = status_with(seen.status, observed_generation=view.metadata.generation)
     kept = view.spec.clean_up.children == "Keep"
     jobs = tuple(_jobs_in_the_way(view) if kept else (job.name for job in seen.jobs if not job.deleting))
-    return Plan(status, stop=pods_to_stop(seen, view.now), delete=jobs, wake_after=min(waits, default=None))
+    return Plan(status, stop=_pods_to_end(view), delete=jobs, wake_after=min(waits, default=None))
 
 
 def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
@@ -156,7 +157,7 @@ def _planned(view: View, decision: Decision, settings: Settings | None) -> Plan:
     announced = status.execution > view.seen.status.execution > 0 or decision.ended is not None
     return Plan(
         status,
-        stop=pods_to_stop(view.seen, view.now),
+        stop=_pods_to_end(view),
         give_up=_lost_jobs(view, execution),
         delete=() if announced else (*_jobs_in_the_way(view, execution), *_old_jobs(view)),
         apply=tuple(made),
@@ -237,17 +238,25 @@ def _unhurried(
     return old, [(due - now).total_seconds()]
 
 
+def _pods_to_end(view: View) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*pods_to_stop(view.seen, view.now), *pods_to_release(view))))
+
+
 def _jobs_in_the_way(view: View, execution: Execution | None = None) -> Iterator[str]:
     """Jobs that run and are not that of `execution`. One whose workers have all succeeded has the result, which must
-    not go before the status has it; it ends by itself."""
+    not go before the status has it; then it ends by itself, unless a container that is not the trainer runs on."""
     running = (job for job in view.seen.jobs if job.state is JobState.ACTIVE and not job.deleting)
-    return (job.name for job in running if job.execution != execution and not view.is_done(job))
+    others = (job for job in running if job.execution != execution)
+    return (job.name for job in others if not view.is_done(job) or never_ends(view, job))
 
 
 def _lost_jobs(view: View, execution: Execution | None) -> tuple[str, ...]:
-    """The Job of `execution`, when it is only waiting for pods that can do nothing any more."""
+    """The Job of `execution`, when it is only waiting for pods that can do nothing any more. Not while a pod is kept by
+    another container: the Job controller would delete it, and what it says with it, as it takes it for running."""
     job = view.job if execution is not None and execution == view.execution else None
     if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods or job.queued:
+        return ()
+    if any(pod.runs_on for pod in view.pods):
         return ()
     return (job.name,) if is_lost(view.seen, view.status, view.execution, view.now) else ()
 
@@ -288,7 +297,9 @@ def _deadlines(view: View, decision: Decision) -> Iterator[float]:
         yield (clock.from_text(status.transition.deadline) - view.now).total_seconds()
     if decision.children is None or view.job is None or view.job.state is not JobState.ACTIVE:
         return
-    if limits.startup_seconds is not None and view.started_pods < view.workers:
+    if moment := exclusion_ends(view):
+        yield (moment - view.now).total_seconds()
+    if view.started_pods < view.workers:
         yield (startup_deadline(view, limits.startup_seconds) - view.now).total_seconds()
     if view.stage.kind is StageKind.TRAIN and (wait := seconds_to_stall(view)) is not None:
         # A clock runs out after its last second.

@@ -12,11 +12,18 @@ from pseudoreal_operator.failures.classify import Missing, classify, lost_its_pe
 from pseudoreal_operator.failures.hang import find_stall
 from pseudoreal_operator.lifecycle.acceptance import first_sight, problem_of
 from pseudoreal_operator.lifecycle.again import is_untouched, train_again
-from pseudoreal_operator.lifecycle.deadlines import delink_overdue, never_started, overdue, renewed_transition
+from pseudoreal_operator.lifecycle.deadlines import (
+    delink_overdue,
+    kept_from_nodes,
+    never_started,
+    overdue,
+    renewed_transition,
+)
 from pseudoreal_operator.lifecycle.decisions import (
     Cause,
     Decision,
     State,
+    closing,
     event,
     fail,
     progresses,
@@ -52,7 +59,7 @@ def stage_done(view: View) -> Decision | None:
         return train_longer(view, message)
     status = results.recorded(started(view.status, view.stage), view.stage, message, view.job.ended)
     following = current_stage(status.phases)
-    events = (*untold(view), _done(view, status.phases[view.stage.index]))
+    events = (*closing(view), _done(view, status.phases[view.stage.index]))
     if view.stage.kind is StageKind.TRAIN:
         progress = results.final_progress(view.spec, status.progress, message, is_last=following is None, now=view.now)
         status = status_with(status, progress=progress)
@@ -304,6 +311,7 @@ RULES = (
     shrunk,
     grown,
     delink_overdue,
+    kept_from_nodes,
     never_started,
     hung,
     taken_over,

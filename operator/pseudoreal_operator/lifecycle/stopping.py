@@ -13,7 +13,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.failures.classify import classify, has_code, is_for_another_pod, lost_its_peer
 from pseudoreal_operator.observe.seats import memberships, ready_spares
 from pseudoreal_operator.observe.stages import Execution
-from pseudoreal_operator.observe.view import JobState, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.view import RUN_ON_SECONDS, JobState, Observed, Pod, PodPhase, ended_at
 
 STOP_SECONDS = 5
 """Grace period in seconds of pods that cannot save: for their termination messages."""
@@ -33,7 +33,7 @@ def pods_to_stop(seen: Observed, now: datetime) -> tuple[str, ...]:
         for execution in dict.fromkeys(pod.execution for pod in seen.pods)
         if is_lost(seen, seen.status, execution, now)
         for pod in pods_of(seen, execution)
-        if pod.is_alive and not _leaves_soon(pod, now)
+        if pod.is_alive and not leaves_soon(pod, now)
     )
 
 
@@ -53,7 +53,7 @@ def is_lost(seen: Observed, status: PseudoRealJobStatus, execution: Execution, n
     if any(not lost_its_peer(pod) for pod in gone):
         return True
     # Where it began is known soon, or never.
-    return any(now >= _ended(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in gone)
+    return any(now >= ended_at(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in gone)
 
 
 def may_be_replaced(seen: Observed, execution: Execution, now: datetime) -> bool:
@@ -64,7 +64,7 @@ def may_be_replaced(seen: Observed, execution: Execution, now: datetime) -> bool
     if not 0 < len(lost) <= min(len(ready), len(pods) - 1) or execution.number < seen.status.execution:
         return False
     limit = timedelta(seconds=SPARE_SECONDS)
-    in_time = all(now < _ended(pod, now) + limit for pod in lost)
+    in_time = all(now < ended_at(pod, now) + limit for pod in lost)
     return in_time and is_for_another_pod(classify("", pods, seen.job.spec.restart.rules))
 
 
@@ -87,11 +87,11 @@ def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
     for pod in (pod for pod in seen.every_pod if pod.execution in going_on):
         if pod.is_alive and pod.leaves_by:
             waits = [(clock.from_text(pod.leaves_by), STUCK_SECONDS)]
-        elif pod.phase is PodPhase.FAILED and pod.termination and pod.termination.finished:
-            limits = (ORIGIN_SECONDS, SPARE_SECONDS) if seen.spares else (ORIGIN_SECONDS,)
-            waits = [(_ended(pod, now), seconds) for seconds in limits]
         else:
-            continue
+            limits = [RUN_ON_SECONDS] if pod.runs_on else []
+            if pod.phase is PodPhase.FAILED:
+                limits += [ORIGIN_SECONDS, SPARE_SECONDS] if seen.spares else [ORIGIN_SECONDS]
+            waits = [(ended_at(pod, now), seconds) for seconds in limits]
         yield from (moment for since, limit in waits if (moment := since + timedelta(seconds=limit)) > now)
 
 
@@ -110,9 +110,5 @@ def _gone(pods: Sequence[Pod], now: datetime) -> Iterator[Pod]:
             yield pod
 
 
-def _ended(pod: Pod, now: datetime) -> datetime:
-    return clock.from_text(pod.termination.finished) if pod.termination and pod.termination.finished else now
-
-
-def _leaves_soon(pod: Pod, now: datetime) -> bool:
+def leaves_soon(pod: Pod, now: datetime) -> bool:
     return pod.leaves_by is not None and clock.from_text(pod.leaves_by) <= now + timedelta(seconds=STOP_SECONDS)

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 _MEANINGS = {
-    "refused_statuses": "Statuses that the API server took only without their texts.",
+    "refused_statuses": "Statuses that the API server took only without their texts, or without figures.",
     "internal_errors": "Passes that ended by a mistake of the operator.",
     "lost_events": "Events that were given up.",
 }
@@ -16,7 +16,7 @@ _MEANINGS = {
 @dataclass(eq=False)
 class Counts(Collector):
     refused_statuses: int = 0
-    """Number of statuses that the API server took only without their texts."""
+    """Number of statuses that the API server took only without their texts, or without figures."""
     internal_errors: int = 0
     """Number of passes that ended by a mistake of the operator."""
     lost_events: int = 0

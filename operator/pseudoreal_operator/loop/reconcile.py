@@ -26,26 +26,36 @@ from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.news import News
 from pseudoreal_operator.loop.rehearsal import rehearse
 from pseudoreal_operator.loop.specs import Specs
-from pseudoreal_operator.loop.unforeseen import tell_of_mistake
+from pseudoreal_operator.loop.unforeseen import tell_of_mistake, tell_of_refusal
 from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.board import Board, JobKey
 from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.observe.seats import memberships
+from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.view import Observed
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
 from pseudoreal_operator.status.events import to_manifests
-from pseudoreal_operator.status.refused import texts_of, without_texts
+from pseudoreal_operator.status.refused import texts_of, without_figures, without_texts
 
 Json = dict[str, Any]
 
 _INVALID = (400, 422)
 _FORBIDDEN = 403
+_TOO_LARGE = 413
 _SERVER_ERROR = 500
 
 log = structlog.get_logger()
+
+
+class StatusRefused(ApiException):
+    """The API server takes no form of a job's status."""
+
+    def __init__(self, refusal: ApiException) -> None:
+        super().__init__(status=refusal.status, reason=refusal.reason)
+        self.body, self.headers = refusal.body, refusal.headers
 
 
 class Gone(Exception):
@@ -65,11 +75,13 @@ class Means:
     computer: Computer = field(default_factory=Computer)
     specs: Specs = field(default_factory=Specs)
     left_alone: LeftAlone = field(default_factory=LeftAlone)
+    sightings: Sightings = field(default_factory=Sightings)
 
     def forget(self, namespace: str, uid: str) -> None:
         """Forgets what is kept of a job in memory."""
         self.board.forget((namespace, uid))
         self.words.forget((namespace, uid))
+        self.sightings.forget((namespace, uid))
         self.news.forget(uid)
         self.left_alone.forget(uid)
 
@@ -99,6 +111,9 @@ async def reconcile(means: Means, name: Name, calls: Calls) -> float | None:
         return wait
     try:
         return await _pass(means, body, calls)
+    except StatusRefused as refusal:
+        await tell_of_refusal(means.api, body, refusal)
+        raise
     except UNAVAILABLE:
         raise
     except Overran as error:
@@ -142,7 +157,7 @@ async def _pass(means: Means, body: Json, calls: Calls) -> float | None:
         means.forget(*hands.key)
     else:
         means.board.follow(hands.key, phases_to_finish(job.spec, status), calls.wake, memberships(status))
-    seen = await observe(means.api, means.board, means.words, job, status, now)
+    seen = await observe(means.api, means.board, means.words, means.sightings, job, status, now)
     return await _act(hands, seen, now)
 
 
@@ -208,6 +223,12 @@ def is_mistake(refusal: ApiException) -> bool:
         return False
     causes = (said.get("details") or {}).get("causes") or []
     return refusal.status == 400 or any(cause.get("field") for cause in causes)
+
+
+def _is_refusal(error: ApiException) -> bool:
+    """Return whether the API server would refuse the same status again."""
+    is_large = error.status >= _SERVER_ERROR and "too large" in message_of(error)
+    return error.status in (*_INVALID, _FORBIDDEN, _TOO_LARGE) or is_large
 
 
 @dataclass(frozen=True)
@@ -284,18 +305,32 @@ class _Hands:
             log.info("deleted", kind="Job", name=name)
 
     async def _write(self, status: PseudoRealJobStatus) -> "_Hands":
-        """Writes the status: the hands for what is there then. One that is refused is written without its texts: no
-        job stands still for what somebody said."""
+        """Writes the status: the hands for what is there then. One that is refused is written without its texts, and
+        then without figures: no job stands still for what somebody said. Raises StatusRefused where that does not help
+        either."""
         try:
             return await self._apply(status)
         except ApiException as error:
-            bare = without_texts(status)
-            if error.status not in (*_INVALID, _FORBIDDEN) or bare == status:
+            if not _is_refusal(error):
                 raise
+            refusal = error
+        tried = status
+        for less in (without_texts(status), without_figures(status)):
+            if less == tried:
+                continue
+            tried = less
             self.means.counts.refused_statuses += 1
-            count, said = self.means.counts.refused_statuses, message_of(error)
-            log.error("status_refused", status=error.status, error=said, texts=texts_of(status), count=count)
-            return self if bare == self.status else await self._apply(bare)
+            count, said = self.means.counts.refused_statuses, message_of(refusal)
+            log.error("status_refused", status=refusal.status, error=said, texts=texts_of(status), count=count)
+            if less == self.status:
+                return self
+            try:
+                return await self._apply(less)
+            except ApiException as error:
+                if not _is_refusal(error):
+                    raise
+                refusal = error
+        raise StatusRefused(refusal)
 
     async def _apply(self, status: PseudoRealJobStatus) -> "_Hands":
         # With the version, a job that somebody changed after it was read is a conflict, and so is another job of that

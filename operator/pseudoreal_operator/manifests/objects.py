@@ -6,11 +6,11 @@ their names and a new one is made.
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from pseudoreal_api.base import API_VERSION, KIND
 from pseudoreal_api.names import (
+    ANNOTATION_EXCLUDES_UNTIL,
     ANNOTATION_LAST_STEPS,
     CONFIG_FILE,
     LABEL_EXECUTION,
@@ -33,8 +33,10 @@ from pseudoreal_api.spec.phase import Phase, Resources
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.contract import with_contract
 
+from pseudoreal_operator import clock
 from pseudoreal_operator.failures.in_place import allowed_in_place
 from pseudoreal_operator.manifests.disk import claim_size, size_limit
+from pseudoreal_operator.manifests.exclusion import excluded_nodes
 from pseudoreal_operator.manifests.network import rendezvous_port
 from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.manifests.pod import PodPlan, pod_of, pod_template, report_files
@@ -56,9 +58,16 @@ def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, sett
         made.append(_secret(job))
     if gang := gang_of(job, stage):
         made.append(_pod_group(job, gang))
-    made.append(_job(job, stage, plan, settings, status.avoided_nodes))
+    excluded = excluded_nodes(status)
+    template = pod_template(job, plan, settings, status.avoided_nodes, excluded)
+    made.append(_job(job, stage, plan, template))
+    annotations = {}
     if steps := last_steps_of(job.spec, stage):
-        made[-1]["metadata"]["annotations"] = {ANNOTATION_LAST_STEPS: steps}
+        annotations[ANNOTATION_LAST_STEPS] = steps
+    if excluded:
+        annotations[ANNOTATION_EXCLUDES_UNTIL] = clock.to_text(max(excluded.values()))
+    if annotations:
+        made[-1]["metadata"]["annotations"] = annotations
     return made
 
 
@@ -161,7 +170,7 @@ def _pod_group(job: PseudoRealJob, gang: Gang) -> Json:
     return child("PodGroup", gang.api_version, job, gang.name, own_labels(job)) | {"spec": gang.spec}
 
 
-def _job(job: PseudoRealJob, stage: Stage, plan: PodPlan, settings: Settings, avoid: Sequence[str]) -> Json:
+def _job(job: PseudoRealJob, stage: Stage, plan: PodPlan, template: Json) -> Json:
     scheduling = job.spec.scheduling
     labels = plan.labels | queue_labels(scheduling, stage.kind)
     manifest = child("Job", "batch/v1", job, plan.name, labels)
@@ -178,7 +187,7 @@ def _job(job: PseudoRealJob, stage: Stage, plan: PodPlan, settings: Settings, av
         "backoffLimitPerIndex": 0,
         # A pod that is going away counts as failed only once it is gone.
         "podReplacementPolicy": "Failed",
-        "template": pod_template(job, plan, settings, avoid),
+        "template": template,
     }
     return manifest
 

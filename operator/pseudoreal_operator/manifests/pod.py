@@ -5,7 +5,7 @@ with it: there is no object beside the Job that could be missing, be left behind
 To report to the operator, a training pod has an address, a token that opens nothing else, and a certificate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
@@ -36,6 +36,7 @@ from pseudoreal_api.spec.pod import EnvVar, Pod
 from pseudoreal_api.wire.reports import METRICS_PORT, NODE_NAME, REPORT_AUDIENCE, REPORT_URL, TOPOLOGY_DOMAIN
 
 from pseudoreal_operator.manifests import network
+from pseudoreal_operator.manifests.exclusion import never_on
 from pseudoreal_operator.manifests.overlay import merge, place, without_nulls
 from pseudoreal_operator.manifests.scheduling import Gang, topology_annotations, topology_by_affinity
 from pseudoreal_operator.observe.reading import COMPLETION_INDEX, WORKERS_VARIABLE
@@ -56,6 +57,13 @@ CREDENTIALS = {
 }
 """Keys of the credentials' Secret that become variables, and whether they may be missing. All of its keys would let
 whoever writes the Secret set variables by which ranks meet and report."""
+_NOT_INJECTED_LABELS = {"sidecar.istio.io/inject": "false"}
+"""Labels that decline proxies, which meshes inject into all pods of a namespace: a proxy outlives the trainer, and the
+connections between ranks go through it."""
+_NOT_INJECTED = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
+"""Annotations that decline them. Istio read the annotation before it had the label."""
+_NOT_EVICTED = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+"""Annotations that keep autoscalers from moving a pod to save a node: all others would start anew with it."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +102,15 @@ class PodPlan:
         return self.trains and self.workers > 1
 
 
-def pod_template(job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: Sequence[str] = ()) -> Json:
+def pod_template(
+    job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: Sequence[str] = (), exclude: Iterable[str] = ()
+) -> Json:
     """The operator's template, the user's over it, and over both what the operator must find in its pods again."""
     own = _template(job, plan, settings)
     template: Json = merge(merge(own, without_nulls(plan.pod.template)), _indispensable(plan, own))
     alone, near = plan.network.host_network, topology_by_affinity(job.spec.scheduling) if plan.trains else None
-    return template | {"spec": place(template["spec"], plan.labels, one_per_node=alone, avoid=avoid, near=near)}
+    spec = place(template["spec"], plan.labels, one_per_node=alone, avoid=avoid, near=near)
+    return template | {"spec": never_on(spec, exclude)}
 
 
 def _indispensable(plan: PodPlan, own: Json) -> Json:
@@ -135,8 +146,12 @@ def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
     marks |= topology_annotations(scheduling) if plan.trains else {}
     return {
         "metadata": {
-            "labels": plan.labels | (gang.pod_labels if gang else {}),
-            "annotations": network.annotations(plan.network) | marks | file_annotations(plan.files),
+            "labels": _NOT_INJECTED_LABELS | plan.labels | (gang.pod_labels if gang else {}),
+            "annotations": _NOT_INJECTED
+            | _NOT_EVICTED
+            | network.annotations(plan.network)
+            | marks
+            | file_annotations(plan.files),
         },
         "spec": {
             "restartPolicy": "Never",

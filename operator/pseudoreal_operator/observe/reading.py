@@ -6,10 +6,12 @@ What others wrote in it is cleaned and bounded here, and numbers that no status 
 import json
 import re
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 from pseudoreal_api.base import KIND
 from pseudoreal_api.names import (
+    ANNOTATION_EXCLUDES_UNTIL,
     ANNOTATION_LAST_STEPS,
     CONTAINER,
     LABEL_EXECUTION,
@@ -17,10 +19,12 @@ from pseudoreal_api.names import (
     LABEL_PHASE,
     LABEL_STAGE,
 )
+from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import MOST_COUNT, PROGRESS_EVENT, InPlace, ProgressReport, TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, SavedCheckpoint
 from pydantic import ValidationError
 
+from pseudoreal_operator import clock
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import ChildJob, JobState, Obstacle, Pod, PodPhase, Termination
@@ -39,8 +43,11 @@ _MOST = {int: MOST_COUNT, float: 1e10}
 _MOST_EXECUTIONS = 2**31
 """Largest number of an execution that is read: no job has so many, and a status could not hold many more."""
 
-# Waiting for these is part of any start; the others say what is wrong.
 _LAST_STEPS = re.compile("[0-9]{1,18}/[0-9]{1,18}")
+_COUNT_OF_PODS = re.compile("[0-9]{1,9}")
+_TERMINAL = ("Succeeded", "Failed")
+"""Phases of pods whose containers have all ended."""
+# Waiting for these is part of any start; the others say what is wrong.
 _ORDINARY_WAITING = ("ContainerCreating", "PodInitializing")
 
 
@@ -92,6 +99,7 @@ def read_job(body: Json) -> ChildJob:
         uid=clean(body["metadata"].get("uid") or ""),
         workers=_workers_of_job(body.get("spec", {})),
         last_steps=_last_steps(body),
+        excludes_until=_excludes_until(body),
     )
 
 
@@ -104,6 +112,14 @@ def _workers_of_job(spec: Json) -> int | None:
 def _last_steps(job: Json) -> str | None:
     said = (job["metadata"].get("annotations") or {}).get(ANNOTATION_LAST_STEPS, "")
     return said if _LAST_STEPS.fullmatch(said) else None
+
+
+def _excludes_until(job: Json) -> str | None:
+    said = (job["metadata"].get("annotations") or {}).get(ANNOTATION_EXCLUDES_UNTIL, "")
+    try:
+        return clock.to_text(clock.from_text(said)) if said else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def has_no_pod_left(job: Json) -> bool:
@@ -133,6 +149,9 @@ def read_pod(body: Json) -> Pod:
         memory_limit=_memory_limit(_trainer(body)),
         workers=_workers(_trainer(body)),
         leaves_by=body["metadata"].get("deletionTimestamp"),
+        grace_seconds=body["metadata"].get("deletionGracePeriodSeconds"),
+        runs_on=_running_on(status),
+        has_run=any(_has_begun(container) for container in _every_container(status)),
     )
 
 
@@ -157,12 +176,17 @@ def read_report(body: bytes) -> PodReport:
         raise ValueError("a number in it is not finite, or too large")
     ranks = [sign.model_copy(update={"doing": clean(sign.doing)}) for sign in report.ranks]
     saved = report.checkpoint and report.checkpoint.model_copy(update={"name": clean(report.checkpoint.name)})
-    in_place = _cleaned(report.in_place)
-    return report.model_copy(update={"ranks": ranks, "checkpoint": saved, "in_place": in_place})
+    parts = {"ranks": ranks, "checkpoint": saved, "in_place": _cleaned(report.in_place)}
+    return report.model_copy(update=parts | {"layout": _cleaned_layout(report.layout)})
 
 
 def _cleaned(in_place: InPlace | None) -> InPlace | None:
     return in_place and in_place.model_copy(update={"message": clean(in_place.message)})
+
+
+def _cleaned_layout(layout: ChosenLayout | None) -> ChosenLayout | None:
+    texts = ("hardware", "step_time", "bottleneck")
+    return layout and layout.model_copy(update={name: clean(getattr(layout, name)) for name in texts})
 
 
 def progress_of(line: str) -> ProgressReport | None:
@@ -205,7 +229,7 @@ def _changed(body: Json, kind: str, to: str) -> str | None:
 
 def _index(pod: Json) -> int:
     said = (pod["metadata"].get("annotations") or {}).get(COMPLETION_INDEX, "")
-    return int(said) if said.isascii() and said.isdecimal() else 0
+    return int(said) if _COUNT_OF_PODS.fullmatch(said) else 0
 
 
 def _outlives_pods(job: Json) -> bool:
@@ -222,14 +246,37 @@ def _ending(job: Json) -> Json | None:
 
 
 def _phase(status: Json) -> PodPhase:
+    """Return what became of the trainer; of a pod of which only Kubernetes knows, what became of the pod."""
+    state = _container(status).get("state") or {}
+    if ended := state.get("terminated"):
+        return PodPhase.SUCCEEDED if ended["exitCode"] == 0 else PodPhase.FAILED
     # "Unknown" is a pod whose node does not answer: it may well be running.
     phase = status.get("phase", "Pending")
-    return PodPhase.RUNNING if phase == "Unknown" else PodPhase(phase)
+    if phase == "Unknown" or (phase == "Pending" and state.get("running")):
+        return PodPhase.RUNNING
+    return PodPhase(phase)
 
 
 def _container(status: Json) -> Json:
     found: Iterable[Json] = status.get("containerStatuses") or []
     return next((c for c in found if c["name"] == CONTAINER), {})
+
+
+def _every_container(status: Json) -> list[Json]:
+    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+
+
+def _has_begun(container: Json) -> bool:
+    states = (container.get("state") or {}, container.get("lastState") or {})
+    return any(state.get(kind) for state in states for kind in ("running", "terminated"))
+
+
+def _running_on(status: Json) -> tuple[str, ...]:
+    """Return the names of the containers that keep a pod whose trainer has ended."""
+    if status.get("phase") in _TERMINAL or not (_container(status).get("state") or {}).get("terminated"):
+        return ()
+    others = (one for one in _every_container(status) if not (one.get("state") or {}).get("terminated"))
+    return tuple(clean(one["name"]) for one in others)
 
 
 def _trainer(pod: Json) -> Json:
@@ -244,7 +291,7 @@ def _memory_limit(trainer: Json) -> str:
 
 def _workers(trainer: Json) -> int:
     told: Iterable[str] = (e.get("value") or "" for e in trainer.get("env") or [] if e["name"] == WORKERS_VARIABLE)
-    return next((int(number) for number in told if number.isascii() and number.isdecimal()), 0)
+    return next((int(number) for number in told if _COUNT_OF_PODS.fullmatch(number)), 0)
 
 
 def _termination(terminated: Json | None) -> Termination | None:
@@ -266,11 +313,20 @@ def _termination_message(text: str) -> TerminationMessage | None:
     # A lone surrogate is none of UTF-8, which the parser reads.
     except (ValidationError, UnicodeEncodeError):
         return None
-    checkpoint = message.checkpoint and clean(message.checkpoint)
-    in_place = _cleaned(message.in_place)
     return message.model_copy(
-        update={"message": clean(message.message), "checkpoint": checkpoint, "in_place": in_place}
+        update={
+            "message": clean(message.message),
+            "checkpoint": message.checkpoint and clean(message.checkpoint),
+            "in_place": _cleaned(message.in_place),
+            "layout": _cleaned_layout(message.layout),
+        }
+        | {name: _finite(getattr(message, name)) for name in ("loss", "start_validation_loss", "validation_loss")}
     )
+
+
+def _finite(value: float | None) -> float | None:
+    """Return the number; None for one that is none. What a phase has made counts, whatever its loss is."""
+    return value if value is not None and isfinite(value) else None
 
 
 def _condition(status: Json, kind: str) -> Json | None:

@@ -21,6 +21,7 @@ from pseudoreal_operator.observe.reading import (
     read_pod,
 )
 from pseudoreal_operator.observe.seats import memberships, seated
+from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added
 from pseudoreal_operator.observe.view import ChildJob, Observed, Pod, PodPhase
 
@@ -31,7 +32,13 @@ _POD_JOB = "batch.kubernetes.io/job-name"
 
 
 async def observe(
-    api: Api, board: Board, words: LastWords, job: PseudoRealJob, status: PseudoRealJobStatus, now: datetime
+    api: Api,
+    board: Board,
+    words: LastWords,
+    sightings: Sightings,
+    job: PseudoRealJob,
+    status: PseudoRealJobStatus,
+    now: datetime,
 ) -> Observed:
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
     # Jobs come first: when one has ended, the pods that are read after it tell how.
@@ -40,6 +47,7 @@ async def observe(
     others = [_name(body) for body in bodies if is_of_another(uid, body)]
     jobs = [read_job(body) for body in own]
     pods, strangers, orphans = await _pods(api, job, f"{LABEL_JOB}={name}{_without(own, present(job, status, jobs))}")
+    jobs, pods = sightings.dated((namespace, uid), status, jobs, pods, now)
     claims = []
     if not has_claim(job, status, jobs) and (claim := claim_of(job)):
         found = await api.find("PersistentVolumeClaim", namespace, claim)

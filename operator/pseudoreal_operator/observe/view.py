@@ -54,9 +54,14 @@ class ChildJob:
     """Number of workers that it was made with: of pods without the spare ones."""
     last_steps: str | None = None
     """The steps at which its phase and the job end at the latest, as they were when it was made; None for a delink."""
+    excludes_until: str | None = None
+    """The time until which its pods wait for other nodes than those that rejected pods, in RFC 3339; None where it
+    excludes none."""
 
 
 class PodPhase(StrEnum):
+    """What became of the trainer container. Kubernetes' own phase of a pod waits for the end of all containers."""
+
     PENDING = "Pending"
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
@@ -110,6 +115,14 @@ class Pod:
     """Number of workers of its execution, as it is told; 0 for a delink."""
     leaves_by: str | None = None
     """The time by which a pod that is being deleted is to be gone, its grace period included, in RFC 3339."""
+    grace_seconds: int | None = None
+    """The grace period that is part of `leaves_by`."""
+    runs_on: tuple[str, ...] = ()
+    """Names of containers that run although the trainer has ended, such as an injected proxy."""
+    has_run: bool = True
+    """Whether any container of the pod has ever run."""
+    ended: str | None = None
+    """The time at which the pod was first seen to have ended, where Kubernetes tells none, in RFC 3339."""
 
     @property
     def is_alive(self) -> bool:
@@ -118,6 +131,22 @@ class Pod:
     @property
     def has_succeeded(self) -> bool:
         return self.phase is PodPhase.SUCCEEDED
+
+
+def ended_at(pod: Pod, now: datetime) -> datetime:
+    """Return when the pod ended; `now` where nobody knows. Moments that Kubernetes tells are bounded as they are read,
+    by `Sightings`."""
+    told = (pod.termination.finished if pod.termination else "") or pod.ended
+    return clock.from_text(told) if told else now
+
+
+RUN_ON_SECONDS = 15.0
+"""Seconds that other containers have to end after the trainer: native sidecars do, and proxies that are told to."""
+
+
+def runs_on(pod: Pod, now: datetime) -> bool:
+    """Return whether other containers keep a pod whose trainer ended long ago."""
+    return bool(pod.runs_on) and now >= ended_at(pod, now) + timedelta(seconds=RUN_ON_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -278,15 +307,26 @@ class View:
         found = next((job for job in self.seen.jobs if job.execution == execution), None)
         if found and self.is_done(found):
             return replace(found, state=JobState.COMPLETE)
+        if found and self._is_kept_alone(found):
+            return replace(found, state=JobState.FAILED)
         return None if found and found.deleting and found.state is JobState.ACTIVE else found
 
     def is_done(self, job: ChildJob) -> bool:
         """Whether all workers have succeeded, whatever becomes of pods that are none: one that is lost fails the Job in
-        the end, and one that cannot be ended keeps it."""
+        the end, and one that cannot be ended keeps it. So does one in which another container runs on."""
         ended_otherwise = job.state is JobState.FAILED or any(
             pod.execution == job.execution for pod in (*self.seen.spares, *self.seen.replaced)
         )
-        return ended_otherwise and self._all_succeeded(job)
+        return (ended_otherwise or self._has_pod_that_runs_on(job)) and self._all_succeeded(job)
+
+    def _is_kept_alone(self, job: ChildJob) -> bool:
+        """Whether no trainer of the Job is left, not all have succeeded, and only other containers keep its pods: the
+        Job controller takes such pods for running."""
+        left = any(pod.is_alive for pod in self.seen.pods if pod.execution == job.execution)
+        return job.state is JobState.ACTIVE and not job.queued and not left and self._has_pod_that_runs_on(job)
+
+    def _has_pod_that_runs_on(self, job: ChildJob) -> bool:
+        return any(pod.execution == job.execution and runs_on(pod, self.now) for pod in self.seen.pods)
 
     def _all_succeeded(self, job: ChildJob) -> bool:
         """Whether all workers have succeeded, whichever pods they are."""
@@ -326,6 +366,11 @@ class View:
     def started_pods(self) -> int:
         """Number of pods whose container runs or has run."""
         return sum(pod.phase is not PodPhase.PENDING for pod in self.pods)
+
+    @property
+    def placed_pods(self) -> int:
+        """Number of pods that have a node."""
+        return sum(bool(pod.node) for pod in self.pods)
 
     def pod_of_rank(self, rank: int) -> Pod | None:
         first = rank // self.ranks_per_pod * self.ranks_per_pod

@@ -40,6 +40,7 @@ class Reason(StrEnum):
     RESTARTED_IN_PLACE = "RestartedInPlace"
     SPARE_TOOK_OVER = "SpareTookOver"
     PREEMPTED = "Preempted"
+    SIDECAR_ENDED = "SidecarEnded"
     PHASE_COMPLETED = "PhaseCompleted"
     PHASE_REPEATED = "PhaseRepeated"
     PHASE_PROLONGED = "PhaseProlonged"
@@ -48,6 +49,7 @@ class Reason(StrEnum):
     DELINK_ROLLED_BACK = "DelinkRolledBack"
     EXECUTION_FAILED = "ExecutionFailed"
     NODE_AVOIDED = "NodeAvoided"
+    NODES_READMITTED = "NodesReadmitted"
     SUSPENDED = "Suspended"
     COMPLETED = "Completed"
     FAILED = "Failed"
@@ -60,6 +62,7 @@ _WARNINGS = (
     Reason.RESTARTED_IN_PLACE,
     Reason.SPARE_TOOK_OVER,
     Reason.PREEMPTED,
+    Reason.SIDECAR_ENDED,
     Reason.DELINK_ROLLED_BACK,
     Reason.EXECUTION_FAILED,
     Reason.NODE_AVOIDED,

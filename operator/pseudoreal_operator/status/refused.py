@@ -1,4 +1,5 @@
-"""A status whose texts the API server refuses is written without them: numbers, states and names must not wait. Pure.
+"""A status whose texts the API server refuses is written without them, and then without figures: states and names must
+not wait. Pure.
 
 The sentence in place of a text names it by a digest, so the status itself remembers which texts were refused: these are
 not tried again, and others are.
@@ -8,13 +9,27 @@ import hashlib
 
 from pseudoreal_api.status.status import Condition, PseudoRealJobStatus
 
-from pseudoreal_operator.changes import status_with
+from pseudoreal_operator.changes import phase_with, status_with
 
 _BEGIN = "The API server refused the text of this condition"
 
 
 def without_texts(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
     return status_with(status, conditions=[_without_text(condition) for condition in status.conditions])
+
+
+def without_figures(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
+    """Return the status without its texts, and without what pods said and no decision needs."""
+    known = without_texts(status)
+    phases = [
+        phase_with(phase, layout=None, loss=None, start_validation_loss=None, validation_loss=None)
+        for phase in known.phases
+    ]
+    known = status_with(known, progress=None, placement=None, phases=phases)
+    parts = {name: getattr(known, name) for name in ("spares", "elastic", "restarts_in_place")}
+    return known.model_copy(
+        update={name: part.model_copy(update={"message": ""}) for name, part in parts.items() if part}
+    )
 
 
 def texts_of(status: PseudoRealJobStatus) -> dict[str, str]:

@@ -30,9 +30,11 @@ from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.board import Speaker, updated
 from pseudoreal_operator.observe.reading import belongs_to, is_orphan, read_job, read_pod
 from pseudoreal_operator.observe.seats import memberships, seated, worker_of
+from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import Heard, JobState, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.view import RUN_ON_SECONDS, Heard, JobState, Observed, Pod, PodPhase
 from pseudoreal_operator.settings import Settings
+from pseudoreal_operator.status.conditions import has_ended
 from pseudoreal_trainer.checkpoint.fence import Fence
 
 from tests.support.jobs import good_job
@@ -72,6 +74,14 @@ class World:
     names."""
     queues: bool = False
     """Whether the queue is full: it holds each Job that is made for it, until it is admitted."""
+    proxies: bool = False
+    """Whether a mesh injects into each pod a proxy that runs on when the trainer has ended."""
+    node_skew: float = 0.0
+    """Seconds by which the clocks of nodes are ahead of the operator's."""
+    api_skew: float = 0.0
+    """Seconds by which the clock of the API server is ahead of the operator's."""
+    sightings: Sightings = field(default_factory=Sightings)
+    """What the operator remembers of moments; it forgets when it dies."""
 
     # What the operator does.
 
@@ -87,11 +97,18 @@ class World:
 
     def observe(self, jobs: list[Json] | None = None) -> Observed:
         """`jobs` is the list of an earlier moment: the lists of a pass are not of one moment."""
+        dated_jobs, dated_pods = self.sightings.dated(
+            ("default", UID),
+            self.status,
+            [read_job(body) for body in (self.jobs_list() if jobs is None else jobs)],
+            [read_pod(body) for body in self.pods.values() if belongs_to(UID, body)],
+            self.now,
+        )
         seen = Observed(
             job=self.job,
             status=self.status,
-            jobs=tuple(read_job(body) for body in (self.jobs_list() if jobs is None else jobs)),
-            pods=tuple(read_pod(body) for body in self.pods.values() if belongs_to(UID, body)),
+            jobs=tuple(dated_jobs),
+            pods=tuple(dated_pods),
             existing=frozenset((kind, body["metadata"]["name"]) for (kind, _), body in self.objects.items()),
             heard=self.heard(),
             orphans=tuple(name for name, body in self.pods.items() if is_orphan(UID, body)),
@@ -182,7 +199,10 @@ class World:
             self._ask_to_end(self.pods[name], STOP_SECONDS)
 
     def _is_hopeless(self, pod: Json) -> bool:
-        """Whether its execution can save nothing: a rank of it is gone without having saved, or was found to hang."""
+        """Whether its execution can save nothing: a rank of it is gone without having saved, or was found to hang; or
+        only its proxy is left, and the status has moved on."""
+        if not _trainer_lives(pod):
+            return "proxy" in pod and self._is_told_of(read_pod(pod).execution, pod)
         others = [read_pod(other) for other in self.pods.values() if other["metadata"]["job"] == pod["metadata"]["job"]]
         bad = [other for other in others if other.phase is PodPhase.FAILED and exit_code_of(other) != ExitCode.YIELDED]
         lost = any(_is_lost(other) for other in self.pods.values())
@@ -197,10 +217,22 @@ class World:
             )
         )
 
-    def _ask_to_end(self, pod: Json, seconds: float) -> None:
+    def _is_told_of(self, execution: Execution, pod: Json) -> bool:
+        """Whether the status has what there is to read of an execution, or a spare pod took the place of the pod."""
+        if has_ended(self.status) or execution.number < self.status.execution or self.worker_of(pod) is None:
+            return True
+        phase = next(phase for phase in self.status.phases if phase.name == execution.phase)
+        return bool(phase.start_checkpoint) if execution.kind is StageKind.DELINK else phase.state == "Complete"
+
+    def _ask_to_end(self, pod: Json, seconds: int) -> None:
         """A time that is set can only become shorter."""
-        leaves, metadata = clock.to_text(self.now + timedelta(seconds=seconds)), pod["metadata"]
-        metadata["deletionTimestamp"] = min(metadata.get("deletionTimestamp", leaves), leaves)
+        metadata, since = pod["metadata"], self.now + timedelta(seconds=self.api_skew)
+        if "deletionTimestamp" in metadata:
+            grace = metadata.get("deletionGracePeriodSeconds", 0)
+            since = clock.from_text(metadata["deletionTimestamp"]) - timedelta(seconds=grace)
+            seconds = min(seconds, grace)
+        leaves = clock.to_text(since + timedelta(seconds=seconds))
+        metadata |= {"deletionTimestamp": leaves, "deletionGracePeriodSeconds": seconds}
 
     def _give_up(self, name: str) -> None:
         if ("Job", bare(name)) in self.objects:
@@ -230,7 +262,8 @@ class World:
 
     def control(self) -> None:
         """Kubelets end what was asked to end, unless nobody does it."""
-        for pod in [pod for pod in self.alive() if "deletionTimestamp" in pod["metadata"] and not _is_lost(pod)]:
+        left = [*self.alive(), *self.kept_by_proxies()]
+        for pod in [pod for pod in left if "deletionTimestamp" in pod["metadata"] and not _is_lost(pod)]:
             self.vanish(pod)
         for body in [body for (kind, _), body in self.objects.items() if kind == "Job"]:
             if read_job(body).ended is None:
@@ -318,7 +351,12 @@ class World:
         return [pod for pod in self.pods.values() if pod["metadata"]["job"] == job["metadata"]["name"]]
 
     def alive(self) -> list[Json]:
-        return [pod for pod in self.pods.values() if pod["status"]["phase"] in ("Pending", "Running")]
+        return [pod for pod in self.pods.values() if _trainer_lives(pod)]
+
+    def kept_by_proxies(self) -> list[Json]:
+        """Pods whose trainer has ended, and that hold their nodes."""
+        running = (pod for pod in self.pods.values() if pod["status"]["phase"] == "Running")
+        return [pod for pod in running if not _trainer_lives(pod)]
 
     def living_workers(self) -> list[Json]:
         """All but spare pods that wait, which never succeed."""
@@ -370,6 +408,12 @@ class World:
         """Ends a pod. With `exit_code` it leaves no word of its own."""
         execution = read_pod(pod).execution
         step = self._last_step(execution)
+        known = memberships(self.status).get(execution)
+        if "fence" in pod and known and known.restart > pod["fence"].membership:
+            # Its ranks are from before a spare pod took a place: they save nothing, and are done once they have met.
+            if outcome == "Succeeded":
+                self._begin_ranks(pod)
+            outcome = "Failed" if outcome == "Yielded" else outcome
         if outcome in ("Succeeded", "Yielded") and "fence" in pod:
             pod["fence"].check()
         if outcome == "Succeeded":
@@ -387,13 +431,18 @@ class World:
             in_place=in_place or pod.get("in_place"),
         )
         code = EXIT_CODES[outcome].value if exit_code is None else exit_code
-        end = {"exitCode": code, "finishedAt": clock.to_text(self.now)} | terminated
+        end = {"exitCode": code, "finishedAt": clock.to_text(self.now + timedelta(seconds=self.node_skew))} | terminated
         if exit_code is None:
             end["message"] = message.to_json()
         pod["status"] = {
             "phase": "Succeeded" if code == 0 else "Failed",
             "containerStatuses": [{"name": CONTAINER, "state": {"terminated": end}}],
         }
+        if self.proxies:
+            pod["proxy"] = True
+            pod["status"]["phase"] = "Running"
+            proxy = {"name": "istio-proxy", "state": {"running": {"startedAt": end["finishedAt"]}}}
+            pod["status"]["containerStatuses"].insert(0, proxy)
 
     def restart_in_place(self, origin: int, *, heard: bool) -> None:
         """A rank of pod `origin` dies, and all pods of its execution restart theirs in place: if they all run, and have
@@ -467,6 +516,15 @@ class World:
         condition = {"type": "DisruptionTarget", "status": "True", "reason": why}
         pod["status"] = {"phase": "Failed", "conditions": [condition]}
 
+    def waiting(self) -> list[Json]:
+        """Pods that do not run yet."""
+        return [pod for pod in self.alive() if pod["status"]["phase"] == "Pending" and not _is_lost(pod)]
+
+    def reject(self, pod: Json, why: str = "UnexpectedAdmissionError") -> None:
+        """Its node refuses to run it."""
+        pod["spec"] = {"nodeName": f"node-{pod['metadata']['made']}"} | pod["spec"]
+        pod["status"] = {"phase": "Failed", "reason": why, "message": "Pod was rejected: no healthy devices present"}
+
     def lose(self, pod: Json) -> None:
         """Its node is off: Kubernetes asks the pod to end, and nobody does it."""
         self._ask_to_end(pod, 30)
@@ -490,8 +548,8 @@ class World:
     def ends_by_itself(self, name: str) -> bool:
         """Whether all workers of a Job have succeeded: it waits for the end of spare pods alone."""
         job = self.objects["Job", name]
-        phases = [str(pod["status"]["phase"]) for pod in self.pods_of(job)]
-        return phases.count("Succeeded") == read_job(job).workers
+        phases = [read_pod(pod).phase for pod in self.pods_of(job)]
+        return phases.count(PodPhase.SUCCEEDED) == read_job(job).workers
 
     def orphans(self) -> list[Json]:
         """Pods whose Job is deleted and that still run."""
@@ -526,6 +584,12 @@ class World:
             self.start_pods()
             self.settle()
             self.finish_all()
+            if self.proxies:
+                self.settle()
+                self.tick(RUN_ON_SECONDS)
+                self.settle()
+                for pod in self.orphans():
+                    self.vanish(pod)
             if self.status.completion_time:
                 return
 
@@ -536,6 +600,11 @@ def exit_code_of(pod: Pod) -> int | None:
 
 def _trains(pod: Json) -> bool:
     return read_pod(pod).execution.kind is StageKind.TRAIN
+
+
+def _trainer_lives(pod: Json) -> bool:
+    states = {one["name"]: one["state"] for one in pod["status"].get("containerStatuses", ())}
+    return pod["status"]["phase"] in ("Pending", "Running") and "terminated" not in states.get(CONTAINER, {})
 
 
 def _is_lost(pod: Json) -> bool:

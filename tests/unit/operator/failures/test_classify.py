@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.spec.recovery import RestartRule
 from pseudoreal_api.wire.messages import EXIT_CODES, Outcome, TerminationMessage
-from pseudoreal_operator.failures.classify import classify
+from pseudoreal_operator.failures.classify import classify, is_of_its_node
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
 
@@ -82,6 +82,63 @@ def test_what_a_failure_means(pods: list[Pod], verdict: tuple[str, str], says: s
     found = classify("the-job", pods)
     assert (found.action, found.reason) == verdict
     assert says in found.sentence
+
+
+REJECTIONS = (
+    "UnexpectedAdmissionError", "OutOfcpu", "OutOfnvidia.com/gpu", "NodeAffinity", "NodeShutdown", "NewInKubernetes",
+)  # fmt: skip
+
+
+def on_node(**changes: Any) -> Pod:
+    return Pod("p0", EXECUTION, 0, PodPhase.FAILED, node="gpu-1", **changes)
+
+
+def rejected(reason: str) -> Pod:
+    return on_node(reason=reason, complaint=f"{reason}: Pod was rejected", has_run=False)
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason", "says"),
+    [
+        *((rejected(word), "PodRejected", f"rejected by node gpu-1 before a container of it ran ({word}: ")
+          for word in REJECTIONS),
+        (on_node(has_run=False), "PodRejected", "rejected by node gpu-1 before a container of it ran."),
+        (
+            on_node(termination=Termination(255, "Unknown", "", None)),
+            "NodeFailed",
+            "ended with node gpu-1, as one that was restarted or shut down (Unknown).",
+        ),
+        (on_node(termination=Termination(137, "ContainerStatusUnknown", "", None)), "NodeFailed", "node gpu-1"),
+        (on_node(reason="Terminated", complaint="Terminated: imminent node shutdown"), "NodeFailed", "(Terminated)"),
+    ],
+)  # fmt: skip
+def test_what_the_node_did_does_not_count(pod: Pod, reason: str, says: str) -> None:
+    other = ended(1, "Failed", "Connection reset by peer", peer_lost=True)
+    found = classify("the-job", [other, pod])
+    assert (found.action, found.reason, found.pod) == ("RestartIgnoringLimit", reason, pod)
+    assert says in found.sentence
+    assert is_of_its_node(pod)
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        rejected("SysctlForbidden"),
+        rejected("DeadlineExceeded"),
+        on_node(termination=Termination(255, "Error", "", None)),
+        on_node(termination=Termination(137, "Error", "", None)),
+        on_node(reason="Error", complaint="Error: an init container failed"),
+    ],
+)
+def test_what_any_node_would_do_counts(pod: Pod) -> None:
+    assert classify("the-job", [pod]).action == "Restart"
+    assert not is_of_its_node(pod)
+
+
+def test_a_rule_of_the_job_may_count_what_the_node_did() -> None:
+    rule = RestartRule(on_reasons=["OutOfcpu"], action="Restart")
+    found = classify("the-job", [rejected("OutOfcpu")], [rule])
+    assert (found.action, found.reason) == ("Restart", "PodRejected")
 
 
 @pytest.mark.parametrize(

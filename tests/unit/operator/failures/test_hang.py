@@ -167,6 +167,7 @@ def test_a_pod_that_never_spoke_is_named_once_all_of_them_run() -> None:
 def test_a_pod_that_came_late_has_its_time(seconds: int, reason: str) -> None:
     """The first waited for it all the while, and it has had no time to report."""
     world = training()
+    world.tick(301)
     started = {"startedAt": clock.to_text(world.now - timedelta(seconds=seconds))}
     late = next(pod for pod in world.alive() if pod["spec"]["nodeName"] == "node-1")
     late["status"]["containerStatuses"] = [{"name": CONTAINER, "state": {"running": started}}]

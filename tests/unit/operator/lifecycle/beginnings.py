@@ -16,6 +16,8 @@ PHASES: list[dict[str, Any]] = [
         "elastic": {"minWorkers": 1, "patienceSeconds": 100},
     },
 ]
+_SKEWS = [0.0, 3600.0, -3600.0]
+"""Seconds by which the clocks of others are ahead."""
 _TO_SPARES = 2
 """Stages before the one with spare pods."""
 BAD_ENDS: list[dict[str, Any]] = [
@@ -37,6 +39,9 @@ class Beginning:
     losses: list[dict[str, Any] | None]
     troubles: list[str]
     nodes: int | None
+    proxies: bool = False
+    node_skew: float = 0.0
+    api_skew: float = 0.0
 
 
 @st.composite
@@ -69,6 +74,9 @@ def beginnings() -> st.SearchStrategy[Beginning]:
         losses=st.just([]),
         troubles=st.lists(st.sampled_from(["failure", "restart in place", "preemption by a queue"]), max_size=3),
         nodes=st.sampled_from([None, 1, 2, 3]),
+        proxies=st.booleans(),
+        node_skew=st.sampled_from(_SKEWS),
+        api_skew=st.sampled_from(_SKEWS),
     )
 
 
@@ -80,4 +88,7 @@ def beginnings_with_losses() -> st.SearchStrategy[Beginning]:
         losses=st.lists(st.sampled_from([None, *BAD_ENDS]), min_size=1, max_size=2),
         troubles=st.lists(st.just("failure"), max_size=1),
         nodes=st.sampled_from([None, 2, 3]),
+        proxies=st.booleans(),
+        node_skew=st.sampled_from(_SKEWS),
+        api_skew=st.sampled_from(_SKEWS),
     )

@@ -96,7 +96,7 @@ def test_where_not_even_the_least_fits_the_phase_waits() -> None:
 
 
 def test_without_the_wish_a_phase_waits_for_all() -> None:
-    world = elastic(nodes=3, elastic=None)
+    world = elastic(nodes=3, elastic=None, spec__deadlines={"startupSeconds": 101 * PATIENCE})
     assert go_on(world, 100 * PATIENCE).status.execution == 1
 
 

@@ -87,7 +87,7 @@ def test_the_moments_of_events_are_in_their_order() -> None:
 def test_a_name_is_one_that_kubernetes_takes() -> None:
     event = Event(Reason.NODE_AVOIDED, "", stage=1, execution=12, detail="Node_7.example:" + 80 * "x")
     name = event.name(make_job().metadata)
-    assert name.startswith("sim.0a1b2c3d.0012-01-19-nodeavoided-node-7.example-xxx")
+    assert name.startswith("sim.0a1b2c3d.0012-01-20-nodeavoided-node-7.example-xxx")
     assert len(name) < 253
 
 

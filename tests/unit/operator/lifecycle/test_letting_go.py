@@ -112,8 +112,20 @@ def test_a_job_that_gets_nothing_for_too_often_fails_in_the_end() -> None:
     assert claims(world)["Failed"] == ("True", "RestartsExhausted")
 
 
-@pytest.mark.parametrize("changes", [{"spec__deadlines": {}}, DEADLINE])
-def test_without_a_deadline_and_with_all_pods_nothing_is_let_go(changes: dict[str, Any]) -> None:
+def test_without_a_wish_pods_that_wait_are_let_go_after_an_hour() -> None:
+    """One image that cannot be pulled would hold all other nodes for ever."""
+    world = half_placed(spec__deadlines={})
+    world.tick(3599)
+    world.settle()
+    assert world.status.execution == 1
+    world.tick(1)
+    world.settle()
+    assert (world.status.execution, world.status.restarts) == (2, 0)
+    assert "1 of 2 pods ran 3600 s after they were asked for" in message(world, "Progressing")
+
+
+@pytest.mark.parametrize("changes", [{"spec__deadlines": {"startupSeconds": 2**31}}, DEADLINE], ids=str)
+def test_with_much_time_and_with_all_pods_nothing_is_let_go(changes: dict[str, Any]) -> None:
     world = half_placed(**changes)
     if changes == DEADLINE:
         world.start_pods()

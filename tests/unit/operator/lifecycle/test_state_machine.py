@@ -22,6 +22,8 @@ from pseudoreal_api.status.status import Discard, PhaseStatus, PseudoRealJobStat
 from pseudoreal_api.wire.reports import Activity
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
+from pseudoreal_operator.observe.sightings import Sightings
+from pseudoreal_operator.observe.view import RUN_ON_SECONDS
 from pseudoreal_operator.status.conditions import has_ended, holds
 
 from tests.support.depth import DEPTH
@@ -43,7 +45,12 @@ class Life(RuleBasedStateMachine):
         self._begin(beginning)
 
     def _begin(self, beginning: Beginning) -> None:
-        self.world = World(make_job(**beginning.spec))
+        self.world = World(
+            make_job(**beginning.spec),
+            proxies=beginning.proxies,
+            node_skew=beginning.node_skew,
+            api_skew=beginning.api_skew,
+        )
         self.before = self.world.status
         for _ in range(beginning.stages):
             self.a_stage_is_done()
@@ -63,6 +70,7 @@ class Life(RuleBasedStateMachine):
     def a_pass_that_dies(self, effects: int) -> None:
         self.world.carry_out(self.world.plan(), effects)
         self.world.reports.clear()
+        self.world.sightings = Sightings()
 
     @rule()
     def a_pass_with_a_stale_list(self) -> None:
@@ -120,6 +128,11 @@ class Life(RuleBasedStateMachine):
     def a_pod_is_preempted(self, data: st.DataObject) -> None:
         self.world.disrupt(self._one_of(data, self.world.alive()))
 
+    @precondition(lambda self: self.world.waiting())
+    @rule(data=st.data())
+    def a_node_rejects_a_pod(self, data: st.DataObject) -> None:
+        self.world.reject(self._one_of(data, self.world.waiting()))
+
     @precondition(lambda self: self.world.alive())
     @rule(data=st.data())
     def a_node_is_lost(self, data: st.DataObject) -> None:
@@ -170,6 +183,9 @@ class Life(RuleBasedStateMachine):
     def a_stage_is_done(self) -> None:
         self.work_goes_on()
         self.world.finish_all()
+        if self.world.proxies:
+            self.world.carry_out(self.world.plan())
+            self.world.tick(RUN_ON_SECONDS)
         self.world.carry_out(self.world.plan())
 
     @rule(end=st.sampled_from(BAD_ENDS))
@@ -330,6 +346,8 @@ def _judge(world: World) -> None:
     STORIES.update(set(reasons) | {c.reason for c in status.conditions if c.type == "Failed"})
     assert status.state in ("Complete", "Failed")
     assert not world.changes(world.plan())
+    world.control()
+    assert not world.kept_by_proxies()
     assert all(map(world.ends_by_itself, world.active_jobs()))
     assert (reasons.count("Accepted"), reasons.count({"Complete": "Completed"}.get(status.state, status.state))) == (
         1,
@@ -364,6 +382,7 @@ def test_every_life_ends_well() -> None:
         STORIES[story]
         for story in (
             "PhaseRepeated", "Resumed", "RestartsExhausted", "Completed", "Preempted", "RestartedInPlace", "Resized",
+            "SidecarEnded",
         )
     ), STORIES  # fmt: skip
     assert any(STORIES[story] for story in ("StartupDeadlineExceeded", "DeadlineExceeded")), STORIES

@@ -96,6 +96,38 @@ def test_where_nobody_says_why_nobody_is_blamed() -> None:
     assert world.status.avoided_nodes == []
 
 
+@pytest.mark.parametrize("skew", [3600.0, -3600.0])
+def test_the_clock_of_the_node_does_not_matter(skew: float) -> None:
+    """An hour ahead, the end of a pod was found an hour later; an hour behind, there was no back-off."""
+    world = two_pods()
+    world.node_skew = skew
+    lost, silent = world.alive()
+    world.finish(lost, **LOST_PEER)
+    world.settle()
+    world.tick(ORIGIN_SECONDS)
+    assert world.plan().stop == (name(silent),)
+    failed = world.now
+    world.settle()
+    world.control()
+    world.carry_out(world.plan())
+    after = clock.from_text(world.status.restart_after or "").timestamp() - failed.timestamp()
+    assert 10 - ORIGIN_SECONDS <= after <= 10
+
+
+@pytest.mark.parametrize("skew", [3600.0, -3600.0])
+def test_the_clock_of_the_api_server_does_not_matter(skew: float) -> None:
+    """An operator that is ahead took every pod in its grace period for lost."""
+    world = two_pods()
+    world.api_skew = skew
+    off, other = world.alive()
+    world.lose(off)
+    world.settle()
+    world.tick(30 + 14)
+    assert (world.plan().stop, world.status.execution) == ((), 1)
+    world.tick(1)
+    assert world.plan().stop == (name(other),)
+
+
 def test_pods_of_an_execution_that_hung_are_ended() -> None:
     world = two_pods(spec__hang={"stepSeconds": 100})
     pods = world.alive()

@@ -31,6 +31,12 @@ ENDED = {
 }
 
 
+TRAINS = """{
+  "execution": 1, "executionTime": "2026-01-01T00:00:00Z", "phases": [{"name": "pseudo", "state": "Training"},
+  {"name": "real", "state": "Pending"}], "placement": {"phaseName": "pseudo", "execution": 1, "nodes": []}
+}"""
+
+
 def child_job(job: Json) -> Json:
     """A Job of its first execution that runs."""
     about = {"job-name": "good", "job-uid": "one", "phase": "real", "stage": "train", "execution": "1"}
@@ -60,6 +66,8 @@ class Server:
         self._lost, self._taken = lost, taken
         self.body = good_job()
         self.body["metadata"] |= {"namespace": "default", "uid": "one", "resourceVersion": "7", "generation": 1}
+        self.also_banned = ""
+        self.banned_by = ApiException(status=400, reason="error decoding YAML")
         self.requests = 0
         self.order: list[str] = []
         self.jobs: list[Json] = []
@@ -111,7 +119,9 @@ class Server:
         if self._refusal:
             raise ApiException(status=self._refusal, reason="refused")
         if self._banned and self._banned in json.dumps(manifest):
-            raise ApiException(status=400, reason="error decoding YAML")
+            raise self.banned_by
+        if self.also_banned and self.also_banned in json.dumps(manifest):
+            raise self.banned_by
         lost, self._lost = self._lost, None
         if lost and not self._taken:
             raise lost
@@ -263,10 +273,45 @@ async def test_a_text_that_was_refused_is_not_tried_again_and_others_are() -> No
 
 
 async def test_a_status_that_is_refused_without_texts_too_is_an_error() -> None:
-    server, counts = Server(banned="execution"), Counts()
+    server, counts = Server(banned='"execution"'), Counts()
     with pytest.raises(ApiException):
         await _pass(server, counts)
-    assert server.applied == []
+    (written,) = server.applied
+    assert written["status"].keys() == {"conditions"}
+    said = server.condition("Progressing")
+    assert (said["status"], said["reason"]) == ("False", "StatusRefused")
+    assert "error decoding YAML" in said["message"]
+    assert (server.managers, counts.internal_errors) == (["pseudoreal-operator-errors"], 0)
+    server.remember()
+    with pytest.raises(ApiException):
+        await _pass(server, counts)
+    assert len(server.applied) == 1, "it is not written again"
+
+
+async def test_where_not_even_the_answer_is_taken_a_sentence_of_ours_is() -> None:
+    server = Server(banned='"execution"')
+    server.also_banned = "error decoding"
+    with pytest.raises(ApiException):
+        await _pass(server)
+    assert server.condition("Progressing")["message"].endswith("the operator's log has its answer.")
+
+
+async def test_a_status_whose_figures_are_refused_is_written_without_them() -> None:
+    """Its Job is gone, and the next execution is announced all the same."""
+    server, counts = Server(banned="placement"), Counts()
+    server.body["status"] = json.loads(TRAINS)
+    await _pass(server, counts)
+    status = server.applied[-1]["status"]
+    assert "placement" not in status
+    assert (status["state"], status["execution"], counts.refused_statuses) == ("Restarting", 2, 2)
+
+
+@pytest.mark.parametrize("refusal", [413, 500])
+async def test_a_status_that_is_too_large_is_refused(refusal: int) -> None:
+    server = Server(banned="is about to start")
+    server.banned_by = ApiException(status=refusal, reason="etcdserver: request is too large")
+    await _pass(server)
+    assert server.applied[0]["status"]["execution"] == 1
 
 
 async def test_events_come_after_the_status_that_says_the_same() -> None:

@@ -47,7 +47,8 @@ def test_names_labels_and_owner(stage: Stage, name: str) -> None:
     assert job["metadata"]["labels"]["pseudoreal.dev/phase"] == "real"
     assert job["metadata"]["labels"]["pseudoreal.dev/execution"] == "3"
     assert job["metadata"]["labels"]["pseudoreal.dev/stage"] == stage.kind.value
-    assert job["spec"]["template"]["metadata"]["labels"] == job["metadata"]["labels"]
+    declined = {"sidecar.istio.io/inject": "false"}
+    assert job["spec"]["template"]["metadata"]["labels"] == job["metadata"]["labels"] | declined
 
 
 def test_the_configuration_is_the_contract_s() -> None:
@@ -374,8 +375,9 @@ def test_an_overlay_adds_without_taking_away() -> None:
 def test_no_overlay_takes_away_what_the_operator_needs(template: Json, stage: Stage) -> None:
     """Without its labels a pod would be nobody's; without PET_* each would train alone."""
     plain, overlaid = (made(stage, **changes)["Job"]["spec"]["template"] for changes in ({}, _overlay(template)))
-    assert plain["metadata"]["labels"].items() <= overlaid["metadata"]["labels"].items()
-    assert plain["metadata"]["annotations"].items() <= overlaid["metadata"]["annotations"].items()
+    for kind in ("labels", "annotations"):
+        own = {word: value for word, value in plain["metadata"][kind].items() if word.startswith("pseudoreal.dev/")}
+        assert own.items() <= overlaid["metadata"][kind].items()
     env = [entry for entry in plain["spec"]["containers"][0]["env"] if is_reserved(entry["name"])]
     assert env
     assert all(entry in overlaid["spec"]["containers"][0]["env"] for entry in env)
@@ -454,3 +456,22 @@ def test_merging(base: Any, overlay: Any, merged: Any) -> None:
 def test_what_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         check(make_job(**changes).spec)
+
+
+STAYS = {
+    "sidecar.istio.io/inject": "false",
+    "linkerd.io/inject": "disabled",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+
+
+@pytest.mark.parametrize("stage", [TRAIN, DELINK])
+def test_proxies_and_moves_are_declined_unless_the_user_wants_them(stage: Stage) -> None:
+    declined = made(stage)["Job"]["spec"]["template"]["metadata"]
+    assert STAYS.items() <= declined["annotations"].items()
+    assert declined["labels"]["sidecar.istio.io/inject"] == "false"
+    wanted = {"labels": {"sidecar.istio.io/inject": "true"}, "annotations": dict.fromkeys(STAYS, "mine")}
+    found = made(stage, **_overlay({"metadata": wanted}))["Job"]["spec"]["template"]["metadata"]
+    assert {name: found["annotations"][name] for name in STAYS} == wanted["annotations"]
+    assert found["labels"]["sidecar.istio.io/inject"] == "true"

@@ -1,0 +1,56 @@
+"""Containers beside the trainer that run on when it has ended, such as an injected proxy. Pure.
+
+The end of the trainer is the end of the pod, for the job. For Kubernetes it is not: the pod holds its node, and its Job
+never ends. So the operator ends such pods, as soon as the status has what can be read from them.
+"""
+
+from collections.abc import Iterator
+
+from pseudoreal_operator.lifecycle.stopping import leaves_soon
+from pseudoreal_operator.observe.stages import Execution, current_stage
+from pseudoreal_operator.observe.view import ChildJob, Pod, View, runs_on
+from pseudoreal_operator.status import conditions
+
+_REMEDY = (
+    "decline the injection by a label or an annotation in spec.pod.template, or inject it as a native sidecar: an init"
+    " container with restartPolicy Always"
+)
+_NAMED = 3
+"""Most containers that a sentence names."""
+
+
+def pods_to_release(view: View) -> Iterator[str]:
+    """Return the names of the pods that only other containers keep, and from which nothing is left to be read."""
+    for pod in view.seen.every_pod:
+        is_read = _is_over(view, pod.execution) or pod in view.seen.replaced
+        if pod.runs_on and is_read and not leaves_soon(pod, view.now):
+            yield pod.name
+
+
+def never_ends(view: View, job: ChildJob) -> bool:
+    """Return whether a Job whose outcome the status has waits for containers that run on."""
+    kept = any(pod.runs_on for pod in view.seen.every_pod if pod.execution == job.execution)
+    return kept and _is_over(view, job.execution)
+
+
+def sentence(view: View) -> str | None:
+    """Return a sentence on a container that keeps a pod of the present execution; None where none does."""
+    pod = next((pod for pod in view.pods if runs_on(pod, view.now)), None)
+    return None if pod is None else describe(pod)
+
+
+def describe(pod: Pod) -> str:
+    names = ", ".join(pod.runs_on[:_NAMED])
+    return (
+        f"The trainer of pod {pod.name} has ended and container {names} runs on, which would keep the pod and its node"
+        f" for ever; the operator ends the pod. What to do: {_REMEDY}."
+    )
+
+
+def _is_over(view: View, execution: Execution) -> bool:
+    """Return whether the status that is stored has the outcome of the execution."""
+    if not view.status.phases:
+        return False
+    if conditions.has_ended(view.seen.status) or current_stage(view.status.phases) is None:
+        return True
+    return execution != view.execution

@@ -1,0 +1,35 @@
+"""Why the pods of an execution do not all run yet, with what the job itself says of it. Pure."""
+
+from dataclasses import replace
+
+from pseudoreal_operator.failures.obstacles import describe_obstacle
+from pseudoreal_operator.manifests.objects import claim
+from pseudoreal_operator.observe.view import Obstacle, View
+
+_MANY = "ReadWriteMany"
+_NOT_BOUND = ("unbound immediate persistentvolumeclaims", "volumebinding", "persistent volumes to bind")
+"""Words of the scheduler, in small letters, by which pods wait for a volume."""
+
+
+def obstacle_of(view: View) -> Obstacle | None:
+    """Return what keeps pods of the present execution from running; None when nothing does."""
+    found = describe_obstacle(view.pods)
+    if found is None or not any(words in found.message.lower() for words in _NOT_BOUND):
+        return found
+    return replace(found, message=f"{found.message}{_on_the_claim(view)}")
+
+
+def _on_the_claim(view: View) -> str:
+    """Return a sentence on the claim that was made for the job; empty where there is none, or nothing to say of it.
+    What its class can do stands in no object that the operator reads."""
+    made = claim(view.seen.job)
+    if made is None or _MANY not in made["spec"].get("accessModes", ()):
+        return ""
+    name = made["metadata"]["name"]
+    storage = made["spec"].get("storageClassName") or "the cluster's default"
+    return (
+        f" Claim {name} asks for {_MANY}, as pods on several nodes write checkpoints, and many storage classes have no"
+        f" such volumes; its class is {storage}. If kubectl describe pvc {name} -n {view.metadata.namespace} says so,"
+        " make the job anew with spec.checkpoint.storage.volume.claimTemplate.spec.storageClassName of a class that has"
+        " them, or with spec.checkpoint.storage.type ObjectStorage."
+    )

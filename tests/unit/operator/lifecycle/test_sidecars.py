@@ -1,0 +1,172 @@
+"""The end of the trainer is the end of a pod, whatever else runs in it; what runs on is named and ended."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
+from pseudoreal_operator.observe.view import RUN_ON_SECONDS
+from pseudoreal_operator.status.conditions import find
+
+from tests.support.names import bare
+from tests.unit.operator.lifecycle.steps import begun, claims, message, run_pods, until
+from tests.unit.operator.world import World, make_job
+
+QUICK = {"spec__restart": {"backoffSeconds": 10}}
+
+
+def meshed(stage: str, **changes: Any) -> World:
+    """A world in which pods of the stage have a proxy that never ends by itself."""
+    world = until(World(make_job(**QUICK, **changes)), stage)
+    world.proxies = True
+    return world
+
+
+def names(pods: list[dict[str, Any]]) -> list[str]:
+    return [pod["metadata"]["name"] for pod in pods]
+
+
+def wait_for_proxies(world: World) -> None:
+    """The time that other containers have is over."""
+    world.settle()
+    world.tick(RUN_ON_SECONDS)
+
+
+@pytest.mark.parametrize("stage", ["pseudo", "real-delink", "real"])
+def test_a_stage_is_done_when_its_trainers_are(stage: str) -> None:
+    world = meshed(stage)
+    for pod in world.alive():
+        world.finish(pod)
+    world.settle()
+    assert claims(world)["Progressing"] == ("False", "SidecarRunsOn")
+    assert "container istio-proxy runs on" in message(world, "Progressing")
+    wait = world.plan().wake_after
+    assert wait is not None
+    assert wait <= RUN_ON_SECONDS
+    world.tick(RUN_ON_SECONDS)
+    wanted = world.plan()
+    assert (wanted.stop, wanted.delete) == ((), ()), "what the pods say must be safe first"
+    world.carry_out(wanted)
+    assert "SidecarEnded" in world.events.values()
+    phases = {phase.name: phase for phase in world.status.phases}
+    assert (phases["real"].start_checkpoint if "delink" in stage else phases[stage].end_checkpoint) is not None
+
+
+def test_pods_that_run_on_are_ended_and_free_their_nodes() -> None:
+    world = meshed("pseudo")
+    for pod in world.alive():
+        world.finish(pod)
+    wait_for_proxies(world)
+    world.carry_out(world.plan())
+    wanted = world.plan()
+    assert (list(wanted.stop), [*map(bare, wanted.delete)]) == (names(world.kept_by_proxies()), ["sim-pseudo-e1"])
+    world.carry_out(wanted)
+    assert {pod["metadata"]["deletionGracePeriodSeconds"] for pod in world.kept_by_proxies()} == {STOP_SECONDS}
+    assert world.plan().stop == (), "once is enough"
+    world.control()
+    assert world.kept_by_proxies() == []
+    run_pods(world)
+    assert world.active_jobs() == ["sim-real-delink-e1"]
+
+
+def test_a_job_behind_a_mesh_ends() -> None:
+    world = World(make_job(**QUICK), proxies=True)
+    world.run_fairly()
+    assert (world.status.state, world.status.restarts, world.status.execution) == ("Complete", 0, 1)
+    world.settle()
+    world.control()
+    assert (world.kept_by_proxies(), world.active_jobs()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ({"outcome": "Failed"}, "PodFailed"),
+        ({"outcome": "OutOfMemory"}, "OutOfMemory"),
+        ({"outcome": "Failed", "exit_code": 137, "reason": "OOMKilled"}, "OutOfMemory"),
+    ],
+    ids=str,
+)
+def test_a_failure_is_that_of_the_trainer(end: dict[str, Any], reason: str) -> None:
+    world = meshed("real")
+    failed, other = world.alive()
+    world.finish(failed, **end)
+    wanted = world.plan()
+    assert wanted.stop == tuple(names([other])), "the pod that failed has yet to be read"
+    world.carry_out(wanted)
+    assert "container istio-proxy runs on" in message(world, "Progressing")
+    world.control()
+    wait_for_proxies(world)
+    world.carry_out(world.plan())
+    (fault,) = world.status.faults
+    assert (fault.reason, fault.pod, world.status.execution) == (reason, failed["metadata"]["name"], 2)
+    assert "SidecarEnded" in world.events.values()
+    world.settle()
+    assert "sim-real-e1" not in world.active_jobs()
+    world.control()
+    assert world.kept_by_proxies() == []
+
+
+def test_a_job_that_fails_leaves_no_proxy_behind() -> None:
+    world = begun(spec__restart={"maxRestarts": 0})
+    world.proxies = True
+    (pod,) = world.alive()
+    world.finish(pod, "Failed")
+    wait_for_proxies(world)
+    world.settle()
+    world.control()
+    assert (world.status.state, world.kept_by_proxies(), world.active_jobs()) == ("Failed", [], [])
+
+
+def test_a_worker_that_is_done_first_keeps_its_words_until_all_are() -> None:
+    world = meshed("real")
+    first, second = world.alive()
+    world.finish(first)
+    wait_for_proxies(world)
+    assert (world.plan().stop, world.plan().delete) == ((), ())
+    assert claims(world)["Progressing"][1] != "SidecarRunsOn", "the other one trains"
+    world.finish(second)
+    wait_for_proxies(world)
+    world.settle()
+    assert world.status.phases[1].end_checkpoint == "real-20"
+
+
+def test_a_pod_that_a_spare_one_replaced_is_ended() -> None:
+    world = meshed("real", spec__phases__1__spares=1)
+    for pod in world.alive():
+        world.report(pod, 1, ranks=0 if world.worker_of(pod) is None else 1)
+    lost, other, _ = world.alive()
+    world.finish(lost, "Failed")
+    world.lose_partner(other)
+    world.settle()
+    assert "SpareTookOver" in world.events.values()
+    assert list(world.plan().stop) == [] or world.kept_by_proxies()[0]["metadata"].get("deletionTimestamp")
+    world.control()
+    assert lost["metadata"]["name"] not in world.pods
+
+
+def test_containers_that_end_soon_after_the_trainer_are_no_news() -> None:
+    """As native sidecars do: the pod, its log and its Job stay as they are."""
+    world = meshed("pseudo")
+    (pod,) = world.alive()
+    world.finish(pod)
+    world.settle()
+    pod["status"]["phase"] = "Succeeded"
+    del pod["status"]["containerStatuses"][0]
+    world.control()
+    world.tick(RUN_ON_SECONDS)
+    world.settle()
+    progressing = find(world.status, "Progressing")
+    assert progressing
+    assert pod["metadata"]["name"] in world.pods
+    assert "SidecarEnded" not in world.events.values()
+    assert world.status.phases[0].end_checkpoint == "pseudo-10"
+
+
+def test_a_queue_that_takes_pods_back_ends_their_proxies_itself() -> None:
+    world = meshed("real", spec__scheduling={"queue": "gpus"})
+    world.hold("sim-real-e1")
+    for pod in world.alive():
+        world.finish(pod, "Yielded")
+    wait_for_proxies(world)
+    world.settle()
+    assert (world.status.state, world.status.execution, world.status.restarts) == ("Queued", 1, 0)

@@ -1,0 +1,103 @@
+"""Moments that other machines tell are bounded by what the operator has seen."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_operator import clock
+from pseudoreal_operator.observe.sightings import Sightings
+from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase, Termination
+
+JOB = ("default", "uid")
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+EXECUTION = Execution("real", StageKind.TRAIN, 1)
+RUNS = Pod("p0", EXECUTION, 0, PodPhase.RUNNING)
+STATUS = PseudoRealJobStatus(execution=1, execution_time=clock.to_text(NOW - timedelta(minutes=10)))
+HOUR = 3600
+
+
+def after(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def ended(seconds: float) -> Pod:
+    return replace(
+        RUNS, phase=PodPhase.FAILED, termination=Termination(1, "Error", "", None, clock.to_text(after(seconds)))
+    )
+
+
+def leaving(seconds: float, grace: int) -> Pod:
+    return replace(RUNS, leaves_by=clock.to_text(after(seconds)), grace_seconds=grace)
+
+
+def look(sightings: Sightings, pod: Pod, seconds: float, status: PseudoRealJobStatus = STATUS) -> Pod:
+    _, (dated,) = sightings.dated(JOB, status, [], [pod], after(seconds))
+    return dated
+
+
+def end_of(pod: Pod) -> float:
+    assert pod.termination
+    return (clock.from_text(pod.termination.finished) - NOW).total_seconds()
+
+
+@pytest.mark.parametrize(("told", "expected"), [(5, 5), (HOUR, 7), (-HOUR, 2), (7, 7), (2, 2)])
+def test_a_pod_ended_between_two_looks(told: float, expected: float) -> None:
+    sightings = Sightings()
+    look(sightings, RUNS, 0)
+    look(sightings, RUNS, 2)
+    assert end_of(look(sightings, ended(told), 7)) == expected
+    assert end_of(look(sightings, ended(told), 500)) == expected, "later looks change nothing"
+
+
+@pytest.mark.parametrize(("told", "expected"), [(-300, -300), (HOUR, 7), (-HOUR, -600)])
+def test_without_a_look_at_it_alive_it_did_not_end_before_it_was_asked_for(told: float, expected: float) -> None:
+    """As after a start of the operator: what it says of the time before is believed."""
+    assert end_of(look(Sightings(), ended(told), 7)) == expected
+    other = STATUS.model_copy(update={"execution": 2})
+    assert end_of(look(Sightings(), ended(-HOUR), 7, other)) == -HOUR
+
+
+@pytest.mark.parametrize(("told", "expected"), [(125, 125), (125 + HOUR, 127), (125 - HOUR, 122)])
+def test_a_grace_period_began_between_two_looks(told: float, expected: float) -> None:
+    sightings = Sightings()
+    look(sightings, RUNS, 2)
+    dated = look(sightings, leaving(told, 120), 7)
+    assert dated.leaves_by == clock.to_text(after(expected))
+    assert look(sightings, leaving(told, 120), 60).leaves_by == dated.leaves_by
+
+
+def test_a_grace_period_that_is_made_shorter_begins_anew() -> None:
+    """Kubernetes counts it from the first request, which may be long ago."""
+    sightings = Sightings()
+    look(sightings, RUNS, 0)
+    look(sightings, leaving(120, 120), 1)
+    look(sightings, leaving(120, 120), 60)
+    assert look(sightings, leaving(5, 5), 61).leaves_by == clock.to_text(after(65))
+
+
+def test_where_no_end_is_told_the_first_look_is_it() -> None:
+    sightings, rejected = Sightings(), replace(RUNS, phase=PodPhase.FAILED)
+    assert look(sightings, rejected, 3).ended == clock.to_text(after(3))
+    assert look(sightings, rejected, 30).ended == clock.to_text(after(3))
+
+
+@pytest.mark.parametrize(("told", "expected"), [(5, 5), (HOUR, 7), (-HOUR, 2)])
+def test_moments_of_jobs(told: float, expected: float) -> None:
+    sightings, job = Sightings(), ChildJob("j", EXECUTION, JobState.ACTIVE)
+    sightings.dated(JOB, STATUS, [job], [], after(2))
+    text = clock.to_text(after(told))
+    later = replace(job, ended=text, held=text, admitted=text, begun=text)
+    (dated,), _ = sightings.dated(JOB, STATUS, [later], [], after(7))
+    assert {dated.ended, dated.held, dated.admitted, dated.begun} == {clock.to_text(after(expected))}
+
+
+def test_who_is_gone_is_forgotten() -> None:
+    sightings = Sightings()
+    look(sightings, RUNS, 0)
+    sightings.dated(JOB, STATUS, [], [], after(1))
+    assert end_of(look(sightings, ended(-300), 7)) == -300
+    look(sightings, RUNS, 8)
+    sightings.forget(JOB)
+    assert end_of(look(sightings, ended(-300), 9)) == -300
