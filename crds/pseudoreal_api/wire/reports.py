@@ -1,6 +1,7 @@
 """What a trainer pod reports to the operator while it runs, and the operator's answer. Reports may be lost: the truth
 is in the termination message."""
 
+from hashlib import sha256
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -16,6 +17,11 @@ REPORT_SECONDS = 5.0
 REPORT_AUDIENCE = "operator.pseudoreal.dev"
 """Audience of the service-account tokens that come with reports; they are good for nothing else."""
 REPORT_PATH = "/v1/report"
+REPORT_AUTHORITIES = "Pseudoreal-Authorities"
+"""Header of a report with the digest of the authorities by which the pod knows the operator. Without it, the operator
+tells of no others."""
+AUTHORITIES_BYTES = 64 * 1024
+"""Size limit of those authorities, in PEM."""
 REPORT_URL = "PSEUDOREAL_REPORT_URL"
 """Environment variable of a trainer pod: where it sends its reports. Not set: it sends none."""
 METRICS_PORT = "PSEUDOREAL_METRICS_PORT"
@@ -25,6 +31,12 @@ NODE_NAME = "PSEUDOREAL_NODE_NAME"
 TOPOLOGY_DOMAIN = "PSEUDOREAL_TOPOLOGY_DOMAIN"
 """Environment variable of a trainer pod: what its node's label of spec.scheduling.topology says, where the pod has that
 label as well; otherwise empty. Not set: the job has no topology, and ranks are numbered as the pods are."""
+
+
+def authorities_digest(authorities: str) -> str:
+    """The digest of certificates of authorities, in PEM."""
+    return sha256(authorities.strip().encode()).hexdigest()
+
 
 Activity = Literal["starting", "computing", "waiting", "ended"]
 """What the main thread of a rank does: it is before its first step, at its own work, in a collective, at its end."""
@@ -130,4 +142,10 @@ class ReportAnswer(ApiModel):
         description="The newest membership of its execution. None: each worker is the pod of its number. A pod that has"
         " made fewer restarts than this one asks for ends its ranks and meets the others anew, or begins as the worker"
         " that it is now.",
+    )
+    authorities: str | None = Field(
+        None,
+        max_length=AUTHORITIES_BYTES,
+        description="Certificates of authorities, in PEM, by which the pod is to know the operator from now on, beside"
+        " those that it was made with. None: those that it has said.",
     )

@@ -17,6 +17,7 @@ from pseudoreal_api.names import (
     LABEL_PHASE,
     LABEL_STAGE,
 )
+from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import MOST_COUNT, PROGRESS_EVENT, InPlace, ProgressReport, TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, SavedCheckpoint
 from pydantic import ValidationError
@@ -157,12 +158,17 @@ def read_report(body: bytes) -> PodReport:
         raise ValueError("a number in it is not finite, or too large")
     ranks = [sign.model_copy(update={"doing": clean(sign.doing)}) for sign in report.ranks]
     saved = report.checkpoint and report.checkpoint.model_copy(update={"name": clean(report.checkpoint.name)})
-    in_place = _cleaned(report.in_place)
-    return report.model_copy(update={"ranks": ranks, "checkpoint": saved, "in_place": in_place})
+    in_place, layout = _cleaned(report.in_place), _cleaned_layout(report.layout)
+    return report.model_copy(update={"ranks": ranks, "checkpoint": saved, "in_place": in_place, "layout": layout})
 
 
 def _cleaned(in_place: InPlace | None) -> InPlace | None:
     return in_place and in_place.model_copy(update={"message": clean(in_place.message)})
+
+
+def _cleaned_layout(layout: ChosenLayout | None) -> ChosenLayout | None:
+    texts = ("hardware", "step_time", "bottleneck")
+    return layout and layout.model_copy(update={name: clean(getattr(layout, name)) for name in texts})
 
 
 def progress_of(line: str) -> ProgressReport | None:
@@ -267,10 +273,9 @@ def _termination_message(text: str) -> TerminationMessage | None:
     except (ValidationError, UnicodeEncodeError):
         return None
     checkpoint = message.checkpoint and clean(message.checkpoint)
-    in_place = _cleaned(message.in_place)
-    return message.model_copy(
-        update={"message": clean(message.message), "checkpoint": checkpoint, "in_place": in_place}
-    )
+    in_place, layout = _cleaned(message.in_place), _cleaned_layout(message.layout)
+    cleaned = {"message": clean(message.message), "checkpoint": checkpoint, "in_place": in_place, "layout": layout}
+    return message.model_copy(update=cleaned)
 
 
 def _condition(status: Json, kind: str) -> Json | None:

@@ -9,11 +9,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pseudoreal_api.names import CONFIG_DIRECTORY, REPORT_CA_FILE, REPORT_TOKEN_DIRECTORY, REPORT_TOKEN_FILE
-from pseudoreal_api.wire.reports import REPORT_URL, PodReport, ReportAnswer
+from pseudoreal_api.wire.reports import (
+    AUTHORITIES_BYTES,
+    REPORT_AUTHORITIES,
+    REPORT_URL,
+    PodReport,
+    ReportAnswer,
+    authorities_digest,
+)
 
 _SECONDS = 4.0
 """Time limit in seconds for each step of a request."""
-_ANSWER_BYTES = 64 * 1024
+_ANSWER_BYTES = 2 * AUTHORITIES_BYTES
 
 
 class Refused(Exception):
@@ -29,8 +36,11 @@ class Endpoint:
     token: Path
     """File of the token; it is renewed while the pod runs."""
     authority: Path
-    """File of the certificates that sign the endpoint's own. It may be renewed as well."""
+    """File of the certificates that sign the endpoint's own, as they were when the pod was made."""
 
+    _learned: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The certificates that an answer last said, if one did: the operator's authority may be renewed while the pod
+    lives. Who said so was known by those before."""
     _kept: list[HTTPSConnection] = field(default_factory=list, init=False, repr=False, compare=False)
     """The connection of the report before, if there is one: a handshake costs more than a report."""
 
@@ -41,12 +51,23 @@ class Endpoint:
         if self._kept:
             # The other end may have closed it meanwhile; then nothing was heard.
             with suppress(ConnectionError, ssl.SSLError):
-                return self._exchange(self._kept.pop(), content)
-        return self._exchange(self._connection(), content)
+                return self._learned_from(self._exchange(self._kept.pop(), content))
+        return self._learned_from(self._exchange(self._connection(), content))
 
     def _connection(self) -> HTTPSConnection:
         context = ssl.create_default_context(cafile=str(self.authority))
+        for certificates in self._learned:
+            context.load_verify_locations(cadata=certificates)
         return HTTPSConnection(urlsplit(self.url).netloc, timeout=_SECONDS, context=context)
+
+    def _learned_from(self, answer: ReportAnswer) -> ReportAnswer:
+        """Return the answer, after trusting the authorities that it names."""
+        if answer.authorities is not None:
+            # Anything but certificates would break every connection from now on.
+            with suppress(ssl.SSLError, ValueError):
+                ssl.create_default_context(cadata=answer.authorities)
+                self._learned[:] = [answer.authorities]
+        return answer
 
     def _exchange(self, connection: HTTPSConnection, content: bytes) -> ReportAnswer:
         try:
@@ -63,7 +84,8 @@ class Endpoint:
 
     def _headers(self) -> dict[str, str]:
         token = self.token.read_text().strip()
-        return {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        trusted = authorities_digest(self._learned[0] if self._learned else self.authority.read_text())
+        return {"Authorization": f"Bearer {token}", "Content-Type": "application/json", REPORT_AUTHORITIES: trusted}
 
 
 def endpoint_of_pod() -> Endpoint | None:
