@@ -131,12 +131,12 @@ class Board:
             return False
         was_unheard = followed.is_woken or followed.unheard_since(now, QUIET_SECONDS)
         followed.reported, followed.is_woken = now, False
-        self._take(followed, speaker, report, now)
-        if was_unheard:
+        if not self._take(followed, speaker, report, now) and was_unheard:
             self._wake(followed, NEWS_SECONDS)
         return True
 
-    def _take(self, followed: _Followed, speaker: Speaker, report: PodReport, now: datetime) -> None:
+    def _take(self, followed: _Followed, speaker: Speaker, report: PodReport, now: datetime) -> bool:
+        """Takes what a pod has reported, or logged: whether the job is woken for it."""
         key = (speaker.execution, speaker.index)
         known = followed.heard.get(key)
         followed.heard[key] = heard = updated(known, speaker, report, now)
@@ -144,6 +144,7 @@ class Board:
             # After a restart of the operator thousands of pods that train are heard for the first time.
             is_urgent = after <= SOON_SECONDS and not (known is None and heard.begun)
             followed.wake(after) if is_urgent else self._wake(followed, after)
+        return after is not None
 
     def _wake(self, followed: _Followed, after: float) -> None:
         """Wakes a job for news that many jobs may have together."""
