@@ -1,12 +1,12 @@
 """What a trainer pod reports to the operator while it runs, and the operator's answer. Reports may be lost: the truth
 is in the termination message."""
 
-from hashlib import sha256
 from typing import Literal
 
 from pydantic import ConfigDict, Field
 
 from pseudoreal_api.base import ApiModel
+from pseudoreal_api.wire.authorities import AUTHORITIES_BYTES
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import MOST_RESTART, MOST_SPARES, InPlace, ProgressReport
 
@@ -20,8 +20,6 @@ REPORT_PATH = "/v1/report"
 REPORT_AUTHORITIES = "Pseudoreal-Authorities"
 """Header of a report with the digest of the authorities by which the pod knows the operator. Without it, the operator
 tells of no others."""
-AUTHORITIES_BYTES = 64 * 1024
-"""Size limit of those authorities, in PEM."""
 REPORT_URL = "PSEUDOREAL_REPORT_URL"
 """Environment variable of a trainer pod: where it sends its reports. Not set: it sends none."""
 METRICS_PORT = "PSEUDOREAL_METRICS_PORT"
@@ -31,11 +29,6 @@ NODE_NAME = "PSEUDOREAL_NODE_NAME"
 TOPOLOGY_DOMAIN = "PSEUDOREAL_TOPOLOGY_DOMAIN"
 """Environment variable of a trainer pod: what its node's label of spec.scheduling.topology says, where the pod has that
 label as well; otherwise empty. Not set: the job has no topology, and ranks are numbered as the pods are."""
-
-
-def authorities_digest(authorities: str) -> str:
-    """The digest of certificates of authorities, in PEM."""
-    return sha256(authorities.strip().encode()).hexdigest()
 
 
 Activity = Literal["starting", "computing", "waiting", "ended"]

@@ -10,7 +10,6 @@ no file any more. An operator that starts afterwards serves the new one, to pods
 """
 
 import asyncio
-import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import structlog
-from pseudoreal_api.wire.reports import AUTHORITIES_BYTES, authorities_digest
+from pseudoreal_api.wire.authorities import AUTHORITIES_BYTES, authorities_digest, certificates_in, trust_sets
 
 from pseudoreal_operator.endpoint.limits import Clock
 from pseudoreal_operator.metrics.registry import CERTIFICATE_EXPIRES
@@ -28,7 +27,6 @@ READ_AGAIN_SECONDS = 15.0
 _MARGIN = 1 / 30
 """Share of its lifetime that a certificate has left when the next one is served, whoever trusts that: three days of
 90."""
-_BLOCK = re.compile("-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\\s]+-----END CERTIFICATE-----")
 
 log = structlog.get_logger()
 
@@ -150,26 +148,31 @@ def _loaded(files: ReportServer) -> ssl.SSLContext:
 
 
 def _certificates(text: str) -> str:
-    """The certificates in a file of PEM, without what is written beside them."""
-    return "".join(f"{block}\n" for block in _BLOCK.findall(text))
+    return "".join(certificates_in(text))
 
 
 def _together(first: str, second: str) -> str:
-    """The certificates of both, each once; those of the second as far as there is room for them."""
+    """The certificates of both; those of the second as far as there is room for them."""
     found = first
-    for block in _BLOCK.findall(second):
-        if block not in found and len(found) + len(block) < AUTHORITIES_BYTES:
-            found += f"{block}\n"
+    for certificate in certificates_in(second):
+        if certificate not in found and len(found) + len(certificate) <= AUTHORITIES_BYTES:
+            found += certificate
     return found
 
 
 def _validity(authorities: str, served: ssl.SSLContext, host: str) -> tuple[float, float] | None:
     """When the certificate of a server begins and ceases to be valid, in seconds since 1970; None where a client that
-    trusts these authorities does not accept it. They shake hands in memory, as a pod and the endpoint do."""
+    trusts these authorities does not accept it."""
+    found = (_handshake(trusted, served, host) for trusted in trust_sets(authorities))
+    return next((validity for validity in found if validity), None)
+
+
+def _handshake(trusted: str, served: ssl.SSLContext, host: str) -> tuple[float, float] | None:
+    """Shakes hands in memory, as a pod and the endpoint do: the validity of the certificate, if it is accepted."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = served.wrap_bio(to_server, to_client, server_side=True)
     try:
-        trusting = ssl.create_default_context(cadata=authorities)
+        trusting = ssl.create_default_context(cadata=trusted)
         client = trusting.wrap_bio(to_client, to_server, server_hostname=host)
         for end in (client, server, client):
             with suppress(ssl.SSLWantReadError):

@@ -9,14 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pseudoreal_api.names import CONFIG_DIRECTORY, REPORT_CA_FILE, REPORT_TOKEN_DIRECTORY, REPORT_TOKEN_FILE
-from pseudoreal_api.wire.reports import (
-    AUTHORITIES_BYTES,
-    REPORT_AUTHORITIES,
-    REPORT_URL,
-    PodReport,
-    ReportAnswer,
-    authorities_digest,
-)
+from pseudoreal_api.wire.authorities import AUTHORITIES_BYTES, authorities_digest, trust_sets
+from pseudoreal_api.wire.reports import REPORT_AUTHORITIES, REPORT_URL, PodReport, ReportAnswer
 
 _SECONDS = 4.0
 """Time limit in seconds for each step of a request."""
@@ -41,6 +35,8 @@ class Endpoint:
     _learned: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     """The certificates that an answer last said, if one did: the operator's authority may be renewed while the pod
     lives. Who said so was known by those before."""
+    _accepted: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The set of authorities that last accepted the server, if one did."""
     _kept: list[HTTPSConnection] = field(default_factory=list, init=False, repr=False, compare=False)
     """The connection of the report before, if there is one: a handshake costs more than a report."""
 
@@ -52,12 +48,27 @@ class Endpoint:
             # The other end may have closed it meanwhile; then nothing was heard.
             with suppress(ConnectionError, ssl.SSLError):
                 return self._learned_from(self._exchange(self._kept.pop(), content))
-        return self._learned_from(self._exchange(self._connection(), content))
+        return self._learned_from(self._exchange_anew(content))
 
-    def _connection(self) -> HTTPSConnection:
-        context = ssl.create_default_context(cafile=str(self.authority))
-        for certificates in self._learned:
-            context.load_verify_locations(cadata=certificates)
+    def _exchange_anew(self, content: bytes) -> ReportAnswer:
+        """Sends a report on a new connection, to a server that one set of the trusted authorities accepts."""
+        sets = trust_sets("".join([*self._learned, self.authority.read_text()]))
+        if not sets:
+            raise ValueError(f"{self.authority} holds no certificate")
+        sets.sort(key=lambda trusted: trusted not in self._accepted)
+        for trusted in sets:
+            try:
+                answer = self._exchange(self._connection(trusted), content)
+            except ssl.SSLCertVerificationError:
+                if trusted == sets[-1]:
+                    raise
+            else:
+                self._accepted[:] = [trusted]
+                return answer
+        raise AssertionError("the last set raises")
+
+    def _connection(self, trusted: str) -> HTTPSConnection:
+        context = ssl.create_default_context(cadata=trusted)
         return HTTPSConnection(urlsplit(self.url).netloc, timeout=_SECONDS, context=context)
 
     def _learned_from(self, answer: ReportAnswer) -> ReportAnswer:
