@@ -2,8 +2,8 @@
 
 A pod trusts the authorities that it was made with, and those that an answer to one of its reports named since. So a
 certificate whose authority is another one, as one that is its own authority and was renewed, is not served at once:
-the one before it is, until shortly before it expires, while new executions and answers have both authorities. A
-certificate that the known authorities accept is served at once.
+the one before it is, for a day and until shortly before it expires at most, while new executions and answers have both
+authorities. A certificate that the known authorities accept is served at once.
 
 The old certificate lives in the memory of both operators, the one that leads and the one that stands by: its key is in
 no file any more. An operator that starts afterwards serves the new one, to pods that have learned of it since.
@@ -24,6 +24,9 @@ from pseudoreal_operator.metrics.registry import CERTIFICATE_EXPIRES
 from pseudoreal_operator.settings import ReportServer
 
 READ_AGAIN_SECONDS = 15.0
+HOLD_SECONDS = 86_400.0
+"""Most seconds for which a certificate is served after another one came: every pod that can report has learned of it
+then."""
 _MARGIN = 1 / 30
 """Share of its lifetime that a certificate has left when the next one is served, whoever trusts that: three days of
 90."""
@@ -84,7 +87,8 @@ class Certificate:
         # Those of the certificate that was to come next are left out: it is never served.
         self.authorities = _together(offered, self._trusted)
         self._is_pending = self._until is not None and self._validity(new) is None
-        if self._is_pending:
+        if self._is_pending and self._until is not None:
+            self._until = min(self._until, self._clock() + HOLD_SECONDS)
             log.warning("certificate_held_back", why="pods do not trust its authority yet", seconds=self._left())
         else:
             self._serve()
@@ -101,8 +105,8 @@ class Certificate:
         return None if self._until is None else round(self._until - self._clock())
 
     def _served_until(self, served: ssl.SSLContext) -> float | None:
-        """The time, in seconds since 1970, until which a certificate is served to pods that trust no later authority;
-        None where they do not accept it anyway."""
+        """The time, in seconds since 1970, until which a certificate can be served to pods that trust no later
+        authority; None where they do not accept it anyway."""
         found = self._validity(served)
         if found is None:
             return None

@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from pseudoreal_api.wire.authorities import authorities_digest
 from pseudoreal_api.wire.reports import REPORT_PATH, PodReport, RankReport
 from pseudoreal_dev.cluster.certificates import Authority
-from pseudoreal_operator.endpoint.certificate import Certificate, kept_fresh
+from pseudoreal_operator.endpoint.certificate import HOLD_SECONDS, Certificate, kept_fresh
 from pseudoreal_operator.endpoint.server import Reports, bounded
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import ReportServer
@@ -143,13 +143,28 @@ async def test_a_certificate_that_is_its_own_authority_is_renewed(
     assert told == [secret.authority + first]
     new, stranger = pods.made("2", told[0]), pods.made("3", secret.authority)
     assert [await pods.is_heard(pod) for pod in (old, new, stranger)] == [True, True, False], "the old one is served"
-    clock.now += LIFETIME.total_seconds() * 28 / 30
+    clock.now += HOLD_SECONDS - 1
     certificate.look()
     assert [await pods.is_heard(pod) for pod in (old, new, stranger)] == [True, True, False]
-    clock.now += LIFETIME.total_seconds() * 1.5 / 30
+    clock.now += 1
     certificate.look()
     heard = [await pods.is_heard(pod) for pod in (old, new, stranger, mute)]
     assert heard == [True, True, True, False], "whoever reported meanwhile has learned of the new one"
+
+
+async def test_a_certificate_that_expires_soon_is_held_for_less_than_a_day(
+    secret: Secret, clock: HandClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.LIFETIME", timedelta(minutes=59))
+    secret.renew_by_itself()
+    certificate = Certificate(secret.files, HOST, clock=clock)
+    secret.renew_by_itself()
+    certificate.look()
+    for seconds, is_served in ((57 * 60 - 10, False), (20, True)):
+        clock.now += seconds
+        certificate.look()
+        async for pods in served(certificate, tmp_path):
+            assert await pods.is_heard(pods.made("0", secret.authority)) == is_served
 
 
 async def test_pods_that_know_the_new_authority_report_to_an_operator_that_starts_then(
@@ -191,7 +206,7 @@ async def test_after_two_renewals_pods_trust_what_is_served_and_what_is_next(
         certificate.look()
         assert await pods.is_heard(old)
     assert certificate.authorities == secret.authority + first
-    clock.now += LIFETIME.total_seconds()
+    clock.now += HOLD_SECONDS
     certificate.look()
     assert await pods.is_heard(old)
 

@@ -1,5 +1,7 @@
 """How many strangers of whom are kept, and whose handshake is next."""
 
+from functools import partial
+
 import pytest
 from pseudoreal_operator.endpoint import strangers
 from pseudoreal_operator.endpoint.address import sources_of
@@ -23,7 +25,7 @@ class Crowd:
         found = []
         for _ in range(count):
             stranger = Stranger(address)
-            stranger.close = lambda gone=stranger: self.closed.append(gone)
+            stranger.close = partial(self.closed.append, stranger)
             if self.strangers.enter(stranger):
                 found.append(stranger)
         return found

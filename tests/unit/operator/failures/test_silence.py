@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,10 +32,10 @@ class Cluster:
         self.keys = [(f"team-{number % namespaces}", str(number)) for number in range(jobs)]
         self.pods = [pod.name for pod in self.world.observe().pods]
         for number, key in enumerate(self.keys):
-            self.board.follow(key, frozenset(), lambda _, n=number: self._wake(n))
+            self.board.follow(key, frozenset(), partial(self._wake, number))
             self.board.listen(key, self.speaker(number), self.now)
 
-    def _wake(self, job: int) -> None:
+    def _wake(self, job: int, _: float) -> None:
         self.woken[job] += 1
 
     @property
@@ -306,7 +307,7 @@ def test_a_job_that_needs_no_reports_says_nothing_of_them(cluster: Cluster) -> N
 
 def test_the_pods_of_a_phase_that_is_to_end_are_told_once() -> None:
     cluster = Cluster(spec__requests=[{"id": "1", "type": "FinishPhase", "phase": "pseudo"}])
-    cluster.board.follow(cluster.keys[0], frozenset({"pseudo"}), lambda _: cluster._wake(0))
+    cluster.board.follow(cluster.keys[0], frozenset({"pseudo"}), partial(cluster._wake, 0))
     cluster.report(5)
     assert "told to end now as they report next" in cluster.says()[1]
     cluster.woken[0] = 0
