@@ -73,11 +73,11 @@ class Endpoint:
 
     def _learned_from(self, answer: ReportAnswer) -> ReportAnswer:
         """Return the answer, after trusting the authorities that it names."""
-        if answer.authorities is not None:
+        for together in trust_sets(answer.authorities or "")[:1]:
             # Anything but certificates would break every connection from now on.
-            with suppress(ssl.SSLError, ValueError):
-                ssl.create_default_context(cadata=answer.authorities)
-                self._learned[:] = [answer.authorities]
+            with suppress(ssl.SSLError):
+                ssl.create_default_context(cadata=together)
+                self._learned[:] = [together]
         return answer
 
     def _exchange(self, connection: HTTPSConnection, content: bytes) -> ReportAnswer:
