@@ -1,6 +1,7 @@
 """The endpoint that training pods report to: HTTPS, and only for the job of the pod that calls."""
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -70,9 +71,13 @@ class Reports:
         try:
             return await self._identities.of(token, request.remote or "")
         except (ApiException, ClientError, OSError) as error:
-            if self._complaints.allows("all"):
-                log.warning("tokens_unverified", error=str(error))
+            self.complain("tokens_unverified", error=str(error))
             raise Refused(503, "the API server cannot tell whose token this is; report again later") from error
+
+    def complain(self, event: str, **facts: object) -> None:
+        """Logs what goes wrong, at most once in ten seconds: anybody may cause it as often as they like."""
+        if self._complaints.allows("all"):
+            log.warning(event, **facts)
 
 
 async def _report(request: web.Request) -> PodReport:
@@ -94,6 +99,9 @@ def application(reports: Reports, listener: Listener) -> web.Application:
             REPORTS.labels(status=refusal.status).inc()
             refusal.force_close()
             raise
+        except Exception as error:
+            reports.complain("report_failed", exc_info=error)
+            answer = web.Response(status=500)
         REPORTS.labels(status=answer.status).inc()
         if answer.status not in _STAYS:
             answer.force_close()
@@ -118,7 +126,10 @@ async def bounded(reports: Reports, tls: ssl.SSLContext, port: int) -> AsyncIter
     """Starts the endpoint: its port; a free one where 0 was asked for."""
     listener = Listener(tls)
     served = application(reports, listener)
-    runner = web.AppRunner(served, access_log=None, shutdown_timeout=2.0, keepalive_timeout=IDLE_SECONDS)
+    # What it logs with a traceback is what clients send that is no HTTP.
+    quiet = logging.getLogger("pseudoreal.reports")
+    quiet.setLevel(logging.CRITICAL)
+    runner = web.AppRunner(served, access_log=None, logger=quiet, shutdown_timeout=2.0, keepalive_timeout=IDLE_SECONDS)
     await runner.setup()
     try:
         assert runner.server is not None, "it is set up"

@@ -21,6 +21,7 @@ from pseudoreal_operator.endpoint.server import Reports, bounded
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from structlog.testing import capture_logs
 
 from tests.unit.operator.endpoint.clock import HandClock
 from tests.unit.operator.endpoint.fake_api import FakeApi
@@ -236,6 +237,30 @@ async def test_a_pod_whose_job_is_not_followed_yet_reports_again(endpoint: Endpo
     assert "does not follow the job" in await answer.text()
     board.follow(JOB, frozenset())
     assert (await endpoint.post()).status == 200
+
+
+async def test_a_mistake_of_ours_is_logged_and_answered(
+    endpoint: Endpoint, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(board, "hear", fail)
+    with capture_logs() as logs:
+        statuses = [(await endpoint.post()).status for _ in range(3)]
+    assert statuses == [500] * 3
+    assert [entry["event"] for entry in logs] == ["report_failed"], "a flood of them floods no log"
+
+
+async def test_what_is_no_http_leaves_no_line_in_the_log(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+    address = urlsplit(endpoint.url)
+    reader, writer = await asyncio.open_connection(
+        address.hostname, address.port, ssl=endpoint.trusted, server_hostname=HOST
+    )
+    writer.write(b"\x00\xff no http\r\n\r\n")
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    assert caplog.records == []
 
 
 async def test_other_paths_and_methods(endpoint: Endpoint) -> None:
