@@ -7,6 +7,7 @@ import asyncio
 import signal
 import sys
 from contextlib import AsyncExitStack
+from urllib.parse import urlsplit
 
 import kopf
 import structlog
@@ -16,6 +17,7 @@ from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
 from pseudoreal_operator.cluster.login import connect, register_login
 from pseudoreal_operator.cluster.route import lead_reports_here
+from pseudoreal_operator.endpoint.certificate import Certificate, kept_fresh
 from pseudoreal_operator.endpoint.identity import Identities
 from pseudoreal_operator.endpoint.server import Reports, serve_reports
 from pseudoreal_operator.logs import configure_logs
@@ -46,8 +48,12 @@ async def run(settings: Settings) -> None:
         loop = Loop(Means(api, settings, board, counts, News(api, counts)), identities, Census(REGISTRY))
         watching = await stack.enter_async_context(connect(connections=0))
         await stack.enter_async_context(loop.watching(watching))
-        reports = Reports(identities, board) if identities else None
-        leading = asyncio.create_task(_lead(settings, fence, api, loop, reports), name="leading")
+        certificate = _certificate(settings, loop)
+        reports = Reports(identities, board, authorities=certificate.beyond) if identities and certificate else None
+        if certificate:
+            # Also while another operator leads: what it serves until this one does must not be lost with it.
+            await stack.enter_async_context(kept_fresh(certificate))
+        leading = asyncio.create_task(_lead(settings, fence, api, loop, reports, certificate), name="leading")
         before = asyncio.all_tasks()
         stop, tasks = await _watch_jobs(settings, loop, counts)
         _note_signals(ending)  # in place of kopf, which would cut off passes
@@ -58,6 +64,15 @@ async def run(settings: Settings) -> None:
         await kopf.run_tasks(tasks, ignored=before)
         if not leading.cancelled():
             leading.result()
+
+
+def _certificate(settings: Settings, loop: Loop) -> Certificate | None:
+    if settings.reports is None:
+        return None
+    host = urlsplit(settings.report_url or "").hostname
+    certificate = Certificate(settings.reports, host, loop.use_authorities)
+    loop.use_authorities(certificate.authorities)
+    return certificate
 
 
 async def _watch_jobs(settings: Settings, loop: Loop, counts: Counts) -> tuple[asyncio.Event, list[asyncio.Task[None]]]:
@@ -77,7 +92,14 @@ async def _watch_jobs(settings: Settings, loop: Loop, counts: Counts) -> tuple[a
     return stop, [*tasks]
 
 
-async def _lead(settings: Settings, fence: Fence | None, api: Api, loop: Loop, reports: Reports | None) -> None:
+async def _lead(
+    settings: Settings,
+    fence: Fence | None,
+    api: Api,
+    loop: Loop,
+    reports: Reports | None,
+    certificate: Certificate | None,
+) -> None:
     """Leads from the moment at which this operator may, until it is cancelled. Raises LeaseLost."""
     async with AsyncExitStack() as stack:
         if settings.lease and fence:
@@ -85,8 +107,8 @@ async def _lead(settings: Settings, fence: Fence | None, api: Api, loop: Loop, r
             lease_api = await stack.enter_async_context(connect())
             await stack.enter_async_context(keep_lease(lease_api, settings.lease, fence))
         LEADER.set(1)
-        if settings.reports and reports:
-            await stack.enter_async_context(serve_reports(reports, settings.reports))
+        if settings.reports and reports and certificate:
+            await stack.enter_async_context(serve_reports(reports, certificate, settings.reports.port))
         await stack.enter_async_context(loop.leading())
         if settings.lease:
             await lead_reports_here(api, settings.lease)

@@ -11,17 +11,21 @@ from typing import Any, Literal, cast, get_args
 REPORT_PORT = 8443
 USER = 10001
 """Id of the user in both images."""
+FILE_BYTES = 64 * 1024
+"""Size limit of a file that goes into each training pod: it is an annotation there, and the API server takes no more
+than 256 KiB of those together."""
 POD_IDS = ("runAsUser", "runAsGroup", "fsGroup")
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
 @dataclass(frozen=True)
 class ReportServer:
-    """The address to listen at, and the files of a certificate and its key."""
+    """The address to listen at, and the files of a certificate, its key and its authorities."""
 
     port: int
     certificate: str
     key: str
+    authority: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Settings:
     report_url: str | None = None
     """URL that training pods report to; None: they do not report."""
     report_ca: str | None = None
-    """Certificates, in PEM, by which training pods know who answers there."""
+    """Certificates, in PEM, by which the training pods of new executions know who answers there."""
     trainer_metrics_port: int | None = None
     """Port of /metrics in training pods; None: they have none."""
     scrapers: tuple[Mapping[str, Any], ...] = ()
@@ -77,7 +81,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         pod_ids=_read_pod_ids(environment),
         nccl_config=_text_of(environment, "PSEUDOREAL_NCCL_CONFIG"),
         report_url=environment.get("PSEUDOREAL_REPORT_URL") or None,
-        report_ca=_text_of(environment, "PSEUDOREAL_REPORT_CA"),
+        report_ca=_read_authorities(environment),
         reports=_read_reports(environment),
         lease=_read_lease(environment),
         trainer_metrics_port=_port(environment, "PSEUDOREAL_TRAINER_METRICS_PORT"),
@@ -118,7 +122,16 @@ def _read_reports(environment: Mapping[str, str]) -> ReportServer | None:
     if not folder:
         return None
     port = int(environment.get("PSEUDOREAL_REPORT_PORT") or REPORT_PORT)
-    return ReportServer(port, f"{folder}/tls.crt", f"{folder}/tls.key")
+    authority = environment.get("PSEUDOREAL_REPORT_CA") or None
+    return ReportServer(port, f"{folder}/tls.crt", f"{folder}/tls.key", authority)
+
+
+def _read_authorities(environment: Mapping[str, str]) -> str | None:
+    text = _text_of(environment, "PSEUDOREAL_REPORT_CA")
+    if text is not None and "-----BEGIN CERTIFICATE-----" not in text:
+        path = environment["PSEUDOREAL_REPORT_CA"]
+        raise ValueError(f"PSEUDOREAL_REPORT_CA is {path}, which holds no certificate; let it hold the authority's")
+    return text
 
 
 def _read_lease(environment: Mapping[str, str]) -> Lease | None:
@@ -138,6 +151,14 @@ def _text_of(environment: Mapping[str, str], variable: str) -> str | None:
     if not path:
         return None
     try:
-        return Path(path).read_text() or None
+        text = Path(path).read_text()
     except OSError as error:
         raise ValueError(f"{variable} is {path}, which cannot be read ({error.strerror}); mount the file") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{variable} is {path}, which is no text; mount another file") from None
+    if (size := len(text.encode())) > FILE_BYTES:
+        raise ValueError(
+            f"{variable} is {path}, a file of {size} bytes; each training pod has it as an annotation, and"
+            f" {FILE_BYTES} bytes are the most: leave out what the pods do not need"
+        )
+    return text or None

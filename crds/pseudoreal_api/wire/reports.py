@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from pseudoreal_api.base import ApiModel
+from pseudoreal_api.wire.authorities import AUTHORITIES_BYTES
 from pseudoreal_api.wire.layout import MOST_RANKS, ChosenLayout
 from pseudoreal_api.wire.messages import MOST_COUNT, MOST_RESTART, MOST_SPARES, InPlace, ProgressReport
 
@@ -16,6 +17,9 @@ REPORT_SECONDS = 5.0
 REPORT_AUDIENCE = "operator.pseudoreal.dev"
 """Audience of the service-account tokens that come with reports; they are good for nothing else."""
 REPORT_PATH = "/v1/report"
+REPORT_AUTHORITIES = "Pseudoreal-Authorities"
+"""Header of a report with the digest of the authorities by which the pod knows the operator. Without it, the operator
+tells of no others."""
 REPORT_URL = "PSEUDOREAL_REPORT_URL"
 """Environment variable of a trainer pod: where it sends its reports. Not set: it sends none."""
 METRICS_PORT = "PSEUDOREAL_METRICS_PORT"
@@ -25,6 +29,7 @@ NODE_NAME = "PSEUDOREAL_NODE_NAME"
 TOPOLOGY_DOMAIN = "PSEUDOREAL_TOPOLOGY_DOMAIN"
 """Environment variable of a trainer pod: what its node's label of spec.scheduling.topology says, where the pod has that
 label as well; otherwise empty. Not set: the job has no topology, and ranks are numbered as the pods are."""
+
 
 Activity = Literal["starting", "computing", "waiting", "ended"]
 """What the main thread of a rank does: it is before its first step, at its own work, in a collective, at its end."""
@@ -136,4 +141,10 @@ class ReportAnswer(ApiModel):
         description="The newest membership of its execution. None: each worker is the pod of its number. A pod that has"
         " made fewer restarts than this one asks for ends its ranks and meets the others anew, or begins as the worker"
         " that it is now.",
+    )
+    authorities: str | None = Field(
+        None,
+        max_length=AUTHORITIES_BYTES,
+        description="Certificates of authorities, in PEM, by which the pod is to know the operator from now on, beside"
+        " those that it was made with. None: those that it has said.",
     )

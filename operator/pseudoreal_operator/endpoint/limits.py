@@ -30,6 +30,10 @@ class Limiter:
         bucket.tokens -= 1
         return True
 
+    def left(self, caller: Hashable) -> float:
+        """How often the caller may ask now."""
+        return self._filled(caller).tokens
+
     def give_back(self, caller: Hashable) -> None:
         """Gives back what the caller was allowed last."""
         bucket = self._filled(caller)

@@ -1,28 +1,42 @@
-"""Takes connections for the endpoint, within bounds. A client that opens many, or opens them and says nothing, neither
-silences the others for long nor keeps the operator's loop busy with handshakes."""
+"""Takes connections for the endpoint, within bounds, and keeps those that bring good tokens.
+
+A connection is a stranger until it brings one, for STRANGER_SECONDS at most; `strangers` says what strangers may do. It
+costs nothing but a file until it says something, and its handshake, which takes the loop a millisecond, waits its turn.
+Then it belongs to its pod, which has one at a time.
+"""
 
 import asyncio
+import resource
 import socket
 import ssl
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 
 import structlog
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
+from pseudoreal_operator.endpoint import strangers
 from pseudoreal_operator.endpoint.limits import Limiter
+from pseudoreal_operator.endpoint.strangers import Stranger, Strangers
 from pseudoreal_operator.endpoint.tls_buffers import take_small_buffers
+from pseudoreal_operator.metrics.registry import CONNECTIONS, HANDSHAKES_FAILED, REFUSED_CONNECTIONS
+from pseudoreal_operator.observe.board import Speaker
 from pseudoreal_operator.sockets import listening_socket
 
 MOST_CONNECTIONS = 4000
-MOST_HANDSHAKES = 50
-"""Most handshakes at a time."""
-PER_SECOND, AT_ONCE = 10, 200
-"""Limits on new connections of one address. Behind it there may be many pods: each has one connection for as long as it
-reports."""
+"""Most connections of pods whose tokens were good; with more, that goes which was silent for longest."""
+STRANGER_SECONDS = 10.0
+"""Seconds from a connection to its first good token."""
 HANDSHAKE_SECONDS = 5.0
+PER_SECOND, AT_ONCE = 100, 200
+"""Limits on handshakes that lead to no good token, of all clients together: what they take of the loop."""
 IDLE_SECONDS = 15.0
 """Seconds of silence after which a connection is closed: a pod reports every few seconds."""
+_OTHER_FILES = 512
+"""Files that are left to the rest of the operator."""
+_MOST_FILES = 16_384
 
 log = structlog.get_logger()
 
@@ -31,10 +45,22 @@ class Listener:
     def __init__(self, tls: ssl.SSLContext) -> None:
         take_small_buffers()
         self._tls = tls
-        self._limiter = Limiter(PER_SECOND, AT_ONCE)
+        files = _files()
+        self._strangers = Strangers(min(strangers.MOST, files // 3))
+        self._most = min(MOST_CONNECTIONS, files * 2 // 3)
+        self._pace = Limiter(PER_SECOND, AT_ONCE)
         self._complaints = Limiter(per_second=0.1, burst=1)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._handshakes = 0
+        self._turns: dict[Stranger, asyncio.Future[None]] = {}
+        """Strangers that wait for their handshakes."""
+        self._asked = asyncio.Event()
+        """Set when somebody may have a handshake."""
+        self._meeting: dict[RequestHandler, asyncio.Future[None]] = {}
+        """Connections of strangers -> what is done when they bring a good token."""
+        self._speakers: OrderedDict[Speaker, RequestHandler] = OrderedDict()
+        """Pods -> their connections; the pod that was silent for longest first."""
+        CONNECTIONS.labels(known="false").set_function(lambda: len(self._strangers))
+        CONNECTIONS.labels(known="true").set_function(lambda: len(self._speakers))
 
     @asynccontextmanager
     async def listening(self, server: web.Server, port: int) -> AsyncIterator[int]:
@@ -42,12 +68,28 @@ class Listener:
         with listening_socket(port) as listening:
             listening.setblocking(False)
             self._start(self._accept(listening, server))
+            self._start(self._give_turns())
             try:
                 yield listening.getsockname()[1]
             finally:
                 for task in self._tasks:
                     task.cancel()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def recognize(self, handler: RequestHandler, speaker: Speaker) -> None:
+        """Notes that a connection has brought the good token of a pod: it is the pod's only one from now on."""
+        if (meeting := self._meeting.get(handler)) is not None and not meeting.done():
+            meeting.set_result(None)
+        before = self._speakers.pop(speaker, None)
+        if before is not None and before is not handler:
+            before.force_close()
+        if _is_open(handler):
+            self._speakers[speaker] = handler
+        while self._speakers and (len(self._speakers) > self._most or not _is_open(self._most_silent())):
+            self._speakers.popitem(last=False)[1].force_close()
+
+    def _most_silent(self) -> RequestHandler:
+        return next(iter(self._speakers.values()))
 
     async def _accept(self, listening: socket.socket, server: web.Server) -> None:
         loop = asyncio.get_running_loop()
@@ -59,30 +101,123 @@ class Listener:
                 self._complain(str(error))
                 await asyncio.sleep(1)
                 continue
-            full = self._handshakes >= MOST_HANDSHAKES or len(server.connections) >= MOST_CONNECTIONS
-            if full or not self._limiter.allows(address[0]):
-                self._complain(f"too many connections, of {address[0]} or in all")
+            stranger = Stranger(address[0])
+            if not self._strangers.enter(stranger):
+                REFUSED_CONNECTIONS.inc()
+                self._complain(f"too many connections of {address[0]}")
                 connection.close()
                 continue
-            self._handshakes += 1
-            self._start(self._serve(connection, server))
+            stranger.close = self._start(self._meet(connection, server, stranger)).cancel
+            # The task begins, so that it closes the connection whatever comes; and others have their turn.
+            await asyncio.sleep(0)
 
-    async def _serve(self, connection: socket.socket, server: web.Server) -> None:
-        loop = asyncio.get_running_loop()
+    async def _meet(self, connection: socket.socket, server: web.Server, stranger: Stranger) -> None:
+        """Serves a connection until it has brought a good token. Without one, it is closed."""
+        known = asyncio.get_running_loop().create_future()
+        handler: RequestHandler | None = None
+        transport: asyncio.BaseTransport | None = None
         try:
-            await loop.connect_accepted_socket(
-                server, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_SECONDS
-            )
-        except (OSError, ssl.SSLError):
-            connection.close()
+            async with asyncio.timeout(STRANGER_SECONDS):
+                await _has_spoken(connection)
+                async with self._turn(stranger):
+                    self._meeting[handler := server()] = known
+                    transport = await self._shake_hands(connection, handler)
+                await known
+        except (OSError, TimeoutError):
+            pass
         finally:
-            self._handshakes -= 1
+            if handler is not None:
+                self._meeting.pop(handler, None)
+            is_known = known.done() and not known.cancelled()
+            self._strangers.leave(stranger, known=is_known)
+            if is_known:
+                self._pace.give_back("all")
+            elif isinstance(transport, asyncio.Transport):
+                transport.abort()
+            else:
+                connection.close()
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    async def _shake_hands(self, connection: socket.socket, handler: RequestHandler) -> asyncio.BaseTransport:
+        try:
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: handler, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_SECONDS
+            )
+        except OSError as error:
+            HANDSHAKES_FAILED.labels(reason=_reason_of(error)).inc()
+            raise
+        return transport
+
+    @asynccontextmanager
+    async def _turn(self, stranger: Stranger) -> AsyncIterator[None]:
+        """The turn of a stranger for its handshake, once it has come."""
+        turn = self._turns[stranger] = asyncio.get_running_loop().create_future()
+        self._strangers.ask(stranger)
+        self._asked.set()
+        try:
+            await turn
+            yield
+        finally:
+            del self._turns[stranger]
+            if turn.done() and not turn.cancelled():
+                self._strangers.shaken(stranger)
+                self._asked.set()
+
+    async def _give_turns(self) -> None:
+        while True:
+            await self._asked.wait()
+            if not self._pace.allows("all"):
+                await asyncio.sleep(1 / PER_SECOND)
+                continue
+            stranger = self._strangers.next()
+            if stranger is None:
+                self._asked.clear()
+                self._pace.give_back("all")
+            elif (turn := self._turns[stranger]).done():
+                self._strangers.shaken(stranger)  # its time is over
+                self._pace.give_back("all")
+            else:
+                turn.set_result(None)
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _complain(self, why: str) -> None:
         if self._complaints.allows("all"):
             log.warning("connection_refused", error=why)
+
+
+async def _has_spoken(connection: socket.socket) -> None:
+    """Waits until the other end has sent something, or closed the connection."""
+    loop = asyncio.get_running_loop()
+    spoken = asyncio.Event()
+    loop.add_reader(connection, spoken.set)
+    try:
+        await spoken.wait()
+    finally:
+        loop.remove_reader(connection)
+
+
+def _is_open(handler: RequestHandler) -> bool:
+    return handler.transport is not None
+
+
+def _reason_of(error: OSError) -> str:
+    """Why a handshake failed, in one of three words."""
+    said = error.reason or "" if isinstance(error, ssl.SSLError) else ""
+    # Alerts of a client that does not know the authority, or finds another fault in the certificate.
+    if "UNKNOWN_CA" in said or "CERTIFICATE" in said:
+        return "untrusted"
+    return "silent" if isinstance(error, ConnectionAbortedError | TimeoutError) else "other"
+
+
+def _files() -> int:
+    """Number of files that connections may take, after as many are allowed as the system lets us have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return max(96, (_MOST_FILES if soft == resource.RLIM_INFINITY else soft) - _OTHER_FILES)

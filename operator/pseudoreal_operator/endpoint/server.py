@@ -1,9 +1,10 @@
 """The endpoint that training pods report to: HTTPS, and only for the job of the pod that calls."""
 
 import asyncio
+import logging
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
@@ -11,16 +12,15 @@ import structlog
 from aiohttp import ClientError, web
 from aiohttp.typedefs import Handler
 from kubernetes.aio.client import ApiException
-from pseudoreal_api.wire.reports import REPORT_BYTES, REPORT_PATH, PodReport, ReportAnswer
+from pseudoreal_api.wire.reports import REPORT_AUTHORITIES, REPORT_BYTES, REPORT_PATH, PodReport
 
-from pseudoreal_operator.endpoint.certificate import fresh_certificate
+from pseudoreal_operator.endpoint.certificate import Certificate
 from pseudoreal_operator.endpoint.identity import Identities, Refused
 from pseudoreal_operator.endpoint.limits import Clock, Limiter
 from pseudoreal_operator.endpoint.listener import IDLE_SECONDS, Listener
 from pseudoreal_operator.metrics.registry import REPORTS
 from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.observe.reading import read_report
-from pseudoreal_operator.settings import ReportServer
 
 PER_SECOND, BURST = 1.0, 5.0
 """Limits on the reports of one pod, which sends one every few seconds."""
@@ -28,20 +28,30 @@ READ_SECONDS = 10.0
 """Time limit for the body of a report."""
 RETRY_SECONDS = 10
 _AGAIN_LATER = (429, 503)
+_STAYS = (200, 503)
+"""Answers after which a connection stays. Whoever is refused needs a handshake for each try, and those are bounded."""
+_SPEAKER = web.RequestKey("speaker", Speaker)
 
 log = structlog.get_logger()
 
 
 class Reports:
-    def __init__(self, identities: Identities, board: Board, clock: Clock = time.monotonic) -> None:
-        self._identities, self._board = identities, board
+    def __init__(
+        self,
+        identities: Identities,
+        board: Board,
+        clock: Clock = time.monotonic,
+        authorities: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        """`authorities`: what a pod is to trust beyond what it says that it trusts, as `Certificate` knows it."""
+        self._identities, self._board, self._authorities = identities, board, authorities
         # Of pods, not of tokens: those are made anew as often as their owner likes.
         self._limiter = Limiter(PER_SECOND, BURST, clock)
         self._complaints = Limiter(per_second=0.1, burst=1, clock=clock)
 
     async def receive(self, request: web.Request) -> web.Response:
         try:
-            speaker = await self._speaker(request)
+            speaker = request[_SPEAKER] = await self._speaker(request)
             if not self._limiter.allows(speaker):
                 raise Refused(429, "one report a second is enough")
             report, now = await _report(request), datetime.now(UTC)
@@ -50,11 +60,8 @@ class Reports:
         except Refused as refusal:
             headers = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in _AGAIN_LATER else {}
             return web.Response(status=refusal.status, text=str(refusal), headers=headers)
-        answer = ReportAnswer(
-            finish_phase=self._board.is_to_finish(speaker),
-            restarts_in_place=self._board.restarts_in_place(speaker, now),
-            membership=self._board.membership(speaker),
-        )
+        trusts = self._authorities(request.headers.get(REPORT_AUTHORITIES, ""))
+        answer = self._board.answer(speaker, now).model_copy(update={"authorities": trusts})
         return web.Response(text=answer.to_json(), content_type="application/json")
 
     async def _speaker(self, request: web.Request) -> Speaker:
@@ -64,9 +71,13 @@ class Reports:
         try:
             return await self._identities.of(token, request.remote or "")
         except (ApiException, ClientError, OSError) as error:
-            if self._complaints.allows("all"):
-                log.warning("tokens_unverified", error=str(error))
+            self.complain("tokens_unverified", error=str(error))
             raise Refused(503, "the API server cannot tell whose token this is; report again later") from error
+
+    def complain(self, event: str, **facts: object) -> None:
+        """Logs what goes wrong, at most once in ten seconds: anybody may cause it as often as they like."""
+        if self._complaints.allows("all"):
+            log.warning(event, **facts)
 
 
 async def _report(request: web.Request) -> PodReport:
@@ -79,27 +90,34 @@ async def _report(request: web.Request) -> PodReport:
         raise Refused(400, f"this is no report: {error}") from None
 
 
-@web.middleware
-async def _counted(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        answer = await handler(request)
-    except web.HTTPException as refusal:
-        REPORTS.labels(status=refusal.status).inc()
-        raise
-    REPORTS.labels(status=answer.status).inc()
-    return answer
+def application(reports: Reports, listener: Listener) -> web.Application:
+    @web.middleware
+    async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            answer = await handler(request)
+        except web.HTTPException as refusal:
+            REPORTS.labels(status=refusal.status).inc()
+            refusal.force_close()
+            raise
+        except Exception as error:
+            reports.complain("report_failed", exc_info=error)
+            answer = web.Response(status=500)
+        REPORTS.labels(status=answer.status).inc()
+        if answer.status not in _STAYS:
+            answer.force_close()
+        elif _SPEAKER in request:
+            listener.recognize(request.protocol, request[_SPEAKER])
+        return answer
 
-
-def application(reports: Reports) -> web.Application:
-    made = web.Application(client_max_size=REPORT_BYTES, middlewares=[_counted])
+    made = web.Application(client_max_size=REPORT_BYTES, middlewares=[counted])
     made.router.add_post(REPORT_PATH, reports.receive)
     return made
 
 
 @asynccontextmanager
-async def serve_reports(reports: Reports, where: ReportServer) -> AsyncIterator[None]:
-    async with fresh_certificate(where.certificate, where.key) as tls, bounded(reports, tls, where.port) as port:
-        log.info("reports_served", port=port)
+async def serve_reports(reports: Reports, certificate: Certificate, port: int) -> AsyncIterator[None]:
+    async with bounded(reports, certificate.context, port) as found:
+        log.info("reports_served", port=found)
         yield
 
 
@@ -107,7 +125,11 @@ async def serve_reports(reports: Reports, where: ReportServer) -> AsyncIterator[
 async def bounded(reports: Reports, tls: ssl.SSLContext, port: int) -> AsyncIterator[int]:
     """Starts the endpoint: its port; a free one where 0 was asked for."""
     listener = Listener(tls)
-    runner = web.AppRunner(application(reports), access_log=None, shutdown_timeout=2.0, keepalive_timeout=IDLE_SECONDS)
+    served = application(reports, listener)
+    # What it logs with a traceback is what clients send that is no HTTP.
+    quiet = logging.getLogger("pseudoreal.reports")
+    quiet.setLevel(logging.CRITICAL)
+    runner = web.AppRunner(served, access_log=None, logger=quiet, shutdown_timeout=2.0, keepalive_timeout=IDLE_SECONDS)
     await runner.setup()
     try:
         assert runner.server is not None, "it is set up"

@@ -2,8 +2,10 @@
 
 Three clocks: from the first sign of the last pod (or its start, where there is none) to the first step, from step to
 step where nothing is saved, from the start of a save to its commit.
-They live in what was heard of the present execution, so each of them starts anew with every one. Where nothing was ever
-heard, nothing is judged: the pods may not reach the operator, and training does not need it.
+They live in what was heard of the present execution, so each of them starts anew with every one. A clock has run out
+when somebody says so: a pod that reports about then that nothing has happened, or a log that was read and stood still.
+Silence says nothing. Where no pod is heard, the pods may not reach the operator, and training does not need it; a pod
+that fell silent is a suspect only of a stall of which others tell.
 """
 
 from collections.abc import Iterator
@@ -11,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pseudoreal_api.resolved.remembered import remembered
-from pseudoreal_api.wire.reports import RankReport
+from pseudoreal_api.wire.reports import REPORT_SECONDS, RankReport
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.suspects import stragglers, suspects
-from pseudoreal_operator.observe.board import QUIET_SECONDS, steps_of
+from pseudoreal_operator.observe.board import QUIET_SECONDS, UNHEARD_SECONDS, steps_of
 from pseudoreal_operator.observe.view import Heard, Pod, PodPhase, View
 
 STALLS = ("StartStalled", "StepStalled", "CheckpointStalled")
@@ -45,15 +47,39 @@ class _Clock:
     allowed: int
     field: str
 
+    def is_over(self, unheard: float) -> bool:
+        """Whether it has run out, and somebody was heard about then who could have said otherwise."""
+        return self.waited > self.allowed and self.waited - unheard >= self.allowed - REPORT_SECONDS
+
 
 def find_stall(view: View) -> Stall | None:
-    over = next((clock for clock in _clocks(view) if clock.waited > clock.allowed), None)
+    unheard = _unheard_seconds(view)
+    over = next((clock for clock in _clocks(view) if clock.is_over(unheard)), None)
     return None if over is None else _stall(view, over)
 
 
 def seconds_to_stall(view: View) -> float | None:
-    """Seconds until the next of the clocks runs out, if nothing more is heard; None where none runs."""
-    return min((clock.allowed - clock.waited for clock in _clocks(view) if clock.waited <= clock.allowed), default=None)
+    """Seconds until one of the clocks may have run out; None where none runs. One that has, and of which nobody was
+    heard since, is looked at again while pods report."""
+    unheard = _unheard_seconds(view)
+    speaks = unheard <= QUIET_SECONDS
+    if speaks and _is_cut_off(view):
+        return UNHEARD_SECONDS
+    clocks = [clock for clock in _clocks(view) if not clock.is_over(unheard)]
+    running = [clock.allowed - clock.waited for clock in clocks if clock.waited <= clock.allowed]
+    return min([*running, *([REPORT_SECONDS] if speaks and len(running) < len(clocks) else [])], default=None)
+
+
+def _unheard_seconds(view: View) -> float:
+    """Seconds since anybody last said how the execution is."""
+    said = [heard.last for heard in view.speaking]
+    said += [heard.log_stood for heard in view.speaking if heard.log_stood]
+    return min((_seconds(view, moment) for moment in said), default=0.0)
+
+
+def _is_cut_off(view: View) -> bool:
+    """Whether a pod of the execution is silent while most jobs are."""
+    return view.seen.path_is_cut and any(_is_silent(view, heard) for heard in view.speaking)
 
 
 @remembered
@@ -63,6 +89,8 @@ def _clocks(view: View) -> list[_Clock]:
 
 def _each_clock(view: View) -> Iterator[_Clock]:
     if not view.speaking or _all_ended(view.speaking):
+        return
+    if _is_cut_off(view):
         return
     clocks = view.spec.hang
     begun = [heard.begun for heard in view.speaking if heard.begun]

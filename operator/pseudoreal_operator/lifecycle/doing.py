@@ -113,15 +113,49 @@ def _spare_pods(view: View) -> str:
     return f" {ready} of {wanted} spare pods wait{'s' * (ready == 1)} to take a place."
 
 
+def _is_to_finish(view: View) -> bool:
+    return view.stage.phase in phases_to_finish(view.spec, view.status)
+
+
+def _unheard(view: View) -> str | None:
+    """What follows from pods of which none is heard; None where none ever was, and nothing needs it."""
+    was_heard, needs = view.seen.was_heard, list(_needs_reports(view))
+    if not was_heard and not needs:
+        return None
+    since = f"since {view.seen.unheard_since:%Y-%m-%d %H:%M:%S} UTC" if was_heard else "so far"
+    others = "; most jobs are silent, so it is the path" if view.seen.path_is_cut else ""
+    lacks = f" Until they are, {'; '.join(needs)}." if needs else ""
+    remedy = "see that they reach the operator (docs/reports.md)"
+    if view.spec.network.host_network:
+        remedy = "name the addresses of the nodes in networkPolicy.from of the operator's chart"
+    return (
+        f"trains, as far as is known: none of its pods was heard {since}{others}. That is no fault, and no hang is"
+        f" judged by it.{lacks} What to do: {remedy}."
+    )
+
+
+def _needs_reports(view: View) -> Iterator[str]:
+    phase = view.spec.phases[view.stage.index]
+    if _is_to_finish(view):
+        yield "the request that the phase end now does not reach them"
+    if phase.spares:
+        yield "no spare pod can take a place"
+    if view.workers > 1 and view.spec.restart.in_place:
+        yield "a pod that notices nothing of a restart in place hears of none, and new pods follow"
+
+
 def _at_work(view: View) -> NewCondition:
     where = f"Execution {view.execution.number} at {view.stage.title}"
     if view.stage.kind is StageKind.DELINK:
         return progresses("Delinking", f"{where} is delinking.")
+    if view.seen.unheard_since is not None and (sentence := _unheard(view)):
+        return progresses("Unheard", f"{where} {sentence}")
     if view.speaking and not any(heard.begun for heard in view.speaking):
         return progresses("Starting", f"{where} is starting: its pods run, and no rank trains yet.")
-    if view.stage.phase in phases_to_finish(view.spec, view.status):
+    if _is_to_finish(view) and any(heard.told_to_finish for heard in view.speaking):
         return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")
     before = find(view.status, "Progressing")
     straggler = straggler_sentence(view, known=before is not None and before.reason == "Straggling")
     note = size_note(view) + _spare_pods(view) + _restarts(view) + ("" if straggler is None else f" {straggler}.")
+    note += " Its pods are told to end now as they report next." if _is_to_finish(view) else ""
     return progresses("Straggling" if straggler else "Training", f"{where} is training.{note}")

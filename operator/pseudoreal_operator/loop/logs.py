@@ -1,5 +1,6 @@
-"""Progress of pods that do not report, read from their logs. Nothing depends on it, so it may cost next to nothing: one
-request a second for all jobs together, whatever their number, and none while all pods report."""
+"""Pods that do not report: which jobs they leave unheard, and their progress, read from their logs. Nothing depends on
+it, so it may cost next to nothing: one request a second for all jobs together, whatever their number, and none while
+all pods report."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from kubernetes.aio.client import ApiException
 from pseudoreal_api.names import CONTAINER
 
 from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.metrics.registry import PATH_CUT, REPORTING_JOBS
 from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.observe.reading import newest_report
 
@@ -24,8 +26,19 @@ log = structlog.get_logger()
 async def read_logs(api: Api, board: Board) -> NoReturn:
     while True:
         await asyncio.sleep(PAUSE_SECONDS)
-        if silent := board.most_silent(datetime.now(UTC)):
+        now = datetime.now(UTC)
+        board.notice_silence(now)
+        _show(board, now)
+        if silent := board.most_silent(now):
             await _read_log(api, board, silent)
+
+
+def _show(board: Board, now: datetime) -> None:
+    jobs = board.silent_jobs(now)
+    for is_silent in (False, True):
+        heard = sum(count for (_, silent), count in jobs.items() if silent is is_silent)
+        REPORTING_JOBS.labels(heard=str(not is_silent).lower()).set(heard)
+    PATH_CUT.set(board.path_is_cut)
 
 
 async def _read_log(api: Api, board: Board, speaker: Speaker) -> None:

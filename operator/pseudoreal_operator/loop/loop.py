@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from random import random
@@ -238,6 +239,11 @@ class Loop:
         await self._first_look()
         async with self._means.news.posting(), self._queue.workers(WORKERS):
             yield
+
+    def use_authorities(self, authorities: str) -> None:
+        """Gives the pods of new executions other authorities by which they know the operator."""
+        settings = replace(self._means.settings, report_ca=authorities or None)
+        self._means = replace(self._means, settings=settings)
 
     async def _first_look(self) -> None:
         resting: dict[Name, Rest] = {}

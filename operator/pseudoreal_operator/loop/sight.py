@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 OTHER = "Other"
 """Reason of a restart of which the status keeps none."""
-_AT_WORK = ("Training", "Straggling", "Finishing")
+_AT_WORK = ("Training", "Straggling", "Finishing", "Unheard")
 """Reasons of the condition Progressing while ranks make steps."""
 _Fault = tuple[int, int, str]
 """Execution, number of the restart in place (0: the pods ended), and reason."""

@@ -48,6 +48,40 @@ API_REQUESTS = Counter(
 REPORTS = Counter(
     "pseudoreal_reports", "Reports of training pods, by the HTTP status of the answer.", ["status"], registry=REGISTRY
 )
+REPORTING_JOBS = Gauge(
+    "pseudoreal_reporting_jobs",
+    "Jobs whose pods train and have reported. heard: whether any of their pods was heard within the last 20 seconds.",
+    ["heard"],
+    registry=REGISTRY,
+)
+PATH_CUT = Gauge(
+    "pseudoreal_reports_cut",
+    "1 while the reports of most jobs do not arrive, in most namespaces; nobody is judged by silence then.",
+    registry=REGISTRY,
+)
+CONNECTIONS = Gauge(
+    "pseudoreal_report_connections",
+    "Connections to the endpoint for reports. known: whether they have brought the good token of a pod.",
+    ["known"],
+    registry=REGISTRY,
+)
+REFUSED_CONNECTIONS = Counter(
+    "pseudoreal_report_connections_refused",
+    "Connections that were closed at once, as their address opened too many.",
+    registry=REGISTRY,
+)
+HANDSHAKES_FAILED = Counter(
+    "pseudoreal_report_handshakes_failed",
+    "TLS handshakes that failed. untrusted: the client does not accept the certificate, as it trusts another authority;"
+    " silent: it did not go on; other.",
+    ["reason"],
+    registry=REGISTRY,
+)
+CERTIFICATE_EXPIRES = Gauge(
+    "pseudoreal_report_certificate_expiration_timestamp_seconds",
+    "Time at which the certificate of the endpoint for reports expires, in seconds since 1970.",
+    registry=REGISTRY,
+)
 LAST_EVENT = Gauge(
     "pseudoreal_watch_last_event_timestamp_seconds",
     "Time at which a watch was last told something, in seconds since 1970. Those of Job and Pod are told something once"

@@ -1,18 +1,23 @@
 """What was heard from the pods, kept in memory: after a restart the pods report it again."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from pseudoreal_api.wire.messages import ProgressReport
-from pseudoreal_api.wire.reports import Membership, PodReport, RankReport
+from pseudoreal_api.wire.reports import Membership, PodReport, RankReport, ReportAnswer
 
 from pseudoreal_operator.observe.stages import Execution
 from pseudoreal_operator.observe.view import Heard
 
 QUIET_SECONDS = 20.0
 """Seconds after which a pod that was not heard is silent: it reports every few seconds."""
+UNHEARD_SECONDS = 60.0
+"""Seconds of silence of all pods after which their job says so."""
+LEAST_CUT_JOBS = 2
+"""Least number of jobs that must be silent for it to be the path."""
 
 SOON_SECONDS = 1.0
 """Seconds after which a job is woken by a pod that began or ended its steps."""
@@ -52,6 +57,8 @@ class _Listening:
     since: datetime
     looked: datetime | None = None
     """When its log was last looked at."""
+    line: ProgressReport | None = None
+    """The newest progress that its log had then."""
 
     def log_is_due(self, heard: Heard | None, now: datetime) -> bool:
         """Whether it is silent, and its log was not looked at for long."""
@@ -72,6 +79,21 @@ class _Followed:
     """Memberships that the status says."""
     heard: dict[tuple[Execution, int], Heard] = field(default_factory=dict)
     listening: _Listening | None = None
+    reported: datetime | None = None
+    """When a report of any of its pods last arrived."""
+    is_woken: bool = False
+    """Whether the job was woken as none of its pods is heard any more."""
+
+    def unheard_since(self, now: datetime, seconds: float) -> datetime | None:
+        """The moment since which no report arrives, where pods run and it is longer than so many seconds."""
+        if self.listening is None:
+            return None
+        since = max(self.listening.since, self.reported or self.listening.since)
+        return since if (now - since).total_seconds() > seconds else None
+
+    def was_heard(self) -> bool:
+        """Whether pods that run have reported."""
+        return self.listening is not None and self.reported is not None and self.reported >= self.listening.since
 
     def silent_pod(self, now: datetime) -> _Listening | None:
         """The pod whose log is due."""
@@ -84,6 +106,8 @@ class Board:
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, _Followed] = {}
+        self.path_is_cut = False
+        """Whether most jobs are silent, in most namespaces, as `notice_silence` last found: it is the path, then."""
 
     def follow(
         self,
@@ -105,14 +129,26 @@ class Board:
         followed = self._jobs.get(speaker.job)
         if followed is None:
             return False
+        was_unheard = followed.is_woken or followed.unheard_since(now, QUIET_SECONDS)
+        followed.reported, followed.is_woken = now, False
+        if not self._take(followed, speaker, report, now) and was_unheard:
+            self._wake(followed, NEWS_SECONDS)
+        return True
+
+    def _take(self, followed: _Followed, speaker: Speaker, report: PodReport, now: datetime) -> bool:
+        """Takes what a pod has reported, or logged: whether the job is woken for it."""
         key = (speaker.execution, speaker.index)
         known = followed.heard.get(key)
         followed.heard[key] = heard = updated(known, speaker, report, now)
         if (after := _wake_after(known, heard)) is not None:
             # After a restart of the operator thousands of pods that train are heard for the first time.
             is_urgent = after <= SOON_SECONDS and not (known is None and heard.begun)
-            followed.wake(after if is_urgent else max(after, len(self._jobs) / NEWS_PER_SECOND))
-        return True
+            followed.wake(after) if is_urgent else self._wake(followed, after)
+        return after is not None
+
+    def _wake(self, followed: _Followed, after: float) -> None:
+        """Wakes a job for news that many jobs may have together."""
+        followed.wake(max(after, len(self._jobs) / NEWS_PER_SECOND))
 
     def listen(self, job: JobKey, speaker: Speaker | None, now: datetime) -> None:
         """Listens to the pod of rank 0 of the present execution; to none, where it does not run."""
@@ -131,12 +167,50 @@ class Board:
         return longest.speaker
 
     def read_log(self, speaker: Speaker, progress: ProgressReport, now: datetime) -> None:
-        """Takes what a pod that does not report has logged: that it makes steps, and no more."""
-        followed = self._jobs.get(speaker.job, _Followed())
-        known = followed.heard.get((speaker.execution, speaker.index))
+        """Takes what a pod that does not report has logged: that it makes steps, or that it has made none since its log
+        was last read."""
+        followed = self._jobs.get(speaker.job)
+        if followed is None:
+            return
+        key, to = (speaker.execution, speaker.index), followed.listening
+        known, before = followed.heard.get(key), to.line if to and to.speaker == speaker else None
         if known is None or progress.step > steps_of(known.report):
             ranks = [RankReport(rank=0, activity="computing", seconds=0, step=progress.step)]
-            self.hear(speaker, PodReport(ranks=ranks, progress=progress), now)
+            self._take(followed, speaker, PodReport(ranks=ranks, progress=progress), now)
+        elif progress == before:
+            followed.heard[key] = replace(known, log_stood=now)
+            self._wake(followed, NEWS_SECONDS)
+        elif before is not None:
+            # Steps that are made anew, from an older checkpoint, are steps as well.
+            followed.heard[key] = replace(known, progressed=now)
+        if to and to.speaker == speaker:
+            to.line = progress
+
+    def notice_silence(self, now: datetime) -> None:
+        """Notes whether the path is cut, and wakes the jobs of which no pod is heard any more, each once. To be called
+        again and again."""
+        self.path_is_cut = _is_path(self.silent_jobs(now))
+        for followed in self._jobs.values():
+            if not followed.is_woken and followed.unheard_since(now, UNHEARD_SECONDS):
+                followed.is_woken = True
+                self._wake(followed, NEWS_SECONDS)
+
+    def unheard_since(self, job: JobKey, now: datetime) -> datetime | None:
+        followed = self._jobs.get(job)
+        return followed.unheard_since(now, UNHEARD_SECONDS) if followed else None
+
+    def was_heard(self, job: JobKey) -> bool:
+        followed = self._jobs.get(job)
+        return followed is not None and followed.was_heard()
+
+    def silent_jobs(self, now: datetime) -> "Counter[tuple[str, bool]]":
+        """Number of the jobs whose pods run and have reported, by namespace and whether all of their pods are silent
+        now."""
+        return Counter(
+            (namespace, followed.unheard_since(now, QUIET_SECONDS) is not None)
+            for (namespace, _), followed in self._jobs.items()
+            if followed.was_heard()
+        )
 
     def of_job(self, job: JobKey, executions: set[Execution]) -> tuple[Heard, ...]:
         """What was heard of these runs; what is known of others is forgotten."""
@@ -159,13 +233,27 @@ class Board:
             default=0,
         )
 
-    def membership(self, speaker: Speaker) -> Membership | None:
-        followed = self._jobs.get(speaker.job)
-        return followed.members.get(speaker.execution) if followed else None
+    def answer(self, speaker: Speaker, now: datetime) -> ReportAnswer:
+        """The answer to a report that was heard. The pod is told with it."""
+        followed = self._jobs.get(speaker.job, _Followed())
+        finish, key = speaker.execution.phase in followed.finish, (speaker.execution, speaker.index)
+        if finish and (heard := followed.heard.get(key)) is not None and not heard.told_to_finish:
+            followed.heard[key] = replace(heard, told_to_finish=True)
+            followed.wake(SOON_SECONDS)
+        return ReportAnswer(
+            finish_phase=finish,
+            restarts_in_place=self.restarts_in_place(speaker, now),
+            membership=followed.members.get(speaker.execution),
+        )
 
-    def is_to_finish(self, speaker: Speaker) -> bool:
-        followed = self._jobs.get(speaker.job)
-        return followed is not None and speaker.execution.phase in followed.finish
+
+def _is_path(jobs: "Counter[tuple[str, bool]]") -> bool:
+    """Whether so many jobs are silent together that it is the path. Nobody can make it seem so with jobs of one
+    namespace, where there are several."""
+    namespaces = {namespace for namespace, _ in jobs}
+    cut = [name for name in namespaces if jobs[name, True] > jobs[name, False]]
+    silent = sum(jobs[name, True] for name in namespaces)
+    return silent >= LEAST_CUT_JOBS and 2 * silent > jobs.total() and 2 * len(cut) > len(namespaces)
 
 
 def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datetime) -> Heard:

@@ -90,6 +90,9 @@ def together(
         existing=frozenset({("Job", one.name) for one in jobs} | claims),
         heard=board.of_job(key, executions),
         gone=gone,
+        unheard_since=board.unheard_since(key, now),
+        was_heard=board.was_heard(key),
+        path_is_cut=board.path_is_cut,
     )
     return seated(seen)
 

@@ -168,6 +168,10 @@ class Heard:
     """The moment at which a rank of the pod was first seen in a step, or past one."""
     progressed: datetime | None = None
     """The moment at which its steps were last seen to grow, or a save to go on."""
+    log_stood: datetime | None = None
+    """The moment at which its log was last read and said the same as the time before, while it was silent."""
+    told_to_finish: bool = False
+    """Whether the pod was told to end its phase."""
 
     @property
     def restarted(self) -> InPlace | None:
@@ -202,6 +206,12 @@ class Observed:
     """Pods whose places spare pods have."""
     heard_apart: tuple[Heard, ...] = ()
     """What was heard of pods that are no workers."""
+    unheard_since: datetime | None = None
+    """The moment since which no report of its pods arrives that run; None: reports arrive, or it is not long."""
+    was_heard: bool = False
+    """Whether a report of its pods ever arrived that run."""
+    path_is_cut: bool = False
+    """Whether the reports of most jobs do not arrive: it is the path then, and no pod."""
 
     @property
     def every_pod(self) -> tuple[Pod, ...]:

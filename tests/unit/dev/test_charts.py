@@ -23,6 +23,7 @@ OPEN = {
     "operator.affinity.podAffinity",
     "operator.affinity.podAntiAffinity",
     "metrics.scrapers[]",
+    "networkPolicy.from[]",
     "text.volume",
 }
 """Objects of Kubernetes, which the API server judges; and what Helm gives to subcharts."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_operator.settings import Lease, ReportServer, read_settings
+from pseudoreal_operator.settings import FILE_BYTES, Lease, ReportServer, read_settings
 
 
 def test_settings() -> None:
@@ -85,3 +85,32 @@ def test_metrics_are_optional() -> None:
 def test_wrong_settings(environment: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         read_settings(environment)
+
+
+@pytest.mark.parametrize("variable", ["PSEUDOREAL_NCCL_CONFIG", "PSEUDOREAL_REPORT_CA"])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"#" * (FILE_BYTES + 1), "a file of 65537 bytes; .* annotation, and 65536 bytes are the most: leave out"),
+        (b"\xff\xfe", "no text; mount another file"),
+    ],
+)
+def test_files_that_no_pod_could_be_made_with(tmp_path: Path, variable: str, content: bytes, says: str) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{variable} is {file}, .*{says}"):
+        read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t", variable: str(file)})
+
+
+def test_authorities_that_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "ca.crt"
+    file.write_text("none")
+    with pytest.raises(ValueError, match="holds no certificate"):
+        read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_REPORT_CA": str(file)})
+
+
+def test_a_file_that_is_just_not_too_long(tmp_path: Path) -> None:
+    file = tmp_path / "nccl.conf"
+    file.write_text("#" * FILE_BYTES)
+    settings = read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_NCCL_CONFIG": str(file)})
+    assert settings.nccl_config == "#" * FILE_BYTES

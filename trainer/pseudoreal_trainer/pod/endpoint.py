@@ -9,11 +9,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pseudoreal_api.names import CONFIG_DIRECTORY, REPORT_CA_FILE, REPORT_TOKEN_DIRECTORY, REPORT_TOKEN_FILE
-from pseudoreal_api.wire.reports import REPORT_URL, PodReport, ReportAnswer
+from pseudoreal_api.wire.authorities import AUTHORITIES_BYTES, authorities_digest, trust_sets
+from pseudoreal_api.wire.reports import REPORT_AUTHORITIES, REPORT_URL, PodReport, ReportAnswer
 
 _SECONDS = 4.0
 """Time limit in seconds for each step of a request."""
-_ANSWER_BYTES = 64 * 1024
+_ANSWER_BYTES = 2 * AUTHORITIES_BYTES
 
 
 class Refused(Exception):
@@ -29,8 +30,13 @@ class Endpoint:
     token: Path
     """File of the token; it is renewed while the pod runs."""
     authority: Path
-    """File of the certificates that sign the endpoint's own. It may be renewed as well."""
+    """File of the certificates that sign the endpoint's own, as they were when the pod was made."""
 
+    _learned: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The certificates that an answer last said, if one did: the operator's authority may be renewed while the pod
+    lives. Who said so was known by those before."""
+    _accepted: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The set of authorities that last accepted the server, if one did."""
     _kept: list[HTTPSConnection] = field(default_factory=list, init=False, repr=False, compare=False)
     """The connection of the report before, if there is one: a handshake costs more than a report."""
 
@@ -41,12 +47,38 @@ class Endpoint:
         if self._kept:
             # The other end may have closed it meanwhile; then nothing was heard.
             with suppress(ConnectionError, ssl.SSLError):
-                return self._exchange(self._kept.pop(), content)
-        return self._exchange(self._connection(), content)
+                return self._learned_from(self._exchange(self._kept.pop(), content))
+        return self._learned_from(self._exchange_anew(content))
 
-    def _connection(self) -> HTTPSConnection:
-        context = ssl.create_default_context(cafile=str(self.authority))
+    def _exchange_anew(self, content: bytes) -> ReportAnswer:
+        """Sends a report on a new connection, to a server that one set of the trusted authorities accepts."""
+        sets = trust_sets("".join([*self._learned, self.authority.read_text()]))
+        if not sets:
+            raise ValueError(f"{self.authority} holds no certificate")
+        sets.sort(key=lambda trusted: trusted not in self._accepted)
+        for trusted in sets:
+            try:
+                answer = self._exchange(self._connection(trusted), content)
+            except ssl.SSLCertVerificationError:
+                if trusted == sets[-1]:
+                    raise
+            else:
+                self._accepted[:] = [trusted]
+                return answer
+        raise AssertionError("the last set raises")
+
+    def _connection(self, trusted: str) -> HTTPSConnection:
+        context = ssl.create_default_context(cadata=trusted)
         return HTTPSConnection(urlsplit(self.url).netloc, timeout=_SECONDS, context=context)
+
+    def _learned_from(self, answer: ReportAnswer) -> ReportAnswer:
+        """Return the answer, after trusting the authorities that it names."""
+        for together in trust_sets(answer.authorities or "")[:1]:
+            # Anything but certificates would break every connection from now on.
+            with suppress(ssl.SSLError):
+                ssl.create_default_context(cadata=together)
+                self._learned[:] = [together]
+        return answer
 
     def _exchange(self, connection: HTTPSConnection, content: bytes) -> ReportAnswer:
         try:
@@ -63,7 +95,8 @@ class Endpoint:
 
     def _headers(self) -> dict[str, str]:
         token = self.token.read_text().strip()
-        return {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        trusted = authorities_digest(self._learned[0] if self._learned else self.authority.read_text())
+        return {"Authorization": f"Bearer {token}", "Content-Type": "application/json", REPORT_AUTHORITIES: trusted}
 
 
 def endpoint_of_pod() -> Endpoint | None:

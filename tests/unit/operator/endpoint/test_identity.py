@@ -1,12 +1,16 @@
 """Whose token it is, and how often the API server is asked."""
 
 import copy
+import json
+from base64 import urlsafe_b64encode
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.endpoint import identity
 from pseudoreal_operator.endpoint.identity import Identities, Refused, TokenPod, pod_of_review, speaker_of
+from pseudoreal_operator.endpoint.limits import Limiter
 from pseudoreal_operator.observe.board import Speaker
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
@@ -38,6 +42,12 @@ def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     else:
         place[path[-1]] = value
     return {"status": status}
+
+
+def claiming(subject: Any, salt: object = "", exp: Any = None) -> str:
+    """A token with claims, unlike others of another salt."""
+    claims = {"sub": subject, "jti": str(salt)} | ({} if exp is None else {"exp": exp})
+    return f"e30.{urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.c2ln"
 
 
 def test_the_pod_of_a_review() -> None:
@@ -156,10 +166,22 @@ async def test_a_pod_of_the_same_name_is_another_pod(identities: Identities, api
     assert (await refusal(identities, "good")).status == 403
 
 
-async def test_refusals_are_not_remembered(identities: Identities, api: FakeApi) -> None:
+async def test_a_refusal_is_remembered_for_a_while(identities: Identities, api: FakeApi, clock: HandClock) -> None:
     assert (await refusal(identities, "late")).status == 401
     api.add("late")
+    refused = await refusal(identities, "late", "10.0.0.7")
+    assert (refused.status, api.reviews) == (401, 1)
+    clock.now += identity.DENIED_SECONDS
     assert await identities.of("late", "10.0.0.1") == SPEAKER
+
+
+async def test_of_refusals_no_more_are_remembered_than_fit(
+    identities: Identities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "_REMEMBERED", 3)
+    for number in range(9):
+        await refusal(identities, f"wrong-{number}", f"10.0.1.{number}")
+    assert (len(identities._denied), len(identities._doubted)) == (3, 3)
 
 
 async def test_a_namespace_that_is_not_watched(api: FakeApi, clock: HandClock) -> None:
@@ -180,7 +202,7 @@ async def test_who_floods_the_operator_with_wrong_tokens_silences_only_himself(
     assert await identities.of("good", "10.0.0.2") == SPEAKER
     clock.now += 1
     assert (await refusal(identities, "wrong")).status == 401
-    assert (await refusal(identities, "wrong")).status == 429
+    assert (await refusal(identities, "wronger")).status == 429
 
 
 async def test_many_good_pods_may_share_an_address(identities: Identities, api: FakeApi) -> None:
@@ -191,12 +213,81 @@ async def test_many_good_pods_may_share_an_address(identities: Identities, api: 
     assert len(speakers) == pods
 
 
-async def test_the_api_server_is_spared_whoever_asks(identities: Identities, api: FakeApi, clock: HandClock) -> None:
-    statuses = [(await refusal(identities, f"wrong-{n}", f"10.0.1.{n}")).status for n in range(250)]
+async def test_the_api_server_is_spared_whoever_asks(identities: Identities, api: FakeApi) -> None:
+    tokens = [claiming(f"system:serviceaccount:team-{n}:default", salt=n) for n in range(250)]
+    statuses = [(await refusal(identities, token, f"10.0.1.{n}")).status for n, token in enumerate(tokens)]
     assert statuses.count(429) == 50
     assert api.reviews == identity.REVIEWS_AT_ONCE
+
+
+async def test_a_flood_of_one_namespace_leaves_reviews_for_the_others(
+    identities: Identities, api: FakeApi, clock: HandClock
+) -> None:
+    """Its pods are many, and their tokens are good."""
+
+    async def flood(numbers: range) -> int:
+        """How many of these pods get a review."""
+        before = api.reviews
+        for number in numbers:
+            token = claiming("system:serviceaccount:flood:default", salt=number)
+            api.add(token, name=f"p-{number}", uid=f"p-{number}", namespace="flood")
+            with suppress(Refused):
+                await identities.of(token, f"10.0.{number}.1")
+        return api.reviews - before
+
+    assert await flood(range(250)) == identity.REVIEWS_AT_ONCE / 2
+    honest = claiming("system:serviceaccount:default:default")
+    api.add(honest)
+    assert await identities.of(honest, "10.1.0.1") == SPEAKER
     clock.now += 1
-    assert await identities.of("good", "10.0.0.1") == SPEAKER
+    assert await flood(range(250, 400)) > identity.SHARE_PER_SECOND, "whoever asks has what nobody else needs"
+    assert identities._reviews.left("all") > identity.REVIEWS_AT_ONCE / 2 - identity.SHARE_PER_SECOND - 1
+
+
+async def test_who_forges_tokens_of_a_namespace_takes_no_reviews_from_it(identities: Identities, api: FakeApi) -> None:
+    """Each of a hundred addresses has one try that is not doubted, and many more."""
+    for salt in range(500):
+        token = claiming("system:serviceaccount:default:default", salt=salt)
+        await refusal(identities, token, f"10.0.{salt % 100}.1")
+    share = identities._shares.left("default")
+    assert share == identity.SHARE_AT_ONCE
+    honest = claiming("system:serviceaccount:default:default", salt="honest")
+    api.add(honest)
+    assert await identities.of(honest, "10.1.0.1") == SPEAKER
+
+
+async def test_addresses_of_one_network_have_their_refusals_together(identities: Identities) -> None:
+    flood = identity.REFUSALS_AT_ONCE * identity.NETWORK_FACTOR
+    identities._reviews = identities._shares = Limiter(1e6, 1e6, HandClock())
+    statuses = [(await refusal(identities, f"wrong-{n}", f"2001:db8::{n:x}")).status for n in range(flood + 10)]
+    assert statuses == [401] * flood + [429] * 10
+
+
+@pytest.mark.parametrize(
+    ("expires_in", "believed"),
+    [(600, 600), (7200, 3600), (-30, identity.LEAST_BELIEVED_SECONDS), ("soon", 3600), (10**300, 3600), (None, 3600)],
+)
+async def test_a_review_is_believed_until_its_token_expires(
+    api: FakeApi, clock: HandClock, expires_in: Any, believed: float
+) -> None:
+    identities = Identities(api, (), clock, wall=lambda: 2_000_000_000.0)
+    expires = 2_000_000_000 + expires_in if isinstance(expires_in, int) else expires_in
+    token = claiming("system:serviceaccount:default:default", exp=expires)
+    api.add(token)
+    for seconds, reviews in ((0, 1), (believed - 1, 1), (1, 2)):
+        clock.now += seconds
+        assert await identities.of(token, "10.0.0.1") == SPEAKER
+        assert api.reviews == reviews
+
+
+@pytest.mark.parametrize(
+    "claims", ["[" * 6000, "{" * 6000, "1" * 6000, "[]", "null", '{"sub": 1}', '{"sub": null}', "\xff", ""]
+)
+async def test_claims_may_be_anything(identities: Identities, claims: str) -> None:
+    token = f"a.{urlsafe_b64encode(claims.encode()).decode()}.b"
+    assert (await refusal(identities, token)).status == 401
+    for odd in (token[:-3], f"{token}.c", "a.é.b", "..", "."):
+        assert (await refusal(identities, odd)).status == 401
 
 
 async def test_a_known_token_is_heard_in_a_flood(identities: Identities) -> None:

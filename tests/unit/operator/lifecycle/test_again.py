@@ -1,5 +1,6 @@
 """Phases that are trained again: at the user's wish, and when a delink is not done in time."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -80,11 +81,26 @@ def finish(world: World, phase: str) -> None:
     world.settle()
 
 
+def tell(world: World) -> None:
+    """The pods hear of the request in the answers to their reports."""
+    for pod in world.alive():
+        world.report(pod, 1)
+    world.reports = {name: replace(heard, told_to_finish=True) for name, heard in world.reports.items()}
+    world.settle()
+
+
+def says(world: World) -> str:
+    return (find(world.status, "Progressing") or ACCEPTED).message
+
+
 def test_a_request_to_finish_a_phase_is_served_when_the_phase_is_complete() -> None:
     world = until(World(make_job(**QUICK)), "pseudo")
     finish(world, "pseudo")
     assert world.status.served_requests == []
-    assert "is asked to end now" in (find(world.status, "Progressing") or ACCEPTED).message
+    assert "told to end now as they report next" in says(world)
+    assert "FinishRequested" not in world.events.values()
+    tell(world)
+    assert "is asked to end now" in says(world)
     assert list(world.events.values()).count("FinishRequested") == 1
     world.finish_all()
     world.settle()
@@ -103,7 +119,8 @@ def test_a_request_to_finish_a_later_phase_waits_for_it() -> None:
     assert phases_to_finish(world.job.spec, world.status) == {"real"}
     until(world, "real")
     world.settle()
-    assert "is asked to end now" in (find(world.status, "Progressing") or ACCEPTED).message
+    tell(world)
+    assert "is asked to end now" in says(world)
     world.run_fairly()
     assert (world.status.state, world.status.served_requests) == ("Complete", ["early"])
 

@@ -131,9 +131,10 @@ def test_the_clock_of_the_api_server_does_not_matter(skew: float) -> None:
 def test_pods_of_an_execution_that_hung_are_ended() -> None:
     world = two_pods(spec__hang={"stepSeconds": 100})
     pods = world.alive()
-    for pod in pods:
-        world.report(pod, 3)
-    world.tick(101)
+    for seconds in (0, 101):
+        world.tick(seconds)
+        for pod in pods:
+            world.report(pod, 3)
     verdict = world.plan()
     assert (verdict.stop, verdict.delete) == ((), ()), "the number of the next execution must be safe first"
     world.carry_out(verdict)

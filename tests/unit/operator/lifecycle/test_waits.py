@@ -120,6 +120,7 @@ def test_the_clock_of_a_step_starts_with_each_of_them() -> None:
         world.tick(20)
     assert world.plan().wake_after == pytest.approx(10.1)
     world.tick(10.1)
+    world.report(pod, 2)
     assert world.plan().status.execution == 2
 
 

@@ -50,4 +50,4 @@ def test_no_counter_has_a_label_with_the_name_of_a_job() -> None:
     Census(registry)
     for metric in (*registry._collector_to_names, *REGISTRY._collector_to_names):
         labels = getattr(metric, "_labelnames", ())
-        assert set(labels) <= {"namespace", "reason", "counted", "verb", "code", "status", "kind"}
+        assert set(labels) <= {"namespace", "reason", "counted", "verb", "code", "status", "kind", "heard", "known"}

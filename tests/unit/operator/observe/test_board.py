@@ -177,7 +177,7 @@ def test_a_pod_in_another_namespace_does_not_speak_for_the_job(board: Board) -> 
     assert not board.hear(stranger, at(1), NOON)
     board.follow(JOB, frozenset({"pseudo"}))
     assert board.of_job(JOB, {EXECUTION}) == ()
-    assert not board.is_to_finish(stranger)
+    assert not board.answer(stranger, NOON).finish_phase
 
 
 def test_a_log_counts_where_it_is_ahead_of_the_reports(board: Board) -> None:
@@ -195,12 +195,12 @@ def test_a_log_counts_where_it_is_ahead_of_the_reports(board: Board) -> None:
 
 def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_request(board: Board) -> None:
     real = replace(SPEAKER, execution=Execution("real", StageKind.TRAIN, 1))
-    assert not board.is_to_finish(SPEAKER)
+    assert not board.answer(SPEAKER, NOON).finish_phase
     board.follow(JOB, frozenset({"pseudo"}))
-    assert board.is_to_finish(SPEAKER)
-    assert not board.is_to_finish(real)
+    assert board.answer(SPEAKER, NOON).finish_phase
+    assert not board.answer(real, NOON).finish_phase
     board.follow(JOB, frozenset())
-    assert not board.is_to_finish(SPEAKER)
+    assert not board.answer(SPEAKER, NOON).finish_phase
 
 
 def listening(at: datetime = NOON) -> Board:

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.failures.obstacles import describe_obstacle, why_queued
@@ -200,6 +201,21 @@ def test_what_pods_say_is_cleaned() -> None:
     sent = PodReport(ranks=ranks, checkpoint=SavedCheckpoint(name="n\x07", step=1, seconds=0))
     report = read_report(sent.to_json().encode())
     assert (report.ranks[0].doing, report.checkpoint and report.checkpoint.name) == ("d␇", "n␇")
+
+
+def test_what_pods_say_of_their_layout_is_cleaned() -> None:
+    said: dict[str, Any] = dict.fromkeys(("pipeline", "replicas", "expert_ranks", "micro_batches"), 1)
+    said |= {"schedule": "GPipe", "state_sharding": "Full", "keep": "Nothing"}
+    layout = ChosenLayout(hardware="h\x1b[2J", step_time="1\x07", bottleneck="b\x7f", **said)
+    report = read_report(PodReport(layout=layout).to_json().encode())
+    message = TerminationMessage(outcome="Succeeded", phase="real", execution=3, layout=layout)
+    state = {"terminated": {"exitCode": 0, "message": message.to_json()}}
+    read = pod(phase="Succeeded", containerStatuses=[{"name": "trainer", "state": state}])
+    assert read.termination
+    assert read.termination.message
+    for found in (report.layout, read.termination.message.layout):
+        assert found
+        assert (found.hardware, found.step_time, found.bottleneck) == ("h␛[2J", "1␇", "b␡")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from pseudoreal_api.names import LABEL_JOB
-from pseudoreal_api.wire.reports import REPORT_PATH, Membership, PodReport, ReportAnswer
+from pseudoreal_api.wire.reports import REPORT_AUTHORITIES, REPORT_PATH, Membership, PodReport, ReportAnswer
 from pseudoreal_trainer.pod.endpoint import Endpoint
 
 _LOOPBACK = "127.0.0.1"
@@ -36,6 +36,10 @@ class Server:
         self.finishes: set[str] = set()
         """Tokens of the pods that are told to end their phase."""
         self.membership: Membership | None = None
+        self.authorities: str | None = None
+        """Authorities that pods are told to trust."""
+        self.trusted: list[str] = []
+        """Digests of the authorities that they said they trust."""
         self.newest: dict[str, PodReport] = {}
         self.seen: Counter[str] = Counter()
         """Manner -> requests that were met so."""
@@ -144,7 +148,9 @@ class _Handler(BaseHTTPRequestHandler):
                 finish_phase=token in self.endpoint.finishes,
                 restarts_in_place=self.endpoint.restarts_in_place(),
                 membership=self.endpoint.membership,
+                authorities=self.endpoint.authorities,
             )
+            self.endpoint.trusted.append(self.headers[REPORT_AUTHORITIES])
             self._say(200, answer.to_json())
         elif manner == "garbage":
             self._say(200, "<html>not an answer</html>")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pseudoreal_api.wire.authorities import authorities_digest
 from pseudoreal_api.wire.messages import ProgressReport
 from pseudoreal_api.wire.reports import REPORT_BYTES, PodReport, RankReport, ReportAnswer
 from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
@@ -103,6 +104,46 @@ def test_a_server_that_never_answers_is_given_up(server: Server, monkeypatch: py
         url = f"https://127.0.0.1:{deaf.getsockname()[1]}/"
         with pytest.raises(TimeoutError):
             replace(server.endpoint("pod-a"), url=url).send(REPORT)
+
+
+def test_an_authority_that_an_answer_named_is_trusted_from_then_on(server: Server, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with serving(other) as successor:
+        endpoint = server.endpoint("pod-a")
+        moved = replace(endpoint, url=successor.url)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            moved.send(REPORT)
+        server.authorities = successor.authority.read_text()
+        endpoint.send(REPORT)
+        endpoint.send(REPORT)
+        moved._learned.extend(endpoint._learned)
+        assert not moved.send(REPORT).finish_phase
+        endpoint._kept.clear()
+        assert not endpoint.send(REPORT).finish_phase, "the first one is trusted still"
+    first, second = (authorities_digest(each.authority.read_text()) for each in (server, successor))
+    assert server.trusted == [first, second, second]
+
+
+@pytest.mark.parametrize(
+    "said", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nQQ==\n-----END CERTIFICATE-----\n"]
+)
+def test_an_answer_that_names_no_authority_breaks_nothing(server: Server, said: str) -> None:
+    endpoint = server.endpoint("pod-a")
+    server.authorities, server.finishes = said, {"pod-a"}
+    for _ in range(2):
+        endpoint._kept.clear()
+        assert endpoint.send(REPORT).finish_phase
+    assert endpoint._learned == []
+
+
+def test_a_pod_without_an_authority_trusts_nobody(server: Server) -> None:
+    """Not those of the system either."""
+    endpoint = server.endpoint("pod-a")
+    endpoint.authority.write_text("none")
+    with pytest.raises(ValueError, match="holds no certificate"):
+        endpoint.send(REPORT)
+    assert not server.seen
 
 
 def test_without_its_variable_nobody_reports(monkeypatch: pytest.MonkeyPatch) -> None:

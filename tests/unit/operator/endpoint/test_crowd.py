@@ -1,0 +1,264 @@
+"""The endpoint in a crowd of connections that say nothing good: pods of others report all the same."""
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+
+import pytest
+from pseudoreal_api.wire.reports import REPORT_PATH, PodReport, RankReport
+from pseudoreal_dev.cluster.certificates import Authority
+from pseudoreal_operator.endpoint import listener, strangers
+from pseudoreal_operator.endpoint.identity import Identities, Refused
+from pseudoreal_operator.endpoint.server import Reports, bounded
+from pseudoreal_operator.metrics.registry import REGISTRY
+from pseudoreal_operator.observe.board import Board, Speaker
+from pseudoreal_operator.observe.stages import Execution, StageKind
+
+from tests.unit.operator.endpoint.test_server import HOST, served
+
+JOB = ("default", "job-uid")
+POD = Speaker(JOB, Execution("pseudo", StageKind.TRAIN, 1), 0, "pod-0")
+REPORT = PodReport(ranks=[RankReport(rank=0, activity="computing", seconds=0.5, step=3)]).to_json()
+PODS, CROWD, SECONDS = 40, 4000, 2.0
+
+
+class Known(Identities):
+    """Knows the tokens pod-0, pod-1, and so on, without an API server."""
+
+    def __init__(self) -> None:
+        """Needs nothing."""
+
+    async def of(self, token: str, address: str) -> Speaker:
+        del address
+        if not token.startswith("pod-"):
+            raise Refused(401, "the token is not valid")
+        return replace(POD, index=int(token.removeprefix("pod-")), pod=token)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    authority = Authority(tmp_path_factory.mktemp("crowd"))
+    authority.issue("tls", hosts=[HOST])
+    return authority
+
+
+@pytest.fixture
+async def port(authority: Authority) -> AsyncIterator[int]:
+    board = Board()
+    board.follow(JOB, frozenset())
+    async with bounded(Reports(Known(), board), served(authority), 0) as port:
+        yield port
+
+
+@pytest.fixture
+def trusted(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority.certificate))
+
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def connect(port: int, trusted: ssl.SSLContext, address: str) -> Ends:
+    return await asyncio.open_connection(
+        "127.0.0.1", port, ssl=trusted, server_hostname=HOST, local_addr=(address, 0), ssl_handshake_timeout=60
+    )
+
+
+async def post(ends: Ends, token: str) -> int:
+    """The status of the answer to a report; 0 where there is none."""
+    reader, writer = ends
+    head = f"POST {REPORT_PATH} HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: Bearer {token}\r\n"
+    writer.write(f"{head}Content-Length: {len(REPORT)}\r\n\r\n{REPORT}".encode())
+    said = await reader.readline()
+    while (line := await reader.readline()).strip():
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.split(b":")[1])
+    if said:
+        await reader.readexactly(length)
+    return int(said.split()[1]) if said else 0
+
+
+async def reports(port: int, trusted: ssl.SSLContext, address: str, token: str) -> bool:
+    """Whether a pod that comes now is heard within SECONDS."""
+    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+        async with asyncio.timeout(SECONDS):
+            ends = await connect(port, trusted, address)
+            status = await post(ends, token)
+            ends[1].close()
+            return status == 200
+    return False
+
+
+async def heard(port: int, trusted: ssl.SSLContext, addresses: list[str]) -> int:
+    """How many of PODS are heard that come within a second."""
+
+    async def one(number: int) -> bool:
+        await asyncio.sleep(number / PODS)
+        return await reports(port, trusted, addresses[number % len(addresses)], f"pod-{number}")
+
+    return sum(await asyncio.gather(*(one(number) for number in range(PODS))))
+
+
+@asynccontextmanager
+async def crowd(port: int, addresses: list[str], count: int, says: bytes = b"") -> AsyncIterator[None]:
+    """So many connections that are held as long as the context lasts, and say this and no more."""
+    loop, held = asyncio.get_running_loop(), list[socket.socket]()
+    try:
+        for number in range(count):
+            held.append(one := socket.socket())
+            one.setblocking(False)
+            one.bind((addresses[number % len(addresses)], 0))
+            with suppress(OSError):
+                await loop.sock_connect(one, ("127.0.0.1", port))
+                await loop.sock_sendall(one, says)
+        yield
+    finally:
+        for one in held:
+            one.close()
+
+
+@contextmanager
+def background(*works: asyncio.Task[None]) -> Iterator[None]:
+    yield
+    for work in works:
+        work.cancel()
+
+
+async def come_again(port: int, address: str, says: bytes = b"") -> None:
+    """Opens 14 connections a second of one address, and leaves them open."""
+    held = list[Ends]()
+    try:
+        while True:
+            with suppress(OSError):
+                held.append(await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0)))
+                held[-1][1].write(says)
+            await asyncio.sleep(1 / 14)
+    finally:
+        for _, writer in held:
+            writer.close()
+
+
+def hello(trusted: ssl.SSLContext) -> bytes:
+    """How a client begins a handshake."""
+    sent = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        trusted.wrap_bio(ssl.MemoryBIO(), sent, server_hostname=HOST).do_handshake()
+    return sent.read()
+
+
+MANY = [f"127.0.{net}.{host}" for net in (1, 2) for host in range(1, 41)]
+SILENT = [f"127.0.0.{host}" for host in (9, 10, 11)]
+OWN = [f"127.0.3.{host}" for host in range(1, PODS + 1)]
+
+
+@pytest.mark.parametrize(
+    ("says", "count"),
+    [
+        ("nothing", CROWD),
+        ("no handshake", CROWD // 4),
+        ("half a handshake", CROWD // 4),
+        pytest.param("no handshake", CROWD, marks=pytest.mark.long),
+        pytest.param("half a handshake", CROWD, marks=pytest.mark.long),
+    ],
+)
+async def test_all_pods_of_others_are_heard(port: int, trusted: ssl.SSLContext, says: str, count: int) -> None:
+    """Of three addresses that open connections all the time, and a crowd that is there already."""
+    word = {"nothing": b"", "no handshake": b"GET / HTTP/1.1\r\n\r\n"}.get(says, hello(trusted))
+    async with crowd(port, MANY, count, word):
+        with background(*(asyncio.create_task(come_again(port, address, word)) for address in SILENT)):
+            assert await heard(port, trusted, OWN) == PODS
+
+
+async def test_pods_share_an_address_with_a_crowd_that_says_nothing(port: int, trusted: ssl.SSLContext) -> None:
+    """As behind a node's address: pods in its network, or those of a network that translates addresses."""
+    async with crowd(port, ["127.0.0.9"], 100):
+        assert await heard(port, trusted, ["127.0.0.9"]) == PODS
+
+
+async def test_more_pods_than_strangers_may_be_share_an_address(
+    port: int, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "MOST_OF_ADDRESS", 4)
+    ends = [await connect(port, trusted, "127.0.0.9") for _ in range(1)]
+    assert await post(ends[0], "pod-0") == 200
+    for number in range(1, 12):
+        ends.append(await connect(port, trusted, "127.0.0.9"))
+        assert await post(ends[number], f"pod-{number}") == 200
+    assert [await post(each, f"pod-{number}") for number, each in enumerate(ends)] == [200] * 12, "none was closed"
+    for _, writer in ends:
+        writer.close()
+
+
+async def test_a_connection_ends_with_its_refusal(port: int, trusted: ssl.SSLContext) -> None:
+    ends = await connect(port, trusted, "127.0.0.9")
+    assert await post(ends, "forged") == 401
+    async with asyncio.timeout(listener.IDLE_SECONDS / 3):
+        assert await ends[0].read() == b""
+
+
+async def test_a_stranger_has_its_time_and_no_more(
+    port: int, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much it says meanwhile."""
+    monkeypatch.setattr(listener, "STRANGER_SECONDS", 0.2)
+    reader, writer = await connect(port, trusted, "127.0.0.9")
+    begun = time.monotonic()
+    writer.write(f"POST {REPORT_PATH} HTTP/1.1\r\n".encode())
+
+    async def say_more() -> None:
+        while True:
+            writer.write(b"X: y\r\n")
+            await asyncio.sleep(0.02)
+
+    with background(asyncio.create_task(say_more())):
+        async with asyncio.timeout(60):
+            with suppress(OSError):
+                await reader.read()
+    assert time.monotonic() - begun >= 0.1
+    writer.close()
+
+
+async def test_a_pod_has_one_connection(port: int, trusted: ssl.SSLContext) -> None:
+    first, second = [await connect(port, trusted, "127.0.0.9") for _ in range(2)]
+    assert await post(first, "pod-1") == 200
+    assert await post(second, "pod-1") == 200
+    assert await first[0].read() == b"", "the newer one is the pod's"
+    assert await post(second, "pod-1") == 200
+    second[1].close()
+
+
+async def test_of_too_many_pods_those_lose_their_connections_that_were_silent_for_longest(
+    authority: Authority, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "MOST_CONNECTIONS", 2)
+    board = Board()
+    board.follow(JOB, frozenset())
+    async with bounded(Reports(Known(), board), served(authority), 0) as port:
+        ends = [await connect(port, trusted, "127.0.0.9") for _ in range(3)]
+        for number in (0, 1, 0, 2):
+            assert await post(ends[number], f"pod-{number}") == 200
+        assert await ends[1][0].read() == b""
+        assert [await post(ends[number], f"pod-{number}") for number in (0, 2)] == [200, 200]
+        for _, writer in ends:
+            writer.close()
+
+
+async def test_a_client_that_trusts_another_authority_is_counted(port: int) -> None:
+    def failed() -> float:
+        name = "pseudoreal_report_handshakes_failed_total"
+        return REGISTRY.get_sample_value(name, {"reason": "untrusted"}) or 0.0
+
+    def shake_hands() -> None:
+        with socket.create_connection(("127.0.0.1", port)) as connection, suppress(ssl.SSLCertVerificationError):
+            ssl.create_default_context().wrap_socket(connection, server_hostname=HOST)
+
+    before = failed()
+    await asyncio.to_thread(shake_hands)
+    async with asyncio.timeout(60):
+        while failed() == before:
+            await asyncio.sleep(0.01)
+    assert failed() == before + 1
