@@ -24,8 +24,11 @@ log = structlog.get_logger()
 async def read_logs(api: Api, board: Board) -> NoReturn:
     while True:
         await asyncio.sleep(PAUSE_SECONDS)
-        if silent := board.most_silent(datetime.now(UTC)):
-            await _read_log(api, board, silent)
+        try:
+            if silent := board.most_silent(datetime.now(UTC)):
+                await _read_log(api, board, silent)
+        except Exception as error:
+            log.error("log_not_read", exc_info=error)
 
 
 async def _read_log(api: Api, board: Board, speaker: Speaker) -> None:
