@@ -9,13 +9,12 @@ import sys
 from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
-import kopf
 import structlog
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
-from pseudoreal_operator.cluster.login import connect, register_login
+from pseudoreal_operator.cluster.login import connect
 from pseudoreal_operator.cluster.route import lead_reports_here
 from pseudoreal_operator.endpoint.certificate import Certificate, kept_fresh
 from pseudoreal_operator.endpoint.identity import Identities
@@ -23,15 +22,15 @@ from pseudoreal_operator.endpoint.server import Reports, serve_reports
 from pseudoreal_operator.logs import configure_logs
 from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.counts import Counts
-from pseudoreal_operator.loop.handlers import register
-from pseudoreal_operator.loop.kopf_settings import kopf_settings
+from pseudoreal_operator.loop.handlers import JobsWatch
 from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.loop.news import News
 from pseudoreal_operator.loop.reconcile import Means
 from pseudoreal_operator.metrics.registry import LEADER, REGISTRY
-from pseudoreal_operator.metrics.server import serve_metrics
+from pseudoreal_operator.metrics.server import serve_health, serve_metrics
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings, read_settings
+from pseudoreal_operator.tasks import running
 
 
 async def run(settings: Settings) -> None:
@@ -45,7 +44,14 @@ async def run(settings: Settings) -> None:
         fence = Fence() if settings.lease else None
         api = await stack.enter_async_context(connect(fence=fence))
         identities = Identities(api, settings.namespaces) if settings.reports else None
-        loop = Loop(Means(api, settings, board, counts, News(api, counts)), identities, Census(REGISTRY))
+        loop = Loop(Means(api, settings, board, counts, News(api, counts)), identities, Census(REGISTRY), fence)
+        jobs = JobsWatch(loop, settings)
+
+        def said() -> dict[str, int]:
+            return {"watchers": loop.live_watches + jobs.watched + 1, **vars(counts)}
+
+        # Before anything is asked of the API server, which may be away.
+        await stack.enter_async_context(serve_health(said, lambda: loop.has_seen_all, settings.health_port))
         watching = await stack.enter_async_context(connect(connections=0))
         await stack.enter_async_context(loop.watching(watching))
         certificate = _certificate(settings, loop)
@@ -53,15 +59,11 @@ async def run(settings: Settings) -> None:
         if certificate:
             # Also while another operator leads: what it serves until this one does must not be lost with it.
             await stack.enter_async_context(kept_fresh(certificate))
+        await stack.enter_async_context(running("watch of jobs", jobs.run()))
         leading = asyncio.create_task(_lead(settings, fence, api, loop, reports, certificate), name="leading")
-        before = asyncio.all_tasks()
-        stop, tasks = await _watch_jobs(settings, loop, counts)
-        _note_signals(ending)  # in place of kopf, which would cut off passes
-        await asyncio.wait([leading, ending, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([leading, ending], return_when=asyncio.FIRST_COMPLETED)
         leading.cancel()
         await asyncio.wait([leading])
-        stop.set()
-        await kopf.run_tasks(tasks, ignored=before)
         if not leading.cancelled():
             leading.result()
 
@@ -73,23 +75,6 @@ def _certificate(settings: Settings, loop: Loop) -> Certificate | None:
     certificate = Certificate(settings.reports, host, loop.use_authorities)
     loop.use_authorities(certificate.authorities)
     return certificate
-
-
-async def _watch_jobs(settings: Settings, loop: Loop, counts: Counts) -> tuple[asyncio.Event, list[asyncio.Task[None]]]:
-    """Starts kopf: what makes it stop, and its tasks."""
-    registry, stop = kopf.OperatorRegistry(), asyncio.Event()
-    register_login(registry)
-    register(registry, loop, counts, settings)
-    tasks = await kopf.spawn_tasks(
-        registry=registry,
-        settings=kopf_settings(),
-        standalone=True,
-        clusterwide=not settings.namespaces,
-        namespaces=list(settings.namespaces),
-        liveness_endpoint=f"http://0.0.0.0:{settings.health_port}/healthz",
-        stop_flag=stop,
-    )
-    return stop, [*tasks]
 
 
 async def _lead(
@@ -106,7 +91,7 @@ async def _lead(
             # With connections of its own: no other request holds up a renewal.
             lease_api = await stack.enter_async_context(connect())
             await stack.enter_async_context(keep_lease(lease_api, settings.lease, fence))
-        LEADER.set(1)
+        LEADER.set_function(lambda: float(fence is None or fence.is_open))
         if settings.reports and reports and certificate:
             await stack.enter_async_context(serve_reports(reports, certificate, settings.reports.port))
         await stack.enter_async_context(loop.leading())
@@ -118,17 +103,14 @@ async def _lead(
 def _noted_signals() -> "asyncio.Future[None]":
     """What SIGTERM and SIGINT end: the first process of a container ignores signals that it does not handle."""
     ending = asyncio.get_running_loop().create_future()
-    _note_signals(ending)
-    return ending
 
-
-def _note_signals(ending: "asyncio.Future[None]") -> None:
     def end() -> None:
         if not ending.done():
             ending.set_result(None)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end)
+    return ending
 
 
 def main() -> None:

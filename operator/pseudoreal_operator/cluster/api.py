@@ -4,17 +4,39 @@ The generated models of the client would refuse objects of a newer Kubernetes; o
 """
 
 import json
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from aiohttp import ClientTimeout
+import structlog
+from aiohttp import ClientPayloadError, ClientTimeout
 from kubernetes.aio.client import ApiClient, ApiException
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 
+from pseudoreal_operator.cluster.bounds import (
+    MOST_BYTES,
+    MOST_PAGE_BYTES,
+    TOO_LARGE,
+    Overlong,
+    Unreadable,
+    metadata_of,
+    page_head_of,
+    read_all,
+    read_head,
+    read_json,
+    read_lines,
+)
 from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.metrics.registry import API_REQUESTS, NO_ANSWER
+from pseudoreal_operator.metrics.registry import (
+    API_REQUESTS,
+    API_SECONDS,
+    NO_ANSWER,
+    OBJECTS_SKIPPED,
+    OVERLONG_LINES,
+)
 
 Json = dict[str, Any]
 _Query = list[tuple[str, str]]
@@ -25,13 +47,24 @@ LOG_SECONDS = 5.0
 """Time limit for reading a log: a kubelet that does not answer must not hold up a pass."""
 LOG_BYTES = 2**20
 """Most bytes of a log that are read: a line may be of any length."""
+_ERROR_BYTES = 2**16
+"""Most bytes that are read of an error."""
 PAGE = 100
-"""Most objects of one answer: users decide how large each is."""
+"""Most objects of one answer; fewer where they are large, which users decide."""
+_LARGER, _SMALLER = 2, 4
+"""The next page has so many times the objects of one that could be read; one that cannot is asked for again with a
+fraction of them."""
 WATCH_SECONDS = 300
 """Seconds after which the API server ends a watch: a connection that a load balancer dropped silently must end some
 day."""
 _SILENT_SECONDS = 90.0
 """Seconds of silence after which a watch is taken for dead: it is told something once a minute, be it a bookmark."""
+
+_TYPE = re.compile(rb'\{"type": ?"([A-Z]+)"')
+"""Beginning of a line of a watch."""
+_JSON = "application/json, */*"
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json"
+_LIST_OF_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
 
 _COLLECTIONS = {
     "ConfigMap": ("api/v1", "configmaps"),
@@ -48,6 +81,9 @@ _COLLECTIONS = {
 }
 
 
+log = structlog.get_logger()
+
+
 class Name(NamedTuple):
     """Namespace and name of a job. Another job of that name may come later; a pass reads which one it is."""
 
@@ -62,59 +98,109 @@ class _Request:
     query: _Query = field(default_factory=list)
     body: Json | None = None
     content_type: str = "application/json"
+    accept: str = _JSON
     timeout: ClientTimeout = ClientTimeout(total=REQUEST_SECONDS)  # noqa: RUF009 - it is frozen
+
+    def asking(self, *query: tuple[str, str]) -> "_Request":
+        return replace(self, query=[*self.query, *query])
 
 
 class Api:
-    """Requests to the API server. Every method raises ApiException for an answer that it does not expect, and OSError
-    when there is none."""
+    """Requests to the API server. Every method raises ApiException for an answer that it does not expect, OSError when
+    there is none, and Unreadable for one that is beyond its bounds."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
     async def find(self, kind: str, namespace: str, name: str) -> Json | None:
         """The object; None when there is none."""
+        return await self.find_within(MOST_BYTES, kind, namespace, name)
+
+    async def find_within(self, most: int, kind: str, namespace: str, name: str) -> Json | None:
+        """The object, of so many bytes at most; None when there is none."""
+        return await self._unless_missing(self._json(_Request("GET", _path(kind, namespace, name)), most))
+
+    async def find_metadata(self, kind: str, namespace: str, name: str) -> Json | None:
+        """Name, namespace, uid and version of an object, and what follows them within the bounds: those of an object
+        that is beyond them, too. None when there is none."""
+        return await self._unless_missing(
+            self._metadata(_Request("GET", _path(kind, namespace, name), accept=_METADATA))
+        )
+
+    async def _metadata(self, request: _Request) -> Json:
+        return metadata_of(await self._head(request)) or {}
+
+    async def _unless_missing(self, answer: Coroutine[Any, Any, Json]) -> Json | None:
         try:
-            return await self._json(_Request("GET", _path(kind, namespace, name)))
+            return await answer
         except ApiException as error:
             if error.status == 404:
                 return None
             raise
 
     async def each(
-        self, kind: str, namespace: str | None, selector: str = "", *, name: str = ""
+        self,
+        kind: str,
+        namespace: str | None,
+        selector: str = "",
+        *,
+        name: str = "",
+        skipped: Callable[[Json, Unreadable], None] | None = None,
     ) -> AsyncIterator[Json]:
         """The objects of a kind, page by page, so that only one page is in memory. Without a namespace: those of all
-        namespaces. `name`: only the object of that name."""
-        query = [("limit", str(PAGE))]
-        query += [("labelSelector", selector)] if selector else []
-        query += _named(name)
+        namespaces. `name`: only the object of that name. `skipped`: hears of each object that is beyond the bounds, as
+        far as its metadata can be read; it is left out."""
+        query = [("labelSelector", selector)] if selector else []
+        request, size = _Request("GET", _path(kind, namespace), [*query, *_named(name)]), PAGE
         following: str | None = None
         while following != "":
-            page = await self._json(_Request("GET", _path(kind, namespace), [*query, *_continued(following)]))
-            following = page["metadata"].get("continue") or ""
-            for body in page["items"]:
-                yield body
+            asked = request.asking(*_limited(size), *_continued(following))
+            try:
+                page = await self._json(asked, MOST_BYTES if size == 1 else MOST_PAGE_BYTES)
+            except Unreadable as reason:
+                if size > 1:
+                    size = max(1, size // _SMALLER)
+                    continue
+                head = await self._head(replace(asked, accept=_LIST_OF_METADATA))
+                following = page_head_of(head).get("continue") or ""
+                metadata = metadata_of(head) or {}
+                _skip(kind, metadata, reason)
+                if skipped:
+                    skipped({"metadata": metadata}, reason)
+                continue
+            following, size = (page.get("metadata") or {}).get("continue") or "", min(PAGE, size * _LARGER)
+            # Who takes them may wait for something else meanwhile: what was taken goes.
+            items = (page.pop("items", None) or [])[::-1]
+            while items:
+                yield items.pop()
+
+    async def is_listed(self, kind: str, namespace: str, name: str) -> bool:
+        """Whether a list has the object, be it beyond the bounds."""
+        query = [*_limited(1), *_named(name)]
+        head = await self._head(_Request("GET", _path(kind, namespace), query, accept=_LIST_OF_METADATA))
+        page_head_of(head)
+        return metadata_of(head) is not None
 
     async def version(self, kind: str, namespace: str | None, selector: str) -> str:
         """The version from which a watch goes on."""
-        query = [("labelSelector", selector), ("limit", "1")]
-        page = await self._json(_Request("GET", _path(kind, namespace), query))
-        return str(page["metadata"]["resourceVersion"])
+        query = [("labelSelector", selector), *_limited(1)]
+        head = await self._head(_Request("GET", _path(kind, namespace), query, accept=_LIST_OF_METADATA))
+        return str(page_head_of(head)["resourceVersion"])
 
     async def watch(
         self, kind: str, namespace: str | None, selector: str, version: str, *, name: str = ""
     ) -> AsyncIterator[tuple[str, Json]]:
         """The changes after that version, as (type, object), until the API server ends the watch. Of bookmarks only the
-        version counts. `name`: only the object of that name. Raises ApiException as well for an error that the API
-        server tells in the stream."""
+        version counts, and of an object that is beyond the bounds there are only metadata. `name`: only the object of
+        that name. Raises ApiException as well for an error that the API server tells in the stream, and Unreadable for
+        a change of which not even the version can be read."""
         query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(WATCH_SECONDS))]
         query += [("labelSelector", selector), ("resourceVersion", version), *_named(name)]
         timeout = ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=_SILENT_SECONDS)
         answer = await self._send(_Request("GET", _path(kind, namespace), query, timeout=timeout))
         async with answer.response as response:
-            async for line in response.content:
-                told = json.loads(line)
+            async for line in read_lines(response.content):
+                told = _change(kind, line)
                 if told["type"] == "ERROR":
                     said = told["object"]
                     raise ApiException(status=said.get("code"), reason=said.get("reason"), body=json.dumps(said))
@@ -129,7 +215,7 @@ class Api:
 
     async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
         path = _path(kind, namespace, name)
-        await self._json(_Request("PATCH", path, [], patch, "application/merge-patch+json"))
+        await self._done(_Request("PATCH", path, [], patch, "application/merge-patch+json"))
 
     async def ask(self, review: Json) -> Json:
         """Posts an object of the cluster that is only an answer."""
@@ -141,7 +227,7 @@ class Api:
         query = [("fieldManager", FIELD_MANAGER)]
         query += [("dryRun", "All"), ("fieldValidation", "Strict")] if dry_run else []
         path = _path(kind_of(manifest), manifest["metadata"]["namespace"])
-        await self._json(_Request("POST", path, query, manifest))
+        await self._done(_Request("POST", path, query, manifest))
 
     async def post(self, manifest: Json) -> None:
         """Creates an object. One of that name that is there already is left as it is."""
@@ -162,7 +248,7 @@ class Api:
         options |= {"preconditions": {"uid": uid}} if uid else {}
         options |= {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         try:
-            await self._json(_Request("DELETE", _path(kind, namespace, name), [], options))
+            await self._done(_Request("DELETE", _path(kind, namespace, name), [], options))
         except ApiException as error:
             if error.status != 404 and not (uid and error.status == 409):
                 raise
@@ -170,16 +256,24 @@ class Api:
     async def log_tail(self, namespace: str, pod: str, container: str, lines: int) -> str:
         query = [("container", container), ("tailLines", str(lines)), ("limitBytes", str(LOG_BYTES))]
         timeout = ClientTimeout(total=LOG_SECONDS)
-        data = await self._data(_Request("GET", _path("Pod", namespace, pod, "log"), query, timeout=timeout))
-        return data.decode(errors="replace")
+        request = _Request("GET", _path("Pod", namespace, pod, "log"), query, timeout=timeout)
+        return (await self._head(request)).decode(errors="replace")
 
-    async def _json(self, request: _Request) -> Json:
-        answer: Json = json.loads(await self._data(request))
+    async def _json(self, request: _Request, most: int = MOST_BYTES) -> Json:
+        async with (await self._send(request)).response as response:
+            answer = read_json(await read_all(response.content, most))
+        if not isinstance(answer, dict):
+            raise ClientPayloadError(f"the answer to {request.method} {request.path} is no object")
         return answer
 
-    async def _data(self, request: _Request) -> bytes:
-        data: bytes = await (await self._send(request)).read()
-        return data
+    async def _head(self, request: _Request) -> bytes:
+        async with (await self._send(request)).response as response:
+            return await read_head(response.content)
+
+    async def _done(self, request: _Request) -> None:
+        """Makes a request of whose answer only the status counts."""
+        async with (await self._send(request)).response as response:
+            await read_head(response.content)
 
     async def _send(self, request: _Request) -> Any:
         """The client's answer, whose body is yet to be read."""
@@ -187,19 +281,21 @@ class Api:
             request.method,
             request.path,
             query_params=request.query,
-            header_params={"Accept": "application/json, */*", "Content-Type": request.content_type},
+            header_params={"Accept": request.accept, "Content-Type": request.content_type},
             body=request.body,
             auth_settings=["BearerToken"],
         )
-        code = NO_ANSWER
+        code, begun = NO_ANSWER, time.monotonic()
         try:
             answer = await self._client.call_api(*sent, _request_timeout=request.timeout)
             code = str(answer.status)
         finally:
             API_REQUESTS.labels(verb=request.method, code=code).inc()
+            API_SECONDS.labels(verb=request.method).observe(time.monotonic() - begun)
         if 200 <= answer.status <= 299:
             return answer
-        data: bytes = await answer.read()
+        async with answer.response as response:
+            data = (await read_head(response.content))[:_ERROR_BYTES]
         error = ApiException(status=answer.status, reason=answer.reason, body=data.decode(errors="replace"))
         error.headers = getattr(answer, "headers", None)
         raise error
@@ -225,10 +321,39 @@ def message_of(error: ApiException) -> str:
 def status_of(error: ApiException) -> Json:
     """The Status that the API server sent; empty when the answer is another's."""
     try:
-        found = json.loads(error.body or "")
+        found = read_json((error.body or "").encode())
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _change(kind: str, line: bytes | Overlong) -> Json:
+    """What a line of a watch tells. Raises Unreadable."""
+    if not isinstance(line, Overlong):
+        try:
+            told: Json = read_json(line)
+            return told
+        except Unreadable as error:
+            head, reason = line, error
+    else:
+        OVERLONG_LINES.labels(kind=kind).inc()
+        head, reason = line.head, Unreadable(TOO_LARGE, f"it has more than {MOST_BYTES:,} bytes")
+    metadata = metadata_of(head)
+    _skip(kind, metadata or {}, reason)
+    found = _TYPE.match(head)
+    if metadata is None or "resourceVersion" not in metadata or found is None:
+        raise reason
+    return {"type": found[1].decode(), "object": {"metadata": metadata}}
+
+
+def _skip(kind: str, metadata: Json, reason: Unreadable) -> None:
+    OBJECTS_SKIPPED.labels(kind=kind, reason=reason.reason).inc()
+    named = {key: metadata.get(key) for key in ("namespace", "name")}
+    log.warning("object_skipped", kind=kind, reason=reason.reason, error=str(reason), **named)
+
+
+def _limited(size: int) -> _Query:
+    return [("limit", str(size))]
 
 
 def _named(name: str) -> _Query:

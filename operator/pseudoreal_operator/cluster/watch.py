@@ -10,14 +10,17 @@ import structlog
 from kubernetes.aio.client import ApiException
 
 from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
-from pseudoreal_operator.metrics.registry import LAST_EVENT
+from pseudoreal_operator.metrics.registry import LAST_EVENT, WATCH_ERRORS
 
 Json = dict[str, Any]
 
 _GONE = 410
 _PAUSE_SECONDS = 0.1
 """Seconds between two connections."""
+_MOST_PAUSE_SECONDS = 10.0
+"""Seconds within which an API server that is back is noticed."""
 
 log = structlog.get_logger()
 
@@ -31,7 +34,7 @@ class Watch:
     namespace: str | None
     label: str
     tell: Callable[[str, Json], None]
-    """Called with the type of each change and the object; it must not raise."""
+    """Called with the type of each change and the object."""
     missed: Callable[[], None]
     """Called when changes may have been missed: at the start, and when the API server does not know any more what came
     after the last one that was told."""
@@ -53,10 +56,24 @@ class Watch:
                     if change != "BOOKMARK":
                         self.tell(change, body)
                 pause = _PAUSE_SECONDS
-            # An object that was cut off is no JSON.
-            except (*UNAVAILABLE, ValueError) as error:
+            # Whatever it is: without this watch all jobs stand still.
+            except Exception as error:
                 failures += 1
-                version = "" if isinstance(error, ApiException) and error.status == _GONE else version
-                pause = pause_after(error, failures, random.random()).seconds
-                log.info("watch_ended", kind=self.kind, namespace=self.namespace, error=str(error), again_in=pause)
+                # A change that cannot be taken would be told again and again after that version.
+                version = "" if _is_gone(error) or not isinstance(error, UNAVAILABLE) else version
+                found = pause_after(error, failures, random.random())
+                pause = found.seconds if found.binding else min(found.seconds, _MOST_PAUSE_SECONDS)
+                self._note(error, pause)
             await asyncio.sleep(pause)
+
+    def _note(self, error: Exception, pause: float) -> None:
+        WATCH_ERRORS.labels(kind=self.kind).inc()
+        said = {"kind": self.kind, "namespace": self.namespace, "again_in": round(pause, 1)}
+        if isinstance(error, (*UNAVAILABLE, Unreadable)):
+            log.info("watch_ended", error=f"{type(error).__name__}: {error}", **said)
+        else:
+            log.error("watch_ended", exc_info=error, **said)
+
+
+def _is_gone(error: Exception) -> bool:
+    return isinstance(error, ApiException) and error.status == _GONE

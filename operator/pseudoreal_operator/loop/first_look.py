@@ -17,6 +17,7 @@ from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Name
+from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.finalizer import has_finalizer
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.loop.reconcile import Means
@@ -78,8 +79,15 @@ async def first_look(means: Means, wake: Callable[[Name, float], None]) -> dict[
 
 async def _children(means: Means, namespace: str | None) -> dict[JobKey, _Children]:
     found: dict[JobKey, _Children] = defaultdict(_Children)
+
+    def skip(body: Json, _reason: Unreadable) -> None:
+        metadata = body["metadata"]
+        uid = (metadata.get("labels") or {}).get(LABEL_JOB_UID)
+        if uid and "namespace" in metadata:
+            found[metadata["namespace"], str(uid)].are_strange = True
+
     for kind in ("Job", "Pod"):
-        async for body in means.api.each(kind, namespace, LABEL_JOB):
+        async for body in means.api.each(kind, namespace, LABEL_JOB, skipped=skip):
             metadata = body["metadata"]
             uid = str(metadata["labels"].get(LABEL_JOB_UID, ""))
             found[metadata["namespace"], uid].take(kind, uid, body)

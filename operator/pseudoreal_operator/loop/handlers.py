@@ -1,53 +1,155 @@
-"""kopf's side: the watch of the jobs, and the liveness probe."""
+"""kopf's side: the watch of the jobs, in a thread of its own, which is started again whenever it ends.
+
+Whatever ends kopf (an error in its stream, a 404 while the definition is replaced, a mistake) ends nothing else. What
+it tells is taken in the operator's own loop.
+"""
 
 import asyncio
+import random
+import threading
 import time
-from typing import Any
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from functools import partial
+from typing import Any, NoReturn
 
 import kopf
+import structlog
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 
-from pseudoreal_operator.loop.counts import Counts
-from pseudoreal_operator.loop.loop import WATCH_TASK, WATCHED_CHILDREN, Loop
+from pseudoreal_operator.cluster.kopf_session import Contact
+from pseudoreal_operator.cluster.login import register_login
+from pseudoreal_operator.cluster.retry import pause_after
+from pseudoreal_operator.loop.kopf_settings import kopf_settings
+from pseudoreal_operator.loop.loop import Loop
+from pseudoreal_operator.metrics.registry import KOPF_RESTARTS
 from pseudoreal_operator.settings import Settings
 
-_START_SECONDS = 10.0
-"""Seconds until kopf has found the kind to watch."""
-_KOPF_TASK = "watcher for "
+_BLIND_SECONDS = 12.0
+"""Seconds after which kopf has begun to watch, or does not know the kind: it never looks for that again."""
+_SILENT_SECONDS = 150.0
+"""Seconds of silence after which kopf is taken for dead: its watch is told something once a minute."""
+_LOOK_SECONDS = 1.0
+_STOP_SECONDS = 10.0
+"""Seconds that kopf has to end."""
+_SOUND_SECONDS = 60.0
+"""Seconds after which kopf is said to have run well."""
+_MOST_PAUSE_SECONDS = 10.0
+"""Seconds within which an API server that is back is noticed."""
+
+log = structlog.get_logger()
 
 
-def register(registry: kopf.OperatorRegistry, loop: Loop, counts: Counts, settings: Settings) -> None:
-    begun = time.monotonic()
+class JobsWatch:
+    """kopf's watch of the jobs. `run` begins it and keeps it going."""
 
+    def __init__(self, loop: Loop, settings: Settings) -> None:
+        self._loop, self._settings = loop, settings
+        self._contact: Contact | None = None
+
+    @property
+    def watched(self) -> int:
+        """Number of namespaces (1 for all of them) in which jobs are watched at present."""
+        return len(self._contact.watched) if self._contact else 0
+
+    async def run(self) -> NoReturn:
+        """Runs kopf until it is cancelled, again and again."""
+        own, failures = asyncio.get_running_loop(), 0
+        missed: Callable[[], object] = partial(own.call_soon_threadsafe, self._loop.jobs_missed)
+        call: Callable[..., object] = own.call_soon_threadsafe
+        unreadable = partial(call, self._loop.job_unreadable)
+        while True:
+            contact = self._contact = Contact(missed, unreadable)
+            registry = kopf.OperatorRegistry()
+            register_login(registry, contact)
+            register(registry, self._loop, own)
+            begun = time.monotonic()
+            error = await _until_it_ends(_operator(registry, self._settings), contact)
+            failures = 1 if time.monotonic() - begun > _SOUND_SECONDS else failures + 1
+            pause = min(pause_after(error, failures, random.random()).seconds, _MOST_PAUSE_SECONDS)
+            KOPF_RESTARTS.inc()
+            log.warning("kopf_ended", error=f"{type(error).__name__}: {error}", again_in=round(pause, 1))
+            await asyncio.sleep(pause)
+
+
+def register(registry: kopf.OperatorRegistry, loop: Loop, own: asyncio.AbstractEventLoop) -> None:
     # Handlers of events write nothing to a job: no finalizer, no annotation.
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(type: str | None, event: Any, **_: Any) -> None:
-        loop.job_changed(type, event["object"])
-
-    @kopf.on.probe(registry=registry, id="watchers")
-    async def watchers(**_: Any) -> int:
-        starting = time.monotonic() - begun < _START_SECONDS
-        # Those of jobs and of their children in each namespace, and the one that notices silence.
-        kinds = (1 + len(WATCHED_CHILDREN)) * max(1, len(settings.namespaces))
-        return live_watchers(0 if starting else kinds + 1)
-
-    for name in vars(counts):
-        kopf.on.probe(registry=registry, id=name)(_count(counts, name))
+        own.call_soon_threadsafe(loop.job_changed, type, event["object"])
 
 
-def _count(counts: Counts, name: str) -> Any:
-    async def probe(**_: Any) -> int:
-        return int(getattr(counts, name))
+def _operator(registry: kopf.OperatorRegistry, settings: Settings) -> Callable[[], Coroutine[Any, Any, None]]:
+    return lambda: kopf.operator(
+        registry=registry,
+        settings=kopf_settings(),
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=list(settings.namespaces),
+    )
 
-    return probe
+
+async def _until_it_ends(make: Callable[[], Coroutine[Any, Any, None]], contact: Contact) -> Exception:
+    """Runs kopf until it ends or is dead: why. Ends it when it is cancelled."""
+    running = _Thread(make)
+    ended = asyncio.wrap_future(running.ended)
+    try:
+        while True:
+            done, _ = await asyncio.wait([ended], timeout=_LOOK_SECONDS)
+            if done:
+                return ended.result()
+            if why := illness(contact, time.monotonic()):
+                return TimeoutError(why)
+    finally:
+        running.stop()
+        # One that does not end is left behind: a thread cannot be killed.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_SECONDS):
+                await asyncio.shield(ended)
 
 
-def live_watchers(expected: int) -> int:
-    """Number of watches that run. Raises PermanentError, which fails the probe, when they are fewer than expected. A
-    kind that is not there when kopf starts is never watched, and nothing else tells. When a watch ends with an error
-    kopf ends the operator, but not in all of its releases (seen with kopf 1.45.2)."""
-    names = [task.get_name() for task in asyncio.all_tasks() if not task.done()]
-    alive = sum(name.startswith((_KOPF_TASK, WATCH_TASK)) for name in names)
-    if alive < expected:
-        raise kopf.PermanentError(f"{alive} of {expected} watches run; a restart of the operator brings them back")
-    return alive
+def illness(contact: Contact, now: float) -> str | None:
+    """Why kopf is to be started again though it runs; None where it is well."""
+    silence = now - contact.last
+    if not contact.has_asked_for_jobs and not contact.asks and silence > _BLIND_SECONDS:
+        return f"kopf has not begun to watch {PLURAL}; is the CustomResourceDefinition there?"
+    if silence > _SILENT_SECONDS:
+        return f"kopf has heard nothing for {silence:.0f} s"
+    return None
+
+
+class _Thread:
+    """kopf in a thread with a loop of its own. `ended` gets the error with which it ends."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.ended: Future[Exception] = Future()
+        self._make = make
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        threading.Thread(target=self._run, name="kopf", daemon=True).start()
+
+    def stop(self) -> None:
+        with suppress(RuntimeError):  # its loop is closed already
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task:
+            self._task.cancel()
+
+    def _run(self) -> None:
+        error: Exception = RuntimeError("kopf ended")
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._main())
+        except asyncio.CancelledError:
+            error = RuntimeError("kopf was stopped")
+        except BaseException as found:
+            error = found if isinstance(found, Exception) else RuntimeError(repr(found))
+        finally:
+            with suppress(InvalidStateError):  # nobody waits for it any more
+                self.ended.set_result(error)
+
+    async def _main(self) -> None:
+        self._task = asyncio.current_task()
+        await self._make()

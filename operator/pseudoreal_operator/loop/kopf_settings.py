@@ -1,12 +1,19 @@
 """kopf's settings, each set for a reason (kopf 1.45.2)."""
 
 import random
+from collections.abc import Iterator
 
 import kopf
 from pseudoreal_api.base import GROUP
 
-LISTED_AT_ONCE = 50
-"""Most jobs of one answer: each may be a megabyte, and users decide that."""
+
+class Backoffs:
+    """The waits of kopf between its requests while the API server refuses them or is away, without an end."""
+
+    def __iter__(self) -> Iterator[float]:
+        waits = iter((0.5, 1.0, 2.0, 3.0, 5.0))
+        while True:
+            yield next(waits, 8.0) + random.random()
 
 
 def kopf_settings() -> kopf.OperatorSettings:
@@ -18,7 +25,6 @@ def kopf_settings() -> kopf.OperatorSettings:
     # Namespaces and kinds are known; looking for new ones takes rights over the whole cluster.
     settings.scanning.disabled = True
     settings.peering.standalone = True
-    settings.watching.chunk_size = LISTED_AT_ONCE
     # A connection that a load balancer dropped silently must end some day. Integers: they become query parameters.
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
@@ -26,9 +32,10 @@ def kopf_settings() -> kopf.OperatorSettings:
     # After that long kopf lets go of the newest body of a job.
     settings.queueing.idle_timeout = 0.5
     settings.networking.request_timeout = 30
-    settings.networking.error_backoffs = [base + random.random() for base in (1, 1, 2, 3, 5, 8, 13, 21)]
+    settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = Backoffs()
     settings.execution.default_backoff = 10
     settings.background.cancellation_polling = 5
-    # Below the grace period of the operator's pod.
-    settings.process.ultimate_exiting_timeout = 20
+    # kopf would kill the whole process; it is started again, and nothing else.
+    settings.process.ultimate_exiting_timeout = None
     return settings

@@ -26,11 +26,14 @@ log = structlog.get_logger()
 async def read_logs(api: Api, board: Board) -> NoReturn:
     while True:
         await asyncio.sleep(PAUSE_SECONDS)
-        now = datetime.now(UTC)
-        board.notice_silence(now)
-        _show(board, now)
-        if silent := board.most_silent(now):
-            await _read_log(api, board, silent)
+        try:
+            now = datetime.now(UTC)
+            board.notice_silence(now)
+            _show(board, now)
+            if silent := board.most_silent(now):
+                await _read_log(api, board, silent)
+        except Exception as error:
+            log.error("log_not_read", exc_info=error)
 
 
 def _show(board: Board, now: datetime) -> None:

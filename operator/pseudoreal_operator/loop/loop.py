@@ -1,21 +1,22 @@
 """The loop: watches tell what changed, a queue holds the jobs to be looked at, and a few workers make passes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from random import random
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import structlog
 from kubernetes.aio.client import ApiException
-from pseudoreal_api.base import KIND
 from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api, Name, message_of
+from pseudoreal_operator.cluster.bounds import Unreadable
+from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.cluster.finalizer import has_finalizer
 from pseudoreal_operator.cluster.retry import CONFLICT, UNAVAILABLE, Pause, pause_after
 from pseudoreal_operator.cluster.watch import Watch
@@ -25,15 +26,21 @@ from pseudoreal_operator.loop.first_look import Rest, first_look
 from pseudoreal_operator.loop.logs import read_logs
 from pseudoreal_operator.loop.queue import WorkQueue
 from pseudoreal_operator.loop.reconcile import Calls, Gone, Means, reconcile
-from pseudoreal_operator.metrics.registry import LAST_EVENT, NO_ANSWER, PASS_ERRORS, PASS_SECONDS, WAITING_JOBS
+from pseudoreal_operator.metrics.registry import NO_ANSWER, PASS_ERRORS, PASS_SECONDS, WAITING_JOBS
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
 from pseudoreal_operator.observe.told import Told
+from pseudoreal_operator.tasks import running
 
 Json = dict[str, Any]
 
 WORKERS = 16
 WATCHED_CHILDREN = ("Job", "Pod")
-WATCH_TASK = "watch of "
+RESYNC_SECONDS = 36_000.0
+"""Seconds after which a job is looked at though nothing has changed: should a change ever be taken for none."""
+_CHILDREN_AT_ONCE, _SECONDS_PER_CHILD = 500, 0.001
+"""Number of children that a pass lists without a pause after it, and seconds of the pause for each of the others: a job
+of 10,000 pods is listed at most every ten seconds."""
+_MOST_PAUSE_SECONDS = 10.0
 _BEGIN_SECONDS = 5.0
 """Seconds to wait until the watches run; one that cannot, for instance in a namespace without rights, must not hold up
 the others."""
@@ -113,6 +120,26 @@ class Wakeups:
         known = self._wishes.get(name_of(body), {})
         if (uid := body["metadata"]["uid"]) in known:
             known[uid] = _wish(body)
+
+    def uids_of(self, name: Name) -> frozenset[str]:
+        """Uids of the jobs of that name that were told."""
+        return frozenset(self._wishes.get(name, {}))
+
+    def gone(self, name: Name, uids: frozenset[str]) -> None:
+        """Takes that jobs are gone, though nothing may have told so."""
+        wishes = self._wishes.get(name, {})
+        for uid in uids:
+            wishes.pop(uid, None)
+        if not wishes:
+            self._wishes.pop(name, None)
+
+    def listed(self, names: set[Name], known: frozenset[Name]) -> None:
+        """Takes a list of all jobs, that was begun when those of `known` were known."""
+        for name in known - names:
+            self._queue.add_backlog(name)
+
+    def known(self) -> frozenset[Name]:
+        return frozenset(self._wishes)
 
     def _begin(self, name: Name, wait: float, *, was_there: bool) -> None:
         """Asks for the first pass over a job. Those that were there before go to the backlog: after a start there may
@@ -196,36 +223,50 @@ def _holds(status: Json, condition: str) -> bool:
 
 
 class Loop:
-    def __init__(self, means: Means, identities: Identities | None, census: Census) -> None:
-        """`identities` hears of the pods as well, where pods report."""
+    def __init__(self, means: Means, identities: Identities | None, census: Census, fence: Fence | None = None) -> None:
+        """`identities` hears of the pods as well, where pods report. While `fence` is closed no pass begins: it could
+        write nothing."""
         self._means, self._identities, self._census = means, identities, census
-        self._queue: WorkQueue[Name] = WorkQueue(self._pass, _failed)
+        self._queue: WorkQueue[Name] = WorkQueue(
+            self._pass, _failed, group=lambda name: name.namespace, is_open=lambda: fence is None or fence.is_open
+        )
         self._wakeups = Wakeups(self._queue)
         self._begun: list[asyncio.Event] = []
-        """One for each watch: it misses nothing any more."""
+        """One for each watch of children: it misses nothing any more."""
+        self._jobs_missed = asyncio.Event()
+        self._jobs_listed = asyncio.Event()
+        self._told_meanwhile: set[str] | None = None
+        """Uids of jobs of which a change was told since a list of all jobs was asked for: the list may be older. None
+        while no list is asked for."""
         self._leads = False
         census.be_silent()
         WAITING_JOBS.set_function(lambda: self._queue.depth if self._leads else 0)
 
+    @property
+    def live_watches(self) -> int:
+        """Number of watches of children that have begun."""
+        return sum(begun.is_set() for begun in self._begun)
+
+    @property
+    def has_seen_all(self) -> bool:
+        """Whether all jobs and their children have been seen once, and are watched since then."""
+        return self._jobs_listed.is_set() and all(begun.is_set() for begun in self._begun)
+
     @asynccontextmanager
     async def watching(self, api: Api) -> AsyncIterator[None]:
         """Watches, and makes no pass. `api` has connections of its own: watches hold theirs."""
-        tasks: list[asyncio.Task[Any]] = []
-        for namespace in self._means.settings.namespaces or (None,):
-            for kind in WATCHED_CHILDREN:
-                told = partial(self._child_changed, kind)
-                watch = Watch(api, kind, namespace, LABEL_JOB, told, self._changes_missed)
-                self._begun.append(asyncio.Event())
-                running = watch.run(self._begun[-1])
-                tasks.append(asyncio.create_task(running, name=f"{WATCH_TASK}{kind} in {namespace}"))
-        logs = read_logs(self._means.api, self._means.board)
-        tasks.append(asyncio.create_task(logs, name=f"{WATCH_TASK}silent pods"))
-        try:
+        async with AsyncExitStack() as stack:
+            for namespace in self._means.settings.namespaces or (None,):
+                for kind in WATCHED_CHILDREN:
+                    told = partial(self._child_changed, kind)
+                    watch = Watch(api, kind, namespace, LABEL_JOB, told, self._changes_missed)
+                    self._begun.append(asyncio.Event())
+                    name = f"watch of {kind} in {namespace or 'all namespaces'}"
+                    await stack.enter_async_context(running(name, watch.run(self._begun[-1])))
+            await stack.enter_async_context(running("list of jobs", self._list_jobs()))
+            logs = read_logs(self._means.api, self._means.board)
+            await stack.enter_async_context(running("watch of silent pods", logs))
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
 
     @asynccontextmanager
     async def leading(self) -> AsyncIterator[None]:
@@ -237,7 +278,7 @@ class Loop:
         self._leads = True
         self._census.speak()
         await self._first_look()
-        async with self._means.news.posting(), self._queue.workers(WORKERS):
+        async with self._means.news.posting(), self._queue.workers(WORKERS, "worker of passes"):
             yield
 
     def use_authorities(self, authorities: str) -> None:
@@ -250,8 +291,8 @@ class Loop:
         self._wakeups.first_look_begins()
         try:
             resting = await first_look(self._means, self._heard_of)
-        # An object that was cut off is no JSON.
-        except (*UNAVAILABLE, ValueError) as error:
+        # Whatever it is: then all jobs have a pass.
+        except Exception as error:
             log.info("first_look_failed", error=f"{type(error).__name__}: {error}")
         self._wakeups.rest(resting)
         log.info("first_look", resting=len(resting))
@@ -260,22 +301,73 @@ class Loop:
         self._wakeups.has_changed(name)
         self._queue.add(name, after)
 
+    def jobs_missed(self) -> None:
+        """Takes that changes of jobs may have been missed: all are listed."""
+        self._told_meanwhile = set()
+        self._jobs_missed.set()
+
+    async def _list_jobs(self) -> NoReturn:
+        """Lists all jobs whenever changes may have been missed."""
+        failures = 0
+        while True:
+            await self._jobs_missed.wait()
+            self._jobs_missed.clear()
+            try:
+                await self._list_jobs_once()
+                failures = 0
+                self._jobs_listed.set()
+                if not self._jobs_missed.is_set():
+                    self._told_meanwhile = None
+            except Exception as error:
+                failures += 1
+                self._jobs_missed.set()
+                pause = min(pause_after(error, failures, random()).seconds, _MOST_PAUSE_SECONDS)
+                log.warning("jobs_not_listed", error=f"{type(error).__name__}: {error}", again_in=round(pause, 1))
+                await asyncio.sleep(pause)
+
+    async def _list_jobs_once(self) -> None:
+        known, found = self._wakeups.known(), set[Name]()
+
+        def skipped(body: Json, _reason: Unreadable) -> None:
+            with suppress(KeyError):
+                found.add(name_of(body))
+                self.job_unreadable(*name_of(body))
+
+        for namespace in self._means.settings.namespaces or (None,):
+            async for body in self._means.api.each("PseudoRealJob", namespace, skipped=skipped):
+                found.add(name_of(body))
+                if body["metadata"]["uid"] not in (self._told_meanwhile or ()):
+                    self.job_changed(None, body)
+                # The Lease is renewed meanwhile.
+                await asyncio.sleep(0)
+        self._wakeups.listed(found, known)
+
     def job_changed(self, change: str | None, body: Json) -> None:
-        # A pass forgets jobs that have ended, and who does not lead makes none.
-        if change == "DELETED" or (not self._leads and _wish(body).ended):
-            self._means.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
-        self._wakeups.job_changed(change, body, datetime.now(UTC))
-        LAST_EVENT.labels(kind=KIND, namespace="").set_to_current_time()
-        self._census.see(change, body)
+        try:
+            if change is not None and self._told_meanwhile is not None:
+                self._told_meanwhile.add(body["metadata"]["uid"])
+            # A pass forgets jobs that have ended, and who does not lead makes none.
+            if change == "DELETED" or (not self._leads and _wish(body).ended):
+                self._means.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
+            self._wakeups.job_changed(change, body, datetime.now(UTC))
+            self._census.see(change, body)
+        except Exception as error:  # the pass over the job tells what is wrong
+            metadata = body.get("metadata") or {}
+            log.warning("job_unreadable", name=metadata.get("name"), error=repr(error))
+            self.job_unreadable(str(metadata.get("namespace")), str(metadata.get("name")))
+
+    def job_unreadable(self, namespace: str, name: str) -> None:
+        """Takes a change of a job that cannot be read: a pass says so in its status."""
+        self._heard_of(Name(namespace, name), 0.0)
 
     def _child_changed(self, kind: str, change: str, body: Json) -> None:
-        try:
-            if kind == "Pod":
-                self._pod_changed(change, body)
-            self._wakeups.child_changed(kind, change, body)
-        # Anybody may label a pod with what is no number.
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            log.warning("child_unreadable", kind=kind, name=body["metadata"].get("name"), error=repr(error))
+        takers: list[Callable[[str, Json], None]] = [self._pod_changed] if kind == "Pod" else []
+        takers.append(partial(self._wakeups.child_changed, kind))
+        for take in takers:
+            try:
+                take(change, body)
+            except Exception as error:  # anybody may label anything
+                log.warning("child_unreadable", kind=kind, name=body["metadata"].get("name"), error=repr(error))
 
     def _changes_missed(self) -> None:
         self._wakeups.child_changes_missed()
@@ -295,15 +387,28 @@ class Loop:
 
     async def _pass(self, name: Name) -> float | None:
         if rest := self._wakeups.rest_of(name):
-            return rest.wait
+            return _resynced(rest.wait)
+        known = self._wakeups.uids_of(name)
         with structlog.contextvars.bound_contextvars(job=f"{name.namespace}/{name.name}"):
             try:
                 with PASS_SECONDS.time():
-                    calls = Calls(partial(self._queue.add, name), self._wakeups.wrote)
-                    return await reconcile(self._means, name, calls)
+                    calls = Calls(partial(self._queue.add, name), self._wakeups.wrote, partial(self._listed, name))
+                    return _resynced(await reconcile(self._means, name, calls))
             except Gone:
                 self._census.forget(name)
+                self._wakeups.gone(name, known)
                 return None
+
+    def _listed(self, name: Name, children: int) -> None:
+        """Takes how many children a pass has listed."""
+        if children > _CHILDREN_AT_ONCE:
+            self._queue.hold(name, (children - _CHILDREN_AT_ONCE) * _SECONDS_PER_CHILD)
+
+
+def _resynced(wait: float | None) -> float:
+    """The wait, and no longer than until a look that nothing asked for; those of all jobs are spread."""
+    most = RESYNC_SECONDS * (1 - random() / 4)
+    return most if wait is None else min(wait, most)
 
 
 def _failed(name: Name, error: Exception, failures: int) -> Pause:

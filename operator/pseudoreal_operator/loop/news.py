@@ -1,7 +1,7 @@
 """Events, best effort: kept in a bounded memory until the API server takes them. No job waits for one."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from random import random
@@ -19,6 +19,8 @@ from pseudoreal_operator.loop.queue import WorkQueue
 Json = dict[str, Any]
 
 MOST_WAITING = 2000
+_MOST_SHARE = 0.25
+"""Share of these that the events of one namespace may have."""
 MOST_TRIES = 8
 """Number of tries to post an event: about two minutes."""
 LAST_SECONDS = 1.0
@@ -34,14 +36,14 @@ class News:
         self._api, self._counts = api, counts
         self._waiting: dict[Name, deque[Json]] = {}
         self._held: dict[str, tuple[PseudoRealJobStatus, Sequence[Json]]] = {}
-        self._queue: WorkQueue[Name] = WorkQueue(self._post_first, self._failed)
+        self._queue: WorkQueue[Name] = WorkQueue(self._post_first, self._failed, lambda job: job.namespace)
         self._all_told = asyncio.Event()
         self._all_told.set()
 
     @asynccontextmanager
     async def posting(self) -> AsyncIterator[None]:
         """A context in which events are posted. At its end those that wait have LAST_SECONDS."""
-        async with self._queue.workers(_WORKERS):
+        async with self._queue.workers(_WORKERS, "poster of events"):
             try:
                 yield
             finally:
@@ -64,7 +66,9 @@ class News:
     def tell(self, job: Name, events: Iterable[Json]) -> None:
         """Posts the events of a job one after the other, in that order."""
         for event in events:
-            if sum(map(len, self._waiting.values())) >= MOST_WAITING:
+            waiting = Counter({name: len(events) for name, events in self._waiting.items()})
+            of_namespace = sum(count for name, count in waiting.items() if name.namespace == job.namespace)
+            if waiting.total() >= MOST_WAITING or of_namespace >= max(1, MOST_WAITING * _MOST_SHARE):
                 self._lose(event, "too many events wait")
                 continue
             self._waiting.setdefault(job, deque()).append(event)
@@ -72,7 +76,9 @@ class News:
             self._queue.add(job)
 
     async def _post_first(self, job: Name) -> float | None:
-        event = self._waiting[job][0]
+        if not (waiting := self._waiting.get(job)):
+            return None
+        event = waiting[0]
         try:
             await self._api.post(event)
         except ApiException as error:
@@ -83,19 +89,21 @@ class News:
             log.info("event", reason=event["reason"], message=event["message"], job=f"{job.namespace}/{job.name}")
         return self._next(job)
 
-    def _failed(self, job: Name, error: Exception, failures: int) -> Pause:
-        if failures >= MOST_TRIES:
-            self._lose(self._waiting[job][0], f"{type(error).__name__}: {error}")
+    def _failed(self, job: Name, error: Exception, failures: int) -> Pause | None:
+        if failures >= MOST_TRIES and (waiting := self._waiting.get(job)):
+            self._lose(waiting[0], f"{type(error).__name__}: {error}")
             if self._next(job) is None:
-                self._queue.forget(job)
+                return None
         return pause_after(error, failures, random())
 
     def _next(self, job: Name) -> float | None:
         """Takes the first event off: 0 when another one waits, else None."""
-        self._waiting[job].popleft()
-        if self._waiting[job]:
+        waiting = self._waiting.get(job) or deque()
+        if waiting:
+            waiting.popleft()
+        if waiting:
             return 0.0
-        del self._waiting[job]
+        self._waiting.pop(job, None)
         if not self._waiting:
             self._all_told.set()
         return None

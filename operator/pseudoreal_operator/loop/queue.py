@@ -1,41 +1,86 @@
 """A work queue: keys that are to be passed over, at once or later, by a few workers.
 
 What holds: a key has one pass at a time; one that is added during its pass gets another one after it, so no wake-up is
-lost; what was to come later is served by a pass that comes earlier, and that pass says when the next is due; what is
-news comes before a backlog.
+lost; what was to come later is served by a pass that comes earlier, and that pass says when the next is due. Groups of
+keys, which are namespaces, take turns, and none has all workers. What is news comes before a backlog, but for every
+fourth pass: neither waits for the end of the other. A worker outlives whatever a pass does.
 """
 
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Generic, TypeVar
 
+import structlog
+
 from pseudoreal_operator.cluster.retry import Pause
+from pseudoreal_operator.metrics.registry import WORKER_ERRORS
+from pseudoreal_operator.tasks import let_go, running
 
 FINISH_SECONDS = 5.0
 """Seconds that a pass has to end when the operator does: it is a few requests."""
+_NEWS_IN_A_ROW = 3
+"""Number of passes over news after which one over the backlog comes."""
+_OTHERS_SHARE = 0.25
+"""Share of the workers that is left for other groups."""
+_CLOSED_SECONDS = 0.25
+"""Seconds until a closed queue is looked at again."""
+_MISTAKE_SECONDS = 60.0
+"""Seconds for which a key is left alone when even the handling of its failure has failed."""
 
 Key = TypeVar("Key", bound=Hashable)
+
+log = structlog.get_logger()
+
+
+class _Line(Generic[Key]):
+    """Keys that wait. Groups take turns, and the keys of a group come in their order."""
+
+    def __init__(self, group: Callable[[Key], Hashable]) -> None:
+        self._group = group
+        self._groups: dict[Hashable, deque[Key]] = {}
+        """In the order of their turns."""
+
+    def append(self, key: Key) -> None:
+        self._groups.setdefault(self._group(key), deque()).append(key)
+
+    def take(self, may_come: Callable[[Hashable], bool]) -> Key | None:
+        """The next key of a group that may have a pass; None where there is none."""
+        for group in filter(may_come, self._groups):
+            keys = self._groups.pop(group)
+            key = keys.popleft()
+            if keys:
+                self._groups[group] = keys
+            return key
+        return None
 
 
 class WorkQueue(Generic[Key]):
     """The queue and its workers. `work` makes a pass, and returns the seconds until the next one; None: not before
-    somebody adds the key. When it raises, `failed` says for how long to leave the key alone; it is told how often in a
-    row."""
+    somebody adds the key. When it raises, `failed` says for how long to leave the key alone (None: until somebody adds
+    it); it is told how often in a row. `group` says with which others a key shares its turns. While `is_open` is false
+    no pass begins."""
 
     def __init__(
-        self, work: Callable[[Key], Awaitable[float | None]], failed: Callable[[Key, Exception, int], Pause]
+        self,
+        work: Callable[[Key], Awaitable[float | None]],
+        failed: Callable[[Key, Exception, int], Pause | None],
+        group: Callable[[Key], Hashable] = lambda _: None,
+        is_open: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._work, self._failed = work, failed
-        self._news: deque[Key] = deque()
-        self._backlog: deque[Key] = deque()
-        """Keys of the backlog; it and the line of news may hold keys that were served or forgotten meanwhile."""
-        self._ready = asyncio.Semaphore(0)
-        """Counts the keys that both lines hold."""
-        self._wanted: dict[Key, deque[Key]] = {}
+        self._work, self._failed, self._group, self._is_open = work, failed, group, is_open
+        self._news, self._backlog = _Line(group), _Line(group)
+        """Both may hold keys that were served or forgotten meanwhile."""
+        self._news_in_a_row = 0
+        self._idle: deque[asyncio.Future[None]] = deque()
+        """Workers that wait for a key."""
+        self._wanted: dict[Key, _Line[Key]] = {}
         """Keys that are to have a pass now, those whose pass goes on among them, and the line where they wait."""
         self._running: set[Key] = set()
+        self._running_of: Counter[Hashable] = Counter()
+        """Number of passes that go on of each group."""
+        self._most_of_group = 1
         self._later: dict[Key, asyncio.TimerHandle] = {}
         self._failures: Counter[Key] = Counter()
         self._not_before: dict[Key, float] = {}
@@ -49,7 +94,7 @@ class WorkQueue(Generic[Key]):
         return len(self._wanted.keys() - self._running)
 
     def add_backlog(self, key: Key) -> None:
-        """Asks for a pass over the key when there is nothing else to do."""
+        """Asks for a pass over the key when there is little else to do."""
         if key in self._not_before:
             self.add(key)
         elif key not in self._wanted:
@@ -68,60 +113,108 @@ class WorkQueue(Generic[Key]):
         self._drop_timer(key)
         self._later[key] = loop.call_at(moment, self._ripen, key)
 
+    def hold(self, key: Key, seconds: float) -> None:
+        """Keeps the next pass over the key from coming earlier than in so many seconds, whatever happens."""
+        loop = asyncio.get_running_loop()
+        self._not_before[key] = loop.time() + seconds
+        if (timer := self._later.get(key)) and timer.when() < self._not_before[key]:
+            self._drop_timer(key)
+            self.add(key)
+
     def forget(self, key: Key) -> None:
         """Forgets the key, for which there is nothing to do any more; a pass that goes on ends."""
         self._drop_timer(key)
         self._wanted.pop(key, None)
-        self._recover(key)
+        self._failures.pop(key, None)
+        self._not_before.pop(key, None)
 
     @asynccontextmanager
-    async def workers(self, count: int) -> AsyncIterator[None]:
+    async def workers(self, count: int, name: str = "worker") -> AsyncIterator[None]:
         """A context in which the workers make passes. At its end no pass begins any more, and those that go on have
         FINISH_SECONDS to end; then they are cut off."""
-        tasks = [asyncio.create_task(self._serve(), name=f"worker {number}") for number in range(count)]
-        try:
-            yield
-        finally:
-            self._ends = True
-            for task in tasks:
-                if task not in self._busy:
+        self._most_of_group = max(1, count - int(count * _OTHERS_SHARE))
+        async with AsyncExitStack() as stack:
+            tasks = [await stack.enter_async_context(running(f"{name} {n}", self._serve())) for n in range(count)]
+            try:
+                yield
+            finally:
+                self._ends = True
+                for task in tasks:
+                    let_go(task)
+                    if task not in self._busy:
+                        task.cancel()
+                await asyncio.wait(tasks, timeout=FINISH_SECONDS)
+                for task in tasks:
                     task.cancel()
-            await asyncio.wait(tasks, timeout=FINISH_SECONDS)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
 
     def _ripen(self, key: Key) -> None:
         self._drop_timer(key)
         if self._wanted.get(key) is not self._news:
             self._want(key, self._news)
 
-    def _want(self, key: Key, line: deque[Key]) -> None:
+    def _want(self, key: Key, line: _Line[Key]) -> None:
         self._wanted[key] = line
         if key not in self._running:
             line.append(key)
-            self._ready.release()
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._idle:
+            waiting = self._idle.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                return
+
+    def _take(self) -> Key | None:
+        """The key whose turn it is; None where none may have a pass now."""
+        is_backlogs_turn = self._news_in_a_row >= _NEWS_IN_A_ROW
+        lines = (self._backlog, self._news) if is_backlogs_turn else (self._news, self._backlog)
+        for line in lines:
+            while (key := line.take(self._has_room)) is not None:
+                # Served from the other line, or forgotten, or added once more after that.
+                if key in self._wanted and key not in self._running:
+                    self._news_in_a_row = self._news_in_a_row + 1 if line is self._news else 0
+                    return key
+        return None
+
+    def _has_room(self, group: Hashable) -> bool:
+        return self._running_of[group] < self._most_of_group
 
     async def _serve(self) -> None:
         task = asyncio.current_task()
         assert task is not None, "this runs in a task"
         while not self._ends:
-            await self._ready.acquire()
-            key = (self._news or self._backlog).popleft()
-            # Served from the other line, or forgotten, or added once more after that.
-            if key in self._wanted and key not in self._running:
-                self._busy.add(task)
+            if not self._is_open():
+                await asyncio.sleep(_CLOSED_SECONDS)
+                continue
+            key = self._take()
+            if key is None:
+                # A pass that ends looks for another key itself, so only new keys wake who waits.
+                self._idle.append(asyncio.get_running_loop().create_future())
+                await self._idle[-1]
+                continue
+            self._busy.add(task)
+            try:
                 await self._serve_one(key)
+            except Exception as error:
+                WORKER_ERRORS.inc()
+                log.error("worker_failed", key=str(key), exc_info=error)
+            finally:
                 self._busy.discard(task)
 
     async def _serve_one(self, key: Key) -> None:
+        group = self._group(key)
         del self._wanted[key]
         self._drop_timer(key)
+        self._not_before.pop(key, None)
         self._running.add(key)
+        self._running_of[group] += 1
         try:
             wait = await self._pass(key)
         finally:
             self._running.discard(key)
+            self._running_of[group] -= 1
+            self._running_of += Counter()
         if self._wanted.pop(key, None) is not None:
             wait = 0.0
         if wait is not None:
@@ -130,18 +223,31 @@ class WorkQueue(Generic[Key]):
     async def _pass(self, key: Key) -> float | None:
         try:
             wait = await self._work(key)
+        except asyncio.CancelledError as cut:
+            task = asyncio.current_task()
+            if self._ends or (task and task.cancelling()):
+                raise
+            return self._after(key, RuntimeError(f"something that a pass awaited was cancelled: {cut!r}"))
         except Exception as error:
-            self._failures[key] += 1
-            pause = self._failed(key, error, self._failures[key])
-            if pause.binding:
-                self._not_before[key] = asyncio.get_running_loop().time() + pause.seconds
-            return pause.seconds
-        self._recover(key)
+            return self._after(key, error)
+        self._failures.pop(key, None)
         return wait
 
-    def _recover(self, key: Key) -> None:
-        self._failures.pop(key, None)
-        self._not_before.pop(key, None)
+    def _after(self, key: Key, error: Exception) -> float | None:
+        """Takes a failure: the seconds until the next pass."""
+        self._failures[key] += 1
+        try:
+            pause = self._failed(key, error, self._failures[key])
+        except Exception as mistake:
+            WORKER_ERRORS.inc()
+            log.error("worker_failed", key=str(key), exc_info=mistake)
+            pause = Pause(_MISTAKE_SECONDS)
+        if pause is None:
+            self._failures.pop(key, None)
+            return None
+        if pause.binding:
+            self.hold(key, pause.seconds)
+        return pause.seconds
 
     def _drop_timer(self, key: Key) -> None:
         if timer := self._later.pop(key, None):

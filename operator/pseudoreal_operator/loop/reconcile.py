@@ -1,7 +1,9 @@
 """One pass over one job: observe, plan, carry out."""
 
+import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from random import random
@@ -15,6 +17,7 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pydantic import ValidationError
 
 from pseudoreal_operator.cluster.api import Api, Name, message_of, status_of
+from pseudoreal_operator.cluster.bounds import MOST_BYTES, Unreadable
 from pseudoreal_operator.cluster.creation import NameConflict, NotServed, make
 from pseudoreal_operator.cluster.finalizer import has_finalizer, take_off
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
@@ -26,7 +29,7 @@ from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.news import News
 from pseudoreal_operator.loop.rehearsal import rehearse
 from pseudoreal_operator.loop.specs import Specs
-from pseudoreal_operator.loop.unforeseen import tell_of_mistake, tell_of_refusal
+from pseudoreal_operator.loop.unforeseen import Told, tell_of_mistake, tell_of_refusal, tell_unreadable
 from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.board import Board, JobKey
@@ -46,6 +49,10 @@ _INVALID = (400, 422)
 _FORBIDDEN = 403
 _TOO_LARGE = 413
 _SERVER_ERROR = 500
+_ORDINARY_BYTES = 2**18
+"""Bytes of a job up to which passes are not counted: a pass keeps the job, and copies of parts of it, until it ends."""
+_LARGE_AT_ONCE = 2
+"""Most passes at a time over larger jobs."""
 
 log = structlog.get_logger()
 
@@ -76,6 +83,10 @@ class Means:
     specs: Specs = field(default_factory=Specs)
     left_alone: LeftAlone = field(default_factory=LeftAlone)
     sightings: Sightings = field(default_factory=Sightings)
+    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
+    """Held by passes over large jobs."""
+    unreadable: Told = field(default_factory=Told)
+    """Jobs whose status says that they cannot be read."""
 
     def forget(self, namespace: str, uid: str) -> None:
         """Forgets what is kept of a job in memory."""
@@ -94,13 +105,24 @@ class Calls:
     """Asks for a pass in so many seconds, at any time."""
     wrote: Callable[[Json], None]
     """Takes the job as it is after a status was written: its echo is no news."""
+    listed: Callable[[int], None] = lambda _: None
+    """Takes how many children were listed."""
 
 
 async def reconcile(means: Means, name: Name, calls: Calls) -> float | None:
     """Makes a pass over a job: the seconds until the next one is due; None for not before something changes. Raises
     Gone; what UNAVAILABLE names, after which another pass will find its way; anything else is a mistake of ours, which
     the job's status then tells of."""
-    body = await _read(means.api, name)
+    async with AsyncExitStack() as stack:
+        try:
+            body = await _read_in_turn(means, name, stack)
+        except Unreadable as reason:
+            await tell_unreadable(means.api, name, reason, means.unreadable)
+            return None
+        return await _reconcile(means, body, calls)
+
+
+async def _reconcile(means: Means, body: Json, calls: Calls) -> float | None:
     if has_finalizer(body["metadata"]):
         await take_off(means.api, body["metadata"])
         return 0.0
@@ -122,19 +144,31 @@ async def reconcile(means: Means, name: Name, calls: Calls) -> float | None:
         log.error("plan_overran", error=str(error), generation=generation, left_alone_seconds=wait)
         await tell_of_mistake(means.api, body, error)
         return wait
+    except Unreadable as reason:
+        await tell_of_mistake(means.api, body, reason)
+        return None
     except Exception as error:
         means.counts.internal_errors += 1
         await tell_of_mistake(means.api, body, error)
         raise
 
 
-async def _read(api: Api, name: Name) -> Json:
-    """The job as the API server has it. Raises Gone. An answer of 404 alone may have other reasons, such as a
-    definition that is being replaced."""
-    found = await api.find("PseudoRealJob", *name)
+async def _read_in_turn(means: Means, name: Name, stack: AsyncExitStack) -> Json:
+    """The job, if it is large in its turn, which lasts as long as the stack does. Raises Gone, or Unreadable."""
+    try:
+        return await _read(means.api, name, _ORDINARY_BYTES)
+    except Unreadable:
+        await stack.enter_async_context(means.large)
+        return await _read(means.api, name, MOST_BYTES)
+
+
+async def _read(api: Api, name: Name, most: int) -> Json:
+    """The job as the API server has it. Raises Gone, or Unreadable. An answer of 404 alone may have other reasons, such
+    as a definition that is being replaced."""
+    found = await api.find_within(most, "PseudoRealJob", *name)
     if found is not None:
         return found
-    async for _ in api.each("PseudoRealJob", name.namespace, name=name.name):
+    if await api.is_listed("PseudoRealJob", *name):
         raise ApiException(status=404, reason="The job was not found, and it is there")
     raise Gone
 
@@ -157,7 +191,9 @@ async def _pass(means: Means, body: Json, calls: Calls) -> float | None:
         means.forget(*hands.key)
     else:
         means.board.follow(hands.key, phases_to_finish(job.spec, status), calls.wake, memberships(status))
-    seen = await observe(means.api, means.board, means.words, means.sightings, job, status, now)
+    seen = await observe(
+        means.api, means.board, means.words, means.sightings, job, status, now, calls.listed
+    )
     return await _act(hands, seen, now)
 
 

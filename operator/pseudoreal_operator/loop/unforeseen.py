@@ -1,16 +1,19 @@
 """What a job's status says when a pass over it ended by a mistake of the operator, could not read that status, or could
 write none."""
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import structlog
+from aiohttp import ClientPayloadError
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.base import API_VERSION, KIND
 from pydantic import ValidationError
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.cluster.api import Api, message_of
+from pseudoreal_operator.cluster.api import Api, Name, message_of
+from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.retry import UNAVAILABLE
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.loop.computing import Overran
@@ -20,7 +23,60 @@ Json = dict[str, Any]
 _MANAGER = "pseudoreal-operator-errors"
 """Field manager of this condition alone, so that the rest of the status stays, whoever wrote it."""
 
+_FINAL = (400, 403, 422)
+"""HTTP statuses after which nothing is tried again."""
+
 log = structlog.get_logger()
+
+
+class Told:
+    """Jobs whose status says that they cannot be read, by their uids: the version of the spec, and the sentence. A
+    bounded number of them, the newest."""
+
+    _MOST = 1000
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[int, str]] = {}
+
+    def is_known(self, uid: str, generation: int, sentence: str) -> bool:
+        return self._said.get(uid) == (generation, sentence)
+
+    def note(self, uid: str, generation: int, sentence: str) -> None:
+        self._said.pop(uid, None)
+        self._said[uid] = generation, sentence
+        while len(self._said) > self._MOST:
+            del self._said[next(iter(self._said))]
+
+
+async def tell_unreadable(api: Api, name: Name, reason: Unreadable, told: Told) -> None:
+    """Says in the status of a job that it is beyond a bound, once for each version of its spec."""
+    metadata = await api.find_metadata("PseudoRealJob", *name)
+    if metadata is None:
+        return
+    uid, generation = str(metadata.get("uid", "")), int(metadata.get("generation", 0))
+    if not uid:
+        raise ClientPayloadError("the answer is no object of Kubernetes") from reason
+    sentence = clean(
+        f"The operator cannot read this job: {reason}. It is left alone, and its pods run on. What to do: make spec"
+        " smaller, above all spec.pod.template, or delete the job."
+    )
+    if told.is_known(uid, generation, sentence):
+        return
+    said = {
+        "type": "Progressing",
+        "status": "False",
+        "reason": "Unreadable",
+        "message": sentence,
+        "lastTransitionTime": clock.to_text(datetime.now(UTC)),
+        "observedGeneration": generation,
+    }
+    try:
+        await _apply(api, {"namespace": name.namespace, "name": name.name, "uid": uid}, said)
+    except ApiException as refusal:
+        if refusal.status not in _FINAL:
+            raise
+        log.warning("unreadable_untold", status=refusal.status, error=message_of(refusal))
+    told.note(uid, generation, sentence)
 
 
 async def tell_of_mistake(api: Api, body: Json, error: Exception) -> None:
@@ -44,10 +100,8 @@ async def _tell(api: Api, body: Json, reason: str, message: str) -> bool:
         return True
     kept = ("name", "namespace", "resourceVersion")
     metadata = {key: value for key, value in body["metadata"].items() if key in kept}
-    status = {"conditions": [said]}
-    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status}
     try:
-        await api.apply(manifest, "status", manager=_MANAGER)
+        await _apply(api, metadata, said)
     except UNAVAILABLE as refusal:
         log.warning("mistake_untold", error=str(refusal))
         return False
@@ -57,11 +111,18 @@ async def _tell(api: Api, body: Json, reason: str, message: str) -> bool:
 def of_mistake(error: Exception) -> tuple[str, str]:
     """Return reason and message of the condition for a mistake of ours. Pure."""
     reason, what = "InternalError", "made a mistake at this job, and tries again"
-    if isinstance(error, ValidationError):
+    if isinstance(error, ValidationError | Unreadable):
         reason, what = "Unreadable", "cannot read this job"
     elif isinstance(error, Overran):
         reason, what = "Unplannable", "cannot plan this job, and leaves it and its pods alone until its spec changes"
     return reason, clean(f"This release of the operator {what}: {type(error).__name__}: {error}")
+
+
+async def _apply(api: Api, metadata: Json, said: Json) -> None:
+    """Writes the condition."""
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": {"conditions": [said]}}
+    with suppress(Unreadable):  # it was written; the answer is the job
+        await api.apply(manifest, "status", manager=_MANAGER)
 
 
 def condition(body: Json, reason: str, message: str, now: datetime) -> Json | None:

@@ -12,6 +12,8 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
+from pseudoreal_operator.tasks import dead_tasks
+
 # Each counter and histogram would have another series, with the time at which it began.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 REGISTRY = CollectorRegistry()
@@ -43,6 +45,48 @@ API_REQUESTS = Counter(
     "pseudoreal_api_requests",
     "Requests to the API server, by method and HTTP status (none: no answer), without kopf's watch of the jobs.",
     ["verb", "code"],
+    registry=REGISTRY,
+)
+API_SECONDS = Histogram(
+    "pseudoreal_api_request_duration_seconds",
+    "Time from a request to the API server to the beginning of its answer, by method.",
+    ["verb"],
+    buckets=(0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20),
+    registry=REGISTRY,
+)
+OBJECTS_SKIPPED = Counter(
+    "pseudoreal_objects_skipped",
+    "Times that an object was not read, as it is beyond a bound, by kind and reason: TooLarge (bytes), TooManyValues,"
+    " TooDeep, NoJson. The log names each (object_skipped).",
+    ["kind", "reason"],
+    registry=REGISTRY,
+)
+OVERLONG_LINES = Counter(
+    "pseudoreal_watch_overlong_lines",
+    "Lines of watches that were longer than an object may be, and were passed over.",
+    ["kind"],
+    registry=REGISTRY,
+)
+WATCH_ERRORS = Counter(
+    "pseudoreal_watch_errors",
+    "Times that a watch ended with an error, and was begun again.",
+    ["kind"],
+    registry=REGISTRY,
+)
+KOPF_RESTARTS = Counter(
+    "pseudoreal_kopf_restarts",
+    "Times that kopf, which watches the jobs, ended and was started again.",
+    registry=REGISTRY,
+)
+DEAD_TASKS = Gauge(
+    "pseudoreal_dead_tasks",
+    "Tasks that should run and have ended: the liveness probe fails, and the kubelet starts the operator again.",
+    registry=REGISTRY,
+)
+DEAD_TASKS.set_function(lambda: len(dead_tasks()))
+WORKER_ERRORS = Counter(
+    "pseudoreal_worker_errors",
+    "Mistakes of the operator that a worker of a queue has outlived. The log has each (worker_failed).",
     registry=REGISTRY,
 )
 REPORTS = Counter(
@@ -84,8 +128,8 @@ CERTIFICATE_EXPIRES = Gauge(
 )
 LAST_EVENT = Gauge(
     "pseudoreal_watch_last_event_timestamp_seconds",
-    "Time at which a watch was last told something, in seconds since 1970. Those of Job and Pod are told something once"
-    " a minute; that of PseudoRealJob only when a job changes. namespace is empty where one watch is for all.",
+    "Time at which a watch was last told something, in seconds since 1970; it is told something once a minute."
+    " namespace is empty where one watch is for all.",
     ["kind", "namespace"],
     registry=REGISTRY,
 )

@@ -1,8 +1,10 @@
-"""`/metrics`, over plain HTTP: numbers, and names of namespaces and jobs. Who may read them, the chart's NetworkPolicy
-says."""
+"""What is asked of the operator over plain HTTP: `/metrics`, which are numbers and names of namespaces and jobs, and
+`/healthz` and `/readyz`, which say whether it lives and whether it has seen everything. Who may read them, the chart's
+NetworkPolicy says."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import structlog
 from aiohttp import web
@@ -10,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from pseudoreal_operator.sockets import listening_socket
+from pseudoreal_operator.tasks import dead_tasks, live_tasks
 
 PATH = "/metrics"
 
@@ -25,14 +28,39 @@ async def serve_metrics(registry: CollectorRegistry, port: int) -> AsyncIterator
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
+    async with _served({PATH: answer}, port) as found:
+        log.info("metrics_served", port=found)
+        yield found
+
+
+@asynccontextmanager
+async def serve_health(
+    counts: Callable[[], Mapping[str, Any]], is_ready: Callable[[], bool], port: int
+) -> AsyncIterator[int]:
+    """Serves while the context lasts, whether the API server is there or not: the port. `counts` are told as well."""
+
+    async def health(_: web.Request) -> web.Response:
+        dead = dead_tasks()
+        return web.json_response({**counts(), "tasks": live_tasks(), "dead_tasks": dead}, status=500 if dead else 200)
+
+    async def readiness(_: web.Request) -> web.Response:
+        found = is_ready()
+        return web.json_response({**counts(), "ready": found}, status=200 if found else 503)
+
+    async with _served({"/healthz": health, "/readyz": readiness}, port) as found:
+        yield found
+
+
+@asynccontextmanager
+async def _served(answers: Mapping[str, Any], port: int) -> AsyncIterator[int]:
     application = web.Application()
-    application.router.add_get(PATH, answer)
+    for path, answer in answers.items():
+        application.router.add_get(path, answer)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=2.0)
     await runner.setup()
     try:
         await web.SockSite(runner, listening_socket(port)).start()
         found: int = runner.addresses[0][1]
-        log.info("metrics_served", port=found)
         yield found
     finally:
         await runner.cleanup()

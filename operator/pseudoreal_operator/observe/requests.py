@@ -1,7 +1,7 @@
 """Reads what a pass needs from the API server."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +10,7 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.reading import (
@@ -39,30 +40,75 @@ async def observe(
     job: PseudoRealJob,
     status: PseudoRealJobStatus,
     now: datetime,
+    listed: Callable[[int], None] = lambda _: None,
 ) -> Observed:
+    """Read a job's children. `listed` takes how many there are. Raises Unreadable for a child of the job that is beyond
+    the bounds; objects of others that are, with whatever labels, are left out."""
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
     # Jobs come first: when one has ended, the pods that are read after it tell how.
-    bodies = [body async for body in api.each("Job", namespace, f"{LABEL_JOB}={name}")]
-    own = [body for body in bodies if belongs_to(uid, body)]
-    others = [_name(body) for body in bodies if is_of_another(uid, body)]
-    jobs = [read_job(body) for body in own]
-    pods, strangers, orphans = await _pods(api, job, f"{LABEL_JOB}={name}{_without(own, present(job, status, jobs))}")
+    found = _Found(uid)
+    async for body in api.each("Job", namespace, f"{LABEL_JOB}={name}", skipped=found.skip):
+        if found.is_own(body):
+            child = read_job(body)
+            found.jobs.append(child)
+            if has_no_pod_left(body):
+                found.over.append(child)
+    jobs, others = found.jobs, found.strangers
+    selector = f"{LABEL_JOB}={name}{_without(found.over, present(job, status, jobs))}"
+    async for body in api.each("Pod", namespace, selector, skipped=found.skip):
+        if found.is_own(body):
+            found.pods.append(read_pod(body))
+        elif is_orphan(uid, body):
+            found.orphans.append(_name(body))
+    pods = found.pods
+    listed(found.count)
     jobs, pods = sightings.dated((namespace, uid), status, jobs, pods, now)
     claims = []
     if not has_claim(job, status, jobs) and (claim := claim_of(job)):
-        found = await api.find("PersistentVolumeClaim", namespace, claim)
-        if found and is_of_another(uid, found):
+        volume = await api.find("PersistentVolumeClaim", namespace, claim)
+        if volume and is_of_another(uid, volume):
             others.append(claim)
-        elif found is not None:
+        elif volume is not None:
             claims.append(claim)
     gone = words.of_job((namespace, uid), [pod.name for pod in pods])
     seen = together(board, job, status, jobs, pods, now, gone)
     return replace(
         seen,
         existing=seen.existing | {("PersistentVolumeClaim", claim) for claim in claims},
-        foreign=(*others, *strangers),
-        orphans=tuple(orphans),
+        foreign=tuple(others),
+        orphans=tuple(found.orphans),
     )
+
+
+@dataclass
+class _Found:
+    """Children of a job, as far as a pass needs them: the objects themselves may be large, and many."""
+
+    uid: str
+    jobs: list[ChildJob] = field(default_factory=list)
+    over: list[ChildJob] = field(default_factory=list)
+    """Those of `jobs` whose pods have all ended."""
+    pods: list[Pod] = field(default_factory=list)
+    strangers: list[str] = field(default_factory=list)
+    """Names of children of a deleted job of the same name."""
+    orphans: list[str] = field(default_factory=list)
+    """Names of pods of the job without a Job."""
+    count: int = 0
+
+    def is_own(self, body: Json) -> bool:
+        """Takes an object: whether it is a child of the job."""
+        self.count += 1
+        if belongs_to(self.uid, body):
+            return True
+        if is_of_another(self.uid, body):
+            self.strangers.append(_name(body))
+        return False
+
+    def skip(self, body: Json, reason: Unreadable) -> None:
+        """Takes an object that is beyond the bounds. Raises its reason for a child of the job: without it a pass would
+        do what is wrong."""
+        if body["metadata"] and self.is_own(body):
+            raise Unreadable(reason.reason, f"{_name(body)}, which belongs to it, cannot be read: {reason}")
 
 
 def together(
@@ -109,26 +155,11 @@ def present(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[Chil
     return stage.execution(max([1, status.execution, *(job.execution.number for job in jobs)])) if stage else None
 
 
-def _without(jobs: Sequence[Json], present: Execution | None) -> str:
+def _without(over: Sequence[ChildJob], present: Execution | None) -> str:
     """A selector that leaves out pods of earlier executions that have all ended; they stay for their logs, and may be
     thousands."""
-    over = [_name(body) for body in jobs if has_no_pod_left(body) and read_job(body).execution != present]
-    return f",{_POD_JOB} notin ({','.join(sorted(over))})" if over else ""
-
-
-async def _pods(api: Api, job: PseudoRealJob, selector: str) -> tuple[list[Pod], list[str], list[str]]:
-    """The children of the job, the names of those of a deleted job of its name, and of its pods without a Job."""
-    pods: list[Pod] = []
-    strangers: list[str] = []
-    orphans: list[str] = []
-    async for body in api.each("Pod", job.metadata.namespace, selector):
-        if belongs_to(job.metadata.uid, body):
-            pods.append(read_pod(body))
-        elif is_of_another(job.metadata.uid, body):
-            strangers.append(_name(body))
-        elif is_orphan(job.metadata.uid, body):
-            orphans.append(_name(body))
-    return pods, strangers, orphans
+    names = sorted(job.name for job in over if job.execution != present)
+    return f",{_POD_JOB} notin ({','.join(names)})" if names else ""
 
 
 def claim_of(job: PseudoRealJob) -> str | None:

@@ -99,7 +99,7 @@ def test_an_upgrade_leaves_no_gap() -> None:
     deployment = find(render(), "Deployment")["spec"]
     assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     probes = [container(render())[f"{probe}Probe"]["httpGet"] for probe in ("startup", "readiness", "liveness")]
-    assert probes == 3 * [{"path": "/healthz", "port": "health"}]
+    assert probes == [{"path": path, "port": "health"} for path in ("/healthz", "/readyz", "/healthz")]
 
 
 def test_replicas_are_kept_apart_and_one_of_them_stays() -> None:

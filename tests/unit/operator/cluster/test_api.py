@@ -1,6 +1,7 @@
 """Which answers of the API server are errors."""
 
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,12 +15,28 @@ EVENT = {"kind": "Event", "metadata": {"name": "e", "namespace": "default"}}
 
 @dataclass
 class Answer:
+    """The client's answer, which is its own response and content as well."""
+
     status: int
     body: str
     reason: str = "said so"
 
-    async def read(self) -> bytes:
-        return self.body.encode()
+    @property
+    def response(self) -> "Answer":
+        return self
+
+    @property
+    def content(self) -> "Answer":
+        return self
+
+    async def __aenter__(self) -> "Answer":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        yield self.body.encode()
 
 
 def _api(status: int | OSError, body: object) -> Api:

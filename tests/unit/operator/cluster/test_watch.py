@@ -5,8 +5,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import pytest
+from aiohttp import ClientPayloadError
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.metrics.registry import REGISTRY
 
@@ -27,7 +30,9 @@ class Server:
         self.listed = 0
         self.asked: list[str] = []
         self.told: list[str] = []
+        self.told_at: list[float] = []
         self.missed = 0
+        self.chokes_on = ""
 
     async def version(self, *_: str) -> str:
         self.listed += 1
@@ -51,13 +56,17 @@ class Server:
             watch = Watch(cast(Api, self), "Pod", None, "label", self._tell, self._miss)
             task = asyncio.create_task(watch.run(begun))
             await begun.wait()
-            await asyncio.sleep(1000)
+            await asyncio.sleep(3000)
+            assert not task.done(), "it never ends"
             task.cancel()
 
         virtual_time.run(main())
 
     def _tell(self, _change: str, body: Json) -> None:
         self.told.append(body["metadata"]["name"])
+        self.told_at.append(asyncio.get_running_loop().time())
+        if self.chokes_on == body["metadata"]["name"]:
+            raise KeyError("a mistake")
 
     def _miss(self) -> None:
         self.missed += 1
@@ -82,7 +91,7 @@ def test_what_was_told_last_is_known_to_those_who_watch_the_watch() -> None:
 
 def test_an_error_in_the_stream_or_a_cut_object_costs_nothing_that_was_told() -> None:
     server = Server(
-        [change(101), ApiException(status=500)], [ValueError("half of it")], [OSError("cut")], [change(102)]
+        [change(101), ApiException(status=500)], [ClientPayloadError("half of it")], [OSError("cut")], [change(102)]
     )
     server.run()
     assert server.told == ["pod-101", "pod-102"]
@@ -107,3 +116,33 @@ def test_an_api_server_that_hangs_up_at_once_is_not_asked_without_a_pause() -> N
     server = Server(*([[]] * 50))
     server.run()
     assert len(server.asked) == 51
+
+
+def test_a_change_of_which_nothing_can_be_read_is_a_gap() -> None:
+    """Who asks for what came after the version before it gets it again and again."""
+    server = Server([change(101), Unreadable("TooLarge", "too large")], [change(201)])
+    server.run()
+    assert (server.asked[:2], server.told, server.missed) == (["100", "200"], ["pod-101", "pod-201"], 2)
+
+
+def test_a_mistake_of_who_is_told_does_not_end_it() -> None:
+    server = Server([change(101), change(102)], [change(202)])
+    server.chokes_on = "pod-101"
+    server.run()
+    assert (server.told, server.missed) == (["pod-101", "pod-202"], 2)
+
+
+@pytest.mark.parametrize("error", [OSError("refused"), ApiException(status=503), ApiException(status=404)])
+def test_an_api_server_that_is_back_after_half_an_hour_is_noticed_within_20_s(error: Exception) -> None:
+    back = 1800.0
+
+    class Away(Server):
+        async def watch(self, *asked: str) -> AsyncIterator[tuple[str, Json]]:
+            if asyncio.get_running_loop().time() < back:
+                raise error
+            async for told in super().watch(*asked):
+                yield told
+
+    server = Away([change(101)])
+    server.run()
+    assert back <= server.told_at[0] < back + 20

@@ -36,7 +36,7 @@ class Lists:
         for body in (*self.bodies["Job"], *self.bodies["Pod"]):
             body["metadata"]["namespace"] = "default"
 
-    async def each(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Json]:
+    async def each(self, kind: str, namespace: str | None, selector: str = "", **_: Any) -> AsyncIterator[Json]:
         self.asked.append(f"{kind} {namespace} {selector}".strip())
         for body in self.bodies[kind]:
             yield body

@@ -1,52 +1,146 @@
-"""What is asked of kopf: its settings, and the probe of its watches."""
+"""What is asked of kopf: its settings, what it may hear, and that its end ends nothing else."""
 
 import asyncio
-from typing import cast
+import itertools
+import json
+from collections.abc import AsyncIterator, Sized
+from typing import Any, cast
 
 import kopf
 import pytest
 from kopf._cogs.structs import references
+from pseudoreal_operator.cluster import kopf_session
 from pseudoreal_operator.cluster.finalizer import FINALIZER
-from pseudoreal_operator.loop.counts import Counts
-from pseudoreal_operator.loop.handlers import live_watchers, register
+from pseudoreal_operator.cluster.kopf_session import Contact
+from pseudoreal_operator.loop import handlers
+from pseudoreal_operator.loop.handlers import JobsWatch, illness, register
 from pseudoreal_operator.loop.kopf_settings import kopf_settings
 from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.settings import Settings
 
+SETTINGS = Settings("trainer:1", "IfNotPresent", ())
 
-def test_kopf_neither_posts_events_nor_looks_for_namespaces_and_lists_by_pages() -> None:
+
+def test_kopf_neither_posts_events_nor_looks_for_namespaces_nor_kills_the_process() -> None:
     settings = kopf_settings()
     # kopf would take it off itself, but not again when that is refused.
     assert settings.persistence.finalizer != FINALIZER
     assert settings.posting.enabled is False
     assert settings.scanning.disabled is True
     assert settings.peering.standalone is True
-    assert settings.watching.chunk_size
     # They become query parameters, and the API server takes integers only.
     assert isinstance(settings.watching.server_timeout, int)
-    assert settings.process.ultimate_exiting_timeout
-    assert settings.process.ultimate_exiting_timeout < 30
+    assert settings.process.ultimate_exiting_timeout is None
 
 
-async def test_the_probe_counts_the_watches_and_fails_when_one_is_dead() -> None:
-    stop = asyncio.Event()
-    names = ("watcher for pseudorealjobs", "watch of Job in None")
-    tasks = [asyncio.create_task(stop.wait(), name=name) for name in names]
-    await asyncio.sleep(0)
-    assert live_watchers(expected=2) == 2
-    tasks[0].cancel()
-    await asyncio.wait([tasks[0]])
-    with pytest.raises(kopf.PermanentError, match="1 of 2 watches run"):
-        live_watchers(expected=2)
-    stop.set()
-    await asyncio.wait(tasks)
+def test_kopf_asks_again_for_as_long_as_the_api_server_is_away() -> None:
+    backoffs = kopf_settings().networking.error_backoffs
+    assert not isinstance(backoffs, float | int | Sized), "kopf ends after the last one of what has a length"
+    for _ in range(2):
+        waits = [*itertools.islice(backoffs, 1000)]
+        assert sum(waits) > 1800
+        assert max(waits) <= 9, "it notices soon that the API server is back"
 
 
 async def test_the_handler_of_kopf_needs_no_finalizer() -> None:
     """It would make kopf write to every job."""
     registry = kopf.OperatorRegistry()
-    register(registry, cast(Loop, None), Counts(), Settings("trainer:1", "IfNotPresent", ()))
+    register(registry, cast(Loop, None), asyncio.get_running_loop())
     jobs = references.Resource("pseudoreal.dev", "v1alpha1", "pseudorealjobs")
     assert registry._watching.has_handlers(resource=jobs)
     assert not registry._spawning.has_handlers(resource=jobs)
     assert not registry._changing.has_handlers(resource=jobs)
+
+
+def _compact(value: Any) -> bytes:
+    """As the API server writes it."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+class Lines:
+    """What a watch of jobs tells, and what kopf hears of it."""
+
+    def __init__(self, *told: Any) -> None:
+        self.told = [one if isinstance(one, bytes) else _compact(one) for one in told]
+        self.unreadable: list[tuple[str, str]] = []
+        self.contact = Contact(lambda: None, lambda *name: self.unreadable.append(name))
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        for line in self.told:
+            yield line + b"\n"
+
+    async def heard(self) -> list[Any]:
+        changes = kopf_session._JobChanges(cast(Any, self), self.contact)
+        return [json.loads(line) async for line in changes.iter_chunked(1024)]
+
+
+def change(name: str, **fields: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "n", "uid": "u", "resourceVersion": "7", "annotations": {"a": "x" * 300}}
+    return {"type": "MODIFIED", "object": {"metadata": metadata} | fields}
+
+
+DEEP = b'{"type":"ADDED","object":{"metadata":{"name":"deep","namespace":"mallory"},"spec":' + b"[" * 3000 + b"]" * 3000
+
+
+async def test_kopf_hears_of_a_job_what_is_used_and_nothing_of_one_beyond_the_bounds() -> None:
+    spec = {"model": {"layers": 8}, "cleanUp": {"children": "Delete"}, "deadlines": {"ttlSecondsAfterFinished": 5}}
+    status = {"state": "Complete"}
+    large = change("large", status={"conditions": [{"message": "x" * 300_000}]})
+    lines = Lines(change("a", spec=spec, status=status), DEEP + b"}}", large, change("b"))
+    first, last = await lines.heard()
+    assert first["object"] == {
+        "apiVersion": None,
+        "kind": None,
+        "metadata": {"name": "a", "namespace": "n", "uid": "u", "resourceVersion": "7"},
+        "spec": {"cleanUp": {"children": "Delete"}, "deadlines": {"ttlSecondsAfterFinished": 5}},
+        "status": status,
+    }
+    assert last["object"]["metadata"]["name"] == "b"
+    assert lines.unreadable == [("mallory", "deep"), ("n", "large")]
+
+
+async def test_an_error_ends_the_connection_and_not_kopf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kopf_session, "_MOST_PAUSE_SECONDS", 0.0)
+    for error in ({"code": 500}, {"code": 504}, {}, "nonsense"):
+        told = await Lines(change("a"), {"type": "ERROR", "object": error}, change("b")).heard()
+        assert [one["object"]["metadata"]["name"] for one in told] == ["a"], error
+    # This one has kopf list anew.
+    told = await Lines({"type": "ERROR", "object": {"code": 410}}).heard()
+    assert told == [{"type": "ERROR", "object": {"code": 410}}]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, RecursionError, MemoryError, SystemExit, asyncio.CancelledError])
+async def test_kopf_is_started_again_whatever_ends_it(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, third = list[int](), asyncio.Event()
+    own = asyncio.get_running_loop()
+
+    async def operator() -> None:
+        starts.append(1)
+        if len(starts) < 3:
+            raise error
+        own.call_soon_threadsafe(third.set)
+        await asyncio.sleep(1000)
+
+    monkeypatch.setattr(handlers, "_operator", lambda *_: operator)
+    monkeypatch.setattr(handlers, "_MOST_PAUSE_SECONDS", 0.01)
+    watch = JobsWatch(Loop.__new__(Loop), SETTINGS)
+    running = asyncio.create_task(watch.run())
+    async with asyncio.timeout(30):
+        await third.wait()
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait([running], timeout=5)
+    assert running.cancelled()
+
+
+def test_kopf_that_hears_nothing_is_ill() -> None:
+    contact = Contact(lambda: None, lambda *_: None, last=100.0)
+    assert illness(contact, 105.0) is None
+    assert "has not begun to watch" in str(illness(contact, 120.0)), "it never looks for a kind again"
+    contact.asks = 1
+    assert illness(contact, 120.0) is None, "it waits for an answer"
+    contact.asks, contact.has_asked_for_jobs = 0, True
+    assert illness(contact, 120.0) is None
+    assert "heard nothing for 200 s" in str(illness(contact, 300.0))

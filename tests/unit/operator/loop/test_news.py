@@ -10,6 +10,7 @@ from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.loop import news
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.news import News
+from pseudoreal_operator.tasks import dead_tasks
 
 from tests.unit.operator.cluster import virtual_time
 
@@ -103,6 +104,35 @@ def test_an_api_server_that_is_away_for_long_gets_no_old_events() -> None:
 def test_the_memory_is_bounded_and_what_is_lost_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(news, "MOST_WAITING", 2)
     counts, server = Counts(), Server()
-    told(server, (JOB, "1"), (JOB, "2"), (JOB, "3"), counts=counts)
+    told(server, (JOB, "1"), (Name("b", "j"), "2"), (Name("c", "j"), "3"), counts=counts)
     assert [message for message, _ in server.posted] == ["1", "2"]
     assert counts.lost_events == 1
+
+
+def test_the_events_of_one_namespace_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(news, "MOST_WAITING", 8)
+    counts, server = Counts(), Server()
+    told(server, *((JOB, str(number)) for number in range(10)), (Name("alice", "llm"), "hers"), counts=counts)
+    assert {message for message, _ in server.posted} == {"0", "1", "hers"}
+    assert counts.lost_events == 8
+
+
+def test_events_are_posted_again_after_any_number_of_failures() -> None:
+    """Each of these has been given up after MOST_TRIES, by every worker."""
+    jobs = [Name("default", f"job-{number}") for number in range(6)]
+    counts, server = Counts(), Server(lambda _, now: ApiException(status=500) if now < 2000 else None)
+
+    async def main() -> None:
+        unsent = News(cast(Api, server), counts)
+        async with unsent.posting():
+            for job in jobs:
+                unsent.tell(job, [event("1"), event("2")])
+            await asyncio.sleep(2000)
+            assert counts.lost_events == 12
+            for job in jobs:
+                unsent.tell(job, [event("3")])
+            await asyncio.sleep(100)
+            assert dead_tasks() == []
+
+    virtual_time.run(main())
+    assert [message for message, _ in server.posted] == ["3"] * 6

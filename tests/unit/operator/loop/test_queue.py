@@ -5,10 +5,12 @@ from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_operator.cluster.retry import Pause
 from pseudoreal_operator.loop.queue import WorkQueue
+from pseudoreal_operator.tasks import dead_tasks, live_tasks
 
 from tests.support.depth import DEPTH
 from tests.unit.operator.cluster import virtual_time
@@ -29,7 +31,10 @@ class Work:
         self.at_once: Counter[str] = Counter()
         self.most_at_once = self.most_of_one = 0
         self.binding = False
-        self.queue: WorkQueue[str] = WorkQueue(self._pass, self._failed)
+        self.is_open = True
+        self.queue: WorkQueue[str] = WorkQueue(
+            self._pass, self._failed, group=lambda key: key.partition("/")[0], is_open=lambda: self.is_open
+        )
 
     async def _pass(self, key: str) -> float | None:
         self.begun.append((key, now()))
@@ -46,7 +51,7 @@ class Work:
         left = self.waits.get(key)
         return left.pop(0) if left else None
 
-    def _failed(self, _key: str, _error: Exception, failures: int) -> Pause:
+    def _failed(self, _key: str, _error: Exception, failures: int) -> Pause | None:
         return Pause(10.0 * failures, self.binding)
 
     def times(self, key: str = "a") -> list[float]:
@@ -188,6 +193,137 @@ def test_a_backlog_does_not_ask_again_before_the_api_server_wants_it() -> None:
 
     work.run(main())
     assert work.times() == [0, 11]
+
+
+def test_a_backlog_is_served_under_constant_news() -> None:
+    work = Work(seconds=1)
+
+    async def main() -> None:
+        for number in range(20):
+            work.queue.add_backlog(f"old-{number}")
+        for second in range(100):
+            for number in range(2 * WORKERS):
+                work.queue.add(f"news-{second}-{number}")
+            await asyncio.sleep(1)
+
+    work.run(main())
+    ends = [work.times(f"old-{number}")[0] for number in range(20)]
+    # One of four passes is over the backlog: so is one of a second's.
+    assert max(ends) <= 40
+
+
+def test_namespaces_take_turns() -> None:
+    work = Work(seconds=1)
+
+    async def main() -> None:
+        for number in range(200):
+            work.queue.add(f"mallory/{number}")
+        await asyncio.sleep(0.5)
+        for number in range(3):
+            work.queue.add(f"alice/{number}")
+
+    work.run(main())
+    assert max(work.times(f"alice/{number}")[0] for number in range(3)) <= 3
+
+
+def test_one_namespace_leaves_workers_for_others() -> None:
+    work, workers = Work(seconds=100), 16
+
+    async def whole() -> None:
+        async with work.queue.workers(workers):
+            for number in range(50):
+                work.queue.add(f"mallory/{number}")
+            await asyncio.sleep(10)
+            work.queue.add("alice/0")
+            await asyncio.sleep(1)
+            assert work.times("alice/0") == [10]
+            assert work.at_once.total() == 13
+            await asyncio.sleep(1000)
+            assert work.at_once.total() == 0
+
+    virtual_time.run(whole())
+    assert len(work.begun) == 51, "and it has what is left"
+
+
+class Odd(Exception):
+    """Something that nobody has foreseen."""
+
+
+@pytest.mark.parametrize("error", [Odd, RecursionError, asyncio.CancelledError, MemoryError])
+def test_workers_outlive_their_passes_and_what_is_called_when_these_fail(error: type[BaseException]) -> None:
+    served: list[str] = []
+
+    async def work(key: str) -> float | None:
+        if key.startswith("bad"):
+            raise error
+        served.append(key)
+        return None
+
+    def failed(key: str, _error: Exception, _failures: int) -> Pause | None:
+        if key == "bad-0":
+            return None
+        raise Odd
+
+    async def main() -> None:
+        queue: WorkQueue[str] = WorkQueue(work, failed)
+        async with queue.workers(2):
+            for number in range(3):
+                queue.add(f"bad-{number}")
+            await asyncio.sleep(30)
+            assert dead_tasks() == []
+            assert len([name for name in live_tasks() if name.startswith("worker")]) == 2
+            queue.add("good")
+            await asyncio.sleep(1)
+
+    virtual_time.run(main())
+    assert served == ["good"]
+
+
+def test_a_key_that_has_failed_for_good_is_left_alone_until_it_is_added() -> None:
+    work = Work(failures=10)
+    work.queue._failed = lambda _key, _error, failures: None if failures == 3 else Pause(1.0)
+
+    async def main() -> None:
+        work.queue.add("a")
+        await asyncio.sleep(100)
+        assert work.times() == [0, 1, 2]
+        work.queue.add("a")
+
+    work.run(main())
+    assert work.times() == [0, 1, 2, 100, 101, 102], "and its failures are counted anew"
+
+
+def test_nothing_makes_a_pause_shorter_that_a_pass_has_asked_for() -> None:
+    work = Work(seconds=1)
+
+    async def main() -> None:
+        work.queue.add("a")
+        await asyncio.sleep(0.1)
+        work.queue.add("a", 2)
+        work.queue.hold("a", 10)
+        for _ in range(5):
+            work.queue.add("a")
+            work.queue.add_backlog("a")
+            await asyncio.sleep(1)
+
+    work.run(main())
+    assert work.times() == [0, 10.1]
+
+
+def test_while_the_queue_is_closed_no_pass_begins_and_none_is_lost() -> None:
+    work = Work(seconds=1)
+
+    async def main() -> None:
+        work.is_open = False
+        for number in range(10):
+            work.queue.add(f"a/{number}")
+        await asyncio.sleep(1800)
+        assert work.begun == []
+        work.is_open = True
+
+    work.run(main())
+    assert len(work.begun) == 10
+    assert work.begun[-1][1] < 1810
 
 
 def test_a_key_that_is_forgotten_is_left_alone() -> None:

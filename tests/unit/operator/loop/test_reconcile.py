@@ -78,6 +78,9 @@ class Server:
         self.managers: list[str] = []
         self.merged: list[Json] = []
 
+    async def find_within(self, _most: int, *asked: str) -> Json | None:
+        return await self.find(*asked)
+
     async def find(self, *_: str) -> Json | None:
         self.requests += 1
         if self._missing:
@@ -85,10 +88,11 @@ class Server:
             return None
         return None if self._gone else self.body
 
-    async def each(self, kind: str, _namespace: str, _selector: str = "", *, name: str = "") -> AsyncIterator[Json]:
+    async def is_listed(self, _kind: str, _namespace: str, _name: str) -> bool:
+        return not self._gone
+
+    async def each(self, kind: str, _namespace: str, _selector: str = "", **_: Any) -> AsyncIterator[Json]:
         self.requests += 1
-        if kind == "PseudoRealJob" and name == "good" and not self._gone:
-            yield self.body
         for job in self.jobs if kind == "Job" else ():
             yield job
 

@@ -1,11 +1,13 @@
 """What of the objects that the API server lists belongs to the job."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import pytest
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.requests import observe
@@ -24,13 +26,18 @@ class Server:
     def __init__(self, claim: Json | None = None, **listed: list[Json]) -> None:
         self._claim, self._listed = claim, listed
         self.asked: list[str] = []
+        self.unreadable: list[Json] = []
 
     async def find(self, kind: str, *_: str) -> Json | None:
         self.asked.append(kind)
         return self._claim
 
-    async def each(self, kind: str, _namespace: str, selector: str) -> AsyncIterator[Json]:
+    async def each(
+        self, kind: str, _namespace: str, selector: str, *, skipped: Callable[[Json, Unreadable], None]
+    ) -> AsyncIterator[Json]:
         self.asked.append(f"{kind} {selector}")
+        for body in self.unreadable:
+            skipped(body, Unreadable("TooDeep", "it is deep"))
         for body in self._listed.get(kind, []):
             yield body
 
@@ -89,3 +96,19 @@ async def test_pods_of_executions_that_are_over_are_not_read_again() -> None:
     await seen(server, PseudoRealJobStatus(execution=4, phases=first_phases(make_job().spec)))
     selector = "pseudoreal.dev/job-name=sim,batch.kubernetes.io/job-name notin (sim-pseudo-e1)"
     assert server.asked[1] == f"Pod {selector}"
+
+
+async def test_an_object_of_others_that_cannot_be_read_is_left_out() -> None:
+    server = Server()
+    foreign = labelled("theirs", **{"job-uid": UID})
+    del foreign["metadata"]["ownerReferences"]
+    server.unreadable = [foreign, {"metadata": {}}, {"metadata": {"name": "bare"}}]
+    found = await seen(server)
+    assert (found.jobs, found.pods, found.foreign) == ((), (), ())
+
+
+async def test_without_a_child_of_its_own_that_cannot_be_read_a_job_is_left_alone() -> None:
+    server = Server()
+    server.unreadable = [child_job("sim-pseudo-e1", 1)]
+    with pytest.raises(Unreadable, match="sim-pseudo-e1, which belongs to it, cannot be read: it is deep"):
+        await seen(server)

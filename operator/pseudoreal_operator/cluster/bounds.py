@@ -1,0 +1,146 @@
+"""Bounds on everything that the API server sends: bytes, values and depth of an answer or of a line of a watch.
+
+Whoever may write an object in a namespace decides what the operator has to read. An object beyond the bounds is named,
+counted and left alone; everything else is read. What is read costs little: of at most MOST_BYTES and MOST_VALUES,
+Python makes objects of some 25 MB, in some 20 ms.
+"""
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aiohttp import ClientPayloadError
+from pydantic_core import from_json
+
+Json = dict[str, Any]
+
+MOST_BYTES = 2**21
+"""Most bytes of an object, and of a line of a watch: etcd stores 1.5 MiB of one."""
+MOST_PAGE_BYTES = 2**22
+"""Most bytes of a page of several objects."""
+MOST_VALUES = 100_000
+"""Most values of an object or a page: an empty map takes two bytes on the wire, and a hundred in memory."""
+_DEPTH_WORDS = "recursion limit"
+"""How the parser says that something is nested more deeply than its 200 levels."""
+
+TOO_LARGE, TOO_MANY_VALUES, TOO_DEEP, NO_JSON = "TooLarge", "TooManyValues", "TooDeep", "NoJson"
+"""Reasons for which an object is not read."""
+
+_MANAGED_FIELDS = b'"managedFields":'
+_AFTER_METADATA = re.compile(b'"managedFields":|"spec":')
+_ITEMS = b'"items":'
+_NAME = re.compile(rb'"name":"([a-z0-9.-]{1,253})","namespace":"([a-z0-9-]{1,63})"')
+
+
+class Unreadable(ValueError):
+    """An object or a page is beyond a bound. `reason`: one of the words above."""
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+class Stream(Protocol):
+    """Bytes that arrive, such as the content of an answer."""
+
+    def iter_any(self) -> AsyncIterator[bytes]: ...
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """A line that is longer than its bound: its first bytes."""
+
+    head: bytes
+
+
+def read_json(data: bytes | bytearray) -> Any:
+    """Return the value of a JSON text. Raises Unreadable, never RecursionError."""
+    # Each value but the first stands behind one of these; inside strings they are counted as well, which are few.
+    if sum(map(data.count, (b"{", b"[", b","))) > MOST_VALUES:
+        raise Unreadable(TOO_MANY_VALUES, f"it has more than {MOST_VALUES:,} values")
+    try:
+        return from_json(data)
+    except ValueError as error:
+        if _DEPTH_WORDS in str(error):
+            raise Unreadable(TOO_DEEP, "it is nested more than 200 levels deep") from None
+        raise Unreadable(NO_JSON, f"it is no JSON: {error}") from None
+
+
+async def read_all(stream: Stream, most: int) -> bytes:
+    """Return all bytes of a stream. Raises Unreadable once there are more than `most`; the rest is not read."""
+    data = bytearray()
+    async for chunk in stream.iter_any():
+        data += chunk
+        if len(data) > most:
+            raise Unreadable(TOO_LARGE, f"it has more than {most:,} bytes")
+    return bytes(data)
+
+
+async def read_head(stream: Stream) -> bytes:
+    """Return the first MOST_BYTES of a stream, or all of it."""
+    data = bytearray()
+    async for chunk in stream.iter_any():
+        data += chunk
+        if len(data) >= MOST_BYTES:
+            break
+    return bytes(data[:MOST_BYTES])
+
+
+async def read_lines(stream: Stream) -> AsyncIterator[bytes | Overlong]:
+    """Yield the lines of a stream, and of those that are too long the beginning. What comes after the last line feed
+    was cut off, and is no line."""
+    kept, is_overlong = bytearray(), False
+    async for chunk in stream.iter_any():
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            if not is_overlong:
+                kept += chunk[start:end]
+                is_overlong = len(kept) > MOST_BYTES
+            if is_overlong:
+                yield Overlong(bytes(kept[:MOST_BYTES]))
+            elif kept.strip():
+                yield bytes(kept)
+            kept, is_overlong, start = bytearray(), False, end + 1
+        if not is_overlong:
+            kept += chunk[start:]
+            is_overlong = len(kept) > MOST_BYTES
+
+
+def metadata_of(head: bytes) -> Json | None:
+    """Return what the beginning of an object, of a change of one, or of a list of metadata says of the metadata of the
+    (first) object; None where that is not its name. Objects of built-in kinds, and metadata alone, are written in the
+    order of their fields: name, namespace, uid and version come before everything that users write, and the managed
+    fields, which mirror the depth of the object, come last."""
+    body = _partial(_AFTER_METADATA.split(head, 1)[0])
+    body = body.get("object", body) if isinstance(body, dict) else {}
+    items = body.get("items") if isinstance(body, dict) else None
+    body = items[0] if isinstance(items, list) and items else body
+    metadata = body.get("metadata") if isinstance(body, dict) else None
+    return metadata if isinstance(metadata, dict) and isinstance(metadata.get("name"), str) else None
+
+
+def page_head_of(head: bytes) -> Json:
+    """Return the metadata of a list of metadata, which come before its items. Raises ClientPayloadError for an answer
+    that is none."""
+    page = _partial(head.partition(_ITEMS)[0])
+    metadata = page.get("metadata") if isinstance(page, dict) else None
+    if not isinstance(metadata, dict) or "resourceVersion" not in metadata:
+        raise ClientPayloadError("the answer is no list of Kubernetes")
+    return metadata
+
+
+def guessed_name(line: bytes) -> tuple[str, str] | None:
+    """Return namespace and name of a custom resource that cannot be parsed, as well as they can be guessed: its managed
+    fields come before them. Users can make this say another name, so it is good for asking about that object only."""
+    before, mark, after = line.partition(_MANAGED_FIELDS)
+    found = _NAME.search(after if mark else before)
+    return (found[2].decode(), found[1].decode()) if found else None
+
+
+def _partial(head: bytes) -> Any:
+    try:
+        read = head if sum(map(head.count, (b"{", b"[", b","))) <= MOST_VALUES else b""
+        return from_json(read, allow_partial=True)
+    except ValueError:
+        return None

@@ -1,0 +1,249 @@
+"""The connections of kopf to the API server: it reads nothing of jobs but what is made for it here, within bounds.
+
+kopf reads an answer as a whole, and a list of jobs may have any size and depth. So its list has no items and only the
+version that its watch begins with: the operator lists the jobs itself, in pages that are bounded. A line of its watch
+is parsed within the bounds and told on with the fields that are used; one that is beyond them is not told at all, and
+the operator is told of the job in another way.
+
+All that is used of kopf and of aiohttp is public: kopf's own sessions (AiohttpSession), and aiohttp's middlewares and
+classes of responses.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from aiohttp import (
+    ClientHandlerType,
+    ClientPayloadError,
+    ClientRequest,
+    ClientResponse,
+    ClientSession,
+    StreamReader,
+    TCPConnector,
+)
+from aiohttp.connector import Connection
+from kopf import AiohttpSession, ConnectionInfo
+from pseudoreal_api.base import KIND, PLURAL
+
+from pseudoreal_operator.cluster.bounds import (
+    MOST_BYTES,
+    TOO_LARGE,
+    Overlong,
+    Unreadable,
+    guessed_name,
+    page_head_of,
+    read_all,
+    read_head,
+    read_json,
+    read_lines,
+)
+from pseudoreal_operator.metrics.registry import LAST_EVENT, OBJECTS_SKIPPED, OVERLONG_LINES, WATCH_ERRORS
+
+Json = dict[str, Any]
+
+_LIST_OF_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
+_MOST_TOLD_BYTES = 2**18
+"""Most bytes that kopf gets of a job: it may keep those of all jobs at once. A status has far fewer."""
+_GONE = 410
+_MOST_PAUSE_SECONDS = 10.0
+_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp", "finalizers")
+_SPEC = ("cleanUp", "deadlines")
+"""Fields of a job that are told on; of its status all are."""
+
+log = structlog.get_logger()
+
+
+@dataclass
+class Contact:
+    """What kopf hears of the API server, and what becomes of what it must not hear. It is called in kopf's thread."""
+
+    missed: Callable[[], object]
+    """Called when a watch is about to begin: what happened before it is not told by it."""
+    unreadable: Callable[[str, str], object]
+    """Called with namespace and name of a job that cannot be read, as far as they can be guessed."""
+    asks: int = 0
+    """Number of requests whose answer has not begun."""
+    last: float = field(default_factory=time.monotonic)
+    """Moment at which kopf last asked for something, or was told something."""
+    watched: frozenset[str] = frozenset()
+    """Paths at which a watch of jobs has begun."""
+    has_asked_for_jobs: bool = False
+    failures: int = 0
+    """Number of errors in a row that the API server has told in watches."""
+
+    def note(self) -> None:
+        self.last = time.monotonic()
+
+    async def guard(self, request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
+        """A middleware that surrounds every request of kopf."""
+        if _is_of_jobs(request.url.path):
+            self.has_asked_for_jobs = True
+            if "watch" not in request.url.query:
+                request.url = request.url.update_query(limit=1)
+                request.headers["Accept"] = _LIST_OF_METADATA
+        self.note()
+        self.asks += 1
+        try:
+            response = await send(request)
+        finally:
+            self.asks -= 1
+            self.note()
+        if isinstance(response, _Response) and response.status < 300:
+            response.follow(self)
+        return response
+
+
+def make_session(info: ConnectionInfo, contact: Contact) -> AiohttpSession:
+    """Makes what kopf talks to the API server with. It is called in kopf's loop."""
+    session = ClientSession(
+        connector=TCPConnector(limit=0, ssl=info.as_ssl_context()),
+        headers=info.as_http_headers(),
+        response_class=_Response,
+        middlewares=(contact.guard,),
+        trust_env=info.trust_env,
+        proxy=info.proxy_url,
+    )
+    return AiohttpSession(
+        server=info.server,
+        default_namespace=info.default_namespace,
+        priority=info.priority,
+        expiration=info.expiration,
+        aiohttp_session=session,
+    )
+
+
+class _Response(ClientResponse):
+    """An answer that is read within bounds."""
+
+    _contact: Contact | None = None
+
+    async def start(self, connection: Connection) -> ClientResponse:
+        await super().start(connection)
+        self.content = _Content(self.content)  # type: ignore[assignment]
+        return self
+
+    def follow(self, contact: Contact) -> None:
+        """Begins to hide jobs from kopf, where this is an answer with jobs."""
+        if not _is_of_jobs(self.url.path):
+            return
+        self._contact = contact
+        if "watch" in self.url.query:
+            contact.watched |= {self.url.path}
+            self.content = _JobChanges(self.content, contact)  # type: ignore[assignment]
+
+    async def json(self, **_: Any) -> Any:
+        """Return what the body holds; of a list of jobs only the version. Raises JSONDecodeError for what is no JSON,
+        as kopf expects it of errors."""
+        try:
+            if self._contact is None:
+                return read_json(await self.content.read())
+            version = page_head_of(await read_head(self.content))["resourceVersion"]
+        except Unreadable as error:
+            raise json.JSONDecodeError(str(error), "", 0) from error
+        # It begins its watch at this version, so what is listed from now on misses nothing.
+        self._contact.missed()
+        return {"metadata": {"resourceVersion": version}, "items": []}
+
+
+class _Content:
+    """A stream of bytes that is read as a whole within bounds only."""
+
+    def __init__(self, stream: "StreamReader | _Content") -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def iter_any(self) -> AsyncIterator[bytes]:
+        return self._stream.iter_any()
+
+    async def read(self, _most: int = -1) -> bytes:
+        """Return all bytes. Raises ClientPayloadError where they are too many."""
+        try:
+            return await read_all(self._stream, MOST_BYTES)
+        except Unreadable as error:
+            raise ClientPayloadError(str(error)) from error
+
+
+class _JobChanges(_Content):
+    """The lines of a watch of jobs, as kopf gets them."""
+
+    def __init__(self, stream: "StreamReader | _Content", contact: Contact) -> None:
+        super().__init__(stream)
+        self._contact = contact
+        self._told = LAST_EVENT.labels(kind=KIND, namespace="")
+
+    async def iter_chunked(self, _bytes: int) -> AsyncIterator[bytes]:
+        async for line in read_lines(self._stream):
+            self._contact.note()
+            self._told.set_to_current_time()
+            try:
+                told = _told(line)
+            except Unreadable as error:
+                self._skip(line, error)
+                continue
+            if code := _error_in(told):
+                # Of the others kopf would end. It goes on after the last change that it was told.
+                WATCH_ERRORS.labels(kind=KIND).inc()
+                self._contact.failures += 1
+                pause = min(0.5 * 2.0 ** min(self._contact.failures, 10), _MOST_PAUSE_SECONDS)
+                log.info("watch_ended", kind=KIND, error=code, again_in=pause)
+                await asyncio.sleep(pause * random.uniform(0.5, 1))
+                if code != _GONE:
+                    return
+            else:
+                self._contact.failures = 0
+            yield json.dumps(told).encode() + b"\n"
+
+    def _skip(self, line: bytes | Overlong, error: Unreadable) -> None:
+        if isinstance(line, Overlong):
+            OVERLONG_LINES.labels(kind=KIND).inc()
+        OBJECTS_SKIPPED.labels(kind=KIND, reason=error.reason).inc()
+        found = guessed_name(line.head if isinstance(line, Overlong) else line)
+        namespace, name = found or (None, None)
+        log.warning("object_skipped", kind=KIND, reason=error.reason, error=str(error), namespace=namespace, name=name)
+        if found:
+            self._contact.unreadable(*found)
+
+
+def _error_in(told: Any) -> int:
+    """The code of the error that is told; 0 where it is a change."""
+    if not isinstance(told, dict) or told.get("type") != "ERROR":
+        return 0
+    said = told.get("object")
+    return int(said.get("code") or 500) if isinstance(said, dict) else 500
+
+
+def _told(line: bytes | Overlong) -> Any:
+    """The change as kopf gets it. Raises Unreadable."""
+    if isinstance(line, Overlong):
+        raise Unreadable(TOO_LARGE, f"it has more than {MOST_BYTES:,} bytes")
+    told = read_json(line)
+    with suppress(KeyError, TypeError, AttributeError):
+        if told["type"] in ("ADDED", "MODIFIED", "DELETED"):
+            told = {"type": told["type"], "object": _reduced(told["object"])}
+    if len(line) > _MOST_TOLD_BYTES and len(json.dumps(told)) > _MOST_TOLD_BYTES:
+        raise Unreadable(TOO_LARGE, f"its status has more than {_MOST_TOLD_BYTES:,} bytes")
+    return told
+
+
+def _reduced(job: Json) -> Json:
+    metadata, spec = job["metadata"], job.get("spec") or {}
+    return {
+        "apiVersion": job.get("apiVersion"),
+        "kind": job.get("kind"),
+        "metadata": {key: metadata[key] for key in _METADATA if key in metadata},
+        "spec": {key: spec[key] for key in _SPEC if key in spec},
+        "status": job.get("status") or {},
+    }
+
+
+def _is_of_jobs(path: str) -> bool:
+    return path.endswith(f"/{PLURAL}")

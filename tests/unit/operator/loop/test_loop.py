@@ -1,0 +1,200 @@
+"""How jobs come to the queue when nothing is as it should be."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+from pseudoreal_api.names import LABEL_JOB
+from pseudoreal_operator.cluster.api import Api, Json, Name
+from pseudoreal_operator.cluster.bounds import Unreadable
+from pseudoreal_operator.loop import loop as module
+from pseudoreal_operator.loop.census import Census
+from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.loop.loop import RESYNC_SECONDS, Loop
+from pseudoreal_operator.loop.news import News
+from pseudoreal_operator.loop.reconcile import Calls, Gone, Means
+from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.settings import Settings
+
+from tests.unit.operator.cluster import virtual_time
+
+
+class Server:
+    """Lists jobs, and calls `during` after the first of them."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Json] = []
+        self.skipped: list[Json] = []
+        self.during: Callable[[], object] = lambda: None
+
+    async def each(
+        self, _kind: str, _namespace: str | None, *, skipped: Callable[[Json, Unreadable], None]
+    ) -> AsyncIterator[Json]:
+        for body in self.jobs:
+            yield body
+            self.during()
+        for body in self.skipped:
+            skipped(body, Unreadable("TooDeep", "it is deep"))
+
+
+def job(name: str, uid: str = "", version: int = 1) -> Json:
+    return {"metadata": {"namespace": "n", "name": name, "uid": uid or name, "generation": version}, "spec": {}}
+
+
+def made(server: Server) -> Loop:
+    api, counts = cast(Api, server), Counts()
+    means = Means(api, Settings("trainer:1", "IfNotPresent", ()), Board(), counts, News(api, counts))
+    return Loop(means, None, Census(CollectorRegistry()))
+
+
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Name]:
+    """Names of the jobs that get a pass, from now on."""
+    names: list[Name] = []
+
+    async def reconcile(_means: Means, name: Name, _calls: Calls) -> float | None:
+        names.append(name)
+        return None
+
+    monkeypatch.setattr(module, "reconcile", reconcile)
+    return names
+
+
+async def _serve(loop: Loop) -> None:
+    async with loop._queue.workers(2):
+        await asyncio.sleep(1)
+
+
+def test_all_jobs_of_a_list_have_a_pass_and_so_have_those_that_are_missing_or_unreadable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, names = Server(), served(monkeypatch)
+
+    async def main() -> None:
+        loop = made(server)
+        loop.job_changed("ADDED", job("gone"))
+        server.jobs, server.skipped = [job("a"), job("b")], [job("deep"), {"metadata": {}}]
+        await loop._list_jobs_once()
+        await _serve(loop)
+
+    virtual_time.run(main())
+    assert {name.name for name in names} == {"a", "b", "deep", "gone"}
+
+
+def test_a_change_that_is_told_during_a_list_is_newer_than_the_list() -> None:
+    server = Server()
+
+    async def main() -> None:
+        loop = made(server)
+        server.jobs = [job("first"), job("second")]
+        server.during = lambda: loop.job_changed("DELETED", job("second"))
+        loop.job_changed("ADDED", job("second"))
+        loop.jobs_missed()
+        await loop._list_jobs_once()
+        assert loop._wakeups.known() == {Name("n", "first")}
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("body", [{}, {"metadata": None}, job("a") | {"status": {"conditions": [3]}}])
+def test_nothing_that_a_job_says_ends_its_watch(body: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = served(monkeypatch)
+
+    async def main() -> None:
+        loop = made(Server())
+        loop.job_changed("MODIFIED", body)
+        loop.job_changed("ADDED", job("good"))
+        await _serve(loop)
+
+    virtual_time.run(main())
+    assert Name("n", "good") in names
+
+
+def test_a_child_of_which_only_metadata_could_be_read_wakes_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = served(monkeypatch)
+
+    async def main() -> None:
+        loop = made(Server())
+        loop.job_changed("ADDED", job("a"))
+        async with loop._queue.workers(2):
+            await asyncio.sleep(1)
+            metadata = {"namespace": "n", "name": "p", "uid": "u", "labels": {LABEL_JOB: "a"}}
+            for change in ("MODIFIED", "DELETED"):
+                loop._child_changed("Pod", change, {"metadata": metadata})
+                await asyncio.sleep(1)
+
+    virtual_time.run(main())
+    assert names == [Name("n", "a")] * 3
+
+
+def test_a_job_that_turns_out_to_be_gone_is_forgotten_and_its_successor_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        loop = made(Server())
+
+        async def reconcile(*_: Any) -> float | None:
+            loop.job_changed("ADDED", job("a", uid="two"))
+            raise Gone
+
+        monkeypatch.setattr(module, "reconcile", reconcile)
+        loop.job_changed("ADDED", job("a"))
+        assert await loop._pass(Name("n", "a")) is None
+        assert loop._wakeups.uids_of(Name("n", "a")) == {"two"}
+
+    virtual_time.run(main())
+
+
+def test_a_job_at_which_nothing_happens_is_looked_at_within_ten_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = served(monkeypatch)
+
+    async def main() -> None:
+        loop = made(Server())
+        for number in range(20):
+            loop.job_changed("ADDED", job(f"job-{number}"))
+        async with loop._queue.workers(2):
+            await asyncio.sleep(RESYNC_SECONDS * 0.7)
+            assert len(names) == 20
+            await asyncio.sleep(RESYNC_SECONDS * 0.2)
+            assert 20 < len(names) < 40, "they do not come together"
+            await asyncio.sleep(RESYNC_SECONDS * 0.2)
+
+    virtual_time.run(main())
+    assert len(names) == 40
+
+
+def test_a_job_of_many_pods_is_not_listed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[float] = []
+
+    async def reconcile(_means: Means, _name: Name, calls: Calls) -> float | None:
+        begun.append(asyncio.get_running_loop().time())
+        calls.listed(10_000)
+        return None
+
+    monkeypatch.setattr(module, "reconcile", reconcile)
+
+    async def main() -> None:
+        loop = made(Server())
+        loop.job_changed("ADDED", job("a"))
+        async with loop._queue.workers(2):
+            for second in range(100):
+                loop.job_changed("MODIFIED", job("a", version=second + 2))
+                await asyncio.sleep(1)
+
+    virtual_time.run(main())
+    assert 10 <= len(begun) <= 12
+
+
+def test_jobs_of_another_namespace_do_not_wait_for_all_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = served(monkeypatch)
+
+    async def main() -> None:
+        loop = made(Server())
+        for number in range(200):
+            loop.job_changed("ADDED", job(f"job-{number}"))
+        hers = job("hers")
+        hers["metadata"]["namespace"] = "alice"
+        loop.job_changed("ADDED", hers)
+        await _serve(loop)
+
+    virtual_time.run(main())
+    assert names.index(Name("alice", "hers")) < 5
