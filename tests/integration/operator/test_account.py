@@ -16,6 +16,7 @@ from pseudoreal_operator.observe.stages import Stage
 from tests import golden
 from tests.support import chart
 from tests.support.asking import Asking
+from tests.support.cluster import Cluster
 from tests.support.jobs import good_job
 from tests.support.kubectl import Kubectl
 from tests.support.names import OPERATOR
@@ -27,9 +28,15 @@ pytestmark = pytest.mark.integration
 Json = dict[str, Any]
 
 NAMESPACE = "account"
-UID = "11111111-2222-4333-8444-555555555555"
-OWNER = {"apiVersion": "pseudoreal.dev/v1alpha1", "kind": "PseudoRealJob", "name": "j", "uid": UID, "controller": True}
-LABELS = {"pseudoreal.dev/job-uid": UID, "pseudoreal.dev/job-name": "j"}
+OWNER: Json = {
+    "apiVersion": "pseudoreal.dev/v1alpha1",
+    "kind": "PseudoRealJob",
+    "name": "j",
+    "uid": "",
+    "controller": True,
+}
+LABELS = {"pseudoreal.dev/job-uid": "", "pseudoreal.dev/job-name": "j"}
+"""Both get the uid of a job that exists: the garbage collector deletes what belongs to another one."""
 OURS: Json = {"labels": LABELS, "ownerReferences": [OWNER]}
 JOBS = f"apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 PATHS = {
@@ -77,6 +84,8 @@ def admin_asks(admin: client.ApiClient, pod_group_definitions: None) -> Iterator
     core = client.CoreV1Api(admin)
     core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=NAMESPACE)))
     wait_for("the service account", lambda: core.list_namespaced_service_account(NAMESPACE).items)
+    owner = Cluster(admin, NAMESPACE).create(OWNER["name"], spec__suspend=True)
+    OWNER["uid"] = LABELS["pseudoreal.dev/job-uid"] = owner.body["metadata"]["uid"]
     yield Asking(admin)
     core.delete_namespace(NAMESPACE)
 
@@ -106,7 +115,7 @@ def _with(template: Json, path: str, value: Any) -> Json:
 @pytest.mark.parametrize("kind", PATHS)
 def test_it_makes_only_children(asks: Asking, admin_asks: Asking, kind: str) -> None:
     path = PATHS[kind].format(NAMESPACE)
-    foreign = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": UID, "controller": True}
+    foreign = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": OWNER["uid"], "controller": True}
     not_controlled = {**OWNER, "controller": False}
     strangers: list[Json] = [
         {},
