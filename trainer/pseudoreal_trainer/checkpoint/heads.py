@@ -68,7 +68,10 @@ class Heads:
 
     def put(self, head: Head) -> None:
         """Notes a checkpoint that was committed, or whose manifest was replaced."""
-        self._known[head.name] = (_version(self.folder / head.name / MANIFEST), head)
+        try:
+            self._known[head.name] = (_version(self.folder / head.name / MANIFEST), head)
+        except OSError:
+            self.drop(head.name)  # the commit was made; the head is read when it is needed
 
     def drop(self, name: str) -> None:
         """Notes that a checkpoint is removed."""

@@ -1,6 +1,7 @@
 """What saves and starts ask of the storage, in requests: it grows with neither the checkpoints that are kept nor the
 square of the ranks."""
 
+import errno
 import gc
 import hashlib
 import tracemalloc
@@ -122,6 +123,23 @@ def test_a_checkpoint_that_another_process_made_again_is_seen(tmp_path: Path) ->
     assert [head.execution for head in other.committed()] == [1]
     save(store, manifest_of(1, uid=UID, execution=2), {"norm.weight": np.zeros(3, np.float32)})
     assert [head.execution for head in other.committed()] == [2]
+
+
+def test_a_commit_is_one_whether_or_not_its_manifest_can_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, look = CheckpointStore(tmp_path, UID), Path.stat
+
+    def stale(path: Path, **named: Any) -> Any:
+        found = look(path, **named)
+        if path.name == MANIFEST:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", stale)
+        committed(store, 1, uid=UID)
+    assert [head.step for head in store.committed()] == [1]
 
 
 def test_a_manifest_that_is_restated_is_read_as_it_is(store: CheckpointStore) -> None:
