@@ -51,8 +51,8 @@ def nccl_config(network: Network, *, of_site: bool) -> dict[str, str]:
 
 
 def host_environment(network: Network) -> list[Json]:
-    """Variables for pods in the network of their node, whose name other pods cannot resolve; torchrun would tell them
-    that name."""
+    """Variables for pods in the network of their node, whose name other pods cannot resolve; trainers up to 0.3 would
+    tell them that name."""
     if not network.host_network:
         return []
     return [{"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]

@@ -29,7 +29,7 @@ from pseudoreal_trainer.rendezvous.handshake import (
     answer_worker,
 )
 from pseudoreal_trainer.rendezvous.seats import Seat
-from pseudoreal_trainer.rendezvous.tunnel import LOOPBACK, Address, carry, connect
+from pseudoreal_trainer.rendezvous.tunnel import LOOPBACK, Address, accept, carry, connect
 
 HANDSHAKES = 512
 """Most handshakes at a time."""
@@ -37,8 +37,6 @@ _LOG_SECONDS = 10.0
 """Seconds between two lines about strangers."""
 _DESCRIPTORS = 2**20
 """Most descriptors that this process asks for."""
-_PAUSE_SECONDS = 0.1
-"""Pause after a connection that could not be taken, as when there are no more descriptors."""
 
 log = structlog.get_logger()
 
@@ -123,15 +121,8 @@ class Gate:
     async def run(self) -> None:
         """Take connections until it is cancelled."""
         _raise_descriptor_limit()
-        loop = asyncio.get_running_loop()
         while True:
-            try:
-                connected, address = await loop.sock_accept(self._listener)
-            except OSError as error:
-                log.warning("connection_not_taken", error=str(error))
-                await asyncio.sleep(_PAUSE_SECONDS)
-                continue
-            self._begin(connected, str(address[0]).removeprefix("::ffff:"))
+            self._begin(*await accept(self._listener))
 
     async def answer(self, answers: Mapping[int, Answer]) -> None:
         """Tell the workers their numbers, by worker."""

@@ -16,6 +16,8 @@ from pseudoreal_trainer.rendezvous.handshake import HANDSHAKE_SECONDS, STORE, Li
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
+_PAUSE_SECONDS = 0.1
+"""Pause after a connection could not be taken."""
 Address = tuple[socket.AddressFamily, Any]
 """Family and address of a socket, as the peer of a connected one has it."""
 
@@ -61,6 +63,18 @@ async def carry(one: Line, another: Line, moved: Callable[[], None] = lambda: No
     second.transport.resume_reading()
 
 
+async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
+    """Return the next connection and the address that it comes from."""
+    while True:
+        try:
+            connected, address = await asyncio.get_running_loop().sock_accept(listener)
+        except OSError as error:  # there are no descriptors, or the peer is gone already
+            log.warning("connection_not_taken", error=str(error))
+            await asyncio.sleep(_PAUSE_SECONDS)
+        else:
+            return connected, str(address[0]).removeprefix("::ffff:")
+
+
 async def connect(address: Address) -> Line:
     """Raises OSError."""
     family, place = address
@@ -76,9 +90,9 @@ async def connect(address: Address) -> Line:
 async def lead_to_store(listener: socket.socket, worker_0: Address, key: bytes) -> None:
     """Carry all that connects to the listener to the store at worker 0, until it is cancelled. A connection that
     cannot be carried is closed: torch's store connects again."""
-    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    tasks = set[asyncio.Task[None]]()
     while True:
-        connected, _ = await loop.sock_accept(listener)
+        connected, _ = await accept(listener)
         task = asyncio.create_task(_lead(connected, worker_0, key))
         tasks.add(task)
         task.add_done_callback(tasks.discard)

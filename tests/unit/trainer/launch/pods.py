@@ -25,9 +25,7 @@ from tests.unit.trainer.pod.pod_program import AUTHORITY, TOKEN
 from tests.unit.trainer.pod.server import Server
 
 STEPS = 300
-_STORE_REQUEST = (
-    b"\x0d\xce\xf7\x85\x3c" + b"\x00" + (3).to_bytes(8, "little") + b"key" + (1).to_bytes(8, "little") + b"1"
-)
+_STORE_REQUEST = struct.pack("<BIBQ3sQ1s", 13, 0x3C85F7CE, 0, 3, b"key", 1, b"1")
 """How torch's store is greeted, and a key set in it."""
 KILLED_AT = 12
 
