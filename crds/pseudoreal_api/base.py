@@ -64,32 +64,3 @@ ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
 
 SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
 """Marks a list whose values differ, and that server-side apply merges."""
-
-_OPEN: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
-
-
-def foreign_object(**fields: str) -> dict[str, Any]:
-    """Marks an object whose fields Kubernetes defines: all are kept.
-
-    `fields`: name -> description. CEL takes two objects of as many fields for equal where none of the one's is in the
-    other; so those are listed here that must not be exchanged for another one (see `spec.changes.equal`).
-    """
-    listed = {name: {"type": "object", "description": text} | _OPEN for name, text in fields.items()}
-    return _OPEN | ({"properties": listed} if listed else {})
-
-
-_KINDS = (
-    "configMap",
-    "csi",
-    "emptyDir",
-    "ephemeral",
-    "hostPath",
-    "image",
-    "nfs",
-    "persistentVolumeClaim",
-    "projected",
-    "secret",
-)
-
-VOLUME_SOURCE = foreign_object(**{k: f"{k} is a source as in core/v1. Omitted: it is another one." for k in _KINDS})
-"""Marks an object that is a Kubernetes volume source."""

@@ -4,12 +4,16 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
+from pseudoreal_api.publish.crd import custom_resource_definition
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
+from pseudoreal_api.spec.kubernetes import TYPES_FILE
+from pseudoreal_dev import kubernetes_types
 
 from tests import released
 from tests.support.jobs import BadJob, GoodJob, bad_jobs, example_jobs, good_job, minimal_job, other_good_jobs
@@ -178,7 +182,7 @@ LABELLED: Change = {"spec__pod": {"template": {"metadata": {"labels": {"a": "b"}
 SELECTED: Change = {"spec__pod": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}}
 CLAIM: Json = {"persistentVolumeClaim": {"claimName": "text"}}
 HOST: Json = {"hostPath": {"path": "/"}}
-OTHER: Json = {"iscsi": {"targetPortal": "there"}}
+OTHER: Json = {"iscsi": {"targetPortal": "there", "iqn": "iqn.2026-01.example:text", "lun": 0}}
 ORDER = "phases may only be added at the end; a phase cannot be removed, moved or renamed"
 UNTIL = "of until, only step and tokens of the last phase may change, and only grow"
 RUNS = "is immutable while the job runs; set spec.suspend to true first"
@@ -284,6 +288,87 @@ def test_the_status_is_a_subresource(kubectl: Kubectl) -> None:
     assert "status" not in json.loads(kubectl("get", "prj", "honest", "-o", "json").stdout)
 
 
+def test_the_types_of_core_v1_are_those_that_the_api_server_publishes(kubectl: Kubectl) -> None:
+    """It is older than the newest Kubernetes that is known, which has more fields."""
+    document = json.loads(kubectl.said("get", "--raw", "/openapi/v3/api/v1"))
+    ours = json.loads(TYPES_FILE.read_text())["types"]
+    for name, schema in kubernetes_types.types(document["components"]["schemas"]).items():
+        fields = schema.pop("properties")
+        assert fields.items() <= ours[name]["properties"].items(), name
+        assert schema.items() <= ours[name].items(), name
+
+
+_DEEP_MAP, _DEEP_LIST = '{"a":' * 2000 + "{}" + "}" * 2000, "[" * 2000 + "]" * 2000
+_EMBEDDED: list[Change] = [
+    {"spec__pod": {"template": "?"}},
+    {"spec__phases__1__pod": {"template": {"spec": "?"}}},
+    {"spec__pod": {"template": {"spec": {"nodeSelector": "?"}}}},
+    {"spec__pod": {"template": {"spec": {"containers": [{"name": "trainer", "args": ["?"]}]}}}},
+    {"spec__pod": {"env": [{"name": "KEY", "valueFrom": "?"}]}},
+    {"spec__data": {"path": "/text", "volume": "?"}},
+    {"spec__phases__1__offload": {"home": "Disk", "volume": {"emptyDir": "?"}}},
+    {"spec__checkpoint": {"storage": {"volume": {"claimTemplate": {"spec": "?"}}}}},
+    {"status": "?"},
+]
+
+
+@pytest.mark.parametrize("deep", [_DEEP_MAP, _DEEP_LIST], ids=["map", "list"])
+@pytest.mark.parametrize("place", _EMBEDDED, ids=str)
+def test_no_object_is_stored_that_is_deep(kubectl: Kubectl, tmp_path: Path, deep: str, place: Change) -> None:
+    """Such an object once ended every program that read it."""
+    (tmp_path / "job").write_text(json.dumps(good_job(**place)).replace('"?"', deep))
+    path = f"/apis/{GROUP}/{VERSION}/namespaces/default/{PLURAL}?dryRun=All&fieldValidation=Ignore"
+    answer = kubectl("create", "--raw", path, "-f", str(tmp_path / "job"))
+    assert answer.returncode == 0 or "must be of type" in answer.stderr
+    assert '{"a":{"a":' not in answer.stdout
+
+
+NULLS: Json = {"securityContext": {"runAsUser": None}, "containers": [{"name": "trainer", "securityContext": None}]}
+
+
+def test_nulls_in_a_template_are_kept(jobs: Jobs) -> None:
+    """They take away what the operator sets."""
+    answer = jobs.create(good_job(spec__pod={"template": {"spec": NULLS}}), dry_run=True)
+    assert answer.body["spec"]["pod"]["template"]["spec"] == NULLS
+
+
+@pytest.mark.long
+def test_a_job_that_was_stored_before_templates_had_a_type_is_read_and_its_status_is_written(
+    admin: client.ApiClient, kubectl: Kubectl
+) -> None:
+    """What no pod has is no longer read; what lacks a field stays, and is no reason to refuse a status."""
+    group = f"old.{GROUP}"
+    definition = custom_resource_definition()
+    definition["metadata"]["name"] = f"{PLURAL}.{group}"
+    definition["spec"] |= {"group": group, "names": {"kind": "OldJob", "plural": PLURAL}}
+    (version,) = definition["spec"]["versions"]
+    pod = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["pod"]["properties"]
+    typed, pod["template"] = pod["template"], {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    kubectl.said("apply", "--server-side", "-f", "-", body=definition)
+    api, old = client.CustomObjectsApi(admin), (group, VERSION, "default", PLURAL)
+    body = good_job("old") | {"apiVersion": f"{group}/{VERSION}", "kind": "OldJob"}
+    lacking: Json = {"volumes": [{"name": "text", "persistentVolumeClaim": {}}]}
+    body["spec"]["pod"] = {"template": {"spec": lacking | {"nodeselector": {"a": "b"}}}}
+    try:
+        wait_for("the old definition", lambda: kubectl("create", "-f", "-", body=body).returncode == 0)
+        pod["template"] = typed
+        kubectl.said("apply", "--server-side", "-f", "-", body=definition)
+        stays = {"spec": lacking}
+        wait_for("the type", lambda: api.get_namespaced_custom_object(*old, "old")["spec"]["pod"]["template"] == stays)
+        written = api.patch_namespaced_custom_object_status(*old, "old", {"status": {"state": "Training"}})
+        assert written["status"]["state"] == "Training"
+        assert PseudoRealJob.from_object(written).spec.pod.template == stays
+    finally:
+        kubectl.said("delete", "crd", f"{PLURAL}.{group}")
+
+
+def test_the_definition_can_be_applied_on_the_client_side(kubectl: Kubectl) -> None:
+    """The API server then has it once more in an annotation, whose size it bounds."""
+    definition = custom_resource_definition()
+    definition["metadata"]["labels"] = {"app.kubernetes.io/instance": "x" * 63}
+    assert kubectl("apply", "--dry-run=server", "-f", "-", body=definition).returncode == 0
+
+
 def test_explain_reads_well(kubectl: Kubectl) -> None:
     # The API server publishes a schema moments after it has accepted it.
     wait_for("the schema", lambda: kubectl("explain", "prj.spec.phases").returncode == 0)
@@ -291,6 +376,8 @@ def test_explain_reads_well(kubectl: Kubectl) -> None:
     assert "phases are trained in this order. Between two phases the layers" in said
     assert "sharing says which layers share weights. Omitted: every layer owns its weights." in said
     assert "Cosine" in kubectl("explain", "prj.spec.optimizer.schedule").stdout
+    assert "nodeSelector" in kubectl("explain", "prj.spec.pod.template.spec").stdout
+    assert "imagePullPolicy" in kubectl("explain", "prj.spec.phases.pod.template.spec.containers").stdout
 
 
 def test_lists_name_the_columns_and_the_categories(kubectl: Kubectl) -> None:

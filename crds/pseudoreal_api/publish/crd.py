@@ -90,6 +90,10 @@ def custom_resource_definition() -> dict[str, Any]:
 class _Dumper(yaml.SafeDumper):
     """PyYAML reads 3e-4 as a string and so writes it unquoted; Kubernetes would read a number."""
 
+    def ignore_aliases(self, _: Any) -> bool:
+        """Return True: each type of core/v1 is written where it is used."""
+        return True
+
 
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[0-9]+[eE]-?[0-9]+$"), list("0123456789"))
 

@@ -30,11 +30,13 @@ def to_markdown() -> str:
 
 def _fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
     for name, field in schema.get("properties", {}).items():
+        # Types of core/v1 have no descriptions, and are explained there.
+        if "description" not in field:
+            continue
         here = f"{path}.{name}" + ("[]" if field.get("type") == "array" else "")
         yield here, field, name in schema.get("required", [])
-        if "x-kubernetes-preserve-unknown-fields" not in field:
-            yield from _fields(field, here)
-            yield from _fields(field.get("items", {}), here)
+        yield from _fields(field, here)
+        yield from _fields(field.get("items", {}), here)
 
 
 def _row(path: str, field: dict[str, Any], required: bool) -> str:

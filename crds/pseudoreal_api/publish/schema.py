@@ -4,6 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from pseudoreal_api.spec.kubernetes import EMBEDDED
+
 _DROPPED = ("title", "additionalProperties")
 
 
@@ -18,6 +20,8 @@ def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     node = _without_null(_inline(node, definitions), definitions)
+    if EMBEDDED in node:
+        return {k: v for k, v in node.items() if k not in (*_DROPPED, EMBEDDED)}
     if node.get("x-kubernetes-int-or-string"):
         kept = {k: v for k, v in node.items() if k not in (*_DROPPED, "anyOf")}
         return {k: v for k, v in kept.items() if not (k == "default" and v is None)}

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 
 from pseudoreal_api.base import API_VERSION, KIND
+from pseudoreal_api.spec.embedded import misfits
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
 from pseudoreal_api.spec.rules.rule import Rule
@@ -27,6 +28,9 @@ def check_job(body: dict[str, Any]) -> PseudoRealJob:
         job = PseudoRealJob.model_validate({key: body.get(key, {}) for key in ("metadata", "spec")})
     except ValidationError as error:
         raise InvalidJob("\n".join(_sentence(e) for e in error.errors())) from error
+    if unfit := misfits(job.spec):
+        # As with the API server, rules are not asked of what is no pod.
+        raise InvalidJob("\n".join(unfit))
     spec = job.spec.to_dict()
     sentences = [*_repeated(job.spec, "spec")]
     sentences += _broken(SPEC_RULES, spec) + _broken(METADATA_RULES, {"metadata": job.metadata.to_dict(), "spec": spec})

@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pseudoreal_api.base import ATOMIC, VOLUME_SOURCE, ApiModel, Quantity, foreign_object
+from pseudoreal_api.base import ATOMIC, ApiModel, Quantity
+from pseudoreal_api.spec.kubernetes import CLAIM_SPEC, VOLUME_SOURCE
 
 CheckpointMode = Literal["Async", "Sync"]
 
@@ -17,7 +18,7 @@ class ClaimTemplate(ApiModel):
         description="spec is the spec of a PersistentVolumeClaim. Where it says nothing of accessModes, they are"
         " ReadWriteMany (ReadWriteOnce if no phase has more than one worker); where it asks for no storage, the claim"
         " asks for twice what the checkpoints that are kept need.",
-        json_schema_extra=foreign_object(),
+        json_schema_extra=CLAIM_SPEC,
     )
 
 

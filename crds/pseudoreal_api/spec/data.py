@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pseudoreal_api.base import ATOMIC, VOLUME_SOURCE, ApiModel, DecimalString, DnsLabel, list_map
+from pseudoreal_api.base import ATOMIC, ApiModel, DecimalString, DnsLabel, list_map
+from pseudoreal_api.spec.kubernetes import VOLUME_SOURCE
 from pseudoreal_api.wire.contract import Since
 
 

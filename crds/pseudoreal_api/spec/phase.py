@@ -4,9 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from pseudoreal_api.base import SET, VOLUME_SOURCE, ApiModel, DecimalString, DnsLabel, Quantity, list_map
+from pseudoreal_api.base import SET, ApiModel, DecimalString, DnsLabel, Quantity, list_map
 from pseudoreal_api.names import OFFLOAD_DIRECTORY
 from pseudoreal_api.spec.changes import PHASE_CHANGES
+from pseudoreal_api.spec.kubernetes import MOST_ITEMS, VOLUME_SOURCE
 from pseudoreal_api.spec.pod import Pod
 from pseudoreal_api.wire.contract import Since
 from pseudoreal_api.wire.messages import MOST_SPARES
@@ -287,9 +288,11 @@ class Compile(ApiModel):
 
 class Resources(ApiModel):
     limits: dict[str, Quantity] = Field(
-        {}, description="limits are resource limits, as in a container; GPUs are named here."
+        {}, max_length=MOST_ITEMS, description="limits are resource limits, as in a container; GPUs are named here."
     )
-    requests: dict[str, Quantity] = Field({}, description="requests are resource requests, as in a container.")
+    requests: dict[str, Quantity] = Field(
+        {}, max_length=MOST_ITEMS, description="requests are resource requests, as in a container."
+    )
 
 
 class Phase(ApiModel):

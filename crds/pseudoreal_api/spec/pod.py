@@ -4,10 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pseudoreal_api.base import ApiModel, foreign_object, list_map
-
-_KINDS = ("configMapKeyRef", "fieldRef", "resourceFieldRef", "secretKeyRef")
-_VALUE_SOURCE = foreign_object(**{k: f"{k} is a source as in core/v1. Omitted: it is another one." for k in _KINDS})
+from pseudoreal_api.base import ApiModel, list_map
+from pseudoreal_api.spec.kubernetes import POD_TEMPLATE, VALUE_SOURCE
 
 
 class EnvVar(ApiModel):
@@ -21,7 +19,7 @@ class EnvVar(ApiModel):
         None,
         description="valueFrom is where the value comes from, as in a container: secretKeyRef, configMapKeyRef,"
         " fieldRef or resourceFieldRef. It stands there instead of value.",
-        json_schema_extra=_VALUE_SOURCE,
+        json_schema_extra=VALUE_SOURCE,
     )
 
 
@@ -46,11 +44,10 @@ class Pod(ApiModel):
     )
     template: dict[str, Any] = Field(
         {},
-        description="template is laid over every pod, as {metadata, spec}: lists of named entries merge by name,"
-        " everything else replaces. The container is called trainer.",
-        json_schema_extra=foreign_object(
-            metadata="metadata holds labels and annotations of the pods. Omitted: they have the operator's alone."
-        ),
+        description="template is laid over every pod. It is a PodTemplateSpec of core/v1: labels and annotations as"
+        " metadata, and spec. Lists of named entries merge by name, everything else replaces. The container is called"
+        " trainer.",
+        json_schema_extra=POD_TEMPLATE,
     )
 
 

@@ -20,7 +20,6 @@ from pseudoreal_operator.status.events import Event, Reason
 
 POD_BYTES = 65_536
 """Most bytes of a pod; that of a plain job has 5,000."""
-_PARTS = ("metadata", "spec")
 _OPERATORS: dict[str, Any] = {
     "restartPolicy": "Never",
     "hostname": None,
@@ -92,61 +91,26 @@ def _check_size(spec: PseudoRealJobSpec) -> None:
 
 
 def check_template(where: str, template: dict[str, Any]) -> None:
-    """Checks the user's overlay of pods. Raises ValueError for one that would break what the operator relies on."""
-    for part, value in template.items():
-        if part not in _PARTS or not isinstance(value, dict):
-            raise ValueError(f"{where}.{part}: only metadata and spec can stand there, each a map; move or remove it")
+    """Checks the user's overlay of pods. Raises ValueError for one that would break what the operator relies on, and
+    any error for what is no PodTemplateSpec: the API server refuses that since its definition has the type."""
     metadata, spec = template.get("metadata", {}), template.get("spec", {})
     for field in ("labels", "annotations"):
-        _check_words(f"{where}.metadata.{field}", metadata.get(field))
+        for key in metadata.get(field) or {}:
+            if key.startswith(f"{GROUP}/"):
+                raise ValueError(f"{where}.metadata.{field}: {key} belongs to the operator; use another prefix")
     for field, harmless in _OPERATORS.items():
         if spec.get(field) not in (None, harmless):
             raise ValueError(f"{where}.spec.{field}: the operator sets it, and relies on it; remove it")
-    _check_affinity(f"{where}.spec.affinity", spec.get("affinity"))
-    _named(f"{where}.spec.volumes", "volumes", spec.get("volumes"))
     for kind in ("initContainers", "containers"):
-        for container in _named(f"{where}.spec.{kind}", "containers", spec.get(kind)):
+        for container in spec.get(kind) or []:
             _check_container(f"{where}.spec.{kind}[{container['name']}]", container)
 
 
-def _check_words(where: str, words: Any) -> None:
-    if not isinstance(words, dict | None):
-        raise ValueError(f"{where} must be a map of words")
-    for key, value in (words or {}).items():
-        if not isinstance(value, str):
-            raise ValueError(f"{where}.{key} must be a string; put {value!r} in quotes")
-        if key.startswith(f"{GROUP}/"):
-            raise ValueError(f"{where}: {key} belongs to the operator; use another prefix")
-
-
-def _check_affinity(where: str, affinity: Any) -> None:
-    """Checks the form of the affinity, to which the operator adds terms of its own. Raises ValueError."""
-    kinds = [affinity, *affinity.values()] if isinstance(affinity, dict) else [affinity]
-    if not all(isinstance(kind, dict | None) for kind in kinds):
-        raise ValueError(f"{where} must be a map of maps, as in a pod")
-    for kind in kinds[1:]:
-        if not all(isinstance(terms, list | dict | None) for terms in (kind or {}).values()):
-            raise ValueError(f"{where}: its terms must be lists, as in a pod")
-
-
-def _named(where: str, things: str, entries: Any) -> list[dict[str, Any]]:
-    found = [] if entries is None else entries
-    if not isinstance(found, list) or not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in found):
-        raise ValueError(f"{where} must be a list of {things} that each have a name")
-    return found
-
-
 def _check_container(where: str, container: dict[str, Any]) -> None:
-    for variable in _named(f"{where}.env", "variables", container.get("env")):
-        _check_variable(f"{where}.env", variable["name"])
-    mounts = container.get("volumeMounts")
-    if not isinstance(mounts, list | None) or not all(isinstance(mount, dict) for mount in mounts or []):
-        raise ValueError(f"{where}.volumeMounts must be a list of mounts")
+    for variable in container.get("env") or []:
+        if is_reserved(variable["name"]):
+            name = variable["name"]
+            raise ValueError(f"{where}.env: the name {name} is reserved: the operator sets it; remove it")
     for field in _LAST_WORDS if container["name"] == CONTAINER else ():
         if field in container:
             raise ValueError(f"{where}.{field}: the operator sets it, and relies on it; remove it")
-
-
-def _check_variable(where: str, name: str) -> None:
-    if is_reserved(name):
-        raise ValueError(f"{where}: the name {name} is reserved: the operator sets it; remove it")

@@ -41,7 +41,24 @@ class Field:
         return self.path.startswith("spec.")
 
 
+EMBEDDED = (
+    "pod.template",
+    "env[].valueFrom",
+    "volume.claimTemplate.spec",
+    "data.volume",
+    "huggingFace.volume",
+    "offload.volume",
+)
+"""Ends of paths of fields that are types of core/v1, whose own fields keep Kubernetes' conventions as they are."""
+
+
+def is_embedded(path: str) -> bool:
+    return path.endswith(EMBEDDED)
+
+
 def _below(path: str, schema: Json) -> Iterator[Field]:
+    if is_embedded(path):
+        return
     for name, child in schema.get("properties", {}).items():
         yield from _from(Field(f"{path}.{name}", child, name in schema.get("required", [])))
     if "items" in schema:
