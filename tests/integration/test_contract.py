@@ -354,8 +354,13 @@ def test_a_job_that_was_stored_before_templates_had_a_type_is_read_and_its_statu
         pod["template"] = typed
         kubectl.said("apply", "--server-side", "-f", "-", body=definition)
         stays = {"spec": lacking}
-        wait_for("the type", lambda: api.get_namespaced_custom_object(*old, "old")["spec"]["pod"]["template"] == stays)
-        written = api.patch_namespaced_custom_object_status(*old, "old", {"status": {"state": "Training"}})
+
+        def read() -> Json:
+            found: Any = api.get_namespaced_custom_object(*old, "old")
+            return found["spec"]["pod"]["template"]  # type: ignore[no-any-return]
+
+        wait_for("the type", lambda: read() == stays)
+        written: Any = api.patch_namespaced_custom_object_status(*old, "old", {"status": {"state": "Training"}})
         assert written["status"]["state"] == "Training"
         assert PseudoRealJob.from_object(written).spec.pod.template == stays
     finally:

@@ -3,7 +3,7 @@
 from math import gcd
 
 from pseudoreal_api.resolved.elastic import check_elastic
-from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, sets_of
+from pseudoreal_api.resolved.layers import number_of_blocks, sets_of_experts
 from pseudoreal_api.resolved.resolve import UnresolvableJob, explicit_sharing, rank_counts
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase
@@ -15,23 +15,22 @@ period in memory."""
 
 def check_resolvable(spec: PseudoRealJobSpec) -> None:
     """Raises UnresolvableJob for the first phase that cannot run."""
-    for phase in spec.phases:
+    for index, phase in enumerate(spec.phases):
         rank_counts(spec, phase)
-        check_elastic(spec, phase)
+        check_elastic(spec, index)
         _check_homes(spec, phase)
         _check_mixture(spec, phase)
 
 
 def _check_homes(spec: PseudoRealJobSpec, phase: Phase) -> None:
     sharing = explicit_sharing(spec, phase)
-    blocks = len(set(blocks_of_layers(sharing, spec.model.layers)))
-    experts = [f"blocks.{number}.experts" for number in sets_of(experts_of_layers(sharing, spec.model))]
+    blocks, experts = number_of_blocks(sharing, spec.model.layers), sets_of_experts(sharing, spec.model)
     for unit in (home.unit for home in phase.offload.homes):
         if unit.endswith(".experts"):
-            if unit not in experts:
+            if int(unit.removeprefix("blocks.").removesuffix(".experts")) not in experts:
                 raise UnresolvableJob(
                     f"spec.phases[{phase.name}].offload.homes: there is no {unit}; the phase has"
-                    f" {', '.join(experts) or 'no experts'}"
+                    f" {', '.join(f'blocks.{number}.experts' for number in experts) or 'no experts'}"
                 )
         elif unit.startswith("blocks.") and int(unit.removeprefix("blocks.")) >= blocks:
             raise UnresolvableJob(

@@ -2,11 +2,24 @@
 
 The sequences of a step stay as they are, so the losses do; and no rank has more of them in memory at a time than it
 has when all workers are there, so only the state takes more memory on fewer workers.
+
+Nothing is tried out: whether a number of workers fits is a matter of a few divisions, as an operator asks this of
+phases of 10,000 workers in every pass.
 """
 
-from math import ceil, isqrt
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from math import isqrt
 
-from pseudoreal_api.resolved.resolve import RankCounts, UnresolvableJob, rank_counts
+from pseudoreal_api.resolved.remembered import remembered
+from pseudoreal_api.resolved.resolve import (
+    UnresolvableJob,
+    has_equal_rounds,
+    has_some_layout,
+    knows_choices_in_time,
+    rank_counts,
+)
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase
 
@@ -21,62 +34,106 @@ def resized(spec: PseudoRealJobSpec, index: int, workers: int) -> PseudoRealJobS
 def laid_out(spec: PseudoRealJobSpec, phase: Phase, workers: int) -> Phase:
     """The phase on at most as many workers as it has in the spec: with the fewest micro-batches, at least as many as it
     names, of which a rank has no more sequences at a time than on all workers. Raises UnresolvableJob."""
-    most, fewer = _at_a_time(phase, rank_counts(spec, phase)), phase.model_copy(update={"workers": workers})
+    layouts, fewer = _Layouts.of(spec, phase), phase.model_copy(update={"workers": workers})
     ranks = rank_counts(spec, fewer)
-    for micro_batches in _divisors(phase.batch.sequences, phase.batch.micro_batches):
-        batch = phase.batch.model_copy(update={"micro_batches": micro_batches})
-        found = fewer.model_copy(update={"batch": batch})
-        if _at_a_time(found, ranks) <= most and _is_resolvable(spec, found):
-            return found
-    raise UnresolvableJob(
-        f"spec.phases[{phase.name}]: no number of micro-batches divides batch.sequences {phase.batch.sequences} so that"
-        f" each of {ranks.ranks // ranks.pipeline} data-parallel ranks, on {workers} workers, has between 1 and {most}"
-        f" sequences of one, as on {phase.workers}; change batch.sequences or elastic.minWorkers"
-    )
+    micro_batches = layouts.micro_batches(workers)
+    if micro_batches is None:
+        raise UnresolvableJob(
+            f"spec.phases[{phase.name}]: no number of micro-batches divides batch.sequences {phase.batch.sequences} so"
+            f" that each of {ranks.ranks // ranks.pipeline} data-parallel ranks, on {workers} workers, has between 1"
+            f" and {layouts.at_a_time} sequences of one, as on {phase.workers}; change batch.sequences or"
+            " elastic.minWorkers"
+        )
+    batch = phase.batch.model_copy(update={"micro_batches": micro_batches})
+    return fewer.model_copy(update={"batch": batch})
 
 
-def most_workers(spec: PseudoRealJobSpec, phase: Phase, limit: int) -> int | None:
-    """The largest number of workers up to `limit` that the phase can have; None where there is none."""
-    least = phase.elastic.min_workers if phase.elastic else phase.workers
-    return next(
-        (number for number in range(min(limit, phase.workers), least - 1, -1) if _fits(spec, phase, number)), None
-    )
+def most_workers(spec: PseudoRealJobSpec, index: int, limit: int) -> int | None:
+    """The largest number of workers up to `limit` that the phase at `index` can have; None where there is none."""
+    sizes = _sizes(spec, index)
+    place = bisect_right(sizes, limit)
+    return sizes[place - 1] if place else None
 
 
-def check_elastic(spec: PseudoRealJobSpec, phase: Phase) -> None:
-    """Checks that the phase can have the least number of workers that it names. Raises UnresolvableJob."""
+def check_elastic(spec: PseudoRealJobSpec, index: int) -> None:
+    """Checks that the phase at `index` can have the least number of workers that it names. Raises UnresolvableJob."""
+    phase = spec.phases[index]
     if phase.elastic is None:
         return
     least = phase.elastic.min_workers
     try:
         laid_out(spec, phase, least)
     except UnresolvableJob as error:
-        more = next(number for number in range(least, phase.workers + 1) if _fits(spec, phase, number))
         raise UnresolvableJob(
             f"spec.phases[{phase.name}].elastic.minWorkers is {least}, and the phase cannot have so many workers"
-            f" ({error}); the next number that fits is {more}"
+            f" ({error}); the next number that fits is {_sizes(spec, index)[0]}"
         ) from None
 
 
-def _fits(spec: PseudoRealJobSpec, phase: Phase, workers: int) -> bool:
+@remembered
+def _sizes(spec: PseudoRealJobSpec, index: int) -> list[int]:
+    """The numbers of workers that the phase at `index` can have, ascending."""
+    phase = spec.phases[index]
+    least = phase.elastic.min_workers if phase.elastic else phase.workers
     try:
-        laid_out(spec, phase, workers)
+        layouts = _Layouts.of(spec, phase)
     except UnresolvableJob:
-        return False
-    return True
+        return []
+    return [workers for workers in range(least, phase.workers + 1) if layouts.micro_batches(workers) is not None]
 
 
-def _is_resolvable(spec: PseudoRealJobSpec, phase: Phase) -> bool:
-    try:
-        rank_counts(spec, phase)
-    except UnresolvableJob:
-        return False
-    return True
+@dataclass(frozen=True)
+class _Layouts:
+    """The layouts of a phase that differ in the number of workers."""
 
+    spec: PseudoRealJobSpec
+    phase: Phase
+    processes: int
+    """Ranks of a worker."""
+    at_a_time: int
+    """Most sequences of a micro-batch on one rank, on all workers."""
 
-def _at_a_time(phase: Phase, ranks: RankCounts) -> int:
-    """Most sequences of a micro-batch on one rank."""
-    return ceil(phase.batch.sequences // phase.batch.micro_batches / (ranks.ranks // ranks.pipeline))
+    @classmethod
+    def of(cls, spec: PseudoRealJobSpec, phase: Phase) -> "_Layouts":
+        """Raises UnresolvableJob where the phase cannot have all workers."""
+        ranks, batch = rank_counts(spec, phase), phase.batch
+        at_a_time = -(-(batch.sequences // batch.micro_batches) // (ranks.ranks // ranks.pipeline))
+        return cls(spec, phase, ranks.processes_per_worker, at_a_time)
+
+    def micro_batches(self, workers: int) -> int | None:
+        """The least number of micro-batches on so many workers; None where the phase cannot have so many."""
+        ranks, batch, wanted = workers * self.processes, self.phase.batch, self.phase.parallelism
+        if wanted.layout == "Auto":
+            fits = has_some_layout(ranks, self.spec.model.layers, batch.sequences)
+            return self._least(ranks, batch.sequences, 1) if fits else None
+        pipeline = ranks if wanted.pipeline == "AllRanks" else wanted.pipeline
+        data = ranks // pipeline
+        if pipeline > self.spec.model.layers or ranks % pipeline or data % wanted.replicas:
+            return None
+        most = batch.sequences // data
+        if data // wanted.replicas % wanted.expert_ranks or batch.micro_batches > most:
+            return None
+        if not has_equal_rounds(self.spec, self.phase, pipeline, batch.micro_batches):
+            return None
+        return self._least(data, most, pipeline)
+
+    def _least(self, data: int, most: int, pipeline: int) -> int | None:
+        """The least number of micro-batches, `most` at most, of which each of `data` ranks has no more sequences at a
+        time than on all workers."""
+        least = -(-self.phase.batch.sequences // (self.at_a_time * data))
+        for number in self._numbers[bisect_left(self._numbers, least) :]:
+            if number > most:
+                return None
+            if has_equal_rounds(self.spec, self.phase, pipeline, number):
+                return number
+        return None
+
+    @cached_property
+    def _numbers(self) -> list[int]:
+        """The numbers of micro-batches that the phase can have on any number of workers, ascending."""
+        batch, is_chosen = self.phase.batch, self.phase.parallelism.layout == "Auto"
+        divisors = _divisors(batch.sequences, batch.micro_batches)
+        return [each for each in divisors if is_chosen or knows_choices_in_time(self.spec, self.phase, each)]
 
 
 def _divisors(number: int, least: int) -> list[int]:

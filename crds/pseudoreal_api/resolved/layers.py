@@ -1,6 +1,7 @@
 """Which block and which experts each layer uses. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
@@ -10,6 +11,12 @@ def blocks_of_layers(sharing: Sharing, layers: int) -> tuple[int, ...]:
     """Entry l is the block of layer l. Raises ValueError where `sharing.blocks` does not divide the layers."""
     groups = groups_of_layers(sharing, layers)
     return tuple(range(layers)) if sharing.shares_experts_alone else groups
+
+
+def number_of_blocks(sharing: Sharing, layers: int) -> int:
+    """The number of blocks that `blocks_of_layers` names, without naming them. Raises ValueError as it does."""
+    _check_divides(sharing, layers)
+    return layers if sharing.shares_experts_alone else sharing.blocks
 
 
 def experts_of_layers(sharing: Sharing, model: Model) -> tuple[int | None, ...]:
@@ -32,10 +39,67 @@ def sets_of(layer_experts: Sequence[int | None]) -> list[int]:
     return sorted({number for number in layer_experts if number is not None})
 
 
+@dataclass(frozen=True)
+class ExpertSets(Collection[int]):
+    """The numbers that `experts_of_layers` names, in a size that does not depend on the number of layers: operators ask
+    for each phase in each pass."""
+
+    groups: int
+    step: int = 1
+    """The set of group g has the number g * step, if its first layer has experts."""
+    absent: frozenset[int] = frozenset()
+    """Numbers of groups whose first layer has none."""
+    moved: frozenset[int] = frozenset()
+    """The numbers that those of them have in which another layer has experts."""
+
+    def __len__(self) -> int:
+        return self.groups - len(self.absent) + len(self.moved)
+
+    def __contains__(self, number: object) -> bool:
+        if not isinstance(number, int) or number in self.moved:
+            return number in self.moved
+        return number % self.step == 0 and 0 <= number // self.step < self.groups and number not in self.absent
+
+    def __iter__(self) -> Iterator[int]:
+        present = (number for number in range(0, self.groups * self.step, self.step) if number not in self.absent)
+        return iter(sorted([*present, *self.moved]))
+
+
+def sets_of_experts(sharing: Sharing, model: Model) -> ExpertSets:
+    """The numbers that `experts_of_layers` names. Raises ValueError where `sharing.blocks` does not divide the
+    layers."""
+    _check_divides(sharing, model.layers)
+    if model.experts is None:
+        return ExpertSets(0)
+    dense, by_layer = set(model.experts.dense_layers), sharing.shares_experts_alone
+    step = model.layers // sharing.blocks if by_layer and sharing.pattern == "Segment" else 1
+    absent, moved = set(), set()
+    for group in {_group(sharing, model.layers, layer) for layer in dense}:
+        absent.add(group * step)
+        first = next((layer for layer in _layers_of(sharing, model.layers, group) if layer not in dense), None)
+        if first is not None:
+            moved.add(first if by_layer else group)
+    return ExpertSets(sharing.blocks, step, frozenset(absent - moved), frozenset(moved - absent))
+
+
 def groups_of_layers(sharing: Sharing, layers: int) -> tuple[int, ...]:
     """Entry l is the group of layer l: l mod groups (Cycle) or l // (layers / groups) (Segment)."""
+    _check_divides(sharing, layers)
+    return tuple(_group(sharing, layers, layer) for layer in range(layers))
+
+
+def _check_divides(sharing: Sharing, layers: int) -> None:
     if layers % sharing.blocks:
         raise ValueError(f"sharing.blocks {sharing.blocks} must divide model.layers {layers}; change one of them")
-    if sharing.pattern == "Cycle":
-        return tuple(layer % sharing.blocks for layer in range(layers))
-    return tuple(layer // (layers // sharing.blocks) for layer in range(layers))
+
+
+def _group(sharing: Sharing, layers: int, layer: int) -> int:
+    return layer % sharing.blocks if sharing.pattern == "Cycle" else layer // (layers // sharing.blocks)
+
+
+def _layers_of(sharing: Sharing, layers: int, group: int) -> range:
+    """The layers of a group, ascending."""
+    size = layers // sharing.blocks
+    return (
+        range(group, layers, sharing.blocks) if sharing.pattern == "Cycle" else range(group * size, (group + 1) * size)
+    )

@@ -1,7 +1,7 @@
 """From a job's spec to the configuration of each phase: what the schema cannot see is decided here. Pure."""
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isqrt
 from typing import TypedDict
 
 from pseudoreal_api.names import work_directory as folder_of_job
@@ -16,7 +16,7 @@ from pseudoreal_api.resolved.config import (
     PhaseMixture,
     ResolvedParallelism,
 )
-from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, sets_of
+from pseudoreal_api.resolved.layers import number_of_blocks, sets_of_experts
 from pseudoreal_api.spec.checkpoint import Checkpoint
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.model import Model
@@ -198,7 +198,7 @@ def _delinks(spec: PseudoRealJobSpec, index: int) -> bool:
 
 def _owners(model: Model, sharing: Sharing) -> tuple[int, int]:
     """Number of blocks, and of sets of experts."""
-    return len(set(blocks_of_layers(sharing, model.layers))), len(sets_of(experts_of_layers(sharing, model)))
+    return number_of_blocks(sharing, model.layers), len(sets_of_experts(sharing, model))
 
 
 def _checkpoint_policy(checkpoint: Checkpoint) -> CheckpointPolicy:
@@ -286,13 +286,22 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
 
 def _check_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int, where: str) -> None:
     """Checks that there is a layout to choose. Raises UnresolvableJob."""
-    pipeline = max(number for number in range(1, spec.model.layers + 1) if ranks % number == 0)
-    if ranks // pipeline > phase.batch.sequences:
+    if not has_some_layout(ranks, spec.model.layers, phase.batch.sequences):
+        pipeline = max(number for number in range(1, spec.model.layers + 1) if ranks % number == 0)
         raise UnresolvableJob(
             f"{where}.parallelism.layout Auto: {ranks} ranks are at least {ranks // pipeline} data-parallel ranks for"
             f" spec.model.layers {spec.model.layers}, but a step has {phase.batch.sequences} sequences; raise"
             " batch.sequences or lower workers"
         )
+
+
+def has_some_layout(ranks: int, layers: int, sequences: int) -> bool:
+    """Whether some number of pipeline ranks, `layers` at most, leaves no more data-parallel ranks than there are
+    sequences: whether `ranks` has a divisor between ranks / layers and sequences."""
+    least, most, root = ceil(ranks / layers), min(sequences, ranks), isqrt(ranks)
+    small = range(least, min(most, root) + 1)
+    large = range(ceil(ranks / most), min(ranks // least, root) + 1)
+    return any(ranks % number == 0 for divisors in (small, large) for number in divisors)
 
 
 def _check_spread(phase: Phase, data: int, where: str) -> None:
@@ -324,12 +333,18 @@ def _check_order_of_choices(spec: PseudoRealJobSpec, phase: Phase, where: str) -
     """Checks that a loss over the choices of a step knows them in time. The job's rules say so of the micro-batches of
     all workers; an elastic phase has more of them on fewer. Raises UnresolvableJob."""
     schedule, number = phase.parallelism.schedule, phase.batch.micro_batches
-    if spec.model.balances_steps and number > 1 and schedule not in ("Layered", "GPipe"):
+    if not knows_choices_in_time(spec, phase, number):
         raise UnresolvableJob(
             f"{where}.parallelism.schedule {schedule} goes back through a layer before all {number} micro-batches have"
             " chosen its experts, and spec.model.experts.topK.balanceOver Step needs all choices of a step; set"
             " schedule Layered or GPipe"
         )
+
+
+def knows_choices_in_time(spec: PseudoRealJobSpec, phase: Phase, micro_batches: int) -> bool:
+    """Whether all micro-batches have chosen a layer's experts before any goes back through it, where that matters."""
+    in_order = phase.parallelism.schedule in ("Layered", "GPipe")
+    return not spec.model.balances_steps or micro_batches == 1 or in_order
 
 
 def last_steps(spec: PseudoRealJobSpec) -> list[int]:
@@ -364,6 +379,13 @@ def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
             f"the schedule Interleaved on {pipeline} pipeline ranks takes micro-batches in {rounds} equal rounds, but"
             f" batch.microBatches is {micro_batches}; a multiple of {pipeline} fits, and so does any smaller number"
         )
+
+
+def has_equal_rounds(spec: PseudoRealJobSpec, phase: Phase, pipeline: int, micro_batches: int) -> bool:
+    """Whether the schedule takes so many micro-batches on so many pipeline ranks: see `check_interleaved`."""
+    if phase.parallelism.schedule != "Interleaved" or phase.parallelism.layout == "Auto":
+        return True
+    return spec.model.layers % pipeline == 0 and micro_batches % max(1, micro_batches // pipeline) == 0
 
 
 def gpus_of(phase: Phase) -> int:

@@ -375,6 +375,10 @@ class Model(ApiModel):
         """Whether an auxiliary loss depends on all choices of a step."""
         return self.top_k is not None and self.top_k.balance_over == "Step"
 
+    @property
+    def layers_with_experts(self) -> int:
+        return self.layers - len(set(self.experts.dense_layers)) if self.experts else 0
+
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers
 

@@ -6,6 +6,7 @@ the configuration asks for the contract that brought them, and a trainer that do
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -52,6 +53,7 @@ def without_contract(data: bytes) -> Json:
     return config
 
 
+@cache
 def marks(model: type[BaseModel]) -> dict[str, Since]:
     """The marks of a model's fields, by field name."""
     fields = model.model_fields.items()

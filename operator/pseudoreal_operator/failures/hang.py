@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from pseudoreal_api.resolved.remembered import remembered
 from pseudoreal_api.wire.reports import RankReport
 
 from pseudoreal_operator import clock
@@ -55,7 +56,12 @@ def seconds_to_stall(view: View) -> float | None:
     return min((clock.allowed - clock.waited for clock in _clocks(view) if clock.waited <= clock.allowed), default=None)
 
 
-def _clocks(view: View) -> Iterator[_Clock]:
+@remembered
+def _clocks(view: View) -> list[_Clock]:
+    return [*_each_clock(view)]
+
+
+def _each_clock(view: View) -> Iterator[_Clock]:
     if not view.speaking or _all_ended(view.speaking):
         return
     clocks = view.spec.hang
@@ -108,16 +114,13 @@ def _suspects(view: View) -> list[int]:
     """The suspects, in order. Pods that fell silent, or never spoke, while others report come first: they cannot even
     say that they wait."""
     quiet = [heard for heard in view.speaking if _is_silent(view, heard)]
-    silent = [rank for heard in quiet for rank in _first_rank(view, heard)]
+    # Also of pods whose ranks have not begun; not of pods that are gone.
+    firsts = {pod.index: view.first_rank(pod) for pod in view.pods}
+    silent = [firsts[heard.index] for heard in quiet if heard.index in firsts]
     if len(quiet) < len(view.speaking) and (mute := [*silent, *_unheard(view)]):
         return mute
     signs = _signs(view)
     return suspects(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
-
-
-def _first_rank(view: View, heard: Heard) -> list[int]:
-    """The first rank of the pod, also before its ranks have begun; empty when the pod is gone."""
-    return [view.first_rank(pod) for pod in view.pods if pod.index == heard.index][:1]
 
 
 def _unheard(view: View) -> list[int]:

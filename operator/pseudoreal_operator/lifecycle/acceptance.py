@@ -7,6 +7,7 @@ from pseudoreal_api.base import GROUP
 from pseudoreal_api.environment import is_reserved
 from pseudoreal_api.names import CONTAINER
 from pseudoreal_api.resolved.check import check_resolvable
+from pseudoreal_api.resolved.remembered import remembered
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 
 from pseudoreal_operator import clock
@@ -54,6 +55,7 @@ def first_sight(view: View) -> Decision | None:
     )
 
 
+@remembered
 def problem_of(spec: PseudoRealJobSpec, phases: int | None = None) -> str | None:
     """A sentence for what is wrong with the spec, or with its first `phases`; None where nothing is."""
     try:

@@ -32,7 +32,7 @@ def shrunk(view: View) -> Decision | None:
     moment = _patience_ends(view)
     if moment is None or view.now < moment:
         return None
-    fewer = most_workers(view.spec, _phase(view), min(_room(view), view.workers - 1))
+    fewer = most_workers(view.spec, view.stage.index, min(_room(view), view.workers - 1))
     if fewer is None:
         return None
     why = f"{_placed(view)} of {view.workers} pods had a node after {_patience(view)} s"
@@ -47,7 +47,7 @@ def bereaved(view: View) -> Decision | None:
     moment, left = _given_up_at(view), _left(view)
     if moment is None or view.now < moment or not _have_lost_partners(left):
         return None
-    fewer = most_workers(view.spec, _phase(view), view.workers - len(left))
+    fewer = most_workers(view.spec, view.stage.index, view.workers - len(left))
     if fewer is None:
         return None
     nodes = ", ".join(dict.fromkeys(pod.node or "(none)" for pod in left[:3]))
@@ -94,7 +94,7 @@ def moments_of(view: View) -> Iterator[datetime]:
 def prospect(view: View) -> str:
     """A sentence on what follows when pods stay without a node; empty where nothing does."""
     moment = _patience_ends(view)
-    if moment is None or moment <= view.now or most_workers(view.spec, _phase(view), view.workers - 1) is None:
+    if moment is None or moment <= view.now or most_workers(view.spec, view.stage.index, view.workers - 1) is None:
         return ""
     return f" If this lasts until {clock.to_text(moment)}, the phase goes on with fewer workers, if it can."
 

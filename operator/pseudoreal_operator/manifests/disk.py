@@ -7,7 +7,7 @@ would evict its other pods as well.
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, sets_of
+from pseudoreal_api.resolved.layers import number_of_blocks, sets_of_experts
 from pseudoreal_api.resolved.resolve import explicit_sharing, last_steps, rank_counts
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.model import FeedForward, Model
@@ -70,10 +70,10 @@ class _Owned:
 
     @classmethod
     def of(cls, model: Model, sharing: Sharing) -> "_Owned":
-        blocks = enumerate(blocks_of_layers(sharing, model.layers))
-        kinds = {block: model.has_experts(layer) for layer, block in blocks}
-        mixtures = sum(kinds.values())
-        return cls(len(kinds) - mixtures, mixtures, len(sets_of(experts_of_layers(sharing, model))))
+        blocks, sets = number_of_blocks(sharing, model.layers), len(sets_of_experts(sharing, model))
+        # Layers without experts share no block with others; where layers share experts alone, each has its own block.
+        mixtures = model.layers_with_experts if sharing.shares_experts_alone else sets
+        return cls(blocks - mixtures, mixtures, sets)
 
     def parameters(self, model: Model) -> int:
         dense, mixture = (_block(model, has_experts=kind) for kind in (False, True))
@@ -81,7 +81,8 @@ class _Owned:
 
 
 def _largest_block(model: Model) -> int:
-    return max(_block(model, has_experts=kind) for kind in set(map(model.has_experts, range(model.layers))))
+    kinds = {model.layers_with_experts > 0, model.layers_with_experts == model.layers}
+    return max(_block(model, has_experts=kind) for kind in kinds)
 
 
 def _block(model: Model, *, has_experts: bool) -> int:

@@ -254,7 +254,7 @@ class View:
         assert stage is not None, "a job whose stages are all done has ended"
         return stage
 
-    @property
+    @cached_property
     def execution(self) -> Execution:
         return self.stage.execution(self.status.execution)
 
@@ -316,7 +316,7 @@ class View:
             (heard for heard in self.seen.heard if heard.execution == self.execution), key=lambda heard: heard.index
         )
 
-    @property
+    @cached_property
     def speaking(self) -> list[Heard]:
         """What was heard of the pods that there are."""
         names = {pod.name for pod in self.pods}
@@ -346,7 +346,7 @@ class View:
         said = {heard.index: first_rank_said(heard.report, self.ranks_per_pod) for heard in self.speaking}
         return {index: rank for index, rank in said.items() if rank is not None}
 
-    @property
+    @cached_property
     def ranks_per_pod(self) -> int:
         return rank_counts(self.spec, self.spec.phases[self.stage.index]).processes_per_worker
 

@@ -1,18 +1,21 @@
 """The numbers of workers that an elastic phase can have, and what a rank then has at a time."""
 
 from itertools import pairwise
+from math import ceil
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.resolved.check import check_resolvable
 from pseudoreal_api.resolved.elastic import laid_out, most_workers, resized
-from pseudoreal_api.resolved.resolve import UnresolvableJob, rank_counts
+from pseudoreal_api.resolved.resolve import RankCounts, UnresolvableJob, rank_counts
 from pseudoreal_api.spec.check import check_job
 from pseudoreal_api.spec.job import PseudoRealJobSpec
-from pseudoreal_api.spec.phase import Phase
+from pseudoreal_api.spec.model import MixtureOfExperts
+from pseudoreal_api.spec.phase import Batch, Elastic, Parallelism, Phase
 
+from tests.support.depth import DEPTH
 from tests.support.jobs import good_job
 
 FULL = {"stateSharding": "Full"}
@@ -33,7 +36,7 @@ def job(
 def sizes(spec: PseudoRealJobSpec) -> dict[int, int]:
     """Each number of workers that the phase can have -> its micro-batches."""
     phase = spec.phases[1]
-    numbers = sorted({found for limit in range(1, phase.workers + 1) if (found := most_workers(spec, phase, limit))})
+    numbers = sorted({found for limit in range(1, phase.workers + 1) if (found := most_workers(spec, 1, limit))})
     return {number: laid_out(spec, phase, number).batch.micro_batches for number in numbers}
 
 
@@ -80,7 +83,7 @@ def test_fewer_workers_do_not_have_micro_batches_whose_choices_come_too_late() -
 
 def test_without_elastic_there_is_one_size() -> None:
     spec = check_job(good_job()).spec
-    assert (most_workers(spec, spec.phases[1], 2), most_workers(spec, spec.phases[1], 1)) == (2, None)
+    assert (most_workers(spec, 1, 2), most_workers(spec, 1, 1)) == (2, None)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +134,80 @@ def test_no_rank_has_more_at_a_time_and_none_has_nothing(
         assert (phase.batch.sequences, phase.batch.micro_batches) == (sequences * micro_batches, micro)
         assert phase.batch.sequences % micro == 0
         assert 1 <= at_a_time(spec, phase) <= most
+
+
+@st.composite
+def elastic_phases(draw: st.DrawFn) -> PseudoRealJobSpec:
+    """Phases of all kinds, whether the API server's rules let them pass or not."""
+    layout: Any = draw(st.sampled_from(["Given", "Given", "Given", "Auto"]))
+    schedule: Any = draw(st.sampled_from(["Layered", "GPipe", "1F1B", "Interleaved"]))
+    parallelism = Parallelism(
+        layout=layout,
+        schedule=schedule,
+        pipeline=draw(st.sampled_from([1, 2, 3, 4, "AllRanks"])),
+        replicas=draw(st.sampled_from([1, 1, 2, 3])),
+        expert_ranks=draw(st.sampled_from([1, 1, 2])),
+    )
+    micro_batches, workers = draw(st.integers(1, 6)), draw(st.integers(2, 40))
+    batch = Batch(sequences=micro_batches * draw(st.integers(1, 240)), micro_batches=micro_batches)
+    processes, least = draw(st.sampled_from([1, 2, 3, 8])), draw(st.integers(1, workers))
+    spec = check_job(good_job()).spec
+    top_k = {"perToken": 1, "balanceOver": draw(st.sampled_from(["Step", "Sequence"])), "auxiliaryLoss": "0.1"}
+    experts = MixtureOfExperts.model_validate({"type": "TopK", "count": 2, "topK": top_k})
+    model = spec.model.model_copy(update={"layers": draw(st.integers(1, 30)), "experts": experts})
+    changed = {
+        "workers": workers,
+        "processes_per_worker": processes,
+        "batch": batch,
+        "parallelism": parallelism,
+        "elastic": Elastic(min_workers=least),
+        "sharing": None,
+    }
+    phases = [spec.phases[0], spec.phases[1].model_copy(update=changed)]
+    return spec.model_copy(update={"model": model, "phases": phases})
+
+
+@settings(max_examples=DEPTH.of(300, 10_000), derandomize=not DEPTH.is_deep)
+@given(spec=elastic_phases())
+def test_what_follows_by_arithmetic_is_what_is_found_by_trying(spec: PseudoRealJobSpec) -> None:
+    phase = spec.phases[1]
+    assert phase.elastic
+    fitting = []
+    for workers in range(1, phase.workers + 1):
+        tried = try_micro_batches(spec, phase, workers)
+        if tried is None:
+            with pytest.raises(UnresolvableJob):
+                laid_out(spec, phase, workers)
+        else:
+            assert laid_out(spec, phase, workers).batch.micro_batches == tried
+        fitting += [workers] if tried is not None and workers >= phase.elastic.min_workers else []
+    for limit in range(phase.workers + 2):
+        assert most_workers(spec, 1, limit) == max((n for n in fitting if n <= limit), default=None)
+
+
+def try_micro_batches(spec: PseudoRealJobSpec, phase: Phase, workers: int) -> int | None:
+    """The fewest micro-batches on so many workers, as everything is tried that divides the sequences; None where
+    nothing fits."""
+    try:
+        most = most_at_a_time(phase, rank_counts(spec, phase))
+        ranks = rank_counts(spec, phase.model_copy(update={"workers": workers}))
+    except UnresolvableJob:
+        return None
+    for number in range(phase.batch.micro_batches, phase.batch.sequences + 1):
+        if phase.batch.sequences % number == 0:
+            batch = phase.batch.model_copy(update={"micro_batches": number})
+            found = phase.model_copy(update={"workers": workers, "batch": batch})
+            try:
+                rank_counts(spec, found)
+            except UnresolvableJob:
+                continue
+            if most_at_a_time(found, ranks) <= most:
+                return number
+    return None
+
+
+def most_at_a_time(phase: Phase, ranks: RankCounts) -> int:
+    return ceil(phase.batch.sequences // phase.batch.micro_batches / (ranks.ranks // ranks.pipeline))
 
 
 def at_a_time(spec: PseudoRealJobSpec, phase: Phase) -> int:

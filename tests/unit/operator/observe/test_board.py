@@ -71,7 +71,7 @@ def test_what_ranks_did_before_they_were_restarted_in_place_is_forgotten() -> No
 
 def test_a_pod_hears_how_often_another_one_has_restarted_its_ranks(board: Board) -> None:
     other = Speaker(JOB, EXECUTION, 1, "other")
-    later = Speaker(JOB, replace(EXECUTION, number=2), 1, "later")
+    later = Speaker(JOB, EXECUTION._replace(number=2), 1, "later")
     board.hear(SPEAKER, at(5), NOON)
     assert board.restarts_in_place(SPEAKER, NOON) == 0
     board.hear(other, PodReport(in_place=IN_PLACE), NOON)
