@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,6 +62,8 @@ class Operator:
     metrics_address: socket.socket = field(default_factory=_reserved)
     process: Process | None = None
     expected: str | None = None
+    program: Callable[[dict[str, str]], None] = field(default_factory=lambda: run)
+    """What runs in the process, where it is no program of its own."""
 
     @property
     def port(self) -> int:
@@ -79,7 +82,7 @@ class Operator:
     def start(self) -> None:
         environment = os.environ | self._settings()
         if not self.is_program:
-            self.process = Forked(_run, environment, log=self.log)
+            self.process = Forked(self.program, environment, log=self.log)
             return
         with self.log.open("ab") as log:
             command = [sys.executable, "-m", "pseudoreal_operator"]
@@ -150,7 +153,7 @@ class Operator:
         return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
 
-def _run(environment: dict[str, str]) -> None:
+def run(environment: dict[str, str]) -> None:
     from pseudoreal_operator.__main__ import main
 
     os.environ.update(environment)

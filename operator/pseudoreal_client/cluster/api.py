@@ -1,14 +1,19 @@
-"""The requests of the commands, as JSON in and JSON out. Every failure is a Refusal with a sentence."""
+"""The requests of the commands, as JSON in and JSON out. Every failure is a Refusal with a sentence.
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+Anybody who may write an object decides how large it is, and how deep. A list that cannot be read as a whole is read in
+smaller pages, and an object that cannot be read is named; all others are shown.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from kubernetes.client import ApiClient
 from pseudoreal_api.base import GROUP, KIND, PLURAL, VERSION
 from pseudoreal_api.names import CONTAINER
+from pseudoreal_operator.foreign import clean
+from pydantic_core import from_json
 from urllib3.exceptions import HTTPError
 
 from pseudoreal_client.cluster.failures import Asked, failure, no_answer
@@ -17,10 +22,14 @@ from pseudoreal_client.refusal import Refusal
 Json = dict[str, Any]
 
 FIELD_MANAGER = "pseudoreal-cli"
-_PAGE = "500"
+_PAGE = 500
+"""Most objects of an answer."""
+MOST_BYTES = 2**25
+"""Most bytes of an answer; etcd stores 1.5 MiB of an object."""
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
-_MERGE = "application/merge-patch+json"
+_JSON, _MERGE = "application/json", "application/merge-patch+json"
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 class Kind(NamedTuple):
@@ -41,7 +50,8 @@ class _Request:
     asked: Asked
     query: list[tuple[str, str]] = field(default_factory=list)
     body: Json | None = None
-    content_type: str = "application/json"
+    content_type: str = _JSON
+    accept: str = f"{_JSON}, */*"
     answer_seconds: float | None = _ANSWER_SECONDS
 
 
@@ -49,11 +59,15 @@ class Conflict(Refusal):
     """The object has changed since it was read."""
 
 
-class Api:
-    """Requests to one API server."""
+class _Unreadable(Exception):
+    """An answer is too large, or no JSON that is read; the text says why."""
 
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
+
+class Api:
+    """Requests to one API server. `warn` takes a sentence about each object of a list that cannot be read."""
+
+    def __init__(self, client: ApiClient, warn: Callable[[str], None]) -> None:
+        self._client, self._warn = client, warn
 
     def job(self, namespace: str, name: str) -> Json:
         asked = Asked("get", KIND, name, namespace)
@@ -61,20 +75,43 @@ class Api:
 
     def each(self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = "") -> list[Json]:
         """All objects of a kind; without a namespace those of all namespaces. They have no kind of their own."""
-        query = [("limit", _PAGE)]
-        query += [("labelSelector", selector)] if selector else []
+        query = [("labelSelector", selector)] if selector else []
         query += [("fieldSelector", fields)] if fields else []
         return [*self._pages(kind, namespace, query)]
 
     def _pages(self, kind: Kind, namespace: str | None, query: list[tuple[str, str]]) -> Iterator[Json]:
-        asked, following = Asked("list", kind.plural, "", namespace), ""
+        asked, following, most = Asked("list", kind.plural, "", namespace), "", _PAGE
         while True:
-            more = [("continue", following)] if following else []
-            page = self._json(_Request("GET", _path(kind, namespace), asked, [*query, *more]))
-            yield from page["items"]
+            more = [("limit", str(most)), *([("continue", following)] if following else [])]
+            request = _Request("GET", _path(kind, namespace), asked, [*query, *more])
+            try:
+                page = self._read(request)
+            except _Unreadable as reason:
+                if most > 1:
+                    most = max(1, most // 8)
+                    continue
+                page = self._read_metadata(request, reason)
+            else:
+                yield from page["items"]
+                most = min(_PAGE, 2 * most)
             following = page["metadata"].get("continue") or ""
             if not following:
                 return
+
+    def _read_metadata(self, request: _Request, reason: _Unreadable) -> Json:
+        """The page with the metadata of its objects alone, which are named."""
+        try:
+            page = self._read(replace(request, accept=_METADATA))
+        except _Unreadable as error:
+            raise Refusal(f"the cluster's answer to list {request.asked.kind} cannot be read: {error}") from error
+        for body in page["items"]:
+            name, namespace = body["metadata"]["name"], body["metadata"].get("namespace")
+            place = f" in namespace {namespace}" if namespace else ""
+            self._warn(
+                f"{clean(name)}{place}, one of the {request.asked.kind}, is left out: {reason}; `kubectl get"
+                f" {request.asked.kind} {clean(name)}{f' -n {namespace}' if namespace else ''} -o yaml` may show it"
+            )
+        return page
 
     def create_job(self, body: Json, namespace: str, *, dry_run: bool) -> Json:
         """Creates the job. `dry_run`: the API server checks it, and stores nothing."""
@@ -123,8 +160,30 @@ class Api:
             yield rest.decode(errors="replace")
 
     def _json(self, request: _Request) -> Json:
-        answer: Json = json.loads(self._send(request).data)
-        return answer
+        try:
+            return self._read(request)
+        except _Unreadable as error:
+            asked = request.asked
+            raise Refusal(f"{asked.kind} {asked.name} {asked.place} cannot be read: {error}") from error
+
+    def _read(self, request: _Request) -> Json:
+        """The JSON of the answer. Raises _Unreadable."""
+        answer, data = self._send(request), bytearray()
+        try:
+            for chunk in answer.stream():
+                data += chunk
+                if len(data) > MOST_BYTES:
+                    raise _Unreadable(f"it has more than {MOST_BYTES >> 20} MiB")
+        except (HTTPError, OSError) as error:
+            raise no_answer(self._host, request.asked, error) from error
+        finally:
+            answer.close()
+        try:
+            # Never deeper than 200 levels, and never an error of the interpreter's stack.
+            found: Json = from_json(data)
+        except ValueError as error:
+            raise _Unreadable(f"it is no JSON, or nested too deeply ({clean(str(error), 100)})") from error
+        return found
 
     def _send(self, request: _Request) -> Any:
         """The answer of urllib3, whose body is yet to be read."""
@@ -132,7 +191,7 @@ class Api:
             request.verb,
             f"/{request.path}",
             query_params=request.query,
-            header_params={"Accept": "application/json, */*", "Content-Type": request.content_type},
+            header_params={"Accept": request.accept, "Content-Type": request.content_type},
             body=request.body,
             auth_settings=["BearerToken"],
         )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 from kubernetes import client, config
 
 from pseudoreal_client.cluster.api import Api
@@ -44,7 +45,13 @@ def connect(where: Where) -> Connection:
         ) from error
     # A cluster that is away is said at once.
     configuration.retries = False
-    return Connection(Api(client.ApiClient(configuration)), where.namespace or usual, where.namespace is not None)
+    return Connection(
+        Api(client.ApiClient(configuration), _warn), where.namespace or usual, where.namespace is not None
+    )
+
+
+def _warn(sentence: str) -> None:
+    click.echo(sentence, err=True)
 
 
 def _load(where: Where, configuration: client.Configuration) -> str:

@@ -1,6 +1,7 @@
 """`pseudoreal get` and `pseudoreal describe`."""
 
 import json
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -37,8 +38,17 @@ def get(connection: Connection, name: str | None, everywhere: bool, output: str 
         where = "" if everywhere else f" in namespace {connection.namespace}; -A lists those of all namespaces"
         click.echo(f"there are no jobs{where}", err=True)
     else:
-        for line in table([*map(SeenJob, bodies)], now(), wide=output == "wide", namespaces=everywhere):
+        for line in table([*_readable(bodies)], now(), wide=output == "wide", namespaces=everywhere):
             click.echo(line)
+
+
+def _readable(bodies: Iterable[Json]) -> Iterator[SeenJob]:
+    """The jobs whose status this release can read; the others are named."""
+    for job in map(SeenJob, bodies):
+        if job.unreadable is None:
+            yield job
+        else:
+            click.echo(f"job {job.name} in namespace {job.namespace} is left out: {job.unreadable}", err=True)
 
 
 def _jobs(connection: Connection, name: str | None, *, everywhere: bool) -> list[Json]:

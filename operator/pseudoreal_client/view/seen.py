@@ -51,6 +51,15 @@ class SeenJob:
     def status(self) -> PseudoRealJobStatus:
         return PseudoRealJobStatus.model_validate(self.body.get("status") or {})
 
+    @property
+    def unreadable(self) -> str | None:
+        """Why this release cannot read the status; None: it can."""
+        try:
+            PseudoRealJobStatus.model_validate(self.body.get("status") or {})
+        except ValidationError as error:
+            return cleaned(str(error))
+        return None
+
     @cached_property
     def spec(self) -> PseudoRealJobSpec | None:
         """The spec; None where it is that of another release, or of a job that cannot run."""

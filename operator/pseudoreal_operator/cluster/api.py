@@ -135,8 +135,10 @@ class Api:
         return await self._json(_Request("POST", _path(review["kind"], None), [], review))
 
     async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
-        """Creates an object. `dry_run`: the API server answers as it would, and stores nothing."""
-        query = [("fieldManager", FIELD_MANAGER), *([("dryRun", "All")] if dry_run else [])]
+        """Creates an object. `dry_run`: the API server answers as it would, and stores nothing; and it refuses fields
+        that it does not know, which it would drop."""
+        query = [("fieldManager", FIELD_MANAGER)]
+        query += [("dryRun", "All"), ("fieldValidation", "Strict")] if dry_run else []
         path = _path(kind_of(manifest), manifest["metadata"]["namespace"])
         await self._json(_Request("POST", path, query, manifest))
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
-from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Name
@@ -67,7 +66,7 @@ async def first_look(means: Means, wake: Callable[[Name, float], None]) -> dict[
         async for body in means.api.each("PseudoRealJob", namespace):
             name = Name(body["metadata"]["namespace"], body["metadata"]["name"])
             try:
-                rest = _rest(means, body, children[name.namespace, body["metadata"]["uid"]], partial(wake, name))
+                rest = await _rest(means, body, children[name.namespace, body["metadata"]["uid"]], partial(wake, name))
             except Exception:  # one job must not keep the operator from all others; its pass tells what is wrong
                 rest = None
             if rest is not None:
@@ -87,19 +86,21 @@ async def _children(means: Means, namespace: str | None) -> dict[JobKey, _Childr
     return found
 
 
-def _rest(means: Means, body: Json, children: _Children, wake: Callable[[float], None]) -> Rest | None:
+async def _rest(means: Means, body: Json, children: _Children, wake: Callable[[float], None]) -> Rest | None:
     metadata = body["metadata"]
     if "deletionTimestamp" in metadata or has_finalizer(metadata) or children.are_strange:
         return None
-    job = PseudoRealJob.from_object(body)
+    run = means.computer.run
+    job = await run(means.specs.job, body)
     if not job.spec.is_managed_here:
         return Rest(metadata["resourceVersion"], None)
-    status = PseudoRealJobStatus.model_validate(body.get("status") or {})
+    status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
     if has_ended(status) or not status.phases:
         return None
     now = datetime.now(UTC)
     means.board.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), wake)
-    wanted = plan(together(means.board, job, status, children.jobs, children.pods, now), now, means.settings)
+    seen = together(means.board, job, status, children.jobs, children.pods, now)
+    wanted = await run(plan, seen, now, means.settings)
     return Rest(metadata["resourceVersion"], wanted.wake_after) if wanted == _nothing(wanted, status) else None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.base import API_VERSION, KIND
-from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob
+from pseudoreal_api.spec.job import JobMetadata
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pydantic import ValidationError
 
@@ -21,10 +21,13 @@ from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_refusal, plan_unreadable
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
+from pseudoreal_operator.loop.computing import Computer, LeftAlone, Overran
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.news import News
 from pseudoreal_operator.loop.rehearsal import rehearse
+from pseudoreal_operator.loop.specs import Specs
 from pseudoreal_operator.loop.unforeseen import tell_of_mistake
+from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.board import Board, JobKey
 from pseudoreal_operator.observe.last_words import LastWords
@@ -59,12 +62,16 @@ class Means:
     counts: Counts
     news: News
     words: LastWords = field(default_factory=LastWords)
+    computer: Computer = field(default_factory=Computer)
+    specs: Specs = field(default_factory=Specs)
+    left_alone: LeftAlone = field(default_factory=LeftAlone)
 
     def forget(self, namespace: str, uid: str) -> None:
         """Forgets what is kept of a job in memory."""
         self.board.forget((namespace, uid))
         self.words.forget((namespace, uid))
         self.news.forget(uid)
+        self.left_alone.forget(uid)
 
 
 @dataclass(frozen=True)
@@ -87,10 +94,19 @@ async def reconcile(means: Means, name: Name, calls: Calls) -> float | None:
         return 0.0
     if "deletionTimestamp" in body["metadata"]:
         raise Gone
+    uid, generation = body["metadata"]["uid"], body["metadata"].get("generation", 0)
+    if (wait := means.left_alone.wait(uid, generation)) is not None:
+        return wait
     try:
         return await _pass(means, body, calls)
     except UNAVAILABLE:
         raise
+    except Overran as error:
+        PLAN_OVERRUNS.inc()
+        wait = means.left_alone.note(uid, generation)
+        log.error("plan_overran", error=str(error), generation=generation, left_alone_seconds=wait)
+        await tell_of_mistake(means.api, body, error)
+        return wait
     except Exception as error:
         means.counts.internal_errors += 1
         await tell_of_mistake(means.api, body, error)
@@ -110,12 +126,13 @@ async def _read(api: Api, name: Name) -> Json:
 
 async def _pass(means: Means, body: Json, calls: Calls) -> float | None:
     now = datetime.now(UTC)
+    run = means.computer.run
     metadata = JobMetadata.model_validate(body["metadata"])
-    status = PseudoRealJobStatus.model_validate(body.get("status") or {})
+    status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
     hands = _Hands(means, metadata, status, body["metadata"]["resourceVersion"], calls.wrote)
     means.news.tell(hands.name, means.news.settle(metadata.uid, status))
     try:
-        job = PseudoRealJob.from_object(body)
+        job = await run(means.specs.job, body)
     except ValidationError as error:
         sentence = f"This release of the operator cannot read the job: {clean(str(error))}"
         return await hands.carry_out(plan_unreadable(metadata, status, sentence, now))
@@ -130,19 +147,20 @@ async def _pass(means: Means, body: Json, calls: Calls) -> float | None:
 
 
 async def _act(hands: "_Hands", seen: Observed, now: datetime) -> float | None:
-    wanted = plan(seen, now, hands.means.settings)
+    run, settings = hands.means.computer.run, hands.means.settings
+    wanted = await run(plan, seen, now, settings)
     if wanted.expire:
         await hands.expire()
         return None
     try:
         refusal = await hands.try_children(wanted)
     except NameConflict as conflict:
-        return await hands.carry_out(plan_conflict(seen, str(conflict), now))
+        return await hands.carry_out(await run(plan_conflict, seen, str(conflict), now))
     except NotServed as missing:
-        return await hands.carry_out(plan_blocked(seen, str(missing), now))
+        return await hands.carry_out(await run(plan_blocked, seen, str(missing), now))
     if refusal is None:
         return await _go_on(await hands.told(wanted), seen, wanted, now)
-    wait = await hands.carry_out(_answer_to(refusal, seen, now))
+    wait = await hands.carry_out(await run(_answer_to, refusal, seen, now))
     return _spread(wait, refusal) if wait else wait
 
 
@@ -151,7 +169,7 @@ async def _go_on(hands: "_Hands", seen: Observed, done: Plan, now: datetime) -> 
     write this status: what was read still holds, and need not be read again."""
     then = replace(seen, status=hands.status)
     if has_ended(hands.status) and not has_ended(seen.status):
-        return _at_the_end(hands, plan(then, now, hands.means.settings))
+        return _at_the_end(hands, await hands.means.computer.run(plan, then, now, hands.means.settings))
     if not seen.status.phases and hands.status.phases:
         return await _act(hands, then, now)
     return done.wake_after

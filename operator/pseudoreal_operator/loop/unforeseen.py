@@ -11,6 +11,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.retry import UNAVAILABLE
 from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.loop.computing import Overran
 
 Json = dict[str, Any]
 
@@ -39,9 +40,11 @@ def condition(body: Json, error: Exception, now: datetime) -> Json | None:
     """The condition to write; None when it is said already, or the job has ended. Pure."""
     known = {c["type"]: c for c in (body.get("status") or {}).get("conditions") or []}
     old = known.get("Progressing", {})
-    unreadable = isinstance(error, ValidationError)
-    reason = "Unreadable" if unreadable else "InternalError"
-    what = "cannot read this job" if unreadable else "made a mistake at this job, and tries again"
+    reason, what = "InternalError", "made a mistake at this job, and tries again"
+    if isinstance(error, ValidationError):
+        reason, what = "Unreadable", "cannot read this job"
+    elif isinstance(error, Overran):
+        reason, what = "Unplannable", "cannot plan this job, and leaves it and its pods alone until its spec changes"
     message = clean(f"This release of the operator {what}: {type(error).__name__}: {error}")
     if (old.get("reason"), old.get("message")) == (reason, message) or {"Complete", "Failed"} & known.keys():
         return None

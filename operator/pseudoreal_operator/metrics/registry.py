@@ -33,6 +33,11 @@ PASS_ERRORS = Counter(
     ["code"],
     registry=REGISTRY,
 )
+PLAN_OVERRUNS = Counter(
+    "pseudoreal_plan_overruns",
+    "Plans that took too long, and were ended; the job is left alone. The log names each (plan_overran).",
+    registry=REGISTRY,
+)
 WAITING_JOBS = Gauge("pseudoreal_queue_depth", "Jobs that wait for a pass.", registry=REGISTRY)
 API_REQUESTS = Counter(
     "pseudoreal_api_requests",

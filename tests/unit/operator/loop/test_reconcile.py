@@ -8,9 +8,11 @@ import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.loop import reconcile as module
+from pseudoreal_operator.loop.computing import Computer
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.news import News
 from pseudoreal_operator.loop.reconcile import Calls, Gone, Means, is_mistake, reconcile
+from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
 
@@ -360,6 +362,48 @@ async def test_a_mistake_of_ours_is_told_once_counted_and_not_hidden(monkeypatch
     said = server.condition("Progressing")
     assert (said["status"], said["reason"]) == ("False", "InternalError")
     assert "KeyError: 'what nobody thought of'" in said["message"]
+
+
+async def test_a_plan_without_an_end_leaves_its_job_alone_until_the_spec_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def endless(*_: Any) -> None:
+        while True:
+            pass
+
+    server = Server()
+    means = Means(cast(Api, server), SETTINGS, Board(), Counts(), Deaf(), computer=Computer(0.1))
+    calls, name, before = Calls(lambda _after: None, lambda _body: None), Name("default", "good"), overruns()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "plan", endless)
+        assert await reconcile(means, name, calls) == 60
+        wait = await reconcile(means, name, calls)
+        assert wait is not None
+        assert 50 < wait < 60, "the plan is not tried again"
+    assert overruns() == before + 1
+    assert server.managers == ["pseudoreal-operator-errors"]
+    said = server.condition("Progressing")
+    assert (said["status"], said["reason"]) == ("False", "Unplannable")
+    assert "took more than 0.1 s of processor time" in said["message"]
+    assert means.counts.internal_errors == 0
+    server.body["metadata"]["generation"] = 2
+    assert await reconcile(means, name, calls) is None
+    assert server.condition("Progressing")["reason"] == "Starting"
+
+
+def overruns() -> float:
+    found = REGISTRY.get_sample_value("pseudoreal_plan_overruns_total")
+    assert found is not None
+    return found
+
+
+async def test_a_job_that_is_deleted_is_let_go_whatever_its_plan_costs() -> None:
+    server = Server()
+    means = Means(cast(Api, server), SETTINGS, Board(), Counts(), Deaf())
+    means.left_alone.note("one", 1)
+    server.body["metadata"]["deletionTimestamp"] = "now"
+    with pytest.raises(Gone):
+        await reconcile(means, Name("default", "good"), Calls(lambda _after: None, lambda _body: None))
 
 
 async def test_a_status_of_another_release_is_said_to_be_unreadable_and_left_as_it_is() -> None:

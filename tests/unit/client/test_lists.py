@@ -1,0 +1,130 @@
+"""Lists in which one object is too large, or nested too deeply, to be read."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from click.testing import CliRunner
+from kubernetes.client import ApiClient
+from pseudoreal_client.cluster import api as module
+from pseudoreal_client.cluster.api import JOBS, Api
+from pseudoreal_client.cluster.connect import Connection
+from pseudoreal_client.command import main
+from pseudoreal_client.commands import options
+from pseudoreal_client.refusal import Refusal
+
+from tests.support.jobs import good_job
+
+Json = dict[str, Any]
+DEPTH = 5000
+
+
+def deep(name: str) -> str:
+    return json.dumps(stored(name)).replace('"layers": 8', '"layers": ' + '{"a":' * DEPTH + "1" + "}" * DEPTH)
+
+
+def stored(name: str) -> Json:
+    body = good_job(name)
+    body["metadata"] |= {"namespace": "team", "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return body
+
+
+@dataclass
+class Answer:
+    data: bytes
+    status: int = 200
+
+    def stream(self) -> Iterator[bytes]:
+        for begin in range(0, len(self.data), 4096):
+            yield self.data[begin : begin + 4096]
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Server:
+    """Stands for the client of an API server that has these objects, as JSON."""
+
+    objects: list[str]
+    asked: list[Json] = field(default_factory=list)
+
+    @property
+    def configuration(self) -> Any:
+        return type("Configuration", (), {"host": "https://cluster"})
+
+    def param_serialize(self, method: str, path: str, **request: Any) -> tuple[Any, ...]:
+        return method, path, request
+
+    def call_api(self, _method: str, path: str, request: Json, **_: Any) -> Any:
+        self.asked.append(request)
+        if not path.endswith("pseudorealjobs"):
+            (found,) = (each for each in self.objects if f'"{path.rpartition("/")[2]}"' in each)
+            return type("Reply", (), {"response": Answer(found.encode())})
+        query = dict(request["query_params"])
+        begin = int(query.get("continue") or 0)
+        page = self.objects[begin : begin + int(query["limit"])]
+        if "PartialObjectMetadata" in request["header_params"]["Accept"]:
+            page = [f'{{"metadata": {{"name": "{name}", "namespace": "team"}}}}' for name in map(name_of, page)]
+        end = begin + int(query["limit"])
+        following = str(end) if end < len(self.objects) else ""
+        text = f'{{"metadata": {{"continue": "{following}"}}, "items": [{",".join(page)}]}}'
+        return type("Reply", (), {"response": Answer(text.encode())})
+
+
+def name_of(text: str) -> str:
+    return text.split('"metadata": {"name": "')[1].split('"')[0]
+
+
+def listed(server: Server) -> tuple[list[str], list[str]]:
+    """Names of the objects that are listed, and what is said of others."""
+    warnings: list[str] = []
+    found = Api(cast(ApiClient, server), warnings.append).each(JOBS, None)
+    return [body["metadata"]["name"] for body in found], warnings
+
+
+@pytest.mark.parametrize("place", [0, 1, 499, 500, 700, 999])
+def test_one_deep_object_is_named_and_all_others_are_listed(place: int) -> None:
+    objects = [json.dumps({"metadata": {"name": f"job-{number}", "namespace": "team"}}) for number in range(1000)]
+    objects[place] = f'{{"metadata": {{"name": "poison"}}, "spec": {"[" * DEPTH + "]" * DEPTH}}}'
+    server = Server(objects)
+    found, warnings = listed(server)
+    assert found == [f"job-{number}" for number in range(1000) if number != place]
+    (warning,) = warnings
+    assert warning.startswith(
+        "poison in namespace team, one of the pseudorealjobs, is left out: it is no JSON, or nested"
+    )
+    assert "kubectl get pseudorealjobs poison -n team" in warning
+    assert len(server.asked) < 30
+
+
+def test_large_objects_are_listed_one_by_one_and_one_that_is_too_large_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 20_000)
+    sizes = {"a": 100, "b": 15_000, "c": 15_000, "d": 30_000, "e": 100}
+    objects = [json.dumps({"metadata": {"name": name}, "spec": "x" * size}) for name, size in sizes.items()]
+    found, warnings = listed(Server(objects))
+    assert found == ["a", "b", "c", "e"]
+    assert [warning.split()[0] for warning in warnings] == ["d"]
+
+
+def test_a_job_that_is_asked_for_by_its_name_and_cannot_be_read_is_a_refusal() -> None:
+    with pytest.raises(
+        Refusal, match=r"PseudoRealJob poison in namespace team cannot be read: it is no JSON, or nested"
+    ):
+        Api(cast(ApiClient, Server([deep("poison")])), print).job("team", "poison")
+
+
+def test_get_shows_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = stored("newer") | {"status": {"phases": "of another release"}}
+    server = Server([json.dumps(stored("one")), deep("poison"), json.dumps(newer), json.dumps(stored("two"))])
+    said: list[str] = []
+    connection = Connection(Api(cast(ApiClient, server), said.append), "team")
+    monkeypatch.setattr(options, "connect", lambda _: connection)
+    done = CliRunner().invoke(main, ["get", "-A"])
+    assert done.exit_code == 0
+    assert [line.split()[1] for line in done.stdout.splitlines()[1:]] == ["one", "two"]
+    assert "job newer in namespace team is left out" in done.stderr
+    assert [sentence.split()[0] for sentence in said] == ["poison"]
