@@ -58,6 +58,7 @@ run: venv corpus ## Run the quickstart as local processes, without a cluster
 
 .PHONY: generate
 generate: .venv/tools ## Write the CRD and the manifest reference from the models, and the charts' READMEs
+	@$(BIN)/python -m pseudoreal_dev.kubernetes_types
 	@$(BIN)/python -m pseudoreal_api.publish.crd crds charts/pseudoreal/files
 	@$(BIN)/python -m pseudoreal_api.publish.reference docs/manifest.md
 	@$(BIN)/python -m pseudoreal_dev.chart_readme

@@ -1,0 +1,21 @@
+"""The Jobs of all stages are tried on the real API server before the first one is made, and nothing is dropped in
+silence."""
+
+import pytest
+
+from tests.support.cluster import Cluster
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.usefixtures("shared_operator")
+def test_a_field_that_the_cluster_does_not_know_is_refused_before_anything_is_made(cluster: Cluster) -> None:
+    """The definition knows it, as it is of a newer Kubernetes than this API server."""
+    group = {"schedulingGroup": {"podGroupName": "all"}}
+    job = cluster.create("newer", spec__phases__1__pod={"template": {"spec": group}})
+    job.wait("the end", lambda status: status.state == "Failed")
+    said = job.condition("Failed")
+    assert said["reason"] == "InvalidSpec"
+    assert 'unknown field "spec.template.spec.schedulingGroup"' in said["message"]
+    assert "(phase real)" in said["message"]
+    assert job.child_jobs() == []
