@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.failures import results
@@ -72,6 +72,8 @@ def integers(value: Any) -> list[int]:
     checkpoint=some("step", "seconds"),
     layout=LAYOUTS,
 )
+@example(progress={"step": 2**62, "total_steps": -1}, rank={"step": 2**63}, checkpoint={}, layout={"pipeline": 2**63})
+@example(progress={"tokens": 2**63}, rank={"seconds": 1e11}, checkpoint={"seconds": 1e300}, layout={})
 def test_no_report_makes_a_status_that_cannot_be_written(
     progress: dict[str, Any], rank: dict[str, Any], checkpoint: dict[str, Any], layout: dict[str, Any]
 ) -> None:
