@@ -145,11 +145,13 @@ def test_an_upgrade_takes_the_finalizer_of_older_releases_off(cluster: Cluster, 
         cluster.patch_job(job.name, {"metadata": {"finalizers": None}})
 
 
-def test_health_says_whether_the_watches_run(cluster: Cluster, operator: Operator) -> None:
+def test_health_says_whether_all_tasks_run(cluster: Cluster, operator: Operator) -> None:
     # Its jobs are seen only once all watches run: those of jobs, child Jobs and pods, and that of silence.
     cluster.create("seen").pods("seen-pseudo-e1")
-    expected = {"watchers": 4, "refused_statuses": 0, "internal_errors": 0, "lost_events": 0}
-    assert operator.health() == expected
+    expected = {"watchers": 4, "refused_statuses": 0, "internal_errors": 0, "lost_events": 0, "dead_tasks": []}
+    said = operator.health()
+    assert said | expected == said
+    assert {"watch of jobs", "list of jobs", "worker of passes 0", "poster of events 0"} <= {*said["tasks"]}
 
 
 def _wait_for_no_children(job: Job) -> None:

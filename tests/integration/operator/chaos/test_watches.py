@@ -3,7 +3,6 @@
 import pytest
 
 from tests.integration.operator.chaos.faults import Fault, Kind, Target
-from tests.integration.operator.chaos.life import Life
 from tests.integration.operator.chaos.lives import Lives
 from tests.support.patience import wait_for
 
