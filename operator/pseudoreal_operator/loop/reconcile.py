@@ -191,9 +191,7 @@ async def _pass(means: Means, body: Json, calls: Calls) -> float | None:
         means.forget(*hands.key)
     else:
         means.board.follow(hands.key, phases_to_finish(job.spec, status), calls.wake, memberships(status))
-    seen = await observe(
-        means.api, means.board, means.words, means.sightings, job, status, now, calls.listed
-    )
+    seen = await observe(means.api, means.board, means.words, means.sightings, job, status, now, calls.listed)
     return await _act(hands, seen, now)
 
 

@@ -65,6 +65,7 @@ def test_the_end_of_a_job_is_in_its_status_before_its_pods_go() -> None:
     world = begun(spec__hang={"stepSeconds": 120, "startSeconds": 300, "action": "Fail"})
     world.report(world.alive()[0], 1)
     world.tick(130)
+    world.report(world.alive()[0], 1)
     wanted = world.plan()
     assert (wanted.status.state, wanted.delete) == ("Failed", ())
     for _ in range(3):

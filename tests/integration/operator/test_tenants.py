@@ -1,0 +1,256 @@
+"""Tenants who write whatever the API server accepts, beside one whose jobs are served all the same.
+
+An operator watches two namespaces. Hypothesis draws what tenants do in the first: jobs that are deep, huge, costly to
+plan or at the edges of their numbers, pods of nobody with an operator's labels, pods that end with any message, and a
+namespace in which no event can be stored. After each draw the operator must be the same process with all its tasks,
+must have used little memory, and must serve a new job of the second namespace within seconds.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from kubernetes import client
+from pseudoreal_api.base import GROUP, PLURAL, VERSION
+from pseudoreal_api.names import LABEL_EXECUTION, LABEL_JOB, LABEL_JOB_UID, LABEL_PHASE, LABEL_STAGE
+
+from tests.support.cluster import Cluster
+from tests.support.depth import DEPTH
+from tests.support.installed import make_namespace
+from tests.support.jobs import good_job
+from tests.support.operator_process import Operator
+from tests.support.patience import wait_for
+
+pytestmark = pytest.mark.integration
+
+Json = dict[str, Any]
+SERVED_SECONDS = 5.0
+"""Longest time from the creation of a job to its first pods' Job and its status, while tenants do their worst."""
+MEMORY_LIMIT = 512 * 2**20
+"""The chart's limit for an operator, in bytes."""
+_numbers = count()
+
+
+@dataclass
+class Tenants:
+    """The operator, the tenants' namespace and the other one."""
+
+    admin: client.ApiClient
+    operator: Operator
+    tenants: Cluster
+    served: Cluster
+    pid: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    def post(self, path: str, text: str) -> bool:
+        """Creates an object from text, which may be deeper than Python's own JSON can write: whether the API server
+        accepted it."""
+        url = f"{self.admin.configuration.host}{path}"
+        headers = {"Content-Type": "application/json"}
+        answer = self.admin.rest_client.pool_manager.request("POST", url, body=text.encode(), headers=headers)
+        assert answer.status in (201, 400, 403, 409, 413, 422, 500), (answer.status, answer.data[:300])
+        return bool(answer.status == 201)
+
+    def create_job(self, text: str) -> bool:
+        return self.post(f"/apis/{GROUP}/{VERSION}/namespaces/{self.tenants.namespace}/{PLURAL}", text)
+
+    def create_pod(self, text: str) -> bool:
+        return self.post(f"/api/v1/namespaces/{self.tenants.namespace}/pods", text)
+
+    def serve(self) -> None:
+        """A job of the other namespace gets its Job and its status in time."""
+        name, begin = f"served-{next(_numbers)}", time.monotonic()
+        job = self.served.create(name)
+        job.wait("a job of another tenant is served", lambda status: status.state == "Training")
+        assert job.children("apis/batch/v1 jobs")
+        self.seconds.append(time.monotonic() - begin)
+        assert self.seconds[-1] <= SERVED_SECONDS
+        job.event("Accepted")
+        self.served.delete_job(name)
+
+    def check(self) -> None:
+        assert self.operator.is_running
+        assert self.operator.process is not None
+        assert self.operator.process.pid == self.pid, "it was not restarted"
+        assert self.operator.is_ready()
+        assert self.peak_memory() < 0.9 * MEMORY_LIMIT
+
+    def peak_memory(self) -> int:
+        """Most bytes that the operator's process has had."""
+        status = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+    def clean(self) -> None:
+        self.tenants.delete_jobs()
+        core = client.CoreV1Api(self.admin)
+        core.delete_collection_namespaced_pod(self.tenants.namespace, grace_period_seconds=0)
+        core.delete_collection_namespaced_resource_quota(self.tenants.namespace)
+
+
+@pytest.fixture(scope="module")
+def tenants(
+    admin: client.ApiClient,
+    operator_kubeconfig: Path,
+    tls: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Tenants]:
+    first, second = (make_namespace(admin, name) for name in ("tenants", "served"))
+    operator = Operator(operator_kubeconfig, "tenants,served", tmp_path_factory.mktemp("tenants") / "log", tls)
+    operator.start()
+    wait_for("the operator", operator.is_ready, operator.said)
+    assert operator.process is not None
+    yield Tenants(admin, operator, first, second, pid=operator.process.pid)
+    operator.kill()
+
+
+# What tenants do.
+
+
+def job_text(name: str, *, suspended: bool = False, **changes: Any) -> str:
+    return json.dumps(good_job(name, spec__suspend=suspended, **changes))
+
+
+def deep_job(levels: int) -> str:
+    """A suspended job whose pod template is nested."""
+    body = good_job(f"deep-{next(_numbers)}", spec__suspend=True, spec__pod={"template": {"spec": "NESTED"}})
+    return json.dumps(body).replace('"NESTED"', '{"x":' * levels + "1" + "}" * levels)
+
+
+def _act_deep(tenants: Tenants, levels: int) -> None:
+    tenants.create_job(deep_job(levels))
+
+
+def _act_big(tenants: Tenants, number: int, size: int, character: str) -> None:
+    """Suspended jobs with a template of many small variables and labels."""
+    variables = [{"name": f"V{index}", "value": character} for index in range(size // 40)]
+    for _ in range(number):
+        spec = {"containers": [{"name": "trainer", "env": variables}]}
+        name = f"big-{next(_numbers)}"
+        tenants.create_job(job_text(name, suspended=True, spec__pod={"template": {"spec": spec}}))
+
+
+def _act_untyped(tenants: Tenants, number: int, size: int) -> None:
+    """Suspended jobs whose template has a field that no pod has."""
+    for _ in range(number):
+        template: Json = {"spec": {"x": [{}] * (size // 3)}}
+        tenants.create_job(job_text(f"untyped-{next(_numbers)}", suspended=True, spec__pod={"template": template}))
+
+
+def _act_labels(tenants: Tenants, number: int, character: str) -> None:
+    body = good_job(f"labels-{next(_numbers)}", spec__suspend=True)
+    body["metadata"]["labels"] = {f"tenant.example/{index}": "x" for index in range(number)}
+    body["metadata"]["annotations"] = {"tenant.example/text": character * min(number * 10, 200_000)}
+    tenants.create_job(json.dumps(body))
+
+
+def costly_job(workers: int, sequences: int, layers: int, phases: int) -> str:
+    every = {"sharing": {"blocks": 1}, "workers": workers, "batch": {"sequences": sequences}}
+    every |= {"parallelism": {"schedule": "1F1B"}, "elastic": {"minWorkers": 1}}
+    body = good_job(f"costly-{next(_numbers)}", spec__suspend=False)
+    body["spec"]["model"]["layers"] = layers
+    body["spec"]["model"]["experts"] = {"type": "TopK", "count": 8, "topK": {"perToken": 2, "balanceOver": "Step"}}
+    body["spec"]["phases"] = [
+        every | {"name": f"p{number}", "until": {"step": 10 * (number + 1)}} for number in range(phases)
+    ]
+    return json.dumps(body)
+
+
+def _act_costly(tenants: Tenants, workers: int, sequences: int, layers: int, phases: int) -> None:
+    tenants.create_job(costly_job(workers, sequences, layers, phases))
+
+
+def foreign_pod(uid: str, variables: int, character: str, execution: str) -> Json:
+    """A pod of nobody with the labels of a job's pod; no node takes it."""
+    labels = {LABEL_JOB: "served", LABEL_JOB_UID: uid, LABEL_EXECUTION: execution, LABEL_PHASE: "pseudo"}
+    env = [{"name": f"V{index}", "value": character} for index in range(variables)]
+    container = {"name": "trainer", "image": "none.example/none", "env": env}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"foreign-{next(_numbers)}", "labels": labels | {LABEL_STAGE: "train"}},
+        "spec": {"containers": [container], "schedulerName": "none", "terminationGracePeriodSeconds": 0},
+    }
+
+
+def _act_pods(tenants: Tenants, number: int, variables: int, character: str, execution: str) -> None:
+    for _ in range(number):
+        tenants.create_pod(json.dumps(foreign_pod("somebody", variables, character, execution)))
+
+
+def _act_no_events(tenants: Tenants) -> None:
+    """A quota that leaves no room for an event, and a job that has some to tell."""
+    tenants.tenants.set_quota({"count/events": "0"})
+    tenants.create_job(job_text(f"untold-{next(_numbers)}"))
+
+
+def _act_last_word(tenants: Tenants, message: Json) -> None:
+    """A job whose pod ends well and says anything."""
+    name = f"words-{next(_numbers)}"
+    if not tenants.create_job(job_text(name)):
+        return
+    found: list[Json] = wait_for("pods", lambda: tenants.tenants.list("api/v1 pods", f"{LABEL_JOB}={name}"))
+    pod = found[0]
+    whole = {"outcome": "Succeeded", "phase": "pseudo", "execution": 1, "step": 10, "checkpoint": "pseudo-00000010"}
+    ended = {"exitCode": 0, "reason": "Completed", "message": json.dumps(whole | message)}
+    status = {"phase": "Succeeded", "containerStatuses": [_status_of_container({"terminated": ended})]}
+    tenants.tenants.patch_pod_status(pod["metadata"]["name"], status)
+
+
+def _status_of_container(state: Json) -> Json:
+    return {"name": "trainer", "image": "x", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+
+
+NUMBERS = st.sampled_from([0, -1, 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 10**30, 10**4000, 1e27, 1e308, -1e308, True])
+ODD = st.sampled_from(["x", "<", "\u0085", "\u202e", "🏖", "\\", '"', "\ud83c"])
+ACTS = st.one_of(
+    st.tuples(st.just(_act_deep), st.integers(1, 9_000)),
+    st.tuples(st.just(_act_big), st.integers(1, 3), st.integers(100, 1_200_000), ODD),
+    st.tuples(st.just(_act_untyped), st.integers(1, 3), st.integers(100, 1_400_000)),
+    st.tuples(st.just(_act_labels), st.integers(0, 5_000), ODD),
+    st.tuples(
+        st.just(_act_costly),
+        st.sampled_from([1, 2, 839, 840, 9_973, 10_000]),
+        st.sampled_from([1, 840, 8_648_640, 2**31 - 1]),
+        st.sampled_from([1, 8, 840, 10_000]),
+        st.sampled_from([1, 2, 16]),
+    ),
+    st.tuples(
+        st.just(_act_pods), st.integers(1, 4), st.integers(0, 20_000), ODD,
+        st.sampled_from(["1", "0", "-1", "9" * 63, "x", "1e9", "٣"]),
+    ),
+    st.tuples(st.just(_act_no_events)),
+    st.tuples(
+        st.just(_act_last_word),
+        st.dictionaries(st.sampled_from(["step", "loss", "validationLoss", "tokens", "execution"]), NUMBERS),
+    ),
+)  # fmt: skip
+
+
+@settings(
+    max_examples=DEPTH.of(6, 300),
+    deadline=None,
+    derandomize=not DEPTH.is_deep,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@example(acts=[(_act_deep, 2_000)])
+@example(acts=[(_act_costly, 10_000, 8_648_640, 8, 1)])
+@example(acts=[(_act_untyped, 14, 1_430_000)])
+@example(acts=[(_act_pods, 1, 1, "<" * 1_000_000, "1"), (_act_pods, 1, 1, "x", "1")])
+@example(acts=[(_act_no_events,), (_act_no_events,)])
+@example(acts=[(_act_last_word, {"loss": 1e27, "step": 10**30})])
+@given(acts=st.lists(ACTS, min_size=1, max_size=4))
+def test_no_tenant_stops_the_operator_for_others(tenants: Tenants, acts: list[tuple[Any, ...]]) -> None:
+    try:
+        for act, *arguments in acts:
+            act(tenants, *arguments)
+        tenants.serve()
+        tenants.check()
+    finally:
+        tenants.clean()
