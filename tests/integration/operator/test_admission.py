@@ -127,7 +127,7 @@ WEIGHTS = {"type": "HuggingFace", "huggingFace": {"path": "/weights", "volume": 
             {},
             "may be privileged",
         ),
-        ({"containers": "all"}, {}, "denied"),
+        ({"containers": "all"}, {}, "must be of type array"),
     ],
 )
 def test_what_a_job_may_not_ask_for(ask: Ask, template: Json, changes: Json, says: str) -> None:
