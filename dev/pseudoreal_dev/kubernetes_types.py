@@ -1,4 +1,4 @@
-"""Writes crds/pseudoreal_api/spec/kubernetes.json: the types of core/v1 that a PseudoRealJob embeds, without their
+"""Writes crds/pseudoreal_api/spec/core_types.py: the types of core/v1 that a PseudoRealJob embeds, without their
 descriptions."""
 
 import json
@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
-from pseudoreal_api.spec.kubernetes import TYPES_FILE
+
+from pseudoreal_dev.machine import paths
 
 Json = dict[str, Any]
+
+FILE = paths.REPOSITORY / "crds" / "pseudoreal_api" / "spec" / "core_types.py"
 
 VERSION = "1.37"
 """The newest release of Kubernetes that kubernetes-validate knows. Each release only adds fields, so a cluster of an
@@ -41,6 +44,17 @@ LEFT_OUT = {
     },
 }
 """Fields that a PseudoRealJob cannot have, by type."""
+_HEAD = f'''"""Types of core/v1 in a PseudoRealJob, as Kubernetes {VERSION} publishes them, without descriptions.
+
+Written by `make generate`; do not edit.
+"""
+
+# ruff: noqa: E501
+from typing import Any
+
+# fmt: off
+TYPES: dict[str, dict[str, Any]] = {{
+'''
 _SCALARS = {"Quantity", "IntOrString"}
 _KEPT = ("type", "required")
 
@@ -93,12 +107,12 @@ def _references(node: Any) -> list[str]:
     return []
 
 
-def to_json() -> str:
+def to_python() -> str:
     folder = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema" / f"v{VERSION}.0-local"
     definitions = json.loads((folder / "_definitions.json").read_text())["$defs"]
-    lines = [f"{json.dumps(name)}: {json.dumps(schema)}" for name, schema in types(definitions).items()]
-    return f'{{"kubernetes": "{VERSION}", "types": {{\n' + ",\n".join(lines) + "\n}}\n"
+    lines = [f"{json.dumps(name)}: {json.dumps(schema)},\n" for name, schema in types(definitions).items()]
+    return _HEAD + "".join(lines) + "}\n"
 
 
 if __name__ == "__main__":
-    TYPES_FILE.write_text(to_json())
+    FILE.write_text(to_python())

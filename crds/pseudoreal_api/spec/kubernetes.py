@@ -1,18 +1,15 @@
 """Types of Kubernetes' core/v1 inside a PseudoRealJob, as structural schemas, with a bound for every list and map.
 
-kubernetes.json has the types as an API server publishes them; `python -m pseudoreal_dev.kubernetes_types` writes it.
+core_types.py has the types as an API server publishes them.
 The bounds keep one object cheap to read: a tenant may fill an object of 1.5 MB with lists of empty entries, and each
 entry costs a reader some hundred bytes. Texts have none but the size of the object: they cost what they are long.
 """
 
-import json
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-Json = dict[str, Any]
+from pseudoreal_api.spec.core_types import TYPES
 
-TYPES_FILE = Path(__file__).with_name("kubernetes.json")
+Json = dict[str, Any]
 
 EMBEDDED = "x-embedded"
 """Marks the schema of a field that is structural already."""
@@ -50,15 +47,9 @@ def embedded(name: str, *, without: str | None = None) -> Json:
     return {EMBEDDED: name, "properties": properties} | ({"required": required} if required else {})
 
 
-@cache
-def _types() -> dict[str, Json]:
-    types: dict[str, Json] = json.loads(TYPES_FILE.read_text())["types"]
-    return types
-
-
 def _schema(name: str) -> Json:
     """Return the schema of a type, with all types that it refers to in place."""
-    found = _types()[name]
+    found = TYPES[name]
     optional = _COMPLETED.get(name)
     required = [field for field in found.get("required", []) if field != optional]
     out: Json = {"type": "object"} | ({"required": required} if required else {})

@@ -106,7 +106,7 @@ WEIGHTS = {"type": "HuggingFace", "huggingFace": {"path": "/weights", "volume": 
         (_trainer(ports=[{"containerPort": 80, "hostPort": 80}]), {}, "may use the network of its node"),
         (_trainer(livenessProbe={"tcpSocket": {"host": "192.0.2.1", "port": 1}}), {}, "may use the network of its"),
         ({"nodeName": "control-plane"}, {}, "may name a node"),
-        ({"containers": "all"}, {}, "denied"),
+        ({"containers": "all"}, {}, "must be of type array"),
     ],
 )
 def test_what_a_job_may_not_ask_for(asking: Asking, template: Json, changes: Json, says: str) -> None:

@@ -9,7 +9,6 @@ from pseudoreal_api.publish.crd import custom_resource_definition
 from pseudoreal_api.resolved.check import check_resolvable
 from pseudoreal_api.spec.check import InvalidJob, check_job
 from pseudoreal_api.spec.embedded import MOST_MISFITS, embedded_in
-from pseudoreal_api.spec.kubernetes import TYPES_FILE
 from pseudoreal_dev import kubernetes_types
 
 from tests.support.jobs import good_job
@@ -24,7 +23,7 @@ LAST_APPLIED_BYTES = 262_144
 
 
 def test_the_types_are_those_of_the_newest_kubernetes_that_is_known() -> None:
-    assert TYPES_FILE.read_text() == kubernetes_types.to_json(), "python -m pseudoreal_dev.kubernetes_types writes it"
+    assert kubernetes_types.FILE.read_text() == kubernetes_types.to_python(), "`make generate` writes it"
 
 
 def test_kubectl_can_apply_the_definition_on_the_client_side() -> None:

@@ -1,4 +1,13 @@
-{"kubernetes": "1.37", "types": {
+"""Types of core/v1 in a PseudoRealJob, as Kubernetes 1.37 publishes them, without descriptions.
+
+Written by `make generate`; do not edit.
+"""
+
+# ruff: noqa: E501
+from typing import Any
+
+# fmt: off
+TYPES: dict[str, dict[str, Any]] = {
 "AWSElasticBlockStoreVolumeSource": {"type": "object", "required": ["volumeID"], "properties": {"fsType": {"type": "string"}, "partition": {"type": "integer"}, "readOnly": {"type": "boolean"}, "volumeID": {"type": "string"}}},
 "Affinity": {"type": "object", "properties": {"nodeAffinity": {"$ref": "NodeAffinity"}, "podAffinity": {"$ref": "PodAffinity"}, "podAntiAffinity": {"$ref": "PodAntiAffinity"}}},
 "AppArmorProfile": {"type": "object", "required": ["type"], "properties": {"localhostProfile": {"type": "string"}, "type": {"type": "string"}}},
@@ -98,5 +107,5 @@
 "VolumeProjection": {"type": "object", "properties": {"clusterTrustBundle": {"$ref": "ClusterTrustBundleProjection"}, "configMap": {"$ref": "ConfigMapProjection"}, "downwardAPI": {"$ref": "DownwardAPIProjection"}, "podCertificate": {"$ref": "PodCertificateProjection"}, "secret": {"$ref": "SecretProjection"}, "serviceAccountToken": {"$ref": "ServiceAccountTokenProjection"}}},
 "VolumeResourceRequirements": {"type": "object", "properties": {"limits": {"type": "object", "additionalProperties": {"$ref": "Quantity"}}, "requests": {"type": "object", "additionalProperties": {"$ref": "Quantity"}}}},
 "VsphereVirtualDiskVolumeSource": {"type": "object", "required": ["volumePath"], "properties": {"fsType": {"type": "string"}, "storagePolicyID": {"type": "string"}, "storagePolicyName": {"type": "string"}, "volumePath": {"type": "string"}}},
-"WeightedPodAffinityTerm": {"type": "object", "required": ["weight", "podAffinityTerm"], "properties": {"podAffinityTerm": {"$ref": "PodAffinityTerm"}, "weight": {"type": "integer"}}}
-}}
+"WeightedPodAffinityTerm": {"type": "object", "required": ["weight", "podAffinityTerm"], "properties": {"podAffinityTerm": {"$ref": "PodAffinityTerm"}, "weight": {"type": "integer"}}},
+}
