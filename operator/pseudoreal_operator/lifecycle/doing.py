@@ -125,7 +125,7 @@ def _unheard(view: View) -> str | None:
     since = f"since {view.seen.unheard_since:%Y-%m-%d %H:%M:%S} UTC" if was_heard else "so far"
     others = "; most jobs are silent, so it is the path" if view.seen.path_is_cut else ""
     lacks = f" Until they are, {'; '.join(needs)}." if needs else ""
-    remedy = "see that they reach the operator (docs/reports.md)"
+    remedy = "see that no NetworkPolicy keeps them from the operator's Service, and that they trust its certificate"
     if view.spec.network.host_network:
         remedy = "name the addresses of the nodes in networkPolicy.from of the operator's chart"
     return (

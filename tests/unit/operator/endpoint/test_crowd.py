@@ -1,6 +1,7 @@
 """The endpoint in a crowd of connections that say nothing good: pods of others report all the same."""
 
 import asyncio
+import math
 import socket
 import ssl
 import time
@@ -24,6 +25,8 @@ JOB = ("default", "job-uid")
 POD = Speaker(JOB, Execution("pseudo", StageKind.TRAIN, 1), 0, "pod-0")
 REPORT = PodReport(ranks=[RankReport(rank=0, activity="computing", seconds=0.5, step=3)]).to_json()
 PODS, CROWD, SECONDS = 40, 4000, 2.0
+ALONE_SECONDS = 0.2
+"""Most seconds that a pod needs on a machine without other work, where there is no crowd."""
 
 
 class Known(Identities):
@@ -82,25 +85,32 @@ async def post(ends: Ends, token: str) -> int:
     return int(said.split()[1]) if said else 0
 
 
-async def reports(port: int, trusted: ssl.SSLContext, address: str, token: str) -> bool:
-    """Whether a pod that comes now is heard within SECONDS."""
-    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-        async with asyncio.timeout(SECONDS):
-            ends = await connect(port, trusted, address)
-            status = await post(ends, token)
-            ends[1].close()
-            return status == 200
-    return False
+async def until_heard(port: int, trusted: ssl.SSLContext, address: str, token: str) -> float:
+    """Seconds until a pod that comes now is heard."""
+    begun = time.monotonic()
+    with suppress(OSError, asyncio.IncompleteReadError):
+        ends = await connect(port, trusted, address)
+        status = await post(ends, token)
+        ends[1].close()
+        if status == 200:
+            return time.monotonic() - begun
+    return math.inf
 
 
-async def heard(port: int, trusted: ssl.SSLContext, addresses: list[str]) -> int:
-    """How many of PODS are heard that come within a second."""
+async def seconds_of_pods(port: int, trusted: ssl.SSLContext, addresses: list[str]) -> list[float]:
+    """Seconds until each of PODS is heard that come within a second."""
 
-    async def one(number: int) -> bool:
+    async def one(number: int) -> float:
         await asyncio.sleep(number / PODS)
-        return await reports(port, trusted, addresses[number % len(addresses)], f"pod-{number}")
+        return await until_heard(port, trusted, addresses[number % len(addresses)], f"pod-{number}")
 
-    return sum(await asyncio.gather(*(one(number) for number in range(PODS))))
+    return await asyncio.gather(*(one(number) for number in range(PODS)))
+
+
+async def bound(port: int, trusted: ssl.SSLContext) -> float:
+    """SECONDS, or more where the machine has other work: then a pod that is alone needs longer, too."""
+    alone = await seconds_of_pods(port, trusted, OWN)
+    return SECONDS * max(1.0, max(alone) / ALONE_SECONDS)
 
 
 @asynccontextmanager
@@ -168,15 +178,19 @@ OWN = [f"127.0.3.{host}" for host in range(1, PODS + 1)]
 async def test_all_pods_of_others_are_heard(port: int, trusted: ssl.SSLContext, says: str, count: int) -> None:
     """Of three addresses that open connections all the time, and a crowd that is there already."""
     word = {"nothing": b"", "no handshake": b"GET / HTTP/1.1\r\n\r\n"}.get(says, hello(trusted))
+    most = await bound(port, trusted)
     async with crowd(port, MANY, count, word):
         with background(*(asyncio.create_task(come_again(port, address, word)) for address in SILENT)):
-            assert await heard(port, trusted, OWN) == PODS
+            found = await seconds_of_pods(port, trusted, OWN)
+    assert len([seconds for seconds in found if seconds <= most]) == PODS, (most, found)
 
 
 async def test_pods_share_an_address_with_a_crowd_that_says_nothing(port: int, trusted: ssl.SSLContext) -> None:
     """As behind a node's address: pods in its network, or those of a network that translates addresses."""
+    most = await bound(port, trusted)
     async with crowd(port, ["127.0.0.9"], 100):
-        assert await heard(port, trusted, ["127.0.0.9"]) == PODS
+        found = await seconds_of_pods(port, trusted, ["127.0.0.9"])
+    assert max(found) <= most
 
 
 async def test_more_pods_than_strangers_may_be_share_an_address(
