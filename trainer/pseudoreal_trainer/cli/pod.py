@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,8 @@ from pseudoreal_trainer.pod.pod_folder import PodFolder, memory_directory
 from pseudoreal_trainer.pod.reporting import reporting
 
 WORKER = "pseudoreal_trainer.cli.rank"
+_NEWEST_SECONDS = 10.0
+"""Seconds that the volume has for telling the newest checkpoint of a phase that failed."""
 
 log = structlog.get_logger()
 
@@ -80,7 +83,7 @@ def _train(config: PhaseConfig, path: Path, stop: Stop) -> TerminationMessage:
         pod = PodFolder(folder)
         with reporting(pod, endpoint_of_pod()), serving_metrics(pod, metrics_port(os.environ)):
             message = _run_settled(config, path, pod, stop)
-    return message if message.checkpoint else _with_newest_checkpoint(message, config)
+    return message if message.checkpoint else _completed(message, config)
 
 
 def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) -> TerminationMessage:
@@ -110,6 +113,17 @@ def _folder() -> Iterator[Path]:
     # Errors: the thread that reports may look into it until the end.
     with tempfile.TemporaryDirectory("-pseudoreal", dir=memory_directory(), ignore_cleanup_errors=True) as temporary:
         yield Path(temporary)
+
+
+def _completed(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
+    """The message of a pod whose ranks could not say where the training stands, which is written before the volume is
+    asked for that: it may be what hangs."""
+    write_termination(message)
+    found: list[TerminationMessage] = []
+    asked = threading.Thread(target=lambda: found.append(_with_newest_checkpoint(message, config)), daemon=True)
+    asked.start()
+    asked.join(_NEWEST_SECONDS)
+    return found[0] if found else message
 
 
 def _with_newest_checkpoint(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:

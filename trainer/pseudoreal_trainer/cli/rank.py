@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -33,8 +34,13 @@ from pseudoreal_trainer.preflight.start import run_preflight
 log = structlog.get_logger()
 
 
+_LAST_SECONDS = 1.0
+"""Seconds that a rank which fails has for saying so: its log may be a pipe that nobody reads."""
+
+
 def main() -> NoReturn:
-    sys.exit(run_rank(Path(sys.argv[1]), _end_at_once).exit_code)
+    # An ordinary end would wait for every thread that is no daemon, and for what foreign packages do at exit.
+    _end_at_once(run_rank(Path(sys.argv[1]), _end_at_once).exit_code)
 
 
 def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMessage:
@@ -57,22 +63,41 @@ def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMess
         return message
 
     def fail(error: BaseException) -> None:
-        end(leave(_failed(config, error)).exit_code)
+        message = _failed(config, error)
+        with _ending_in_time(message.exit_code):
+            leave(message)
+            _log_failure(config, error)
+            end(message.exit_code)
 
     heartbeat.failure.ends_with(fail)
     try:
         return leave(_train(config, config_file, stop, heartbeat, pod))
     except Exception as error:
-        # When another thread has failed before, this waits until that one has ended the process.
+        # When another thread has failed before, this waits until that one has ended the process. Most failures were
+        # noticed where they were made.
         heartbeat.failure.add(error)
         return _failed(config, error)
 
 
 def _end_at_once(exit_code: int) -> NoReturn:
     """Ends the process without waiting for its threads, as an ordinary end would."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
+    with _ending_in_time(exit_code):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+
+@contextmanager
+def _ending_in_time(exit_code: int) -> Iterator[None]:
+    """Return a context that ends the process if it lasts longer than `_LAST_SECONDS`."""
+    ender = threading.Timer(_LAST_SECONDS, os._exit, (exit_code,))
+    ender.daemon = True
+    with suppress(RuntimeError):  # the system gives no more threads
+        ender.start()
+    try:
+        yield
+    finally:
+        ender.cancel()
 
 
 def _heartbeat(pod: PodFolder | None, local_rank: int) -> Heartbeat:
@@ -84,11 +109,16 @@ def _heartbeat(pod: PodFolder | None, local_rank: int) -> Heartbeat:
     return Heartbeat()
 
 
-def _failed(config: PhaseConfig, error: BaseException) -> TerminationMessage:
+def _log_failure(config: PhaseConfig, error: BaseException) -> None:
     if isinstance(error, InvalidJobError):
         log.error("invalid_job", phase=config.phase, error=str(error))
+    else:
+        log.error("phase_failed", phase=config.phase, exc_info=error)
+
+
+def _failed(config: PhaseConfig, error: BaseException) -> TerminationMessage:
+    if isinstance(error, InvalidJobError):
         return ended_badly("InvalidJob", config, str(error))
-    log.error("phase_failed", phase=config.phase, exc_info=error)
     if (lack := lack_of_memory(error)) is not None:
         return ended_badly("OutOfMemory", config, rank_sentence(lack, memory_use(), config))
     suspect = error.suspect if isinstance(error, TrainingError) else None

@@ -16,7 +16,10 @@ T = TypeVar("T")
 class Prefetch(Generic[T]):
     """The results of `make` for one cursor after the other. Each is made once, in the one thread that this object
     starts, is handed over once, and is then the caller's alone: nothing is shared. What `make` uses, files for
-    instance, belongs to the thread until `close` has returned."""
+    instance, belongs to the thread until `close` has returned.
+
+    A context that ends with an exception does not wait for the thread: a read may hang for as long as a server does
+    not answer, and whoever waits for it cannot say what has failed."""
 
     def __init__(self, make: Callable[[int], T], first: int, stride: int, ahead: int = AHEAD) -> None:
         """`make`: takes a cursor. `first`: the first cursor; `stride`: from one to the next. `ahead`: results that
@@ -46,12 +49,13 @@ class Prefetch(Generic[T]):
         assert self._error is not None, "closed"
         raise self._error
 
-    def close(self) -> None:
-        """Ends the thread, which may be making a last result, and waits for its end."""
+    def close(self, *, wait: bool = True) -> None:
+        """End the thread, which may be making a last result. `wait`: whether to wait for its end."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        if wait:
+            self._thread.join()
 
     def _run(self, cursor: int) -> None:
         try:
@@ -77,4 +81,4 @@ class Prefetch(Generic[T]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        self.close(wait=kind is None)

@@ -75,21 +75,24 @@ def train_phase(
     imported = open_imported(config, origin, checks=ranks.is_first)
     ranks.heartbeat.working("makes the engine")
     layout = phase_layout(config, device_kind(ranks))
-    with open_engine(config, layout, ranks, end_of_document_of(corpus)) as engine:
+    failure = ranks.heartbeat.failure
+    # The failure is noticed inside the contexts: to leave these may take as long as a disk or a server that hangs.
+    with open_engine(config, layout, ranks, end_of_document_of(corpus)) as engine, failure.noticed():
         ranks.heartbeat.working("loads weights")
         fill(engine, config, origin, imported)
         resumed = origin.checkpoint.manifest if isinstance(origin, Resumed) else None
         progress = first_progress(config, origin, imported)
-        with (
-            open_reading(config, corpus, progress, engine.mesh) as reading,
-            Saver(engine, store, fence, config.checkpoint, resumed) as saver,
-        ):
+        with open_reading(config, corpus, progress, engine.mesh) as reading:
             validations = phase_validations(config, corpus, layout, device_kind(ranks))
             prompts = phase_prompts(config, corpus, next(iter(validations.values())).at_once)
             meter = Meter(ranks.heartbeat, lambda: reading.waited_seconds)
             gauges = phase_gauges(config, ranks)
             reporter = Reporter(config, meter, gauges, progress.step, pod) if ranks.is_first else None
-            with reporter or nullcontext():
+            with (
+                reporter or nullcontext(),
+                failure.noticed(),
+                Saver(engine, store, fence, config.checkpoint, resumed) as saver,
+            ):
                 phase = _Phase(
                     config, corpus, reading, store, engine, saver, validations, prompts, progress, meter, reporter, pod
                 )

@@ -55,9 +55,10 @@ class AheadOfTraining:
         """Seconds that training has waited for samples."""
         return 0.0 if self._prefetch is None else self._prefetch.waited_seconds
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
+        """End the thread. `wait`: whether to wait until the read that is under way has ended."""
         if self._prefetch is not None:
-            self._prefetch.close()
+            self._prefetch.close(wait=wait)
 
     def _begun(self) -> Prefetch[dict[Part, Tokens]]:
         if self._prefetch is None:
@@ -99,9 +100,10 @@ class Reading:
     def __enter__(self) -> "Reading":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._ahead is not None:
-            self._ahead.close()
+            # A read that hangs must not keep back what has failed.
+            self._ahead.close(wait=kind is None)
 
 
 def open_reading(config: PhaseConfig, corpus: Corpus | TokenCorpus, progress: Progress, mesh: Mesh) -> Reading:

@@ -7,10 +7,11 @@ the thread of the first rank then writes the manifest: that commits the checkpoi
 import errno
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from threading import Thread
 from typing import Self, TypeVar
 
 import structlog
@@ -34,6 +35,9 @@ from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.units import Kind
 
 _T = TypeVar("_T")
+_LAST_SECONDS = 1.0
+"""Seconds that a rank which fails alone gives to the checkpoint that is being written, and that any rank gives to files
+which it gives up."""
 
 log = structlog.get_logger()
 
@@ -147,10 +151,15 @@ class Saver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        """Waits until the checkpoint that is being written is committed or has failed. A rank that fails beside others
-        does not wait: the commit needs the other ranks, which may be waiting for this one."""
-        self._thread.close(wait=failure is None or self._engine.mesh.ranks.world == 1)
+    def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, *_: object) -> None:
+        """Wait until the checkpoint that is being written is committed or has failed. A rank that fails beside others
+        does not wait: the commit needs the other ranks, which may be waiting for this one. One that fails alone waits
+        for a second: its volume may be what hangs."""
+        is_alone = self._engine.mesh.ranks.world == 1
+        if failure is not None and is_alone and self._running is not None:
+            wait([self._running.done], _LAST_SECONDS)
+            self._heartbeat.failure.add(failure)  # where a process trains, this ends it
+        self._thread.close(wait=kind is None or is_alone)
 
     def _started(self, manifest: Manifest) -> Future[_Committed]:
         engine, mesh, ranks = self._engine, self._engine.mesh, self._engine.mesh.ranks
@@ -191,7 +200,8 @@ class Saver:
     def _written(self, manifest: Manifest, own: _Files, captured: Future[None]) -> _Committed:
         """Writes this rank's files, in the thread that saves. The threads of all ranks meet here in collectives."""
         digests, error = _tried(lambda: _finished(own, captured))
-        own.close()
+        if error is not None:
+            _give_up(own)
         files = self._all_files(digests)
         if files is None:
             raise _failed(manifest, error or "another rank says why") from error or PeerFailed()
@@ -250,6 +260,14 @@ def _failed(manifest: Manifest, why: Exception | str) -> SavingFailed:
 
 def _is_full(why: Exception | str) -> bool:
     return isinstance(why, OSError) and why.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _give_up(files: _Files) -> None:
+    """Give up files that were not finished. The storage that failed may hang, or try again and again, which must not
+    keep back the error."""
+    closing = Thread(target=files.close, name="gives files up", daemon=True)
+    closing.start()
+    closing.join(_LAST_SECONDS)
 
 
 def _finished(files: _Files, captured: Future[None]) -> dict[str, FileDigest]:

@@ -133,5 +133,6 @@ class FileOutput:
         self.close()
 
     def close(self) -> None:
-        self._thread.shutdown()
+        """Give the file up if it was not finished. Waits for no disk: one that hangs would keep back the error."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
         self._file.close()

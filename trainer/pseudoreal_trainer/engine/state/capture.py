@@ -121,15 +121,22 @@ def _failure_of(act: Callable[[], None]) -> BaseException | None:
 
 
 def _both(taken: Future[None], written: Future[None]) -> Future[None]:
-    """A future that ends when both have; the second ends after the first."""
+    """Return a future that ends when both have, or when the first has failed: the sink of the second may hang. The
+    second ends after the first."""
     done: Future[None] = Future()
 
-    def finish(_: Future[None]) -> None:
-        error = taken.exception() or written.exception()
-        if error is not None:
+    def taken_ends(_: Future[None]) -> None:
+        if (error := taken.exception()) is not None:
+            done.set_exception(error)
+
+    def written_ends(_: Future[None]) -> None:
+        if taken.exception() is not None:
+            return
+        if (error := written.exception()) is not None:
             done.set_exception(error)
         else:
             done.set_result(None)
 
-    written.add_done_callback(finish)
+    taken.add_done_callback(taken_ends)
+    written.add_done_callback(written_ends)
     return done

@@ -14,6 +14,7 @@ from pseudoreal_trainer.engine.state.requests import Requests
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.crossing import PAGE
 from pseudoreal_trainer.forecast.memory.memory import aligned
+from pseudoreal_trainer.heartbeat.first_failure import FirstFailure
 
 REQUEST_BYTES = 1 << 20
 """Most bytes of a request: enough for a disk to be fast, and few enough for a chunk to be many requests."""
@@ -35,9 +36,9 @@ Piece = tuple[int, Tensor]
 class DirectFile:
     """A file for direct I/O. Several threads may read and write it at the same time."""
 
-    def __init__(self, folder: Path, size: int) -> None:
-        """Makes a file of `size` bytes and takes all of its space at once. Raises DiskError, with the figures, when it
-        does not fit."""
+    def __init__(self, folder: Path, size: int, failure: FirstFailure | None = None) -> None:
+        """Makes a file of `size` bytes and takes all of its space at once. `failure`: where the first failure of the
+        rank is noticed. Raises DiskError, with the figures, when it does not fit."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._require_space(size)
@@ -45,7 +46,7 @@ class DirectFile:
             self._file = _make_nameless(folder, size)
         except OSError as error:
             raise self._failed(f"room for {size:,} bytes cannot be made", error) from error
-        self._requests = Requests()
+        self._requests, self._failure = Requests(), failure or FirstFailure()
 
     def read(self, pieces: Sequence[Piece]) -> None:
         """Fills the memory of the pieces, with many requests at a time. When it returns or raises, no request is under
@@ -60,24 +61,29 @@ class DirectFile:
         self._requests.close()
         os.close(self._file)
 
+    # A request that fails is noticed here: those that are under way beside it, for which `read` and `write` wait, may
+    # hang on the same disk.
+
     def _read(self, offset: int, view: memoryview) -> None:
-        try:
-            done = 0
-            while done < len(view):
-                count = os.preadv(self._file, [view[done:]], offset + done)
-                if count == 0:
-                    raise OSError(errno.EIO, "the file is shorter than it was made")
-                done += count
-        except OSError as error:
-            raise self._failed("the state cannot be read", error) from error
+        with self._failure.noticed():
+            try:
+                done = 0
+                while done < len(view):
+                    count = os.preadv(self._file, [view[done:]], offset + done)
+                    if count == 0:
+                        raise OSError(errno.EIO, "the file is shorter than it was made")
+                    done += count
+            except OSError as error:
+                raise self._failed("the state cannot be read", error) from error
 
     def _write(self, offset: int, view: memoryview) -> None:
-        try:
-            done = 0
-            while done < len(view):
-                done += os.pwritev(self._file, [view[done:]], offset + done)
-        except OSError as error:
-            raise self._failed("the state cannot be written", error) from error
+        with self._failure.noticed():
+            try:
+                done = 0
+                while done < len(view):
+                    done += os.pwritev(self._file, [view[done:]], offset + done)
+            except OSError as error:
+                raise self._failed("the state cannot be written", error) from error
 
     def _require_space(self, size: int) -> None:
         disk = os.statvfs(self._folder)

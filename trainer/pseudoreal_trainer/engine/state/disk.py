@@ -18,6 +18,7 @@ from pseudoreal_trainer.engine.state.memory import AdamW, Extent, Purpose, Slice
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
 from pseudoreal_trainer.forecast.memory.crossing import PAGE
 from pseudoreal_trainer.forecast.memory.memory import CHUNK_ELEMENTS, CHUNKS_AT_A_TIME, PORTION_ROOM, aligned
+from pseudoreal_trainer.heartbeat.first_failure import FirstFailure
 from pseudoreal_trainer.plan.units import Kind
 from pseudoreal_trainer.plan.update_ranges import UpdateRange, cut, without
 
@@ -99,8 +100,18 @@ class Staging:
 class Disk:
     """The file of a rank, its threads and its buffers."""
 
-    def __init__(self, folder: Path, size: int, buffers: DiskBuffers, adamw: AdamW, trace: Trace) -> None:
-        self.file, self.adamw, self.trace = DirectFile(folder, size), adamw, trace
+    def __init__(
+        self,
+        folder: Path,
+        size: int,
+        buffers: DiskBuffers,
+        adamw: AdamW,
+        trace: Trace,
+        failure: FirstFailure | None = None,
+    ) -> None:
+        """`failure`: where the first failure of the rank is noticed."""
+        self.failure = failure or FirstFailure()
+        self.file, self.adamw, self.trace = DirectFile(folder, size, self.failure), adamw, trace
         # Each waits for requests: who reads ahead, who reads chunks, who writes them.
         self.threads = ThreadPoolExecutor(3, "disk")
         self.passing, self.chunks = buffers.passing, buffers.chunks
@@ -202,14 +213,16 @@ class DiskState(State):
         reads: dict[int, Future[dict[Section, Tensor]]] = {}
         writes: dict[int, Future[None]] = {}
         try:
-            for turn, begin in enumerate(begins):
-                for ahead in range(turn, min(turn + 2, len(begins))):
-                    if ahead not in reads:
-                        reads[ahead] = self._start_read(begins[ahead], ahead, writes.get(ahead - CHUNKS_AT_A_TIME))
-                self._update_chunk(turn, begin, reads[turn].result(), figures)
-                writes[turn] = self._disk.threads.submit(self._write_chunk, begin, turn)
-            for written in writes.values():
-                written.result()
+            # Noticed before what is under way is waited for, which may hang.
+            with self._disk.failure.noticed():
+                for turn, begin in enumerate(begins):
+                    for ahead in range(turn, min(turn + 2, len(begins))):
+                        if ahead not in reads:
+                            reads[ahead] = self._start_read(begins[ahead], ahead, writes.get(ahead - CHUNKS_AT_A_TIME))
+                    self._update_chunk(turn, begin, reads[turn].result(), figures)
+                    writes[turn] = self._disk.threads.submit(self._write_chunk, begin, turn)
+                for written in writes.values():
+                    written.result()
         finally:
             # The next who has these buffers would meet what is under way, after a failure too.
             wait(reads.values())
@@ -281,10 +294,11 @@ def open_disk_states(
     trace: Trace,
     *,
     keeps_gradients: bool,
+    failure: FirstFailure | None = None,
 ) -> dict[int, State]:
     """Unit -> state, all in one file of this rank. `keeps_gradients`: whether gradients are kept on the disk.
-    `staging`: for each unit the buffers for weights on their way to the device. Raises DiskError when the file
-    does not fit."""
+    `staging`: for each unit the buffers for weights on their way to the device. `failure`: where the first failure of
+    the rank is noticed. Raises DiskError when the file does not fit."""
     stretches: dict[int, dict[Section, _Stretch]] = {}
     end = 0
     for unit, extent in extents.items():
@@ -292,7 +306,7 @@ def open_disk_states(
         for section, dtype in _sections(extent, keeps_gradient=keeps_gradients):
             stretches[unit][section] = _Stretch(end, extent.length, dtype)
             end += aligned(stretches[unit][section].size)
-    disk = Disk(folder, end, DiskBuffers(passing, _chunks(extents)), adamw, trace)
+    disk = Disk(folder, end, DiskBuffers(passing, _chunks(extents)), adamw, trace, failure)
     return {unit: DiskState(extent, disk, stretches[unit], staging[unit]) for unit, extent in extents.items()}
 
 

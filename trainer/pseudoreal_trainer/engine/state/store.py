@@ -128,6 +128,7 @@ class UnitStore:
             self._adamw,
             trace,
             keeps_gradients=self._layout.keeps_gradients,
+            failure=self._mesh.ranks.heartbeat.failure,
         )
 
     def _staging(self, units: Iterable[int]) -> dict[int, Staging]:
