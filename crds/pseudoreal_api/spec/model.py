@@ -152,7 +152,7 @@ class Norm(ApiModel):
     )
     epsilon: Annotated[DecimalString, Since(4)] = Field(
         default_factory=lambda: "1e-6",
-        description="epsilon is added to the mean square. Omitted: as the family says, else 1e-6.",
+        description="epsilon is added to the mean square; 1e-37 at least. Omitted: as the family says, else 1e-6.",
     )
 
 

@@ -91,7 +91,8 @@ class Optimizer(ApiModel):
     beta1: DecimalString = Field("0.9", description="beta1 is the decay rate of the first moment.")
     beta2: DecimalString = Field("0.95", description="beta2 is the decay rate of the second moment.")
     epsilon: Annotated[DecimalString, Since(4)] = Field(
-        "1e-8", description="epsilon is added to the root of the second moment, which divides the first."
+        "1e-8",
+        description="epsilon is added to the root of the second moment, which divides the first; 1e-37 at least.",
     )
     clipping: Clipping = Field(Clipping(), description="clipping bounds the norm of the gradient.")
     z_loss: Annotated[DecimalString, Since(4)] = Field(

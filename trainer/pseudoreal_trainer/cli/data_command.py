@@ -13,7 +13,6 @@ from rich.console import Console
 from pseudoreal_trainer.cli.data_progress import PrepareDisplay, sampling
 from pseudoreal_trainer.data.prepare.inputs import KINDS, find_inputs
 from pseudoreal_trainer.data.prepare.prepare import Prepared, prepare
-from pseudoreal_trainer.data.prepare.processors import usable_processors
 from pseudoreal_trainer.data.prepare.sample import sampled_texts
 from pseudoreal_trainer.data.prepare.settings import SHARD_BYTES, Settings
 from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, TOKENIZER_FILE, load_tokenizer
@@ -22,6 +21,7 @@ from pseudoreal_trainer.data.tokens.inspection import Inspection, first_document
 from pseudoreal_trainer.data.tokens.native import MOST_SHARD_BYTES
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.quantity import readable_bytes
+from pseudoreal_trainer.threads import usable_processors
 
 _SAMPLE_BYTES = 1 << 30
 _SHOWN_TOKENS = 100

@@ -72,6 +72,9 @@ class Copies:
         """Unit -> its newest update."""
         self._slot_addresses = {s.untyped_storage().data_ptr() for slots in store.window.values() for s in slots}
         self._owners: dict[int, int] = {}
+        self._dropped: Mark = None
+        """The mark after the newest drop of a copy, of any pool. The allocator may give the memory of its shard to the
+        next fetch, whichever slot that goes to, and before this mark other ranks may still be reading it."""
 
     def want(self, position: int, units: Mapping[int, bool]) -> None:
         """Notes for units of a position whether tokens came for them: those of others are left out by the fetches and
@@ -131,7 +134,8 @@ class Copies:
         copy = self._copies.pop(record.unit)
         self._bound = {module: flat for module, flat in self._bound.items() if flat is not copy.flat}
         self._owners.pop(copy.flat.data_ptr())
-        self._free[self._layout.pool_of(record.unit)].append(_Slot(copy.slot.storage, self._lanes.mark()))
+        self._dropped = self._lanes.mark()
+        self._free[self._layout.pool_of(record.unit)].append(_Slot(copy.slot.storage, self._dropped))
         self._trace.add("fetch", time.perf_counter_ns(), record)
 
     def bind(self, unit: int, module: UnitModule) -> None:
@@ -239,6 +243,7 @@ class Copies:
             flat = slot.storage[: len(weights) * self._layout.shards(record.unit)]
             self._count(record.unit, weights)
             if self._layout.shards(record.unit) > 1:
+                self._lanes.follow(self._dropped)
                 weights = weights.to(flat.device, non_blocking=True)
             gathering = self._gather(record.unit, flat, weights)
             mark = self._lanes.mark()

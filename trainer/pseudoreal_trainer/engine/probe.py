@@ -20,6 +20,7 @@ from pseudoreal_api.resolved.layers import sets_of
 from torch import Tensor
 
 from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
+from pseudoreal_trainer.engine.norms import dot
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
@@ -238,7 +239,7 @@ class GroupSquares:
                 shift = part.offset - shard.start - part.begin
                 for number, elements in by_expert(part.begin, part.end, parameter.numel // _sums(parameter)):
                     of_one = gradient[elements.start + shift : elements.stop + shift]
-                    squares[column + number] = _dot(of_one, of_one)
+                    squares[column + number] = dot(of_one, of_one)
         return squares
 
 
@@ -278,7 +279,7 @@ class NeighbourCosines:
         if (above := layout.position_above(position)) is not None:
             key = (position, unit)
             other = self._received(above, gradient) if self._is_elsewhere(above) else self._above.pop(key)
-            products = [_dot(gradient, gradient), _dot(other, other), _dot(gradient, other)]
+            products = [dot(gradient, gradient), dot(other, other), dot(gradient, other)]
             self.products[self._rows[position]] += torch.stack(products)
         if (below := layout.position_below(position)) is None:
             return
@@ -316,11 +317,6 @@ class NeighbourCosines:
 
 def _wait(mesh: Mesh, what: str) -> AbstractContextManager[object]:
     return mesh.ranks.heartbeat.waiting(f"measures {what}")
-
-
-def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """The scalar product, float64; added up in the type of the gradients."""
-    return torch.dot(left, right).double()
 
 
 def _cosine(left: float, right: float, product: float) -> float:

@@ -92,7 +92,7 @@ class StashedInputs:
     def finish(self) -> None:
         """Waits until the last copies to the host are made."""
         while self._leaving:
-            reach(self._leaving.popleft().done)
+            self._release_oldest()
 
     def close(self) -> None:
         """Frees the buffers, which no copy uses any more."""
@@ -107,4 +107,9 @@ class StashedInputs:
         """
         self._leaving.append(moving)
         if len(self._leaving) > LEAVING:
-            reach(self._leaving.popleft().done)
+            self._release_oldest()
+
+    def _release_oldest(self) -> None:
+        # The tensor has an owner until it is copied: with `popleft().done` as argument it would have none in `reach`.
+        moving = self._leaving.popleft()
+        reach(moving.done)

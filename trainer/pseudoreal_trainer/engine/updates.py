@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias, choices_of
 from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
+from pseudoreal_trainer.engine.norms import square_of
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, reach
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.sums import sums_of
@@ -261,7 +262,7 @@ class Reductions:
         """Notes the square of this rank's part of a gradient that is summed over all ranks, [length]. In place of the
         tokens of experts it gets the change of their balancing bias, which is no part of the norm."""
         balancing = self._store.states[unit].extent.balancing
-        self._squares[unit] = _square(gradient[: balancing.start])
+        self._squares[unit] = square_of(gradient[: balancing.start])
         if len(bias := gradient[balancing]):
             bias.copy_(change_of_bias(bias, self._bias_update_rate))
 
@@ -408,7 +409,3 @@ class Updates:
         with self._trace.span("checkpoint", record, "hold"):
             hold.result()
         self.held_seconds += time.perf_counter() - begin
-
-
-def _square(gradient: Tensor) -> float:
-    return float(torch.linalg.vector_norm(gradient)) ** 2

@@ -12,6 +12,7 @@ from torch import multiprocessing
 
 from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, Speeds
 from pseudoreal_trainer.measure.rank import measure, result, tasks
+from pseudoreal_trainer.threads import usable_processors
 
 _MOST_RANKS = 8
 DEVICE_RESERVE = 2 * 2**30
@@ -34,7 +35,7 @@ def measure_machine(progress: Progress) -> HardwareProfile:
         speeds = [_measure_with(ranks, Path(folder), progress) for ranks in _rank_counts()]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return HardwareProfile(
-        name=torch.cuda.get_device_name() if on_gpu else f"{platform.node()}, {_cores()} cores",
+        name=torch.cuda.get_device_name() if on_gpu else f"{platform.node()}, {usable_processors()} cores",
         overlaps=on_gpu,
         device_bytes=torch.cuda.get_device_properties(0).total_memory - DEVICE_RESERVE if on_gpu else None,
         host_bytes=memory // max(_rank_counts()),
@@ -47,12 +48,8 @@ def _device() -> torch.device:
 
 
 def _rank_counts() -> list[int]:
-    most = torch.cuda.device_count() if torch.cuda.is_available() else _cores()
+    most = torch.cuda.device_count() if torch.cuda.is_available() else usable_processors()
     return sorted({1, min(most, _MOST_RANKS)})
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _measure_with(ranks: int, folder: Path, progress: Progress) -> Speeds:

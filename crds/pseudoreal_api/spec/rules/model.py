@@ -64,8 +64,9 @@ MODEL_RULES = (
         "self.model.layers",
     ),
     on_job(
-        "!has(self.model.norm.epsilon) || double(self.model.norm.epsilon) > 0.0",
-        "spec.model.norm.epsilon %s must be greater than 0",
+        "!has(self.model.norm.epsilon) || double(self.model.norm.epsilon) >= 1e-37",
+        "spec.model.norm.epsilon %s must be at least 1e-37: in float32 it would be 0, and a token of zeros would be"
+        " divided by that",
         "self.model.norm.epsilon",
     ),
 )

@@ -32,8 +32,10 @@ OPTIMIZER_RULES = (
         "self.optimizer.beta2",
     ),
     on_job(
-        "double(self.optimizer.epsilon) > 0.0",
-        "spec.optimizer.epsilon %s must be greater than 0: a parameter without a gradient would be divided by 0",
+        # The smallest number of float32 with all its digits is 1.18e-38; far below it are zeros.
+        "double(self.optimizer.epsilon) >= 1e-37",
+        "spec.optimizer.epsilon %s must be at least 1e-37: in float32 it would be 0, and a parameter without a gradient"
+        " would be divided by that",
         "self.optimizer.epsilon",
     ),
     on_job(

@@ -386,7 +386,8 @@ def _counted(rank: int, world: int, config: Any, folder: Path) -> None:
     original = FileContent.read_into
 
     def read_into(self: FileContent, begin: int, out: Any) -> None:
-        begun = int.from_bytes(bytes(self._bytes[:8]), "little") + 8
+        with self._path.open("rb") as file:
+            begun = int.from_bytes(file.read(8), "little") + 8
         read["headers" if begin < begun else "numbers"].append(len(out))
         original(self, begin, out)
 

@@ -18,6 +18,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, Vectors
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
+from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.records import Drop, Fetch, Read
 from pseudoreal_trainer.plan.units import units_of
@@ -25,6 +26,7 @@ from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 
 from tests.unit.trainer.engine.cases import Case
+from tests.unit.trainer.engine.recorded import RecordedLanes
 
 CPU = torch.device("cpu")
 
@@ -69,6 +71,25 @@ def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Pat
     copies.updated[1].set_exception(OSError("the disk is gone"))
     with pytest.raises(OSError, match="the disk is gone"):
         copies.bind(1, module)
+
+
+def test_a_shards_memory_is_used_again_after_the_newest_drop_of_any_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shard that was dropped last is of the other pool, and its memory is what the allocator gives next."""
+    lanes, pools = RecordedLanes(), {1: "Blocks", 2: "Experts", 3: "Blocks"}
+    monkeypatch.setattr(Copies, "_gather", lambda *_: None)
+    layout = Mock(pool_of=pools.__getitem__, moves=lambda _: True, is_common=lambda _: False, shards=lambda _: 2)
+    mesh = Mock(layout=layout, ranks=Mock(heartbeat=Heartbeat()))
+    store = _store({unit: _host_state(4, 1.0) for unit in pools})
+    store.window = {pool: [torch.zeros(8)] for pool in ("Blocks", "Experts")}
+    copies = Copies(store, mesh, lanes, Trace(0))
+    for unit in (1, 2):
+        copies.fetch(Fetch(unit))
+    for unit in (1, 2):
+        copies.drop(Drop(unit))
+    newest = lanes.log[-1]
+    assert newest[0] == "mark"
+    copies.fetch(Fetch(3))
+    assert ("follow", newest[1]) in lanes.log
 
 
 def _store(

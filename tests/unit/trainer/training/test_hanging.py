@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import threading
 import time
 from functools import partial
@@ -47,7 +48,7 @@ def _reader(begun: threading.Event) -> None:
             _hang(begun)
         return read(stream, places)
 
-    MixedStream.read = hangs  # type: ignore[method-assign]
+    MixedStream.read = hangs  # type: ignore[assignment, method-assign]
 
 
 def _saver(begun: threading.Event) -> None:
@@ -67,7 +68,7 @@ def _sink(begun: threading.Event) -> None:
         threading.Thread(target=_hang, args=(begun,), daemon=False).start()
         return _HangingSink()
 
-    metrics.open_sinks = lambda *_: [Background("hanging", opened)]  # type: ignore[assignment]
+    vars(metrics)["open_sinks"] = lambda *_: [Background("hanging", opened)]
 
 
 def _volume_of_metrics(begun: threading.Event) -> None:
@@ -89,7 +90,7 @@ def _disk(begun: threading.Event) -> None:
         _hang(begun)
         return writes(*arguments)
 
-    DiskState.update = updates  # type: ignore[method-assign]
+    DiskState.update = updates  # type: ignore[assignment, method-assign]
 
 
 def _log(begun: threading.Event) -> None:
@@ -126,7 +127,7 @@ def _prepare(name: str, folder: Path) -> None:
             raise OSError(SAYS)
         return train(engine, batch, training, step, *rest)
 
-    Engine.train = fails  # type: ignore[method-assign]
+    Engine.train = fails  # type: ignore[assignment, method-assign]
     HANGING[name](begun)
 
 
@@ -166,7 +167,7 @@ def _succeed(config: Path, folder: Path) -> None:
     os.environ["PSEUDOREAL_OUTCOME_DIRECTORY"] = str(folder)
     begun = threading.Event()
     _sink(begun)
-    rank.sys.argv = ["rank", str(config)]
+    sys.argv = ["rank", str(config)]
     rank.main()
 
 

@@ -1,7 +1,15 @@
 """Files that survive a crash of the machine once the call returns."""
 
+import ctypes
+import errno
 import os
+from functools import cache
 from pathlib import Path
+
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
+"""Of linux/fcntl.h and linux/fs.h."""
+_NOT_THERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+"""What renameat2 says where the file system, or the system, does not have it."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -11,6 +19,27 @@ def write_atomically(path: Path, text: str) -> None:
     sync(temporary)
     temporary.rename(path)
     sync(path.parent)
+
+
+def rename_new(source: Path, target: Path) -> None:
+    """Rename a file to a name that nobody has. Raises FileExistsError where somebody has it.
+
+    Not every file system has the rename that refuses (NFS has not), and not every one has hard links (CIFS and many of
+    FUSE have not). One with neither cannot keep two writers apart.
+    """
+    renamed = _libc().renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
+    number = ctypes.get_errno()
+    if renamed == 0:
+        return
+    if number not in _NOT_THERE:
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
+    os.link(source, target)
+    source.unlink()
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def sync(path: Path) -> None:

@@ -2,9 +2,9 @@
 
 import hashlib
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.checkpoint.storage.durable import sync, write_atomically
+from pseudoreal_trainer.checkpoint.storage.durable import rename_new, sync, write_atomically
 
 _FLUSHED_BYTES = 32 << 20
 
@@ -45,11 +45,15 @@ class FileStorage:
         write_atomically(self.path, text)
 
     def create(self, text: str) -> None:
-        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=f"{self.path.name}.") as temporary:
-            temporary.write(text)
-            temporary.flush()
-            os.fsync(temporary.fileno())
-            os.link(temporary.name, self.path)
+        temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}")
+        try:
+            with temporary.open("x") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            rename_new(temporary, self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
         sync(self.path.parent)
 
     def complete(self, text: str) -> None:
@@ -92,13 +96,35 @@ def _mode(path: Path) -> int | None:
 
 
 class FileContent:
-    """The bytes of a file that is mapped into memory: the system reads a page when it is used."""
+    """The bytes of a file. It is read, not mapped into memory: a map kills the process (SIGBUS) where the file is cut
+    meanwhile, or its disk or server fails.
+
+    The file is opened for each read, as the checkpoint of many ranks has more files than a process may have open.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        self._path = path
 
     def read_into(self, begin: int, out: NDArray[np.uint8]) -> None:
-        out[:] = self._bytes[begin : begin + len(out)]
+        view, done = out.data, 0
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            while done < len(view):
+                count = _pread(self._path, descriptor, view[done:], begin + done)
+                if count == 0:
+                    raise ValueError(f"{self._path} ends before byte {begin + len(view):,}: it was cut; restore it")
+                done += count
+        finally:
+            os.close(descriptor)
+
+
+def _pread(path: Path, descriptor: int, view: memoryview, begin: int) -> int:
+    """Fill the view with the bytes from `begin` on, or its first part: return how many. Raises OSError with the path,
+    which the system's own error has not."""
+    try:
+        return os.preadv(descriptor, [view], begin)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 class FileOutput:

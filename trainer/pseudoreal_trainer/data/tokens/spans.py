@@ -88,12 +88,16 @@ class FileSpans:
 
     def _read(self, span: Span, buffer: memoryview) -> None:
         run, begin, at, size = span
-        try:
-            count = os.preadv(self._descriptor(run), [buffer[at : at + size]], begin)
-        except OSError as error:
-            raise TrainingError(f"{self._runs[run].file} of the token files cannot be read: {error}") from error
-        if count < size:
-            raise _too_short(self._runs[run])
+        done = 0
+        while done < size:
+            try:
+                count = os.preadv(self._descriptor(run), [buffer[at + done : at + size]], begin + done)
+            except OSError as error:
+                raise TrainingError(f"{self._runs[run].file} of the token files cannot be read: {error}") from error
+            # A read may bring less than was asked for. Only the end of the file brings nothing.
+            if count == 0:
+                raise _too_short(self._runs[run])
+            done += count
 
     def _descriptor(self, run: int) -> int:
         found = self._descriptors.get(run)

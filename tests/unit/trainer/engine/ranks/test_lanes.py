@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections import deque
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -24,7 +25,7 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.records import Flow, Forward, Receive, Send, Stash, Unstash
 
 from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.recorded import COMPUTE, RecordedLanes
+from tests.unit.trainer.engine.recorded import COMPUTE, Moment, RecordedLanes
 from tests.unit.trainer.engine.running import CaseBatch, make_engine
 from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
 
@@ -73,6 +74,20 @@ def test_a_stashed_tensor_is_kept_until_it_is_copied_and_no_longer(lanes: Record
     assert {mark.lane for mark in _reached(lanes)} == {Lane.COPY_OUT.value}, "it waits for copies, not for passes"
     stashed.finish()
     assert not any(tensor() is not None for tensor in tensors)
+
+
+def test_a_stashed_tensor_is_there_while_its_copy_is_waited_for(
+    lanes: RecordedLanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory would else be given to whoever asks next, and the copy would read something else."""
+    stashed, tensors, alive = _stash(lanes, 6), deque[Any](), []
+    monkeypatch.setattr(Moment, "synchronize", lambda _: alive.append(tensors.popleft()() is not None))
+    for m in range(6):
+        inputs = [torch.full((1, 2, 2), float(m))]
+        tensors.append(weakref.ref(inputs[0]))
+        stashed.stash(Stash(1, m), inputs.pop())
+    stashed.finish()
+    assert alive == [True] * 6
 
 
 def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy(lanes: RecordedLanes) -> None:

@@ -5,11 +5,12 @@ i64[documents + 1] where documents begin and the last one ends, "token end"; per
 end: u32 big-endian size, and JSON.
 """
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 from pydantic import BaseModel, NonNegativeInt, ValidationError
@@ -47,12 +48,13 @@ def fast_llm_records(file: Path) -> Iterator[Record]:
     """One document for each of the file's. Raises InvalidJobError where it is damaged."""
     size = file.stat().st_size
     try:
-        description = _description(file)
-        tokens, bounds = _mapped(file, description)
+        described = _description(file)
+        bounds = _bounds(file, described)
     except (ValueError, OSError) as error:
         raise InvalidJobError(f"{file} is no sound file of Fast-LLM ({_first(error)}); copy it again") from error
     for number, (begin, end) in enumerate(pairwise(bounds.tolist()), start=1):
-        yield Record(f"document {number:,}", size * number // len(bounds), partial(_document, tokens, begin, end))
+        document = partial(_document, file, described, begin, end)
+        yield Record(f"document {number:,}", size * number // len(bounds), document)
 
 
 def _description(file: Path) -> _Tokens:
@@ -67,23 +69,39 @@ def _description(file: Path) -> _Tokens:
     return _Description.model_validate_json(content).tokens
 
 
-def _mapped(file: Path, described: _Tokens) -> tuple[Ids, Ids]:
-    """All tokens, and where documents begin, [documents + 1]."""
-    content = np.memmap(file, dtype=np.uint8, mode="r")
-    whole = content[described.begin : described.end]
-    is_framed = bytes(whole[: len(_BEGIN)]) == _BEGIN and bytes(whole[-len(_END) :]) == _END
-    if len(whole) != described.size or not is_framed:
-        raise ValueError(f"its tokens are not between the bytes {described.begin:,} and {described.end:,}")
-    middle = len(_BEGIN) + described.num_tokens * described.dtype.itemsize
-    tokens = whole[len(_BEGIN) : middle].view(described.dtype)
-    bounds = np.frombuffer(bytes(whole[middle : -len(_END)]), "<i8")
-    if bounds[0] != 0 or bounds[-1] != len(tokens) or (np.diff(bounds) < 0).any():
+def _bounds(file: Path, described: _Tokens) -> Ids:
+    """Where documents begin, and the last one ends, [documents + 1], counted in tokens."""
+    end, content = described.end - len(_END), 8 * (described.num_documents + 1)
+    with file.open("rb") as opened:
+        is_framed = _read(opened, described.begin, len(_BEGIN)) == _BEGIN and _read(opened, end, len(_END)) == _END
+        if described.end - described.begin != described.size or not is_framed:
+            raise ValueError(f"its tokens are not between the bytes {described.begin:,} and {described.end:,}")
+        bounds = np.frombuffer(_read(opened, end - content, content), "<i8")
+    if bounds[0] != 0 or bounds[-1] != described.num_tokens or (np.diff(bounds) < 0).any():
         raise ValueError("its documents do not begin at 0, end with the tokens and follow each other")
-    return tokens, bounds
+    return bounds
 
 
-def _document(tokens: Ids, begin: int, end: int) -> Ids:
-    return np.array(tokens[begin:end])
+def _document(file: Path, described: _Tokens, begin: int, end: int) -> Ids:
+    width = described.dtype.itemsize
+    try:
+        # Read, not mapped into memory: a map kills the process where the file is cut meanwhile.
+        with file.open("rb") as opened:
+            content = _read(opened, described.begin + len(_BEGIN) + begin * width, (end - begin) * width)
+    except (ValueError, OSError) as error:
+        raise InvalidJobError(f"{file} cannot be read ({error}); copy it again") from error
+    tokens: Ids = np.frombuffer(content, described.dtype)
+    return tokens
+
+
+def _read(opened: BinaryIO, begin: int, size: int) -> bytes:
+    """The bytes from `begin` on. Raises ValueError where there are fewer."""
+    if begin < 0 or begin + size > os.fstat(opened.fileno()).st_size:
+        raise ValueError(f"it ends before byte {begin + size:,}")
+    opened.seek(begin)
+    if len(content := opened.read(size)) != size:
+        raise ValueError(f"it was cut before byte {begin + size:,}")
+    return content
 
 
 def _first(error: Exception) -> str:
