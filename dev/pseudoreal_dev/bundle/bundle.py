@@ -19,7 +19,7 @@ STARTED_BY_NAME = ("tests.support.warm",)
 IMPORTABLE = frozenset({"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec"})
 """Besides Python's own modules, on the machine."""
 OPTIONAL = frozenset(
-    {"s3fs", "botocore", "aiobotocore", "tensorboardX", "wandb", "mlflow", "pyarrow", "tokenizers", "zstandard"}
+    {"s3fs", "botocore", "aiobotocore", "tensorboardX", "wandb", "mlflow", "pyarrow", "tokenizers"}
 )
 """Modules that only object storage needs, those that take figures, and those that prepare text."""
 _GONE = frozenset({"asynchat", "asyncore", "distutils", "imp", "smtpd"})

@@ -99,7 +99,10 @@ class TensorFile:
         length = int.from_bytes(_bytes(self._content, 0, _LENGTH_BYTES), "little")
         if length > _MOST_HEADER_BYTES:
             raise ValueError(f"{path} is not a safetensors file: its header would have {length:,} bytes")
-        self._entries: dict[str, Any] = json.loads(_bytes(self._content, _LENGTH_BYTES, length))
+        try:
+            self._entries: dict[str, Any] = json.loads(_bytes(self._content, _LENGTH_BYTES, length))
+        except RecursionError as error:
+            raise ValueError(f"{path} is not a safetensors file: its header is nested too deep") from error
         if not isinstance(self._entries, dict):
             raise ValueError(f"{path} is not a safetensors file: its header is no JSON object")
         self._begin = _LENGTH_BYTES + length

@@ -159,7 +159,11 @@ class Weights:
             raise Unfit(f"{theirs} is float64, and would be rounded; save the weights in float32")
         numbers = empty(end - begin, form.dtype)
         file.bytes_into(theirs, begin, numbers)
-        return widened(numbers, form.dtype, dtype)
+        found = widened(numbers, form.dtype, dtype)
+        if not (are_numbers := np.isfinite(found)).all():
+            element = begin + int(are_numbers.argmin())
+            raise Unfit(f"element {element:,} of {theirs} is {found[element - begin]}; take weights that are numbers")
+        return found
 
     @cached_property
     def _places(self) -> dict[str, str]:
@@ -266,7 +270,7 @@ def _refusing(folder: StoragePath) -> Iterator[None]:
 def _json(path: StoragePath) -> dict[str, Any]:
     try:
         found = json.loads(storage_of(path).read())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unfit(f"{path.name} is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise Unfit(f"{path.name} is no JSON object")

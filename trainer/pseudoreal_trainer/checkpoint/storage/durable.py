@@ -3,7 +3,6 @@
 import ctypes
 import errno
 import os
-from functools import cache
 from pathlib import Path
 
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
@@ -27,9 +26,8 @@ def rename_new(source: Path, target: Path) -> None:
     Not every file system has the rename that refuses (NFS has not), and not every one has hard links (CIFS and many of
     FUSE have not). One with neither cannot keep two writers apart.
     """
-    renamed = _libc().renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
-    number = ctypes.get_errno()
-    if renamed == 0:
+    number = _rename_new(os.fsencode(source), os.fsencode(target))
+    if number == 0:
         return
     if number not in _NOT_THERE:
         raise OSError(number, os.strerror(number), str(source), None, str(target))
@@ -37,9 +35,13 @@ def rename_new(source: Path, target: Path) -> None:
     source.unlink()
 
 
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+def _rename_new(source: bytes, target: bytes) -> int:
+    """Return the number of the error; 0: the file is renamed."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # not Linux, or not glibc
+        return errno.ENOSYS
+    return 0 if call(_AT_FDCWD, source, _AT_FDCWD, target, _RENAME_NOREPLACE) == 0 else ctypes.get_errno()
 
 
 def sync(path: Path) -> None:

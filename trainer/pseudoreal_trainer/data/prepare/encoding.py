@@ -27,18 +27,23 @@ class Encoder:
         found = self._of_tokens(content) if isinstance(content, np.ndarray) else self._of_text(content)
         if (found.tokens == self.tokenizer.end_of_document).any():
             raise Malformed(f"it has the token {self.tokenizer.end_of_document} inside, which ends documents")
-        if found.tokens.nbytes >= MOST_SHARD_BYTES // 2:
-            raise Malformed(f"it has {len(found.tokens):,} tokens, more than a shard has room for; cut it")
+        self._check_size(len(found.tokens))
         return found
 
+    def _check_size(self, tokens: int) -> None:
+        if tokens * self._dtype.itemsize >= MOST_SHARD_BYTES // 2:
+            raise Malformed(f"it has {tokens:,} tokens or more, and a shard has no room for them; cut it")
+
     def _of_text(self, text: Text) -> Document:
-        parts, size = [], 0
+        parts, size, tokens = [], 0, 0
         for piece in text:
             try:
                 size += len(piece.encode())
             except UnicodeEncodeError as error:
                 raise Malformed(f"it is no Unicode ({error.reason})") from error
             parts.append(self.tokenizer.encode(piece).astype(self._dtype))
+            tokens += len(parts[-1])
+            self._check_size(tokens)  # of what is there so far: the text may have no end
         return Document(np.concatenate(parts) if len(parts) > 1 else parts[0], size)
 
     def _of_tokens(self, tokens: Ids) -> Document:

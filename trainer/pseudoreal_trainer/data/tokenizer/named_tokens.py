@@ -29,7 +29,7 @@ def json_object(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidJobError(f"{path} is not JSON ({error}); restore the file") from error
     if not isinstance(found, dict):
         raise InvalidJobError(f"{path} is JSON, but no object; restore the file")

@@ -93,7 +93,7 @@ def read_profile(path: Path) -> HardwareProfile:
     """The profile at `path`. Raises ValueError with a sentence."""
     try:
         return HardwareProfile.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"the hardware profile {path} cannot be read: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]

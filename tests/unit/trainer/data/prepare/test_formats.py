@@ -1,13 +1,16 @@
 """The same documents in every format make the same token files."""
 
+import gzip
 import re
-from collections.abc import Callable, Sequence
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pseudoreal_trainer.data.prepare.formats import text_files
+from pseudoreal_trainer.data.prepare import encoding
+from pseudoreal_trainer.data.prepare.formats import compressed, text_files
 from pseudoreal_trainer.data.prepare.group import Work, prepare_group
 from pseudoreal_trainer.data.prepare.inputs import find_inputs, groups_of
 from pseudoreal_trainer.data.prepare.settings import Settings
@@ -213,3 +216,76 @@ class TestDamaged:
         for field, said in (("words", "has no column 'words'; its columns are id, text"), ("id", "holds int64")):
             with pytest.raises(InvalidJobError, match=said):
                 _prepared(path, tokenizer, Settings(text_field=field))
+
+
+class TestBombs:
+    """A small file may hold more than any memory has room for."""
+
+    SIZE = 64 << 20
+
+    @pytest.fixture(params=["gz", "zst"])
+    def bomb(self, request: pytest.FixtureRequest, folder: Path) -> Path:
+        """Zeros, in two members or frames."""
+        import pyarrow
+
+        path, half = folder / f"a.txt.{request.param}", b"\0" * (self.SIZE // 2)
+        part = gzip.compress(half) if request.param == "gz" else pyarrow.compress(half, "zstd", asbytes=True)
+        path.write_bytes(2 * part)
+        assert path.stat().st_size < self.SIZE // 500
+        return path
+
+    def test_no_more_is_decompressed_at_a_time_than_a_portion(self, bomb: Path) -> None:
+        tracemalloc.start()
+        try:
+            sizes = [len(content) for content, _ in compressed.read_chunks(bomb)]
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert sum(sizes) == self.SIZE
+        assert max(sizes) == 1 << 20
+        assert most < 8 << 20
+
+    def test_what_fills_a_portion_exactly_is_whole(self, folder: Path) -> None:
+        """The last bytes of a member that gzip has taken in are read when nothing of the file is left."""
+        for size in ((1 << 20) - 1, 1 << 20, (1 << 20) + 1, 1 << 21):
+            (folder / "a.txt.gz").write_bytes(gzip.compress(bytes(size)))
+            chunks = [content for content, _ in compressed.read_chunks(folder / "a.txt.gz")]
+            assert b"".join(chunks) == bytes(size)
+
+    def test_a_line_that_is_too_long_is_named_and_the_others_are_read(
+        self, folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(text_files, "MOST_LINE_BYTES", 1 << 20)
+        texts = ["short", "x" * (1 << 20), "short as well", "y" * (3 << 20)]
+        path = corpora.write_gzip(folder, texts)
+        with pytest.raises(
+            InvalidJobError, match=r"line 4 cannot be used .*: it has more than 1,048,576 bytes; cut it"
+        ):
+            _prepared(path, tokenizer, Settings(most_malformed=1))
+        files = _prepared(path, tokenizer, Settings(most_malformed=2))
+        found = [tokenizer.decode(each) for each in _documents(files, tokenizer.end_of_document)]
+        assert sorted(found) == ["short", "short as well"]
+
+    def test_a_document_that_no_shard_has_room_for_is_given_up_when_that_is_known(
+        self, bomb: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And not when all of it was decompressed, which may be never."""
+        monkeypatch.setattr(encoding, "MOST_SHARD_BYTES", 1 << 20)
+        taken, chunks = [], compressed.read_chunks
+
+        def counted(file: Path) -> Iterator[tuple[bytes, int]]:
+            for content, position in chunks(file):
+                taken.append(len(content))
+                yield b"words and others " * (len(content) // 17), position
+
+        monkeypatch.setattr(text_files, "read_chunks", counted)
+        with pytest.raises(InvalidJobError, match=r"as a whole cannot be used: it has .* tokens or more, and a shard"):
+            _prepared(bomb, tokenizer)
+        assert sum(taken) < self.SIZE // 4
+
+    def test_a_shard_of_mds_has_no_more_bytes_than_its_index_says(self, folder: Path, tokenizer: Tokenizer) -> None:
+        corpora.write_mds_text(folder, TEXTS)
+        shard = folder / "shard.00001.mds"
+        shard.write_bytes(shard.read_bytes() + bytes(8 << 20))
+        with pytest.raises(InvalidJobError, match=r"shard.00001.mds has more than the [\d,]+ bytes that index.json"):
+            _prepared(folder, tokenizer)

@@ -209,3 +209,19 @@ def test_files_of_two_widths_are_no_source(tmp_path: Path) -> None:
     runs = tuple(Run(tmp_path / kind, 0, np.dtype(kind), 4) for kind in ("u2", "u4"))
     with pytest.raises(InvalidJobError, match=r"/u4 has tokens of the dtype uint32, and .*/u2 of uint16; make them"):
         TokenFiles(runs, ())
+
+
+def test_a_read_that_brings_less_than_was_asked_for_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file system of FUSE may, or one that a signal interrupts."""
+    files, flat = _files(tmp_path, [(100, 3)])
+    read = os.preadv
+
+    def reads(file: int, views: Any, begin: int, flags: int = 0) -> int:
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, "no reads from memory alone")
+        return read(file, [views[0][:7]], begin)
+
+    monkeypatch.setattr(os, "preadv", reads)
+    reader = TokenReader(files, 2**16)
+    assert reader.windows(np.array([5]), 80).tolist() == [flat[5:85]]
+    reader.close()

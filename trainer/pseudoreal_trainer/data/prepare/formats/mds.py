@@ -21,6 +21,8 @@ from pseudoreal_trainer.data.prepare.formats.text_files import pieces
 from pseudoreal_trainer.errors import InvalidJobError
 
 INDEX = "index.json"
+_MOST_BYTES = 2**32
+"""Bytes of a shard that can be numbered."""
 _FOUNDRY = np.dtype("<i8")
 _INTEGERS = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
 """Codes of the types of arrays whose type varies."""
@@ -29,6 +31,7 @@ _TYPES = {"uint8": 8, "int8": 9, "uint16": 16, "int16": 17, "uint32": 32, "int32
 
 class _File(BaseModel):
     basename: Annotated[str, Field(pattern=r"^[^/]+$")]
+    size: Annotated[int, Field(alias="bytes", ge=0, le=_MOST_BYTES)] = _MOST_BYTES
 
 
 class _Shard(BaseModel):
@@ -62,7 +65,7 @@ class MdsDataset:
         joined, before = Joined(end_of_document), 0
         for shard, file in zip(self.shards, self.files[1:], strict=True):
             column, size = _Column.named(self.folder, shard, field), file.stat().st_size
-            for number, sample in enumerate(_samples(file, shard, _content(file)), start=1):
+            for number, sample in enumerate(_samples(file, shard, _content(file, shard.raw_data.size)), start=1):
                 place, position = f"sample {number:,} of {file.name}", before + size * number // shard.samples
                 for content in _documents(place, column, sample, joined):
                     yield Record(place, position, content)
@@ -161,9 +164,15 @@ def _documents(
         raise InvalidJobError(f"{place} is not a row as {INDEX} says ({error}); restore the file") from error
 
 
-def _content(file: Path) -> bytes:
-    """The whole shard, which has 64 MiB by default and 4 GiB at most."""
-    return b"".join(content for content, _ in read_chunks(file))
+def _content(file: Path, most: int) -> bytes:
+    """The whole shard, which has 64 MiB by default. Raises InvalidJobError where it has more than `most` bytes."""
+    parts, size = list[bytes](), 0
+    for content, _ in read_chunks(file):
+        parts.append(content)
+        size += len(content)
+        if size > most:
+            raise InvalidJobError(f"{file} has more than the {most:,} bytes that {INDEX} says; restore it")
+    return b"".join(parts)
 
 
 def _samples(file: Path, shard: _Shard, content: bytes) -> Iterator[memoryview]:

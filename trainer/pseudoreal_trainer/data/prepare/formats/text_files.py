@@ -9,6 +9,8 @@ from pathlib import Path
 from pseudoreal_trainer.data.prepare.formats.compressed import read_chunks
 from pseudoreal_trainer.data.prepare.formats.records import Malformed, Record, Text
 
+MOST_LINE_BYTES = 256 << 20
+"""Most bytes of a line of JSON, which is parsed as a whole."""
 PIECE = 1 << 20
 """Characters of a piece of text, about: a tokenizer needs some hundred bytes of memory for each."""
 
@@ -21,7 +23,9 @@ def text_records(file: Path) -> Iterator[Record]:
 def json_records(file: Path, field: str) -> Iterator[Record]:
     """One document for each line, which is an object with its text in `field`. Empty lines are none."""
     for number, (line, position) in enumerate(_lines(file), start=1):
-        if line and not line.isspace():
+        if line is None:
+            yield Record(f"line {number:,}", position, _too_long)
+        elif line and not line.isspace():
             yield Record(f"line {number:,}", position, partial(_line_text, line, field))
 
 
@@ -71,17 +75,43 @@ def _line_text(line: bytes, field: str) -> Text:
     return pieces(text)
 
 
-def _lines(file: Path) -> Iterator[tuple[bytes, int]]:
-    """Lines without their ends, each with the bytes of the file read so far."""
-    begun: list[bytes] = []
+def _too_long() -> Text:
+    raise Malformed(f"it has more than {MOST_LINE_BYTES:,} bytes; cut it")
+
+
+def _lines(file: Path) -> Iterator[tuple[bytes | None, int]]:
+    """Lines without their ends, None for one that is too long, each with the bytes of the file read so far."""
+    begun = _Line()
     position = 0
     for content, position in read_chunks(file):
         first, *others = content.split(b"\n")
         begun.append(first)
         if others:
-            yield b"".join(begun), position
+            yield begun.take(), position
             *whole, last = others
             yield from ((line, position) for line in whole)
-            begun = [last]
-    if any(begun):
-        yield b"".join(begun), position
+            begun.append(last)
+    if begun.size:
+        yield begun.take(), position
+
+
+class _Line:
+    """A line of which no more is kept than it may have."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Bytes of the line so far."""
+        self._parts: list[bytes] = []
+
+    def append(self, part: bytes) -> None:
+        self.size += len(part)
+        if self.size <= MOST_LINE_BYTES:
+            self._parts.append(part)
+        else:
+            self._parts.clear()
+
+    def take(self) -> bytes | None:
+        """The line, after which another one begins; None: it is too long."""
+        line = b"".join(self._parts) if self.size <= MOST_LINE_BYTES else None
+        self.size, self._parts = 0, []
+        return line
