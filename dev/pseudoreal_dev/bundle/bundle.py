@@ -18,9 +18,7 @@ STARTED_BY_NAME = ("tests.support.warm",)
 """Modules that no import statement names."""
 IMPORTABLE = frozenset({"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec"})
 """Besides Python's own modules, on the machine."""
-OPTIONAL = frozenset(
-    {"s3fs", "botocore", "aiobotocore", "tensorboardX", "wandb", "mlflow", "pyarrow", "tokenizers"}
-)
+OPTIONAL = frozenset({"s3fs", "botocore", "aiobotocore", "tensorboardX", "wandb", "mlflow", "pyarrow", "tokenizers"})
 """Modules that only object storage needs, those that take figures, and those that prepare text."""
 _GONE = frozenset({"asynchat", "asyncore", "distutils", "imp", "smtpd"})
 """From Python's own modules, since 3.11."""
