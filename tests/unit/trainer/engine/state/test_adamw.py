@@ -216,8 +216,8 @@ def test_bytes_of_memory_in_three_passes() -> None:
 
 
 def test_a_balancing_bias_grows_by_less_than_bfloat16_tells_apart() -> None:
-    """It adds up in float32; the copy that experts are chosen with is rounded. From 0.25 on bfloat16 has steps of 0.002,
-    twice the rate."""
+    """It adds up in float32; the copy that experts are chosen with is rounded. From 0.25 on bfloat16 has steps of
+    0.002, twice the rate."""
     steps, rate = 100, 0.001
     weights, compute = torch.full((1,), 0.3), torch.full((1,), 0.3, dtype=torch.bfloat16)
     zeros, change = torch.zeros(1), torch.full((1,), rate)
