@@ -5,6 +5,7 @@ help and the commands for a cluster need neither torch nor numpy.
 """
 
 import importlib
+import os
 from typing import NamedTuple
 
 import click
@@ -71,6 +72,11 @@ class _Commands(click.Group):
         except Refusal as refusal:
             click.echo(refusal.sentence, err=True)
             ctx.exit(refusal.status)
+        except OSError as error:
+            if error.filename is None:  # of a connection, or of a pipe whose reader has gone
+                raise
+            click.echo(f"{os.fsdecode(error.filename)} cannot be read or written: {error.strerror}", err=True)
+            ctx.exit(1)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names alone; click would load every command for them."""

@@ -45,6 +45,12 @@ def run(file: Path, workdir: Path | None, resume: bool, trace: Path | None) -> N
     except PodFailed as failed:
         _say_failure(failed, directory, file, workdir)
         sys.exit(failed.message.exit_code)
+    except TrainingError as error:
+        click.echo(str(error), err=True)
+        sys.exit(ExitCode.FAILED)
+    except OSError as error:
+        click.echo(f"the work directory {directory.path} cannot be read or written to: {error}", err=True)
+        sys.exit(ExitCode.FAILED)
     _say_success(console, directory, display)
 
 
@@ -122,7 +128,7 @@ def metrics(folder: str) -> None:
     try:
         for line in metrics_of(storage_path(folder)):
             click.echo(line)
-    except (OSError, TrainingError) as error:
+    except (OSError, UnicodeDecodeError, TrainingError) as error:
         click.echo(f"no metrics: {error}", err=True)
         sys.exit(ExitCode.INVALID_JOB)
 

@@ -60,7 +60,7 @@ def parse_job(path: Path) -> PseudoRealJob:
 def _only_job(path: Path) -> dict[str, Any]:
     try:
         documents = [d for d in yaml.safe_load_all(path.read_text()) if isinstance(d, dict)]
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise InvalidJobError(f"{path} cannot be read: {error}") from error
     jobs = [document for document in documents if document.get("kind") == KIND]
     if len(jobs) != 1:

@@ -221,6 +221,8 @@ def measure_hardware(output: Path) -> None:
     """
     from pseudoreal_trainer.measure.machine import measure_machine, measurements
 
+    # Now, and not after minutes, for a place where nothing can be written.
+    output.open("a").close()
     console = Console()
     with Progress(
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),

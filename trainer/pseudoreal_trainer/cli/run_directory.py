@@ -64,7 +64,17 @@ class RunDirectory:
 
 def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
     """The folder of a run, which begins or resumes. Raises InvalidJobError when the folder holds a run that is not to
-    be resumed, one of another release, or one whose spec differs in what must not change."""
+    be resumed, one of another release, or one whose spec differs in what must not change, and when it cannot be
+    made."""
+    try:
+        return _opened(path, job, resume=resume)
+    except OSError as error:
+        raise InvalidJobError(
+            f"the work directory {path} cannot be made, read or written to: {error}; choose another one with --workdir"
+        ) from error
+
+
+def _opened(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
     record_path = path / "job.json"
     if not record_path.exists():
         record = _Record(uid=str(uuid.uuid4()), execution=0, job=job)

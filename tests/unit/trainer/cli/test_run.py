@@ -171,6 +171,57 @@ def test_what_cannot_run_is_refused_before_it_starts(change: Any, sentence: str,
     assert sentence in refused.stderr
 
 
+def _file_in_the_way(folder: Path) -> None:
+    (folder / "runs").write_text("")
+
+
+def _record_that_is_a_folder(folder: Path) -> None:
+    (folder / "runs" / "job.json").mkdir(parents=True)
+
+
+def _pods_that_are_a_file(folder: Path) -> None:
+    (folder / "runs").mkdir()
+    (folder / "runs" / "pods").write_text("")
+
+
+def _name_that_is_too_long(folder: Path) -> None:
+    (folder / "runs").symlink_to(folder / ("x" * 300))
+
+
+def _no_folder_may_be_made(folder: Path) -> None:
+    (folder / "runs").symlink_to("/proc/runs")
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        _file_in_the_way,
+        _record_that_is_a_folder,
+        _pods_that_are_a_file,
+        _name_that_is_too_long,
+        _no_folder_may_be_made,
+    ],
+)
+def test_a_work_directory_that_cannot_be_used_is_a_sentence(prepare: Any, job_body: Any, tmp_path: Path) -> None:
+    prepare(tmp_path)
+    refused = _invoke(job_body, tmp_path, "--resume")
+    assert isinstance(refused.exception, SystemExit), refused.exception
+    assert refused.exit_code in (1, 78)
+    assert f"the work directory {tmp_path / 'runs'} cannot be" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "content", ["a: " + "[" * 3000 + "]" * 3000, "a: &a [*a, *b]", "\0", "kind: [", "a: !!int x", "a: 2020-13-45"]
+)
+def test_a_file_that_yaml_cannot_be_is_a_sentence(content: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(content)
+    for command in ("run", "plan"):
+        refused = CliRunner().invoke(main, [command, str(tmp_path / "job.yaml")])
+        assert isinstance(refused.exception, SystemExit), refused.exception
+        assert refused.exit_code == 78
+        assert f"{tmp_path / 'job.yaml'} cannot be read: " in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("path", "resolved"),
     [("llama", "{folder}/llama"), ("/llama", "/llama"), ("s3://bucket/llama", "s3://bucket/llama")],

@@ -283,6 +283,19 @@ def test_tensors_that_do_not_fit_are_refused(copied: Path, config: Any) -> None:
 
 
 @pytest.mark.usefixtures("copied")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_refused_with_the_tensors_name(value: float, copied: Path, config: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    name = "model.norm.weight"
+    file = copied / json.loads((copied / INDEX).read_text())["weight_map"][name]
+    held = load_file(file)
+    held[name][5] = value
+    save_file(held, file, metadata={"format": "pt"})
+    with pytest.raises(InvalidJobError, match=rf"element 5 of {name} is {value}; take weights that are numbers"):
+        begin(config(0))
+
+
 def test_another_model_of_the_job_is_refused_by_its_fields(job_body: Any, config: Any) -> None:
     job_body["spec"]["model"] |= {"embeddings": "Tied", "logitSoftCap": "30", "norm": {"epsilon": "1e-6"}}
     job_body["spec"]["model"]["attention"]["window"] = {"size": 5}

@@ -93,8 +93,6 @@ def read_profile(path: Path) -> HardwareProfile:
     """The profile at `path`. Raises ValueError with a sentence."""
     try:
         return HardwareProfile.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise ValueError(f"the hardware profile {path} cannot be read: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -102,6 +100,8 @@ def read_profile(path: Path) -> HardwareProfile:
             f"the hardware profile {path} is not one: {where}: {first['msg']};"
             " `pseudoreal measure-hardware` writes a new one"
         ) from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ValueError(f"the hardware profile {path} cannot be read: {error}") from error
 
 
 def collectives_for(speeds: Speeds, ranks: int) -> Collectives:

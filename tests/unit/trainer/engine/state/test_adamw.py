@@ -213,3 +213,16 @@ def test_bytes_of_memory_in_three_passes() -> None:
     slices = make(length, torch.float32, torch.bfloat16, length)
     counted = touched(lambda: memory._whole(memory._Kernel(SPEC, torch.tensor(1.0), RATE, SCALE), slices), length)
     assert 42 <= counted < 1.02 * 42
+
+
+def test_a_balancing_bias_grows_by_less_than_bfloat16_tells_apart() -> None:
+    """It adds up in float32; the copy that experts are chosen with is rounded. From 0.25 on bfloat16 has steps of
+    0.002, twice the rate."""
+    steps, rate = 100, 0.001
+    weights, compute = torch.full((1,), 0.3), torch.full((1,), 0.3, dtype=torch.bfloat16)
+    zeros, change = torch.zeros(1), torch.full((1,), rate)
+    ranges = (UpdateRange(0, 1, is_balancing=True),)
+    for _ in range(steps):
+        AdamW().update(SPEC, Slices(weights, zeros, zeros, change, compute, ranges), torch.tensor(0.0), RATE, 1.0)
+    assert weights.item() == pytest.approx(0.3 + steps * rate, rel=1e-5)
+    assert compute.item() == pytest.approx(weights.item(), rel=2**-8)
