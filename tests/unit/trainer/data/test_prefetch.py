@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pseudoreal_trainer.data.prefetch import Prefetch
 
 from tests.support.depth import DEPTH
+from tests.support.patience import wait_for
 
 SECONDS = 60
 
@@ -115,7 +116,27 @@ def test_an_error_of_the_caller_ends_the_thread() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert _threads() == []
+    wait_for("the end of the thread", lambda: not _threads())
+
+
+def test_an_error_of_the_caller_does_not_wait_for_what_hangs() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def make(cursor: int) -> int:
+        begun.set()
+        goes_on.wait(SECONDS)
+        return cursor
+
+    def fails() -> None:
+        with Prefetch(make, 0, 1):
+            assert begun.wait(SECONDS)
+            raise OSError("the main thread has failed")
+
+    with pytest.raises(OSError, match="the main thread has failed"):
+        fails()
+    assert _threads() == ["prefetch"], "it is still being made"
+    goes_on.set()
+    wait_for("the end of the thread", lambda: not _threads())
 
 
 def test_what_is_handed_over_is_the_callers_alone() -> None:
