@@ -16,6 +16,8 @@ from pseudoreal_trainer.rendezvous.handshake import HANDSHAKE_SECONDS, STORE, Li
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
+_EARLY_BYTES = 2**20
+"""Most bytes that are kept until a tunnel begins; a client of the store waits for an answer long before."""
 _PAUSE_SECONDS = 0.1
 """Pause after a connection could not be taken."""
 Address = tuple[socket.AddressFamily, Any]
@@ -25,32 +27,60 @@ log = structlog.get_logger()
 
 
 class _End(asyncio.Protocol):
-    """One of the two connections of a tunnel: what arrives here is written to the other one."""
+    """One of the two connections of a tunnel: what arrives here is written to the other one.
+
+    Until `begin`, bytes are kept. `pause_reading` alone does not hold them back: asyncio before Python
+    3.11.4 begins to read after `connection_made`, whatever that asked for.
+    """
 
     other: "_End"
-    transport: asyncio.Transport
 
     def __init__(self, moved: Callable[[], None]) -> None:
-        self._moved = moved
+        self.transport: asyncio.Transport | None = None
+        self._has_begun = self._has_ended = False
+        self._moved, self._early = moved, bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport), "it is a connected socket"
         self.transport = transport
-        transport.pause_reading()  # the other end may not be there yet
+        transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
         self._moved()
-        self.other.transport.write(data)
+        if self._has_begun:
+            self.other._open.write(data)
+        elif len(self._early) + len(data) <= _EARLY_BYTES:
+            self._early += data
+        else:
+            self._open.abort()
+
+    def begin(self) -> None:
+        """Carry what has arrived, and from now on what arrives. Both connections are there."""
+        self._has_begun = True
+        if self._early:
+            self.other._open.write(bytes(self._early))
+            self._early.clear()
+        if self._has_ended:
+            self.other._open.close()
+        elif not self._open.is_closing():
+            self._open.resume_reading()
 
     def pause_writing(self) -> None:
-        self.other.transport.pause_reading()
+        self.other._open.pause_reading()
 
     def resume_writing(self) -> None:
-        if not self.other.transport.is_closing():
-            self.other.transport.resume_reading()
+        if not self.other._open.is_closing():
+            self.other._open.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
-        self.other.transport.close()
+        self._has_ended = True
+        if self._has_begun:
+            self.other._open.close()
+
+    @property
+    def _open(self) -> asyncio.Transport:
+        assert self.transport is not None, "carry() has connected both ends"
+        return self.transport
 
 
 async def carry(one: Line, another: Line, moved: Callable[[], None] = lambda: None) -> None:
@@ -59,8 +89,8 @@ async def carry(one: Line, another: Line, moved: Callable[[], None] = lambda: No
     first.other, second.other = second, first
     await loop.connect_accepted_socket(lambda: first, one.give_up())
     await loop.connect_accepted_socket(lambda: second, another.give_up())
-    first.transport.resume_reading()
-    second.transport.resume_reading()
+    first.begin()
+    second.begin()
 
 
 async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
