@@ -14,5 +14,5 @@ def bare(text: str) -> str:
 
 
 def bare_child(kind: str, name: str) -> str:
-    """The name without its digest: of a Service or a NetworkPolicy `llm-k3x7qa` it is `llm`."""
-    return _LAST.sub("", name) if kind in ("Service", "NetworkPolicy") else bare(name)
+    """The name without its digest: of a Service, a NetworkPolicy or a Secret `llm-k3x7qa` it is `llm`."""
+    return _LAST.sub("", name) if kind in ("Service", "NetworkPolicy", "Secret") else bare(name)

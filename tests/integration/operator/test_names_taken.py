@@ -22,7 +22,7 @@ def test_a_job_with_the_name_of_a_child_is_left_alone_and_named(cluster: Cluster
     job.wait("the conflict", lambda status: any(c.reason == "NameConflict" for c in status.conditions))
     assert f"Job {name} in namespace" in job.condition("Progressing")["message"]
     cluster.delete_child_job("robbed-pseudo-e1")
-    job.pods("robbed-pseudo-e1")
+    job.pods("robbed-pseudo-e1", 2)
 
 
 def test_a_service_with_the_name_of_a_child_is_left_alone_and_named(

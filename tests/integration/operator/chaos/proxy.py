@@ -57,7 +57,8 @@ class Exchange:
             return (Target.WRITE, Target.NEWS)
         if PLURAL in self.path:
             return (Target.WRITE, Target.STATUS) if self.path.endswith("/status") else (Target.WRITE,)
-        return (Target.WRITE, Target.CHILD)
+        # Renewals of the Lease come whenever their time has come, and are no write of a job.
+        return (Target.WRITE,) if "/leases/" in self.path else (Target.WRITE, Target.CHILD)
 
     def __str__(self) -> str:
         return f"{'WATCH' if self.is_watch else self.method} {self.path}"

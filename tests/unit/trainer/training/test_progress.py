@@ -61,7 +61,7 @@ def _manifest(config: PhaseConfig) -> Manifest:
         imported={"model_type": "llama", "pad_token_id": None},
         updates=Updates(others=9, blocks=3, left_out={"blocks.0": 1}),
         skipped=Skipped(steps=2, in_a_row=1),
-        link=Link(folder="a", blocks=[0], first_moment_divisor=1, second_moment_divisor=1),
+        link=Link(folder="real-00000008", blocks=[0], first_moment_divisor=1, second_moment_divisor=1),
     )
 
 

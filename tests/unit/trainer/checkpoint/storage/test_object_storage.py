@@ -239,7 +239,7 @@ def test_retention_removes_the_objects_of_what_it_does_not_keep(
     train(config(1))
     kept = {"pseudo-00000006": FILES, "real-00000006": FILES[:1], "real-00000010": FILES, "real-00000012": FILES}
     assert sorted(remote.found()) == sorted(
-        [f"{FOLDER}/execution", f"{FOLDER}/lineage.json"]
+        [f"{FOLDER}/execution", f"{FOLDER}/lineage.json", f"{FOLDER}/membership"]
         + [f"{FOLDER}/checkpoints/{name}/{file}" for name, files in kept.items() for file in files]
         + _parts_of_metrics(2, 4, 6, 8, 10, 12)
     )
