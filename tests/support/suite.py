@@ -80,7 +80,11 @@ PARTS = (*_LONG, Part("units", ("tests/unit",), ignored=tuple(chain.from_iterabl
 """In the order in which they begin: the longest first, so that none of them is left alone at the end."""
 ONEDNN_LEVEL = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
 """ATEN_CPU_CAPABILITY -> the ONEDNN_MAX_CPU_ISA of the same processors, from the oldest."""
-SOLO = Part("solo", (f"{_TRAINER}/heartbeat", f"{_TRAINER}/preflight"), marks="solo")
+SOLO = Part(
+    "solo",
+    (*(f"{_TRAINER}/{name}" for name in ("heartbeat", "preflight", "training")), "tests/unit/operator/lifecycle"),
+    marks="solo",
+)
 
 
 def processor_parts(flags: str, is_deep: bool) -> list[Part]:

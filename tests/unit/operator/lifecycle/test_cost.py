@@ -27,6 +27,8 @@ Json = dict[str, Any]
 MOST_SECONDS = 0.05
 LOOP_SECONDS = 0.011
 """Processor time of `loop` on the machine for which the bound is meant; a busy or slower one has more for all."""
+pytestmark = pytest.mark.solo
+
 MOST_LAYERS = MOST_WORKERS = 10_000
 MOST_PHASES = 16
 
