@@ -69,7 +69,7 @@ def test_a_spare_pod_goes_on_with_the_same_bits_whichever_pod_is_lost(
         alive = [pods[1 - lost], pods[SPARE]]
         assert [pod.wait() for pod in alive] == [0, 0], logs(alive)
     assert last_files(config) == whole
-    assert (Path(config.work_directory) / "membership").read_text() == "1.2", "the lost pod may commit nothing"
+    assert (Path(config.work_directory) / "membership").read_text() == "1.2.0", "the lost pod may commit nothing"
     told = pods[SPARE].message()["inPlace"]
     assert (told["restarts"], told["message"]) == (2, f"began as worker {lost}")
 
