@@ -22,7 +22,7 @@ def test_a_job_with_the_name_of_a_child_is_left_alone_and_named(cluster: Cluster
     job.wait("the conflict", lambda status: any(c.reason == "NameConflict" for c in status.conditions))
     assert f"Job {name} in namespace" in job.condition("Progressing")["message"]
     cluster.delete_child_job("robbed-pseudo-e1")
-    job.pods("robbed-pseudo-e1", 2)
+    job.pods("robbed-pseudo-e1")
 
 
 def test_a_service_with_the_name_of_a_child_is_left_alone_and_named(
@@ -52,6 +52,6 @@ def test_a_secret_with_the_name_of_a_child_is_used_and_the_operator_may_not_look
     mine: Any = {"metadata": {"name": name}, "stringData": {"secret": "known"}}
     client.CoreV1Api(cluster.api).create_namespaced_secret(cluster.namespace, mine)
     stopped_operator.start()
-    job.pods("robbed-pseudo-e1")
+    job.pods("robbed-pseudo-e1", 2)
     (found,) = cluster.list("api/v1 secrets")
     assert found["metadata"].get("ownerReferences") is None
