@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pseudoreal_api.wire.reports import REPORT_PATH
 
 from tests.support.chart import RELEASE
+from tests.support.ports import free_port
 from tests.support.processes import Forked, preload
 
 SHUTDOWN_SECONDS = 25.0
@@ -36,10 +37,10 @@ class Process(Protocol):
 
 
 def _reserved() -> socket.socket:
-    """A free port. While it is bound without a listener, connections do not take it, and the operator still can."""
+    """A free port. While it is bound without a listener, no other test takes it, and the operator still can."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
+    reserved.bind(("127.0.0.1", free_port()))
     return reserved
 
 

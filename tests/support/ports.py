@@ -1,14 +1,18 @@
 """Addresses of this machine."""
 
+import secrets
 import socket
+
+_PORTS = range(12_000, 30_000)
+"""Below the range of ip_local_port_range and of the cluster's node ports."""
 
 
 def free_port() -> int:
-    """On the loopback interface."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
+    """Return a port of the loopback interface, outside the range from which Linux gives ports to connections and to
+    listeners that name none: nothing takes the port between this call and its use."""
+    while True:
+        if is_free(port := secrets.choice(_PORTS)):
+            return port
 
 
 def free_ports(count: int) -> range:

@@ -9,7 +9,6 @@ from torch.multiprocessing.spawn import start_processes
 
 from tests.support.forked import _join, join_in_time
 from tests.support.patience import wait_for
-from tests.support.ports import free_port
 from tests.support.processes import Forked, new_file
 
 
@@ -21,7 +20,8 @@ def _one_waits(rank: int) -> None:
 
 def test_ranks_that_do_not_end_are_named_and_killed() -> None:
     stacks = [new_file() for _ in range(2)]
-    arguments = (2, free_port(), "gloo", stacks, _one_waits, ())
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    arguments = (2, store.port, "gloo", stacks, _one_waits, ())
     ranks = start_processes(_join, arguments, nprocs=2, join=False, start_method="forkserver")
     ranks.processes[0].join()
     with pytest.raises(TimeoutError, match=r"(?s)after 0 s ranks \[1\] have not ended\nrank 1, .* in _one_waits"):

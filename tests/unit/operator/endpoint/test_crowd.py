@@ -7,39 +7,21 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
 
 import pytest
 from pseudoreal_api.wire.reports import REPORT_PATH, PodReport, RankReport
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_operator.endpoint import listener, strangers
-from pseudoreal_operator.endpoint.identity import Identities, Refused
 from pseudoreal_operator.endpoint.server import Reports, bounded
 from pseudoreal_operator.metrics.registry import REGISTRY
-from pseudoreal_operator.observe.board import Board, Speaker
-from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.board import Board
 
-from tests.unit.operator.endpoint.test_server import HOST, served
+from tests.unit.operator.endpoint.known import HOST, JOB, Known, served
 
-JOB = ("default", "job-uid")
-POD = Speaker(JOB, Execution("pseudo", StageKind.TRAIN, 1), 0, "pod-0")
 REPORT = PodReport(ranks=[RankReport(rank=0, activity="computing", seconds=0.5, step=3)]).to_json()
 PODS, CROWD, SECONDS = 40, 4000, 2.0
 ALONE_SECONDS = 0.2
 """Most seconds that a pod needs on a machine without other work, where there is no crowd."""
-
-
-class Known(Identities):
-    """Knows the tokens pod-0, pod-1, and so on, without an API server."""
-
-    def __init__(self) -> None:
-        """Needs nothing."""
-
-    async def of(self, token: str, address: str) -> Speaker:
-        del address
-        if not token.startswith("pod-"):
-            raise Refused(401, "the token is not valid")
-        return replace(POD, index=int(token.removeprefix("pod-")), pod=token)
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,8 @@ from structlog.testing import capture_logs
 
 from tests.unit.operator.endpoint.clock import HandClock
 from tests.unit.operator.endpoint.fake_api import FakeApi
+from tests.unit.operator.endpoint.known import HOST, JOB, served
 
-HOST = "operator.test"
-JOB = ("default", "job-uid")
 EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
 REPORT = PodReport(ranks=[RankReport(rank=0, activity="computing", seconds=0.5, step=3)])
 
@@ -51,12 +50,6 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     authority = Authority(tmp_path_factory.mktemp("tls"))
     authority.issue("tls", hosts=[HOST])
     return authority
-
-
-def served(authority: Authority) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(authority.folder / "tls.crt", authority.folder / "tls.key")
-    return context
 
 
 @pytest.fixture

@@ -25,8 +25,9 @@ def server() -> Iterator[ApiServer]:
 
 @pytest.fixture
 def operator(server: ApiServer, tmp_path: Path) -> Iterator[Operator]:
-    """Not started yet."""
-    made = Operator(server.write_kubeconfig(tmp_path / "kubeconfig"), "", tmp_path / "log", pod="op-0")
+    """Not started yet. A program, because a forked process would count the memory of the server's other imports."""
+    kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+    made = Operator(kubeconfig, "", tmp_path / "log", pod="op-0", is_program=True)
     yield made
     if made.is_running:
         made.kill()

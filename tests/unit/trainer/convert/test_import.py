@@ -282,7 +282,6 @@ def test_tensors_that_do_not_fit_are_refused(copied: Path, config: Any) -> None:
         begin(config(0))
 
 
-@pytest.mark.usefixtures("copied")
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_weights_that_are_not_finite_are_refused_with_the_tensors_name(value: float, copied: Path, config: Any) -> None:
     from safetensors.torch import load_file, save_file
@@ -296,6 +295,7 @@ def test_weights_that_are_not_finite_are_refused_with_the_tensors_name(value: fl
         begin(config(0))
 
 
+@pytest.mark.usefixtures("copied")
 def test_another_model_of_the_job_is_refused_by_its_fields(job_body: Any, config: Any) -> None:
     job_body["spec"]["model"] |= {"embeddings": "Tied", "logitSoftCap": "30", "norm": {"epsilon": "1e-6"}}
     job_body["spec"]["model"]["attention"]["window"] = {"size": 5}

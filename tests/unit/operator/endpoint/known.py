@@ -1,0 +1,33 @@
+"""Pods whose tokens are known without an API server, and the certificate under which the endpoint is served."""
+
+import ssl
+from dataclasses import replace
+
+from pseudoreal_dev.cluster.certificates import Authority
+from pseudoreal_operator.endpoint.identity import Identities, Refused
+from pseudoreal_operator.observe.board import Speaker
+from pseudoreal_operator.observe.stages import Execution, StageKind
+
+HOST = "operator.test"
+JOB = ("default", "job-uid")
+POD = Speaker(JOB, Execution("pseudo", StageKind.TRAIN, 1), 0, "pod-0")
+
+
+class Known(Identities):
+    """Knows the tokens pod-0, pod-1, and so on, without an API server."""
+
+    def __init__(self) -> None:
+        """Needs nothing."""
+
+    async def of(self, token: str, address: str) -> Speaker:
+        del address
+        if not token.startswith("pod-"):
+            raise Refused(401, "the token is not valid")
+        return replace(POD, index=int(token.removeprefix("pod-")), pod=token)
+
+
+def served(authority: Authority) -> ssl.SSLContext:
+    """Return the server's side of TLS with the certificate that `authority` has issued as `tls`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.folder / "tls.crt", authority.folder / "tls.key")
+    return context
