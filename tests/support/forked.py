@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from tests.support.processes import LIMIT_SECONDS, Forked, new_file, note_stacks, preload, stacks_of
@@ -22,7 +23,7 @@ def run_ranks(
     `limit` seconds."""
     stacks = [new_file() for _ in range(world)]
     # The store listens before any rank starts, for a port that is only known to be free may be taken meanwhile.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = (world, store.port, backend, stacks, rank, arguments)
     join_in_time(start_processes(_join, shared, nprocs=world, join=False, start_method="forkserver"), stacks, limit)
 
@@ -75,7 +76,7 @@ def _join(
     torch.set_num_threads(1)
     if world > 1:
         _set_group(number, world, port)
-        store = dist.TCPStore("127.0.0.1", port)
+        store = TCPStore("127.0.0.1", port)
         # As ranks that train do: groups on GPUs are split off from this one.
         device = torch.device("cuda", number) if backend == "nccl" else None
         dist.init_process_group(backend, store=store, rank=number, world_size=world, device_id=device)

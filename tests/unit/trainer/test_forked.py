@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import start_processes
 
 from tests.support.forked import _join, join_in_time
@@ -20,7 +21,7 @@ def _one_waits(rank: int) -> None:
 
 def test_ranks_that_do_not_end_are_named_and_killed() -> None:
     stacks = [new_file() for _ in range(2)]
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     arguments = (2, store.port, "gloo", stacks, _one_waits, ())
     ranks = start_processes(_join, arguments, nprocs=2, join=False, start_method="forkserver")
     ranks.processes[0].join()
