@@ -74,7 +74,7 @@ def _unheard_seconds(view: View) -> float:
     """Seconds since anybody last said how the execution is."""
     said = [heard.last for heard in view.speaking]
     said += [heard.log_stood for heard in view.speaking if heard.log_stood]
-    return min((_seconds(view, moment) for moment in said), default=0.0)
+    return _seconds(view, max(said, default=view.now))
 
 
 def _is_cut_off(view: View) -> bool:

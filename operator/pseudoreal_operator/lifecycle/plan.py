@@ -251,12 +251,13 @@ def _jobs_in_the_way(view: View, execution: Execution | None = None) -> Iterator
 
 
 def _lost_jobs(view: View, execution: Execution | None) -> tuple[str, ...]:
-    """The Job of `execution`, when it is only waiting for pods that can do nothing any more. Not while a pod is kept by
-    another container: the Job controller would delete it, and what it says with it, as it takes it for running."""
+    """Return the Job of `execution` if it only waits for pods that can do nothing any more, and no pod lingers: the Job
+    controller takes a pod that lingers for running, so it would delete the pod before the operator has read how the
+    trainer ended."""
     job = view.job if execution is not None and execution == view.execution else None
     if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods or job.queued:
         return ()
-    if any(pod.runs_on for pod in view.pods):
+    if any(pod.lingers for pod in view.pods):
         return ()
     return (job.name,) if is_lost(view.seen, view.status, view.execution, view.now) else ()
 

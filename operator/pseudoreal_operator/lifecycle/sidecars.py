@@ -21,9 +21,9 @@ _NAMED = 3
 
 def pods_to_release(view: View) -> Iterator[str]:
     """Return the names of the pods that only other containers keep, and from which nothing is left to be read."""
-    for pod in view.seen.every_pod:
+    for pod in (pod for pod in view.seen.every_pod if pod.runs_on):
         is_read = _is_over(view, pod.execution) or pod in view.seen.replaced
-        if pod.runs_on and is_read and not leaves_soon(pod, view.now):
+        if is_read and not leaves_soon(pod, view.now):
             yield pod.name
 
 

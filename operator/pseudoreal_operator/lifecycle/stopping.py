@@ -59,9 +59,12 @@ def is_lost(seen: Observed, status: PseudoRealJobStatus, execution: Execution, n
 def may_be_replaced(seen: Observed, execution: Execution, now: datetime) -> bool:
     """Whether spare pods may still take the places of the pods that the execution has lost: the others have yet to
     say that they wait for them."""
-    pods, ready = pods_of(seen, execution), ready_spares(seen, execution, now)
+    ready = ready_spares(seen, execution, now)
+    if not ready or execution.number < seen.status.execution:
+        return False
+    pods = pods_of(seen, execution)
     lost = [pod for pod in pods if pod.phase is PodPhase.FAILED or is_stuck(pod, now)]
-    if not 0 < len(lost) <= min(len(ready), len(pods) - 1) or execution.number < seen.status.execution:
+    if not 0 < len(lost) <= min(len(ready), len(pods) - 1):
         return False
     limit = timedelta(seconds=SPARE_SECONDS)
     in_time = all(now < ended_at(pod, now) + limit for pod in lost)
@@ -84,7 +87,8 @@ def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
     """Moments to come at which time alone may change what is to be ended, or what is lost."""
     going_on = {pod.execution for pod in seen.every_pod if pod.is_alive}
     going_on |= {job.execution for job in seen.jobs if job.state is JobState.ACTIVE}
-    for pod in (pod for pod in seen.every_pod if pod.execution in going_on):
+    timed = (pod for pod in seen.every_pod if pod.leaves_by or pod.runs_on or pod.phase is PodPhase.FAILED)
+    for pod in (pod for pod in timed if pod.execution in going_on):
         if pod.is_alive and pod.leaves_by:
             waits = [(clock.from_text(pod.leaves_by), STUCK_SECONDS)]
         else:

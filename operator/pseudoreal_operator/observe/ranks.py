@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 
 from pseudoreal_api.status.status import Placement
 from pseudoreal_api.wire.reports import PodReport
 
 from pseudoreal_operator.observe.stages import Execution
 
+MOST_NUMBERS = 1_000_000
+"""More than the ranks of any job."""
 _RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
@@ -54,6 +57,8 @@ def ranges_text(numbers: Iterable[int]) -> str:
 
 
 def numbers_of(text: str) -> Iterator[int]:
-    """The numbers of such a text. What is none is left out: others may have written it."""
-    for match in filter(None, map(_RANGE.fullmatch, text.split(","))):
-        yield from range(int(match[1]), int(match[2] or match[1]) + 1)
+    """Yield the numbers of such a text, at most MOST_NUMBERS. Anything else in the text is left out, because a status
+    may have been written by others than the operator."""
+    matches = filter(None, map(_RANGE.fullmatch, text.split(",")))
+    numbers = (range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches)
+    yield from islice(chain.from_iterable(numbers), MOST_NUMBERS)

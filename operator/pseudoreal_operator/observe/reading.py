@@ -151,6 +151,7 @@ def read_pod(body: Json) -> Pod:
         leaves_by=body["metadata"].get("deletionTimestamp"),
         grace_seconds=body["metadata"].get("deletionGracePeriodSeconds"),
         runs_on=_running_on(status),
+        lingers=_lingers(status),
         has_run=any(_has_begun(container) for container in _every_container(status)),
     )
 
@@ -271,9 +272,13 @@ def _has_begun(container: Json) -> bool:
     return any(state.get(kind) for state in states for kind in ("running", "terminated"))
 
 
+def _lingers(status: Json) -> bool:
+    return status.get("phase") not in _TERMINAL and bool((_container(status).get("state") or {}).get("terminated"))
+
+
 def _running_on(status: Json) -> tuple[str, ...]:
     """Return the names of the containers that keep a pod whose trainer has ended."""
-    if status.get("phase") in _TERMINAL or not (_container(status).get("state") or {}).get("terminated"):
+    if not _lingers(status):
         return ()
     others = (one for one in _every_container(status) if not (one.get("state") or {}).get("terminated"))
     return tuple(clean(one["name"]) for one in others)

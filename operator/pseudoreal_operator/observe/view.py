@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 
 from pseudoreal_api.names import LABEL_JOB
 from pseudoreal_api.resolved.resolve import rank_counts
@@ -119,6 +120,9 @@ class Pod:
     """The grace period that is part of `leaves_by`."""
     runs_on: tuple[str, ...] = ()
     """Names of containers that run although the trainer has ended, such as an injected proxy."""
+    lingers: bool = False
+    """Whether Kubernetes takes the pod for running although the trainer has ended: another container runs on, or the
+    kubelet has yet to say that the pod is over, which it does a moment later."""
     has_run: bool = True
     """Whether any container of the pod has ever run."""
     ended: str | None = None
@@ -216,6 +220,11 @@ class Observed:
     @property
     def every_pod(self) -> tuple[Pod, ...]:
         return self.pods + self.spares + self.replaced
+
+    @cached_property
+    def pods_kept(self) -> tuple[Pod, ...]:
+        """Workers' pods that other containers keep."""
+        return tuple(pod for pod in self.pods if pod.runs_on)
 
 
 def with_queue(status: PseudoRealJobStatus, job: ChildJob | None, now: datetime) -> PseudoRealJobStatus:
@@ -336,7 +345,7 @@ class View:
         return job.state is JobState.ACTIVE and not job.queued and not left and self._has_pod_that_runs_on(job)
 
     def _has_pod_that_runs_on(self, job: ChildJob) -> bool:
-        return any(pod.execution == job.execution and runs_on(pod, self.now) for pod in self.seen.pods)
+        return any(pod.execution == job.execution and runs_on(pod, self.now) for pod in self.seen.pods_kept)
 
     def _all_succeeded(self, job: ChildJob) -> bool:
         """Whether all workers have succeeded, whichever pods they are."""
@@ -345,7 +354,7 @@ class View:
 
     @cached_property
     def pods(self) -> list[Pod]:
-        return sorted((pod for pod in self.seen.pods if pod.execution == self.execution), key=lambda pod: pod.index)
+        return sorted((pod for pod in self.seen.pods if pod.execution == self.execution), key=attrgetter("index"))
 
     @property
     def gone(self) -> list[int]:
@@ -363,7 +372,7 @@ class View:
     def heard(self) -> list[Heard]:
         """What was heard of the present execution, in the order of its pods."""
         return sorted(
-            (heard for heard in self.seen.heard if heard.execution == self.execution), key=lambda heard: heard.index
+            (heard for heard in self.seen.heard if heard.execution == self.execution), key=attrgetter("index")
         )
 
     @cached_property

@@ -76,6 +76,9 @@ class World:
     """Whether the queue is full: it holds each Job that is made for it, until it is admitted."""
     proxies: bool = False
     """Whether a mesh injects into each pod a proxy that runs on when the trainer has ended."""
+    late_nodes: bool = False
+    """Whether kubelets say that a trainer has ended before they say that its pod is over, as they do from Kubernetes
+    1.27 on: the Job controller acts between the two."""
     node_skew: float = 0.0
     """Seconds by which the clocks of nodes are ahead of the operator's."""
     api_skew: float = 0.0
@@ -268,6 +271,8 @@ class World:
         for body in [body for (kind, _), body in self.objects.items() if kind == "Job"]:
             if read_job(body).ended is None:
                 self._control(body)
+        for pod in (pod for pod in self.pods.values() if "over" in pod):
+            pod["status"]["phase"] = pod.pop("over")
 
     def _control(self, job: Json) -> None:
         pods = self.pods_of(job)
@@ -355,7 +360,7 @@ class World:
 
     def kept_by_proxies(self) -> list[Json]:
         """Pods whose trainer has ended, and that hold their nodes."""
-        running = (pod for pod in self.pods.values() if pod["status"]["phase"] == "Running")
+        running = (pod for pod in self.pods.values() if pod["status"]["phase"] == "Running" and "over" not in pod)
         return [pod for pod in running if not _trainer_lives(pod)]
 
     def living_workers(self) -> list[Json]:
@@ -438,6 +443,9 @@ class World:
             "phase": "Succeeded" if code == 0 else "Failed",
             "containerStatuses": [{"name": CONTAINER, "state": {"terminated": end}}],
         }
+        if self.late_nodes and not self.proxies:
+            pod["over"] = pod["status"]["phase"]
+            pod["status"]["phase"] = "Running"
         if self.proxies:
             pod["proxy"] = True
             pod["status"]["phase"] = "Running"
@@ -507,6 +515,8 @@ class World:
             self._begin_ranks(pod)  # they can only end together, as members of the newest membership
             self.finish(pod)
         self.control()
+        if self.late_nodes:
+            self.control()
 
     def worker_of(self, pod: Json) -> int | None:
         """Number of the worker that the pod is; None: it waits, or another one has its place."""

@@ -40,6 +40,7 @@ class Beginning:
     troubles: list[str]
     nodes: int | None
     proxies: bool = False
+    late_nodes: bool = False
     node_skew: float = 0.0
     api_skew: float = 0.0
 
@@ -75,6 +76,7 @@ def beginnings() -> st.SearchStrategy[Beginning]:
         troubles=st.lists(st.sampled_from(["failure", "restart in place", "preemption by a queue"]), max_size=3),
         nodes=st.sampled_from([None, 1, 2, 3]),
         proxies=st.booleans(),
+        late_nodes=st.booleans(),
         node_skew=st.sampled_from(_SKEWS),
         api_skew=st.sampled_from(_SKEWS),
     )
@@ -89,6 +91,7 @@ def beginnings_with_losses() -> st.SearchStrategy[Beginning]:
         troubles=st.lists(st.just("failure"), max_size=1),
         nodes=st.sampled_from([None, 2, 3]),
         proxies=st.booleans(),
+        late_nodes=st.booleans(),
         node_skew=st.sampled_from(_SKEWS),
         api_skew=st.sampled_from(_SKEWS),
     )

@@ -106,6 +106,23 @@ def test_a_failure_is_that_of_the_trainer(end: dict[str, Any], reason: str) -> N
     assert world.kept_by_proxies() == []
 
 
+def test_a_failed_pod_is_read_before_the_job_controller_deletes_it() -> None:
+    """The kubelet says that a trainer ended before it says that the pod failed, and the Job controller deletes what it
+    takes for running once the Job is given up."""
+    world = until(World(make_job(**QUICK)), "real")
+    world.late_nodes = True
+    failed, other = world.alive()
+    world.finish(failed, "OutOfMemory")
+    wanted = world.plan()
+    assert (wanted.stop, wanted.give_up) == (tuple(names([other])), ())
+    world.carry_out(wanted)
+    for _ in range(2):
+        world.control()
+        world.settle()
+    (fault,) = world.status.faults
+    assert (fault.reason, fault.pod) == ("OutOfMemory", failed["metadata"]["name"])
+
+
 def test_a_job_that_fails_leaves_no_proxy_behind() -> None:
     world = begun(spec__restart={"maxRestarts": 0})
     world.proxies = True

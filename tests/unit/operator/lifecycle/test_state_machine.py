@@ -48,6 +48,7 @@ class Life(RuleBasedStateMachine):
         self.world = World(
             make_job(**beginning.spec),
             proxies=beginning.proxies,
+            late_nodes=beginning.late_nodes,
             node_skew=beginning.node_skew,
             api_skew=beginning.api_skew,
         )
@@ -206,7 +207,8 @@ class Life(RuleBasedStateMachine):
             for name in self.world.active_jobs():
                 self.world.hold(name)
                 self.world.settle()
-                self.world.admit(name)
+                if name in self.world.held():
+                    self.world.admit(name)
         self.world.tick(301)
 
     @rule(origin=st.integers(0, 2), heard=st.booleans())
