@@ -382,6 +382,13 @@ class World:
         for pod in [pod for pod in living if "nodeName" not in pod["spec"]][: max(0, free)]:
             pod["spec"] = pod["spec"] | {"nodeName": f"node-{pod['metadata']['made']}"}
 
+    def limit_nodes(self, count: int | None) -> None:
+        """Make `count` the number of nodes; pods that run keep theirs, as on nodes that are cordoned."""
+        if count is not None:
+            for pod in (pod for pod in self.alive() if pod["status"]["phase"] == "Running"):
+                pod["spec"] = {"nodeName": f"node-{pod['metadata']['made']}"} | pod["spec"]
+        self.nodes = count
+
     def _waits_for_a_node(self, pod: Json) -> bool:
         return self.nodes is not None and _trains(pod) and "nodeName" not in pod["spec"]
 

@@ -59,7 +59,7 @@ class Life(RuleBasedStateMachine):
             self.a_worker_is_lost_and_the_others_wait(end, 0, meet=True)
         for trouble in beginning.troubles:
             self.a_trouble_comes_and_passes(trouble)
-        self.world.nodes = beginning.nodes
+        self.world.limit_nodes(beginning.nodes)
 
     # The operator.
 
