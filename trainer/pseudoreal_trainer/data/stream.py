@@ -64,9 +64,9 @@ def take_windows(text: Bytes, starts: Indices, sequence: int) -> Bytes:
 
 
 def rank_parts(batch: Batch, cursor: int, rank: int, ranks: int) -> list[Part]:
-    """What a rank trains on, for each micro-batch of the step that starts at `cursor`.
+    """Return the cursors of a rank's samples, for each micro-batch of the step that starts at `cursor`.
 
-    A rank's part is empty when a micro-batch has fewer sequences than there are ranks.
+    A rank's part is empty if a micro-batch has fewer sequences than there are ranks.
     """
     width = batch.sequences // batch.micro_batches
     begins = range(cursor, cursor + batch.sequences, width)

@@ -74,7 +74,7 @@ class ImbalanceReport(_Model):
 
 
 class PhaseReport(_Model):
-    """The plan of a phase. Bytes are those of the rank with the most."""
+    """The plan of a phase. Each number of bytes is the maximum over the ranks."""
 
     name: str
     parameters: int
@@ -95,7 +95,7 @@ class PhaseReport(_Model):
     """Share of the step in which a pipeline rank waits, averaged over the ranks. Without a hardware profile, a layer's
     backward pass counts as three forward passes with recomputation, else two, and everything else as zero."""
     loss_chunk: int
-    """Most tokens of a micro-batch whose logits are in memory at a time, on a rank."""
+    """Most tokens of a micro-batch with logits in memory at a time, on a rank."""
     tokens_per_step: int
     step_seconds: float | None
     """Seconds of a step; if experts are spread over ranks, with equally many routed tokens for each rank. null: no

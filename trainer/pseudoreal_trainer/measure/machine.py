@@ -1,4 +1,4 @@
-"""Measurement of a machine with one rank, and with one rank per device (per core without a GPU)."""
+"""Measurement of a machine with one rank, and with one rank per device (per core without a GPU), at most 8."""
 
 import os
 import platform

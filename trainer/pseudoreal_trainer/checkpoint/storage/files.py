@@ -58,6 +58,7 @@ class FileStorage:
 
     def complete(self, text: str) -> None:
         folder = self.path.parent
+        # The folder and its entries must be durable before the manifest is.
         sync(folder)
         sync(folder.parent)
         write_atomically(self.path, text)
@@ -83,6 +84,7 @@ class FileStorage:
     def remove_folder(self, first: str) -> None:
         (self.path / first).unlink(missing_ok=True)
         if self.exists():
+            # The removal of `first` must be durable before any other file is removed.
             sync(self.path)
             shutil.rmtree(self.path)
 

@@ -156,6 +156,7 @@ class ShardWriter:
             sha256=self._digest.hexdigest(),
             lengths_sha256=hashlib.sha256(lengths).hexdigest(),
         )
+        # Last: the shard is complete if and only if this file exists.
         write_atomically(self._path(".json"), shard.to_json(indent=1))
         return shard
 

@@ -37,7 +37,7 @@ class Tiers:
 
 
 def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    """Return the bytes, without activations, of the data rank that holds the most among those of a pipeline rank."""
+    """Return the bytes, without activations, held by the most loaded data rank of a pipeline rank."""
     state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
     passing = Tiers(
         device=sum(

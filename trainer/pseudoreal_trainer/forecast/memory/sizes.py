@@ -66,10 +66,10 @@ class Sizes:
     def block_flops(self, tokens: int, layer: int = 0, twice_the_pairs: int | None = None) -> int:
         """Return the floating-point operations of a layer's forward pass.
 
-        Two operations count for each weight of a matrix that a token meets; attention counts half of the tokens, or
-        those in its window. With experts, a token meets the router, its own experts and the shared ones, as if none
-        were full. `twice_the_pairs`: twice the number of (query, key) pairs, where documents are masked; None: pairs of
-        whole sequences.
+        Two operations count for each weight of a matrix that a token meets; attention counts half of the tokens, or the
+        tokens in its window. With experts, a token meets the router, its own experts and the shared experts, as if no
+        expert were full. `twice_the_pairs`: twice the number of (query, key) pairs, where documents are masked; None:
+        pairs of whole sequences.
         """
         if twice_the_pairs is None:
             length = self.model.sequence_length
@@ -138,7 +138,7 @@ class Sizes:
         return window is not None and window < self.model.sequence_length
 
     def kind(self, layer: int) -> tuple[bool, bool]:
-        """What the passes of layers may differ in: whether there is a mask, and whether there are experts."""
+        """Return the properties in which the passes of layers differ: mask, experts."""
         return self.is_masked(layer), self.model.has_experts(layer)
 
     @property

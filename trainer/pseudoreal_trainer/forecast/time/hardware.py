@@ -106,7 +106,7 @@ def read_profile(path: Path) -> HardwareProfile:
 
 def collectives_for(speeds: Speeds, ranks: int) -> Collectives:
     """Return the collectives of the smallest measured group with at least `ranks` ranks, else of the largest: a group
-    larger than those of one machine leaves the machine. Raises ValueError if there are none."""
+    larger than one machine's leaves the machine. Raises ValueError if there are none."""
     if not speeds.collectives:
         raise ValueError(
             f"the hardware profile has no collectives, but the phase has groups of {ranks} ranks; measure it on a"

@@ -1,7 +1,7 @@
-"""Model FLOPs utilisation: the share of a device's peak that a training step uses. Pure.
+"""Model FLOPs utilisation: the share of a device's peak used by a training step. Pure.
 
 The operations of a step are counted as in Megatron-LM: two for each weight of a matrix that a token meets; attention to
-the preceding half of the tokens (of those, the tokens in a window, and in the same document if documents are masked);
+the preceding half of the tokens (only the tokens in a window, and only in the same document if documents are masked);
 the backward pass as twice the forward pass; nothing for recomputation. Others count attention to all tokens
 (torchtitan, nanoGPT): at long sequences their shares are larger by a tenth.
 """
