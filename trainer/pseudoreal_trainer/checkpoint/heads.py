@@ -78,7 +78,7 @@ class Heads:
         self._known.pop(name, None)
 
     def __contains__(self, name: str) -> bool:
-        """Return True if the checkpoint was committed at the last listing."""
+        """Return True if the checkpoint is known to be committed, without asking the storage."""
         return name in self._known
 
     def _listed(self) -> dict[str, _Version]:

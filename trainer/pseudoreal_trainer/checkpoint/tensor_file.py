@@ -45,7 +45,7 @@ class Form:
 class TensorWriter:
     """Writer of one file. The bytes of all tensors are appended in the order of `forms`, in chunks of any size.
 
-    SHA-256 is computed on a thread of its own, in parallel to the write; both finish before `append` returns.
+    SHA-256 is computed on a thread of its own while the chunk is written; `append` waits for it.
     """
 
     def __init__(self, path: StoragePath, forms: Mapping[str, Form], facts: Mapping[str, str] | None = None) -> None:

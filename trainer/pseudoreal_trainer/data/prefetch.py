@@ -31,6 +31,7 @@ class Prefetch(Generic[T]):
         self._ready: deque[T] = deque()
         self._error: BaseException | None = None
         self._closed = False
+        # Held while `_ready`, `_error` or `_closed` changes; notified afterwards.
         self._changed = threading.Condition()
         self.waited_seconds = 0.0
         """Seconds that `take` has waited so far."""

@@ -86,7 +86,7 @@ def _passes(ranks: Ranks, say: Say) -> list[PassSpeed]:
     for row in rows(ranks.device):
         say(f"passes in {row[0].compute}, hidden {row[0].hidden}")
         for cell in row:
-            ranks.from_first(0)  # barrier: all ranks measure at the same time
+            ranks.from_first(0)  # wait for all ranks, which then measure at the same time
             found.append(measure_cell(cell, ranks.device))
             if ranks.from_first(int(is_slow(cell, found[-1]))):
                 break

@@ -236,8 +236,8 @@ class _Rank:
         return self._given_back[pool][before] if before >= 0 else None
 
     def _fetch(self, record: Fetch) -> None:
-        # A fetch starts when its unit is ready, while the first thread continues. If several pipeline ranks gather the
-        # unit together, the first thread waits until the gather can start.
+        # A fetch starts when its unit is ready, while the first thread continues. For a unit that several pipeline
+        # ranks gather together, the first thread continues only once the unit is ready.
         ready = [self._here(), self._updated.get(record.unit), self._read.get(record.unit)]
         if self._layout.is_common(record.unit):
             ready = [self._wait(ready)]

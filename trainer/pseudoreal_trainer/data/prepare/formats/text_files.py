@@ -30,8 +30,8 @@ def json_records(file: Path, field: str) -> Iterator[Record]:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield the text; a long text is cut at line ends. Tokens do not change, because the tokenizer splits there
-    anyway."""
+    """Yield the text; a long text is cut into pieces, at line ends if possible. A tokenizer starts a new word at a line
+    end in any case."""
     begin = 0
     while len(text) - begin > PIECE:
         end = _cut(text, begin, begin + PIECE)
