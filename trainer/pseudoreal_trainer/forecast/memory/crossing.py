@@ -1,10 +1,10 @@
-"""Layout of the pinned host arena of a rank: the memory through which everything passes that crosses the bus to its
-device. Pure.
+"""Layout of the host arena of a rank: the memory through which everything passes that crosses the bus to its device;
+pinned if the device is a GPU. Pure.
 
-All state that crosses the bus shares one arena, which one call pins to the exact byte: torch's own allocator for pinned
-memory rounds every tensor up to a power of two. Master weights and moments never cross the bus and are outside the
-arena. Offloaded activations, tokens, and checkpoints of units on the device pass through separate memory, pinned to the
-byte as well.
+All state that crosses the bus shares one arena, so that one call pins it to the exact byte: torch's own allocator for
+pinned memory rounds every tensor up to a power of two. Master weights and moments never cross the bus and are outside
+the arena. Offloaded activations, tokens, and checkpoints of units on the device pass through separate memory, pinned to
+the byte as well.
 """
 
 from collections.abc import Iterable, Iterator

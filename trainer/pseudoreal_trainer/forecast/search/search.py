@@ -60,8 +60,8 @@ class Search:
         self._sizes: dict[int, Sizes] = {}
         """Number of expert ranks -> sizes with a rank's own part of the units."""
         self._peaks: dict[Choice, Peaks] = {}
-        """Activation peaks, shared by layouts that differ only in sharding: building the plan of a step takes the
-        longest."""
+        """Activation peaks, shared by layouts that differ only in sharding and replicas: building the plan of a step
+        takes the longest."""
         self._alike: dict[tuple[int, bool], Layout] = {}
         """The first layout of each assignment of layers to pipeline ranks; later ones share its cached properties."""
         self._nearest: dict[StateChoice, Homes | None] = {}
