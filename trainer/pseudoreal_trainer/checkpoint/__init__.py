@@ -1,2 +1,2 @@
-"""Checkpoints: manifest, pieces, reading and writing, the delink, the fence, retention. No torch. Where checkpoints are
-kept is in `storage`; when they are saved, in `training`."""
+"""Checkpoints: manifest, pieces, reading, writing, delink, fence and retention, without torch. The storage is in
+`storage`; the times of saving are in `training`."""

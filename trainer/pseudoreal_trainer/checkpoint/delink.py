@@ -1,5 +1,5 @@
-"""Gives every layer that no longer shares a block a block of its own, without copying: the new checkpoint is a manifest
-that says from which bytes of the old one each block is read."""
+"""Delink: give every layer that no longer shares a block a block of its own, without copying. The new checkpoint is a
+manifest that maps each block to bytes of the old checkpoint."""
 
 from dataclasses import dataclass
 
@@ -20,9 +20,9 @@ log = structlog.get_logger()
 
 
 def delink(config: DelinkConfig) -> TerminationMessage:
-    """Commits the first checkpoint of `config.phase`; when it is already there, only verifies it.
+    """Commit the first checkpoint of `config.phase`; if it already exists, only verify it.
 
-    Raises TrainingError when the phase before has no complete checkpoint, or the source is corrupt.
+    Raises TrainingError if the phase before has no complete checkpoint, or its checkpoints are corrupt.
     """
     store = store_of(config)
     source = store.newest(config.from_phase, complete=True)
@@ -36,7 +36,7 @@ def delink(config: DelinkConfig) -> TerminationMessage:
     Fence(store.work_directory, config.execution, phase=phase).claim()
     manifest = manifest.revised(execution=config.execution)
     manifest = _already_there(store, manifest) or _committed(store, manifest)
-    assert manifest.link is not None, "it is delinked"
+    assert manifest.link is not None, "`delinked` always sets a link"
     log.info("delinked", checkpoint=manifest.name, parent=manifest.parent, blocks=len(manifest.link.blocks),
              sets_of_experts=len(manifest.link.experts))  # fmt: skip
     return TerminationMessage(
@@ -52,9 +52,9 @@ def delink(config: DelinkConfig) -> TerminationMessage:
 
 
 def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: OptimizerState) -> Manifest:
-    """The manifest of the same weights with the blocks of the next phase. Pure.
+    """Return the manifest of the same weights with the blocks of the next phase. Pure.
 
-    Raises ValueError when the new sharing does not refine the old one.
+    Raises ValueError if the new sharing does not refine the old sharing.
     """
     change = _Change.of(source, sharing)
     if change.is_none:
@@ -80,17 +80,17 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
 
 @dataclass(frozen=True)
 class _Change:
-    """What the blocks and the experts of the next phase are read from, by their numbers."""
+    """Number of each block and expert set of the next phase -> the number that it is read from."""
 
     blocks: dict[int, int]
     experts: dict[int, int]
     block_uses: float
-    """How many times as many blocks the next phase has."""
+    """Number of blocks in the next phase divided by the number in this phase."""
     expert_uses: float
 
     @classmethod
     def of(cls, source: Manifest, sharing: Sharing) -> "_Change":
-        """Raises ValueError when the new sharing does not refine the old one."""
+        """Raises ValueError if the new sharing does not refine the old sharing."""
         model = source.model
         before, after = (blocks_of_layers(s, model.layers) for s in (source.sharing, sharing))
         had, gets = (experts_of_layers(s, model) for s in (source.sharing, sharing))
@@ -103,30 +103,34 @@ class _Change:
         return self.block_uses == self.expert_uses == 1
 
     def divides(self, unit: str) -> bool:
-        """Whether a unit of this kind was shared by layers that it is not shared by any more."""
+        """Return True if units of this kind, blocks or experts, are split among layers that shared them."""
         return (self.expert_uses if are_experts(unit) else self.block_uses) != 1
 
 
 @dataclass(frozen=True)
 class _Divisors:
-    """What moments are divided by, those of blocks and those of experts: their first and their second ones."""
+    """Divisors of the first and second moments, of blocks and of experts."""
 
     blocks: tuple[float, float]
     experts: tuple[float, float]
     measured: dict[str, list[float]]
-    """Divisors of the second moments of single tensors, by their names in the source; of stacked ones, of each
-    expert's."""
+    """Divisors of the second moments of single tensors, by their names in the source; a stacked tensor has one divisor
+    per expert."""
 
     @classmethod
     def of(cls, source: Manifest, sharing: Sharing, change: _Change, optimizer_state: OptimizerState) -> "_Divisors":
-        """The divisors. The gradient of a block is the sum of those of the n layers that used it; a layer's own block
-        has one of them, and the second moment is that of its square. The same holds for experts."""
+        """Return the divisors.
+
+        The gradient of a shared block is the sum over the n layers that used it; a layer's own block gets one of the n
+        terms. First moments are therefore divided by n, and second moments, which average squares, by n². The same
+        holds for experts.
+        """
         blocks, experts = ((uses, uses**2) for uses in (change.block_uses, change.expert_uses))
         match optimizer_state:
             case "Copy":
                 return cls((1, 1), (1, 1), {})
             case "Reset":
-                # Of what is shared as before the moments stay.
+                # Units that are shared as before keep their moments.
                 blocks, experts = ((1.0, 1.0) if kind[0] == 1 else (0.0, 0.0) for kind in (blocks, experts))
                 return cls(blocks, experts, {})
             case "Scale":
@@ -136,8 +140,8 @@ class _Divisors:
 
 
 def _measured(source: Manifest, sharing: Sharing, blocks: float, experts: float) -> dict[str, list[float]]:
-    """Tensor of a block -> how much larger the square of its gradient was than that of a block of the next phase.
-    `blocks`, `experts`: the divisors of what had no gradient."""
+    """Return tensor of a block -> square of the block's gradient divided by the square of the gradient of a block of
+    the next phase. `blocks` and `experts`: the divisors used where the gradient was zero."""
     if source.updates.blocks == 0:
         return {}
     found = source.measurement
@@ -162,7 +166,7 @@ def _described(sharing: Sharing) -> str:
 
 
 def _link(source: Manifest, change: _Change, divisors: _Divisors) -> Link:
-    assert source.link is None or not divisors.measured, "what was trained and measured has files of its own"
+    assert source.link is None or not divisors.measured, "a measured checkpoint was saved by training, without a link"
     old = source.link or Link(
         folder=source.name,
         blocks=list(range(len({*change.blocks.values()}))),
@@ -190,7 +194,7 @@ _ANY_EXPERTS = experts_name(0)
 
 
 def _updates(source: Updates, change: _Change, *, reset: bool) -> Updates:
-    """The counts of the next phase. Moments that are zero begin anew, and are counted so."""
+    """Return the counts of the next phase. Units whose moments are reset to zero start again at count 0."""
     left_out = {unit: count for unit, count in source.left_out.items() if block_of(unit) is None}
     origins = {
         **{block_name(new): block_name(old) for new, old in change.blocks.items()},
@@ -199,7 +203,7 @@ def _updates(source: Updates, change: _Change, *, reset: bool) -> Updates:
     done = {unit: 0 if reset and change.divides(unit) else source.of(old) for unit, old in origins.items()}
     blocks = source.blocks if any(done.values()) else 0
     counts = {unit: blocks - count for unit, count in done.items()}
-    # Experts that are not named would have the count of their block.
+    # Experts without an entry would have the count of their block.
     left_out |= {unit: n for unit, n in counts.items() if n or counts[unit.removesuffix(".experts")]}
     return Updates(others=source.others, blocks=blocks, left_out=left_out)
 

@@ -1,4 +1,4 @@
-"""Keeps ranks that were replaced from committing what their successors do not expect."""
+"""Fence: replaced ranks must not commit checkpoints that their successors do not expect."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,13 @@ from pseudoreal_trainer.errors import TrainingError
 
 @dataclass(frozen=True)
 class Fence:
-    """The identity of ranks that may commit, checked before each commit: the execution, the position of the phase that
-    they train or delink into, and the membership.
+    """Identity of ranks that may commit, checked before each commit: execution, phase and membership.
 
-    An execution passes from stage to stage with its number, so the three are ordered in this way: whoever is of an
-    earlier execution, of an earlier phase of the execution, or of an earlier membership in the phase stops. The
-    membership is the number of the restart in place with which a spare pod last took a place among the ranks: the pod
-    that had the place may live on where nobody can end it. Restarts by which no pod was replaced need no number, as no
-    rank from before such a restart lives.
+    The phase is the position of the phase that the ranks train or delink into. An execution keeps its number from stage
+    to stage, so identities are ordered: ranks of an earlier execution stop, and so do ranks of an earlier phase of the
+    same execution, or of an earlier membership in the same phase. The membership is the number of the latest in-place
+    restart in which a spare pod became a worker; the replaced pod may still run on a node that nobody can reach.
+    In-place restarts that replace no pod need no membership, because no rank from before such a restart is alive.
     """
 
     work_directory: StoragePath
@@ -26,17 +25,17 @@ class Fence:
     """Position of the phase in the job."""
 
     def claim(self) -> None:
-        """Shut out the ranks that are ordered before these.
+        """Shut out the ranks with an earlier identity.
 
-        Raises TrainingError when a later execution, phase or membership has already begun, or the storage cannot be
-        written to.
+        Raises TrainingError if a later execution, phase or membership has already started, or the storage is not
+        writable.
         """
         self.check()
         try:
             storage_of(self.work_directory).make_folder()
             storage_of(self._execution_file).replace(str(self.execution))
-            # Two files, as trainers of earlier releases read a number in the first. Whoever dies between the two has
-            # written no checkpoint yet, and each of them alone only grows.
+            # Two files, because trainers of earlier releases read a single number from the first. A crash between the
+            # two writes is harmless: no checkpoint has been written yet, and each file only grows.
             if self.membership or self.phase:
                 content = f"{self.execution}.{self.membership}.{self.phase}"
                 storage_of(self._membership_file).replace(content)
@@ -47,13 +46,15 @@ class Fence:
             ) from error
 
     def check(self) -> None:
-        """Raises TrainingError when a later execution has begun, a later phase of this one, or a later membership."""
+        """Raise TrainingError if a later execution, a later phase of this execution, or a later membership has
+        started."""
         newest = int(_text(self._execution_file) or self.execution)
         if newest > self.execution:
             raise TrainingError(
                 f"execution {self.execution} was replaced by execution {newest}; it stops without saving"
             )
-        # Trainers of release 0.3 wrote no phase. All ranks of a stage have one image, so these here are of a later one.
+        # Release 0.3 wrote no phase. All ranks of a stage run one image, so the ranks of this process are of a later
+        # stage.
         execution, membership, phase, *_ = [*(_text(self._membership_file) or "0.0").split("."), "-1"]
         if int(execution) != self.execution:
             return

@@ -1,8 +1,8 @@
-"""Heads of the committed checkpoints in a folder, each read once.
+"""Cache of the heads of all committed checkpoints in a folder; each head is read once.
 
-A committed manifest changes by `CheckpointStore.restate` alone, which says so here; on a file system it is seen where
-another process has replaced one. So a save costs as much with 200 checkpoints as with one, but for the listing of their
-folders.
+A committed manifest changes only in `CheckpointStore.restate`, which calls `put`. On a file system, a manifest that was
+replaced by another process is noticed by its version. A save therefore costs as much with 200 checkpoints as with one,
+except for listing their folders.
 """
 
 import json
@@ -25,8 +25,8 @@ from pseudoreal_trainer.errors import TrainingError
 
 MANIFEST = "manifest.json"
 _BEGINNING_BYTES, _ENDING_BYTES = 1 << 14, 16
-"""Bytes of a manifest's beginning and end that are read first. Heads are 2 to 3 KB; with a measurement of experts, more
-than this."""
+"""Bytes at the start and at the end of a manifest that are read first. A head has 2 to 3 KB; with a measurement of
+experts, more than `_BEGINNING_BYTES`."""
 NAME = re.compile(r"[a-z][-a-z0-9]*-\d{8,}")
 _FOR_EARLIER = (
     "finish the job with the release that wrote it, 0.3 or earlier, or begin anew in a new job or work directory"
@@ -37,20 +37,20 @@ log = structlog.get_logger()
 
 
 _Version = tuple[int, int, int] | None
-"""Inode, time of the last change in nanoseconds and size of a manifest; None in object storage, where to ask for it
-would be a request for each checkpoint at every save."""
+"""Inode, modification time in nanoseconds and size of a manifest; None in object storage, where the version would cost
+one request per checkpoint at every save."""
 
 
 @dataclass(frozen=True)
 class Heads:
     folder: StoragePath
-    """The folder of checkpoints."""
+    """Folder of all checkpoints."""
     _known: dict[str, tuple[_Version, Head]] = field(default_factory=dict)
-    """Name of a checkpoint's folder -> its head, and of which version of the manifest that is."""
+    """Name of a checkpoint's folder -> version of the manifest, head."""
 
     def all(self) -> list[Head]:
-        """Heads of all committed checkpoints, in no order. A folder with the manifest of another checkpoint, such as a
-        copy that somebody put aside, is none. Raises TrainingError as `read_manifest` does."""
+        """Return the heads of all committed checkpoints, unordered. A folder with the manifest of another checkpoint,
+        for instance a copy put aside by hand, is skipped. Raises TrainingError like `read_manifest`."""
         try:
             listed = self._listed()
         except OSError as error:
@@ -67,23 +67,23 @@ class Heads:
         return [head for _, head in self._known.values()]
 
     def put(self, head: Head) -> None:
-        """Notes a checkpoint that was committed, or whose manifest was replaced."""
+        """Record a checkpoint that was committed, or whose manifest was replaced."""
         try:
             self._known[head.name] = (_version(self.folder / head.name / MANIFEST), head)
         except OSError:
-            self.drop(head.name)  # the commit was made; the head is read when it is needed
+            self.drop(head.name)  # the commit itself succeeded; the head is read when it is needed
 
     def drop(self, name: str) -> None:
-        """Notes that a checkpoint is removed."""
+        """Record that a checkpoint is removed."""
         self._known.pop(name, None)
 
     def __contains__(self, name: str) -> bool:
-        """Whether the checkpoint was committed when it was last looked for."""
+        """Return True if the checkpoint is known to be committed, without asking the storage."""
         return name in self._known
 
     def _listed(self) -> dict[str, _Version]:
-        """The folders that have a manifest, by their names; in object storage, those that may have one: a folder that
-        loses its manifest is removed as a whole soon after."""
+        """Return folder name -> version for the folders that have a manifest; in object storage, for folders that may
+        have one: a folder without its manifest is removed completely soon after."""
         found: Iterable[tuple[str, _Version]]
         if isinstance(self.folder, ObjectPath):
             found = ((folder.name, None) for folder in storage_of(self.folder).folders())
@@ -98,25 +98,28 @@ def _version(manifest: StoragePath) -> _Version:
     try:
         found = manifest.stat()
     except FileNotFoundError:
-        return None  # it was removed meanwhile
+        return None  # removed since the listing
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def read_manifest(folder: StoragePath) -> Manifest | None:
-    """The manifest of a folder; None, with a warning, when it makes no sense: such a checkpoint is taken as not
-    committed. Raises TrainingError when it cannot be read, or has another format version: to start from an older
-    checkpoint would throw its training away."""
+    """Return the manifest in a folder. None, with a warning, if the manifest is invalid: the checkpoint counts as not
+    committed.
+
+    Raises TrainingError if the manifest cannot be read or has another format version: starting from an older checkpoint
+    would discard training.
+    """
     try:
         text = storage_of(folder / MANIFEST).read()
     except FileNotFoundError:
-        return None  # it was removed meanwhile
+        return None  # removed since the listing
     except OSError as error:
         raise unknown(folder, error) from error
     return parse_manifest(folder, text)
 
 
 def parse_manifest(folder: StoragePath, text: bytes) -> Manifest | None:
-    """The manifest with this content, which is that of the folder; None and TrainingError as `read_manifest`."""
+    """Return the manifest of `folder`, parsed from its content. None and TrainingError as in `read_manifest`."""
     try:
         return manifest_in(text)
     except ValidationError as error:
@@ -130,9 +133,9 @@ def unknown(path: StoragePath, error: OSError) -> TrainingError:
 
 
 def _heads(folders: Sequence[StoragePath]) -> Iterable[Head | None]:
-    """The heads of the manifests in these folders; None where there is none, or one that makes no sense."""
+    """Return the heads of the manifests in these folders; None for a manifest that is missing or invalid."""
     beginnings = [_beginning(folder / MANIFEST) for folder in folders if isinstance(folder, Path)]
-    # One after the other, 200 requests would take as many turns to the server and back.
+    # Concurrently: 200 requests in sequence would take as many round trips.
     objects = [folder / MANIFEST for folder in folders if isinstance(folder, ObjectPath)]
     return map(_head, folders, [*beginnings, *read_beginnings(objects, _BEGINNING_BYTES)])
 
@@ -143,7 +146,7 @@ def _head(folder: StoragePath, beginning: bytes | None) -> Head | None:
     try:
         head = head_in(beginning)
     except ValidationError:
-        head = None  # read whole, it may make sense
+        head = None  # the whole manifest may still be valid
     if head is not None:
         return head
     manifest = read_manifest(folder)
@@ -151,13 +154,13 @@ def _head(folder: StoragePath, beginning: bytes | None) -> Head | None:
 
 
 def _beginning(path: Path) -> bytes | None:
-    """The first bytes of a manifest; None where there is none, and no bytes where it was cut off."""
+    """Return the first bytes of a manifest; None if the file is missing, empty if the file was truncated."""
     try:
         with path.open("rb", buffering=0) as file:
             ending = os.pread(file.fileno(), _ENDING_BYTES, max(0, os.fstat(file.fileno()).st_size - _ENDING_BYTES))
             return os.pread(file.fileno(), _BEGINNING_BYTES, 0) if is_end(ending) else b""
     except FileNotFoundError:
-        return None  # it was removed meanwhile
+        return None  # removed since the listing
     except OSError as error:
         raise unknown(path.parent, error) from error
 

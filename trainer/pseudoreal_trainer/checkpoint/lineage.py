@@ -1,6 +1,6 @@
-"""The jobs that a job continues: the one that it names, the one that that job named, and so on.
+"""The chain of jobs that a job continues: the job that it names, the job that was named there, and so on.
 
-`<work directory>/lineage.json` says of a job what nobody knows any more when it is deleted.
+`<work directory>/lineage.json` keeps facts about a job that must outlive the deletion of its PseudoRealJob.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ LINEAGE = "lineage.json"
 
 
 class Lineage(ApiModel):
-    """What a job that continues this one must know about it."""
+    """Facts about this job for the jobs that continue it."""
 
     continues: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")] | None = Field(
         None, description="Name of the folder, beside its own, of the job that it continues."
@@ -29,7 +29,7 @@ class Lineage(ApiModel):
 
 
 def remember_lineage(config: PhaseConfig) -> None:
-    """Writes lineage.json of the job. Raises TrainingError when it cannot be written."""
+    """Write lineage.json of the job. Raises TrainingError if the file cannot be written."""
     continues = None if config.continues is None else storage_path(config.continues).name
     path = storage_path(config.storage) / LINEAGE
     try:
@@ -39,8 +39,8 @@ def remember_lineage(config: PhaseConfig) -> None:
 
 
 def continued_stores(config: PhaseConfig) -> list[CheckpointStore]:
-    """The checkpoints of the jobs that this one continues, the nearest job first. What a job discarded of those that it
-    continues stays discarded. Raises TrainingError when a lineage.json cannot be read."""
+    """Return the stores of the jobs that this job continues, the nearest job first. A job's discards of checkpoints
+    that it continues stay in effect for this job. Raises TrainingError if a lineage.json cannot be read."""
     found: list[CheckpointStore] = []
     seen = {storage_path(config.storage)}
     rules: dict[str, list[DiscardConfig]] = defaultdict(list)

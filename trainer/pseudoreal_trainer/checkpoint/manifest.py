@@ -1,5 +1,5 @@
-"""What a checkpoint says of itself: docs/checkpoint-format.md. The manifest is written last; a checkpoint without one
-does not exist."""
+"""The manifest of a checkpoint (docs/checkpoint-format.md). The manifest is written last; without a manifest, a
+checkpoint does not exist."""
 
 import json
 from collections.abc import Collection
@@ -16,11 +16,11 @@ from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, experts_name
 
 FORMAT_VERSION: Literal[5] = 5
-"""Version of the manifest that is written, and the only one that is read."""
+"""Version of the manifest format; the only version written and read."""
 WEIGHTS_FILE, MOMENTS_FILE = FILES = ("weights-{:05d}.safetensors", "moments-{:05d}.safetensors")
-"""Names of the files of each rank that saved the checkpoint, with the rank's number."""
+"""File name patterns of a rank that saved the checkpoint; the argument is the rank's number."""
 
-# What a manifest names becomes part of a path. Neither a slash nor two dots fit these patterns.
+# Names in a manifest become parts of paths. Neither a slash nor two dots fit these patterns.
 CheckpointName = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9]{8,20}$")]
 FileName = Annotated[str, Field(pattern=r"^(weights|moments)-[0-9]{5,20}\.safetensors$")]
 
@@ -30,8 +30,8 @@ def checkpoint_name(phase: str, step: int) -> str:
 
 
 def entry_name(tensor: str, kind: Kind, begin: int, *, is_alone: bool) -> str:
-    """Name in a rank's file of a part of a tensor that begins at the element `begin`. `is_alone`: it is the file's only
-    part of the tensor; a rank whose experts are in groups has several."""
+    """Return the entry name, in a rank's file, of the part of a tensor that starts at element `begin`. `is_alone`: the
+    file has one part of the tensor; if experts are in groups, a rank has several."""
     name = tensor if is_alone else f"{tensor}.from-{begin}"
     return name if kind == "weights" else f"{name}.{kind}"
 
@@ -54,7 +54,7 @@ class StoredTensor(ApiModel):
 
 
 class Updates(ApiModel):
-    """Optimizer steps since the moments were zero, from which AdamW's bias correction follows."""
+    """Optimizer steps since the moments were zero; AdamW's bias correction follows from these counts."""
 
     others: int = Field(description="Of the embedding, the final norm and the head.")
     blocks: int
@@ -63,17 +63,17 @@ class Updates(ApiModel):
     )
 
     def of(self, unit: str) -> int:
-        """Optimizer steps of the unit with this name."""
+        """Return the number of optimizer steps of the unit with this name."""
         return (self.others if block_of(unit) is None else self.blocks) - self.left_out_of(unit)
 
     def left_out_of(self, unit: str) -> int:
-        """Those that left the unit out. Experts that are not named had the same as their block: before 0.4 they were a
-        part of it."""
+        """Return the number of steps that skipped the unit. Experts without an entry have their block's count: before
+        release 0.4, experts were a part of their block."""
         return self.left_out.get(unit, self.left_out.get(unit.removesuffix(".experts"), 0))
 
     def and_one(self, left_out: Collection[str], *, has_experts: bool) -> "Updates":
-        """The counts after one more step. `left_out`: names of units that it did not update. `has_experts`: whether
-        blocks have experts, which are named from here on."""
+        """Return the counts after one more step. `left_out`: names of the units skipped by the step. `has_experts`:
+        True if blocks have experts, which get entries of their own from here on."""
         blocks = [block for unit in left_out if (block := block_of(unit)) is not None]
         experts = set(map(experts_name, blocks)) if has_experts else set()
         named = {*self.left_out, *left_out, *experts}
@@ -82,7 +82,7 @@ class Updates(ApiModel):
 
 
 class Skipped(ApiModel):
-    """Training steps in which some update was left out, as a loss or gradient was not finite."""
+    """Counts of training steps that skipped an update because a loss or gradient was not finite."""
 
     steps: int = Field(0, description="From the job's start.")
     in_a_row: int = Field(0, description="The newest, without any other step between.")
@@ -92,7 +92,8 @@ Moment = Literal["first_moment", "second_moment"]
 
 
 class Link(ApiModel):
-    """The tensors of a checkpoint that was delinked without copying: those of another one, read in another way."""
+    """Where a delinked checkpoint reads its tensors: in another checkpoint's files, under other block numbers, with
+    moments divided. Delinking copies nothing."""
 
     folder: CheckpointName = Field(description="Name of the checkpoint, beside this one, that holds the files.")
     blocks: list[int] = Field(description="Entry b is the block in those files that block b is read from.")
@@ -110,13 +111,13 @@ class Link(ApiModel):
     )
 
     def source(self, name: str) -> int:
-        """The number in those files of the block, or of the experts, that the tensor `name` belongs to."""
+        """Return the number, in the linked files, of the block or the experts that the tensor `name` belongs to."""
         number = block_of(name)
-        assert number is not None, "only these are linked"
+        assert number is not None, "only tensors of blocks and experts are linked"
         return self.experts[number] if self.experts and are_experts(name) else self.blocks[number]
 
     def divisor_of(self, name: str, kind: Moment) -> float:
-        """The divisor of the moments of a tensor, unless it was measured."""
+        """Return the divisor of a tensor's moments, without regard to measured divisors."""
         first, second = self.first_moment_divisor, self.second_moment_divisor
         if are_experts(name):
             first = first if (own := self.experts_first_moment_divisor) is None else own
@@ -125,7 +126,7 @@ class Link(ApiModel):
 
 
 class Measurement(ApiModel):
-    """Gradients of single layers, from the last steps of a phase: what its delink makes second moments from."""
+    """Gradients of single layers in the last steps of a phase, from which the delink computes second moments."""
 
     next_sharing: Sharing = Field(description="The blocks whose gradients these are.")
     steps: int = Field(description="That were measured.")
@@ -139,14 +140,15 @@ class Measurement(ApiModel):
 
 
 class Ending(ApiModel):
-    """How near a phase is to an end that its bounds of steps and tokens do not say."""
+    """Progress of a phase towards an early end, one that is not set by its step and token limits."""
 
     checks: int = Field(0, description="Checks of the gradients' correlation in a row that were met.")
     step: int | None = Field(None, description="Step at which the phase ends, once its loss or a check said so.")
 
 
 class Random(ApiModel):
-    """Training draws no numbers but the order of the samples: the keys of that of epoch e begin with [seed, e]."""
+    """The random order of samples. Training draws no other random numbers. The permutation keys of epoch e start with
+    [seed, e]."""
 
     generator: Literal["feistel-splitmix64-v1"] = "feistel-splitmix64-v1"
     seed: int
@@ -159,7 +161,7 @@ class Random(ApiModel):
 
 
 class Head(ApiModel):
-    """A manifest without its tensors and files: a few kilobytes, however many ranks have saved the checkpoint."""
+    """A manifest without tensors and files: a few kilobytes, for any number of ranks that saved the checkpoint."""
 
     format: Literal["pseudoreal checkpoint"] = "pseudoreal checkpoint"
     format_version: Literal[5] = FORMAT_VERSION
@@ -200,12 +202,12 @@ class Head(ApiModel):
     link: Link | None = Field(None, description="Where the tensors are, if not in this folder.")
 
     def revised(self, **fields: Any) -> Self:
-        """A copy with other values in these fields. Raises ValidationError for an unknown field or a wrong type."""
+        """Return a copy with other values in these fields. Raises ValidationError for an unknown field or a wrong
+        type."""
         return type(self).model_validate({**dict(self), **fields})
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """The manifest as JSON. Raises ValueError when a number in it is not finite: JSON would say that there is
-        none."""
+        """Return the manifest as JSON. Raises ValueError if a number is not finite: pydantic would write null."""
         try:
             json.dumps(self.model_dump(exclude={"tensors", "files"}), allow_nan=False)
         except ValueError as error:
@@ -217,8 +219,9 @@ class Head(ApiModel):
         return checkpoint_name(self.phase, self.step)
 
     def ends_phase(self, config: PhaseConfig) -> bool:
-        """Whether the phase of this configuration is over at this checkpoint. One that ended at a bound of steps or
-        tokens goes on when that has grown; one that its loss, a check or a request ended does not."""
+        """Return True if the phase of this configuration is over at this checkpoint. A phase that ended at its step or
+        token limit goes on once the limit has grown; a phase that was ended by its loss, a check or a request does
+        not."""
         tokens, early = config.until.tokens, self.ending.step
         return self.phase_complete and (
             self.step >= config.phase_steps
@@ -228,7 +231,7 @@ class Head(ApiModel):
 
     @property
     def is_boundary(self) -> bool:
-        """Whether this is the first or the last checkpoint of a phase."""
+        """True for the first and the last checkpoint of a phase."""
         return self.phase_complete or self.delinked
 
     @property
@@ -238,13 +241,13 @@ class Head(ApiModel):
 
 
 class Manifest(Head):
-    # Last in the file: `manifest_text` writes them after the head, and whoever reads a head stops before them.
+    # Last in the file: `manifest_text` writes tensors and files after the head, and readers of a head stop before them.
     tensors: dict[str, StoredTensor] = Field({}, description="By their names in the files.")
     files: dict[FileName, FileDigest] = Field({}, description="All files that hold tensors.")
 
     @property
     def head(self) -> Head:
-        """The same without tensors and files."""
+        """The same manifest without tensors and files."""
         return Head.model_construct(**{name: getattr(self, name) for name in Head.model_fields})
 
     @property

@@ -1,8 +1,8 @@
-"""The bytes of manifest.json, written and read in as little time as what differs in them needs.
+"""The bytes of manifest.json, written and read fast: repeated content is processed once.
 
-The pieces of the tensors are nearly all of a manifest: 6.7 MB for 80 blocks on 1,024 ranks. Blocks of one shape have
-the same pieces, so each list of pieces is made into text once, and each text into pieces once. What comes out is to the
-byte what pydantic makes of the whole manifest with an indentation of one space:
+Pieces of tensors make up nearly all of a manifest: 6.7 MB for 80 blocks on 1,024 ranks. Blocks of one shape have the
+same pieces, so each distinct list of pieces is serialized once, and each distinct text is parsed once. The output is
+byte for byte the output of pydantic for the whole manifest with an indentation of one space:
 
     {
      "format": "pseudoreal checkpoint",
@@ -18,8 +18,8 @@ byte what pydantic makes of the whole manifest with an indentation of one space:
      }
     }
 
-A manifest that somebody has written in another way is read whole. No string of JSON holds the end of a line, so the
-marks below stand where they are looked for, or nowhere.
+A manifest in any other layout is parsed as a whole. A JSON string contains no line break, so the markers below match
+only at their own places.
 """
 
 import json
@@ -34,14 +34,14 @@ _FILES_TYPE = TypeAdapter(dict[FileName, FileDigest])
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """The content of manifest.json. Raises ValueError when a number in it is not finite."""
+    """Return the content of manifest.json. Raises ValueError if a number in the manifest is not finite."""
     head = manifest.head.to_json(indent=1).removesuffix(_END)
     files = _FILES_TYPE.dump_json(manifest.files, indent=1).decode().replace("\n", "\n ")
     return f"{head}{_TENSORS}{_tensors_text(manifest)}}}{_FILES}{files[1:]}{_END}"
 
 
 def _tensors_text(manifest: Manifest) -> str:
-    # By identity: to compare lists of pieces takes as long as to write them.
+    # Keyed by identity: comparing lists of pieces takes as long as writing them.
     texts = {id(tensor): tensor for tensor in manifest.tensors.values()}
     made = {number: tensor.to_json(indent=1).replace("\n", "\n  ") for number, tensor in texts.items()}
     lines = ",".join(f"\n  {to_json(name).decode()}: {made[id(one)]}" for name, one in manifest.tensors.items())
@@ -49,28 +49,28 @@ def _tensors_text(manifest: Manifest) -> str:
 
 
 def manifest_in(text: bytes) -> Manifest:
-    """The manifest with this content. Raises ValidationError. Tensors with the same pieces are one object."""
+    """Return the manifest with this content. Raises ValidationError. Tensors with the same pieces are one object."""
     try:
         found = _by_parts(text)
     except ValueError:
-        found = None  # read whole, it may make sense; if not, the error names the place
+        found = None  # the whole text may still be valid; if not, pydantic's error names the place
     return found or Manifest.model_validate_json(text)
 
 
 def head_in(text: bytes) -> Head | None:
-    """The head of the manifest that begins with this text; None where the text ends before the head does, or is
-    written in another way. Raises ValidationError."""
+    """Return the head of the manifest that starts with this text; None if the text ends inside the head or has another
+    layout. Raises ValidationError."""
     end = text.find(_TENSORS.encode())
     return None if end < 0 else Head.model_validate_json(text[:end] + _END.encode())
 
 
 def is_end(text: bytes) -> bool:
-    """Whether a manifest may end with this text: one that was cut off does not."""
+    """Return True if a manifest may end with this text. A truncated manifest does not."""
     return text.rstrip().endswith(_END.encode())
 
 
 def _by_parts(text: bytes) -> Manifest | None:
-    """The manifest, or None where it is written in another way. Raises ValueError."""
+    """Return the manifest; None if the text has another layout. Raises ValueError."""
     begin, end = text.find(_TENSORS.encode()), text.rfind(_FILES.encode())
     if begin < 0 or end < begin or not is_end(text):
         return None
@@ -83,7 +83,8 @@ def _by_parts(text: bytes) -> Manifest | None:
 
 
 def _tensors_in(text: bytes) -> dict[str, StoredTensor] | None:
-    """The tensors of a text between braces, the closing one included. Raises ValueError."""
+    """Return the tensors in a text between braces; the text includes the closing brace. None if the text has another
+    layout. Raises ValueError."""
     found: dict[str, StoredTensor] = {}
     known: dict[bytes, StoredTensor] = {}
     position = 0

@@ -1,4 +1,4 @@
-"""Writes the tensors of a checkpoint as plain files of its own, a portion of a tensor at a time."""
+"""Writing the tensors of a checkpoint to plain files, without links, one chunk of a tensor at a time."""
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -14,11 +14,11 @@ from pseudoreal_trainer.plan.units import KINDS
 
 _T = TypeVar("_T")
 Tracked = Callable[[Iterable[_T], str], Iterable[_T]]
-"""A function that passes a loop's elements through and shows how far the loop is."""
+"""A function that passes the elements of a loop through and shows its progress."""
 
 
 def materialize(source: Reader, folder: StoragePath, tracked: Tracked[str]) -> Manifest:
-    """The manifest of the folder that was written; it is not yet committed."""
+    """Write all tensors to `folder` and return the manifest; the caller commits it."""
     names = list(source.names)
     parts = {name: _whole(name, source.shape(name)) for name in names}
     with closing(RankWriter(folder, 0, [[parts[name]] for name in names], source.dtype)) as writer:

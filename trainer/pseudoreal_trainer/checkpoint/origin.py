@@ -1,4 +1,4 @@
-"""Where a phase begins: anew, or from which checkpoint, of its own job or of those that it continues."""
+"""Where a phase starts: from fresh weights, or from a checkpoint of its own job or of a job that it continues."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,26 +19,26 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Anew:
-    """Fresh weights, or those that spec.checkpoint.startFrom names: the job's first phase has no checkpoint yet."""
+    """Fresh weights, or the weights named by spec.checkpoint.startFrom: the job's first phase has no checkpoint yet."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint of this job in this phase. The oldest that there can be in a later phase is the delink's."""
+    """A checkpoint of this job in this phase. In a later phase, the oldest possible one is the delink's."""
 
     checkpoint: Reader
 
 
 @dataclass(frozen=True)
 class Continued:
-    """A checkpoint of another job in the phase of the same name; spec.checkpoint.continueFrom leads to it."""
+    """A checkpoint of another job, in the phase of the same name; spec.checkpoint.continueFrom leads to it."""
 
     checkpoint: Reader
 
 
 @dataclass(frozen=True)
 class Complete:
-    """The phase has ended, with this checkpoint: there is nothing to begin."""
+    """The phase has already ended with this checkpoint: nothing is left to train."""
 
     checkpoint: Reader
 
@@ -47,7 +47,7 @@ Origin = Anew | Resumed | Continued
 
 
 class Ranks(Protocol):
-    """What the ranks that train together tell each other. Every method is a collective: all ranks call it."""
+    """Communication between the ranks that train together. Every method is a collective: all ranks call it."""
 
     @property
     def rank(self) -> int: ...
@@ -64,21 +64,23 @@ class Ranks(Protocol):
 class _Candidate:
     head: Head
     store: int
-    """0 for the job's own, 1 for that of the one that it continues, and so on."""
+    """Index of the store: 0 for the job's own, 1 for the job that it continues, and so on."""
 
 
 def find_origin(config: PhaseConfig, store: CheckpointStore, ranks: Ranks) -> Origin | Complete:
-    """The newest sound checkpoint of the phase, or fresh weights; the same answer on every rank.
+    """Return the newest verified checkpoint of the phase, or fresh weights. Collective; the result is the same on every
+    rank.
 
-    The first rank lists and chooses, and all verify together, each some of the files, and ask for no others. `store`:
-    the job's own. Raises TrainingError when a later
-    phase has no checkpoint, CorruptCheckpoint when all are corrupt, and InvalidJobError when
-    spec.checkpoint.continueFrom names none that fits.
+    The first rank lists and chooses. All ranks verify together; each reads only its own part of the files. `store`: the
+    job's own checkpoints.
+
+    Raises TrainingError if a later phase has no checkpoint, CorruptCheckpoint if all checkpoints are corrupt, and
+    InvalidJobError if no checkpoint of spec.checkpoint.continueFrom fits.
     """
     stores = [store, *continued_stores(config)]
     found = _newest_first(stores, config.phase) if ranks.is_first else []
-    # Collectives, in this order on every rank: how many candidates there are; then of each its store, and those of
-    # `_sound`, until one is sound. What follows depends on nothing but their results.
+    # Collectives, in this order on every rank: the number of candidates; then for each candidate its store, and the
+    # collectives of `_sound`, until a candidate is verified. Control flow depends only on their results.
     count, which = ranks.from_first(len(found)), 0
     for turn in range(count):
         chosen = found[turn] if ranks.is_first else None
@@ -99,7 +101,7 @@ def _from(config: PhaseConfig, checkpoint: Reader, *, own: bool) -> Resumed | Co
 
 
 def _anew(config: PhaseConfig, stores: Sequence[CheckpointStore]) -> Anew:
-    """Raises where the phase must not begin with fresh weights."""
+    """Return fresh weights. Raises TrainingError or InvalidJobError if the phase must not start from fresh weights."""
     own, *continued = stores
     if config.index > 0:
         raise TrainingError(
@@ -114,9 +116,10 @@ def _anew(config: PhaseConfig, stores: Sequence[CheckpointStore]) -> Anew:
 
 
 def _newest_first(stores: Sequence[CheckpointStore], phase: str) -> list[_Candidate]:
-    """The newest come first; of two with the same step, the job's own.
+    """Return the candidates, newest first; for equal steps, the job's own checkpoint first.
 
-    Where the job's own phase began at another step than another job's, that one's goes back to other weights.
+    If the job has checkpoints of its own in the phase, checkpoints of continued jobs count only if their phase started
+    at the same step: otherwise they descend from other weights.
     """
     own, *continued = stores
     found = [_Candidate(head, 0) for head in own.candidates(phase)]
@@ -145,11 +148,11 @@ def _refuse_another_model(config: PhaseConfig, manifest: Manifest) -> None:
 
 
 def _sound(store: CheckpointStore, chosen: Head | None, phase: str, ranks: Ranks) -> Manifest | None:
-    """The checkpoint that the first rank has `chosen`, if its files are what they should be.
+    """Return the checkpoint `chosen` by the first rank, if its files are intact. Collective: every rank calls it.
 
-    The others know nothing of it but what they are told: what they would find by themselves may be stale. Every rank
-    calls this. Collectives: step, digest of the manifest, those of `_are_there`; if they are, how many ranks found
-    faults. What a manifest with this digest says is the same on every rank, and so is whether it makes sense.
+    Other ranks use only the data broadcast by the first rank: their own listing may be stale. Collectives: step, digest
+    of the manifest, then the collectives of `_are_there`; if that is True, the number of ranks that found faults. The
+    manifest with this digest is the same on every rank, so all ranks agree on whether it is valid.
     """
     step = ranks.from_first(0 if chosen is None else chosen.step)
     digest = ranks.digest_from_first("" if chosen is None else store.digest(chosen))
@@ -165,11 +168,11 @@ def _sound(store: CheckpointStore, chosen: Head | None, phase: str, ranks: Ranks
 
 
 def _are_there(store: CheckpointStore, manifest: Manifest, ranks: Ranks) -> bool:
-    """Whether the files have their sizes, once this rank sees those that it verifies. Object storage shows what it has:
-    there, to verify them tells.
+    """Return True if the files have their sizes, once this rank sees the files that it verifies. Always True for object
+    storage, which is consistent: missing files show when they are verified.
 
-    Collectives: how many ranks miss files; if some do, whether the first rank finds that they are gone. It looks at all
-    of them only then: a rank that misses one may have a stale view.
+    Collectives: the number of ranks that miss files; if any does, whether files are missing on the first rank too. Only
+    then does the first rank check all files: a rank that misses one may have a stale view.
     """
     if isinstance(store.folder, ObjectPath):
         return True

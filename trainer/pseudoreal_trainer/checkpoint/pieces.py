@@ -1,7 +1,7 @@
-"""Which rank writes which part of which tensor. Pure.
+"""Assignment of tensor parts to the ranks that write them. Pure.
 
-Ranks hold ranges of a unit's flat vector, wherever these cut its tensors. What several ranks hold is written by each
-of them in part, so that all of them write about as much.
+A rank holds a range of a unit's flat vector; the boundaries may cut tensors anywhere. Each rank that holds a unit
+writes one part of the unit, so all ranks write about as much.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Spans = dict[int, range]
 
 
 def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
-    """The ranges that a rank writes. `units`: as the rank has them."""
+    """Return the ranges that a rank writes. `units`: the units as this rank has them."""
     pipeline_rank = layout.mesh.coordinates(world_rank).pipeline
     mine = [index for index in range(len(units)) if pipeline_rank in layout.users[index]]
     found = {index: _span(units[index], layout.part(index, world_rank), layout.holders(index)) for index in mine}
@@ -25,9 +25,10 @@ def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
 
 
 def tensors_of(layout: Layout, units: Sequence[Unit], dtype: str) -> dict[str, StoredTensor]:
-    """Tensor -> its pieces, as the manifest lists them; the files have the numbers of the ranks. `units`: whole.
+    """Return tensor -> its pieces, as listed in the manifest; files have the numbers of the ranks. `units`: the whole
+    units of the model.
 
-    Units of one shape that the same pipeline ranks use are cut alike, and their tensors are one object each: 80 blocks
+    Units of one shape that are used by the same pipeline ranks are cut alike and share their tensor objects: 80 blocks
     on 1,024 ranks have 85,000 pieces.
     """
     groups: dict[int, list[int]] = {}
@@ -46,17 +47,17 @@ def tensors_of(layout: Layout, units: Sequence[Unit], dtype: str) -> dict[str, S
 
 
 def _cut(layout: Layout, unit: Unit, groups: Sequence[int], dtype: str) -> list[StoredTensor]:
-    """The tensors of a unit of the model. `groups`: its units in the layout, one or groups of experts."""
+    """Return the tensors of a unit of the model. `groups`: its units in the layout, one or one per group of experts."""
     mesh, size = layout.mesh, layout.mesh.of_pipeline_rank
     own = [own_units([unit], c, layout.expert_ranks, layout.expert_groups) for c in range(layout.expert_ranks)]
     pieces: dict[str, list[Piece]] = {parameter.name: [] for parameter in unit.parameters}
-    # The ranks of a pipeline rank are neighbours.
+    # The ranks of a pipeline rank have consecutive numbers.
     for rank in chain.from_iterable(range(user * size, (user + 1) * size) for user in layout.users[groups[0]]):
         for index, held in zip(groups, own[mesh.expert_coordinate(rank)], strict=True):
             for part in parts_of(held, _span(held, layout.part(index, rank), layout.holders(index))):
                 pieces[part.name].append(Piece(file=rank, begin=part.begin, end=part.end))
     for found in pieces.values():
-        found.sort(key=lambda piece: piece.begin)  # ranks that hold the same experts need not be neighbours
+        found.sort(key=lambda piece: piece.begin)  # ranks of the same experts may not be consecutive
     return [StoredTensor(shape=one.whole, dtype=dtype, pieces=pieces[one.name]) for one in unit.parameters]
 
 

@@ -1,4 +1,5 @@
-"""Reads tensors of a checkpoint, or ranges of them, wherever their pieces are. Knows arrays, not torch."""
+"""Reader for the tensors of a checkpoint, or ranges of them, across the files that hold their pieces. Uses numpy
+arrays, not torch."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -24,23 +25,23 @@ from pseudoreal_trainer.plan.parts import by_expert
 from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, in_block, unit_of
 
 _PORTION = 1 << 22
-"""Elements of a tensor that are in memory at a time where it is read in portions."""
+"""Elements of a tensor in memory at a time, when a tensor is read in chunks."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the tensors of a checkpoint. It trusts the files: `CheckpointStore.verify` is what compares them with their
-    digests."""
+    """Reader for the tensors of one checkpoint. The files are trusted; `CheckpointStore.verify` compares them with
+    their digests."""
 
     manifest: Manifest
     checkpoints: StoragePath
-    """The folder of all checkpoints of the job."""
+    """Folder of all checkpoints of the job."""
     awaits_files: bool = False
-    """Whether other ranks have verified the files, so that one that this rank does not find will show."""
+    """True if other ranks have verified the files: then a file that is missing on this rank will show up later."""
 
     @property
     def names(self) -> Iterator[str]:
-        """Names of the tensors, as the model has them."""
+        """Names of the tensors, as in the model."""
         link, stored = self.manifest.link, self.manifest.tensors
         if link is None:
             yield from stored
@@ -53,27 +54,27 @@ class Reader:
 
     @property
     def dtype(self) -> str:
-        """The type of all tensors, as numpy names it."""
+        """The numpy name of the type that all tensors have."""
         return next(iter(self.manifest.tensors.values())).dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._stored(name)[1].shape
 
     def tensor(self, name: str, kind: Kind = "weights") -> Array:
-        """A whole tensor. Raises KeyError when there is none with this name."""
+        """Return a whole tensor. Raises KeyError if no tensor has this name."""
         shape = self.shape(name)
         return self.read(name, kind, 0, prod(shape)).reshape(shape)
 
     def whole(self, kind: Kind = "weights") -> dict[str, Array]:
-        """All tensors, in memory."""
+        """Return all tensors, in memory."""
         return {name: self.tensor(name, kind) for name in self.names}
 
     def updates(self, name: str) -> int:
-        """Number of optimizer steps of a tensor's unit."""
+        """Return the number of optimizer steps of the tensor's unit."""
         return self.manifest.updates.of(unit_of(name, self.manifest.model))
 
     def read(self, name: str, kind: Kind, begin: int, end: int) -> Array:
-        """The elements begin..end-1 of the flattened tensor, in memory of their own."""
+        """Return elements begin..end-1 of the flattened tensor, in newly allocated memory."""
         source, tensor = self._stored(name)
         out = np.empty(end - begin, dtype=tensor.dtype)
         divisors = self._divisors(name, kind)
@@ -93,18 +94,18 @@ class Reader:
         return out
 
     def portions(self, name: str, kind: Kind, begin: int, end: int) -> Iterator[Array]:
-        """The same elements, some at a time: those of a tensor may be more than fit into the memory of a pod."""
+        """Yield the elements begin..end-1 in chunks: a whole tensor may be larger than the memory of a pod."""
         for first in range(begin, end, _PORTION):
             yield self.read(name, kind, first, min(end, first + _PORTION))
 
     def _stored(self, name: str) -> tuple[str, StoredTensor]:
-        """The tensor's name in the files, and what the manifest says of it."""
+        """Return the tensor's name in the files, and its entry in the manifest."""
         block, link = block_of(name), self.manifest.link
         source = name if block is None or link is None else in_block(name, link.source(name))
         return source, self.manifest.tensors[source]
 
     def _divisors(self, name: str, kind: Kind) -> list[float]:
-        """What the tensor is divided by: one number for all of it, or one for each expert."""
+        """Return the divisors of the stored values: one number for the whole tensor, or one for each expert."""
         link: Link | None = self.manifest.link
         if link is None or kind == "weights" or block_of(name) is None:
             return [1]
@@ -116,7 +117,7 @@ class Reader:
         name = pattern.format(number)
         if name not in self._files:
             path = self.checkpoints / self.manifest.data_folder / name
-            is_late = self.awaits_files and isinstance(path, Path)  # object storage shows what it has
+            is_late = self.awaits_files and isinstance(path, Path)  # object storage is read-after-write consistent
             self._files[name] = open_as_seen(path, lambda: TensorFile(path)) if is_late else TensorFile(path)
         return self._files[name]
 

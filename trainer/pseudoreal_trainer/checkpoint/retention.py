@@ -1,4 +1,4 @@
-"""Which checkpoints the policy does not keep. Pure."""
+"""The retention policy: which checkpoints to remove. Pure."""
 
 from collections.abc import Collection, Sequence
 
@@ -8,10 +8,11 @@ from pseudoreal_trainer.checkpoint.manifest import Head
 def removable(
     committed: Sequence[Head], keep_last: int, keep_every: int | None, verified: Collection[str]
 ) -> list[Head]:
-    """The checkpoints to remove among `committed`, which are ordered from the oldest to the newest.
+    """Return the checkpoints to remove from `committed`, which is ordered from oldest to newest.
 
-    Kept are the ends of phases; of the others, the newest `keep_last` and those of steps that `keep_every` divides;
-    those that `verified` says are sound; and those that another one that is kept links to.
+    Kept are: the first and last checkpoints of phases; of the others, the newest `keep_last` and all at multiples of
+    `keep_every` steps; checkpoints in `verified`, which are known to be intact; and checkpoints that a kept one links
+    to.
     """
     inner = [head for head in committed if not head.is_boundary]
     kept = {head.name for head in committed if head.is_boundary}

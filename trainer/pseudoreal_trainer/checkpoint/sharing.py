@@ -1,13 +1,14 @@
-"""How the sharing of a phase follows from that of the phase before. Pure."""
+"""How a phase's sharing follows from the sharing of the phase before. Pure."""
 
 from collections.abc import Sequence
 
 
 def sources(before: Sequence[int | None], after: Sequence[int | None], what: str = "block") -> dict[int, int]:
-    """New number -> the old one that its layers used. Entry l of each argument: the number of what layer l uses; None:
-    it uses nothing of the kind.
+    """Return the new number -> the old number that the same layers used. Entry l of `before` and `after` is the number
+    used by layer l; None: layer l uses nothing of the kind.
 
-    Raises ValueError when those layers used several old ones: then the new sharing does not refine the old one.
+    Raises ValueError if the layers of one new number used several old numbers: then the new sharing does not refine the
+    old sharing.
     """
     found: dict[int, int] = {}
     for layer, (old, new) in enumerate(zip(before, after, strict=True)):

@@ -1,4 +1,4 @@
-"""The checkpoints of one job: which there are, whether they are sound, which are removed.
+"""The checkpoints of one job: listing, verification, commit, removal.
 
 `<work directory>/checkpoints/<phase>-<step>/{weights-*.safetensors, moments-*.safetensors, manifest.json}`
 """
@@ -27,7 +27,7 @@ from pseudoreal_trainer.checkpoint.visible import await_size, read_as_seen
 from pseudoreal_trainer.errors import TrainingError
 
 _VERIFIED_AT_ONCE, _ASKED_AT_ONCE = 2, 16
-"""Number of files that are verified at a time, and of those that are asked for their sizes."""
+"""Number of files verified at a time, and number of files whose sizes are requested at a time."""
 
 Discards = Mapping[str, Sequence[DiscardConfig]]
 
@@ -37,20 +37,20 @@ log = structlog.get_logger()
 
 
 class CorruptCheckpoint(TrainingError):
-    """A committed checkpoint whose files are not what its manifest says."""
+    """A committed checkpoint with files that differ from its manifest."""
 
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """All checkpoints of the job with this uid below its work directory. Without a uid: those of whatever job they are,
-    whose executions all came before."""
+    """All checkpoints of the job `job_uid` in its work directory. If `job_uid` is None, checkpoints of any job are
+    accepted and get execution 0, which is before every execution of this job."""
 
     work_directory: StoragePath
     job_uid: str | None
     discards: Discards = field(default_factory=dict)
-    """Phase -> rules for its checkpoints that count no more: they are as good as removed."""
+    """Phase -> rules for its discarded checkpoints, which count as removed."""
     forgotten: Discards = field(default_factory=dict)
-    """What another job had discarded of its own executions."""
+    """Rules by which another job had discarded checkpoints of its own executions."""
 
     @property
     def folder(self) -> StoragePath:
@@ -61,12 +61,12 @@ class CheckpointStore:
         return Heads(self.folder)
 
     def heads(self) -> list[Head]:
-        """All committed checkpoints, of whatever job and whether or not they count, in no order."""
+        """Return all committed checkpoints, unordered: checkpoints of any job, discarded or not."""
         return self._heads.all()
 
     def committed(self, phase: str | None = None) -> list[Head]:
-        """The committed checkpoints that count, oldest first. Raises TrainingError when one belongs to another job or
-        was written by a release with another format."""
+        """Return the committed checkpoints that are not discarded, oldest first. Raises TrainingError if a checkpoint
+        belongs to another job or has another format version."""
         return self._counting(self._all(), phase)
 
     def _counting(self, heads: Sequence[Head], phase: str | None = None) -> list[Head]:
@@ -74,7 +74,7 @@ class CheckpointStore:
         return [head for head in ordered if phase in (None, head.phase) and not _hits(self.discards, head)]
 
     def whole(self, head: Head) -> Manifest:
-        """The manifest with its tensors and files. Raises CorruptCheckpoint when it makes no sense."""
+        """Return the manifest with tensors and files. Raises CorruptCheckpoint if the manifest is invalid."""
         if isinstance(head, Manifest):
             return head
         path = self.folder / head.name / MANIFEST
@@ -89,9 +89,9 @@ class CheckpointStore:
         return self._own(manifest)
 
     def newest(self, phase: str, *, complete: bool = False) -> Reader | None:
-        """The newest checkpoint of a phase whose digests match; with `complete`, of those that end the phase.
+        """Return the newest verified checkpoint of a phase; with `complete`, the newest one that ends the phase.
 
-        None when the phase has no committed checkpoint. Raises CorruptCheckpoint when it has some and none is sound.
+        None if the phase has no such checkpoint. Raises CorruptCheckpoint if the phase has some and all are corrupt.
         """
         candidates = self.candidates(phase, complete=complete)
         for head in candidates:
@@ -106,11 +106,12 @@ class CheckpointStore:
         return None
 
     def candidates(self, phase: str, *, complete: bool = False) -> list[Head]:
-        """The committed checkpoints of a phase, newest first; not verified."""
+        """Return the committed checkpoints of a phase, newest first, without verifying them."""
         return [m for m in reversed(self.committed(phase)) if m.phase_complete or not complete]
 
     def all_corrupt(self, phase: str, names: Sequence[str]) -> CorruptCheckpoint:
-        """The error that none of a phase's checkpoints is sound. `names`: empty on a rank that was not told them."""
+        """Return the error for a phase without an intact checkpoint. `names`: empty on ranks that do not know the
+        names."""
         which = f": {', '.join(names)}" if names else ""
         return CorruptCheckpoint(
             f"every checkpoint of phase {phase} in {self.folder} is corrupt{which}; restore one, or delete them to"
@@ -121,39 +122,41 @@ class CheckpointStore:
         return Reader(self.whole(head), self.folder)
 
     def verify(self, head: Head, part: int = 0, parts: int = 1) -> None:
-        """Compares the files with their digests, or one of `parts` equal parts of them.
+        """Compare the files with their digests; with `parts` > 1, only the files of one of `parts` equal parts.
 
-        Raises CorruptCheckpoint, naming the file.
+        Raises CorruptCheckpoint, which names the file.
         """
         manifest = self.whole(head)
         folder = self.folder / manifest.data_folder
-        # A digest takes longer than to read what it is of, and is made without Python's lock.
+        # Hashing takes longer than reading, and releases the GIL.
         with ThreadPoolExecutor(_VERIFIED_AT_ONCE, "verify") as pool:
             for _ in pool.map(lambda file: _verify_file(folder / file[0], file[1]), _part(manifest, part, parts)):
                 pass
 
     def check_sizes(self, manifest: Manifest, part: int = 0, parts: int = 1) -> None:
-        """Compares the sizes of the files that `verify` reads with the manifest. Raises CorruptCheckpoint, naming the
-        file, when one is not there or has another size."""
+        """Compare the sizes of the files that `verify` reads with the manifest. Raises CorruptCheckpoint, which names
+        the file, if a file is missing or has another size."""
         folder = self.folder / manifest.data_folder
         with ThreadPoolExecutor(_ASKED_AT_ONCE, "sizes") as pool:
             for _ in pool.map(lambda file: _check_size(folder / file[0], file[1]), _part(manifest, part, parts)):
                 pass
 
     def as_seen(self, name: str, digest: str) -> Manifest:
-        """The checkpoint of this name and digest, which the first rank has chosen.
+        """Return the manifest of the checkpoint with this name and digest, chosen by the first rank.
 
-        Raises TrainingError when this rank does not see it in time, and CorruptCheckpoint when it makes no sense.
+        Raises TrainingError if the manifest does not become visible on this rank in time, CorruptCheckpoint if it is
+        invalid.
         """
         return self._whole(name, read_as_seen(self.folder / name / MANIFEST, digest))
 
     def await_files(self, manifest: Manifest, part: int, parts: int) -> None:
-        """Waits until this rank sees the files that it verifies. Raises TrainingError when it does not in time."""
+        """Wait until this rank sees the files that it verifies. Raises TrainingError on a timeout."""
         for name, file in _part(manifest, part, parts):
             await_size(self.folder / manifest.data_folder / name, file.size)
 
     def begin(self, head: Head) -> StoragePath:
-        """An empty folder for the checkpoint; what stood under the same name is removed."""
+        """Create an empty folder for the checkpoint. An earlier checkpoint of this name is removed, after its linked
+        checkpoints."""
         folder = self.folder / head.name
         if storage_of(folder / MANIFEST).exists():
             for name in _linked(self._heads.all(), head.name):
@@ -163,17 +166,18 @@ class CheckpointStore:
         return folder
 
     def commit(self, manifest: Manifest) -> None:
-        """Commits a checkpoint by writing its manifest. All its files must have been stored since `begin`."""
+        """Commit a checkpoint by writing its manifest. All its files must have been stored since `begin`."""
         storage_of(self.folder / manifest.name / MANIFEST).complete(manifest_text(manifest))
         self._heads.put(manifest.head)
 
     def restate(self, manifest: Manifest) -> None:
-        """Replaces the manifest of a committed checkpoint, whose files stay."""
+        """Replace the manifest of a committed checkpoint; its files stay."""
         storage_of(self.folder / manifest.name / MANIFEST).replace(manifest_text(manifest))
         self._heads.put(manifest.head)
 
     def digest(self, head: Head) -> str:
-        """SHA-256 of the manifest, which covers everything that the manifest names."""
+        """Return the SHA-256 of the manifest. The digest covers all files, because the manifest contains their
+        digests."""
         return hashlib.sha256(storage_of(self.folder / head.name / MANIFEST).read()).hexdigest()
 
     def prune(
@@ -183,11 +187,17 @@ class CheckpointStore:
         verified: Sequence[str] = (),
         may_remove: Callable[[], None] | None = None,
     ) -> list[str]:
-        """Removes what is discarded, and what the policy does not keep: the names of what went. `verified` are known to
-        be sound. `may_remove` raises where nothing may be removed any more; it is called before each removal."""
+        """Remove discarded checkpoints, with the checkpoints linked to them, and checkpoints outside the retention
+        policy.
+
+        Return the names of discarded checkpoints, then the names selected by the policy.
+
+        `verified`: names of checkpoints that are known to be intact. `may_remove` is called before each removal and
+        raises if this process may not remove anything any more.
+        """
         heads = self._all()
         discarded = [head.name for head in heads if _hits(self.discards, head)]
-        # First those that refer to the files of others.
+        # Checkpoints that link to the files of a discarded one are removed before it.
         gone = dict.fromkeys(chain.from_iterable((*_linked(heads, name), name) for name in discarded))
         left = [head for head in heads if head.name not in gone]
         names = [head.name for head in removable(self._counting(left), keep_last, keep_every, verified)]
@@ -198,13 +208,12 @@ class CheckpointStore:
         return discarded + names
 
     def names(self) -> set[str]:
-        """Names of everything that looks like a checkpoint, committed or not."""
+        """Return the names of all folders with the name of a checkpoint, committed or not."""
         return {folder.name for folder in storage_of(self.folder).folders() if NAME.fullmatch(folder.name)}
 
     def sweep(self, names: Set[str], may_remove: Callable[[], None] | None = None) -> None:
-        """Removes those of `names` that are not committed: an execution was killed, or failed, while it saved or
-        removed them. What has another name may belong to a writer that is still at work. `may_remove`: as in
-        `prune`."""
+        """Remove the uncommitted folders among `names`: an execution was killed, or failed, while saving or removing
+        them. Folders with other names may belong to a process that is still writing. `may_remove`: as in `prune`."""
         for name in sorted(self.names() & names):
             if name not in self._heads and not storage_of(self.folder / name / MANIFEST).exists():
                 log.info("unfinished_checkpoint_removed", checkpoint=name)
@@ -213,7 +222,7 @@ class CheckpointStore:
                 self._remove(name)
 
     def _all(self) -> list[Head]:
-        """All committed checkpoints, those that are discarded included, in no order."""
+        """Return all committed checkpoints, unordered, including discarded ones."""
         return [self._own(head) for head in self._heads.all() if not _hits(self.forgotten, head)]
 
     def _remove(self, name: str) -> None:
@@ -232,13 +241,13 @@ class CheckpointStore:
 
 
 def _linked(heads: Sequence[Head], name: str) -> list[str]:
-    """Names of the checkpoints that refer to the files of `name`. They are removed before it is: at no moment does a
-    checkpoint refer to what is not there."""
+    """Return the names of the checkpoints that link to the files of `name`. They are removed before `name`, so that
+    every committed checkpoint always has its files."""
     return [head.name for head in heads if head.link is not None and head.link.folder == name]
 
 
 def _part(manifest: Manifest, part: int, parts: int) -> list[tuple[str, FileDigest]]:
-    """The files of one of `parts` equal parts, in the order of their names."""
+    """Return the files of one of `parts` equal parts, in the order of their names."""
     return sorted(manifest.files.items(), key=lambda file: file[0])[part::parts]
 
 
@@ -264,7 +273,7 @@ def _reading(path: StoragePath) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CorruptCheckpoint(f"{path} is not there: {error}") from error
     except OSError as error:
-        # It may be sound: to start from an older one would throw training away.
+        # The file may be intact: starting from an older checkpoint would discard training.
         raise TrainingError(
             f"{path} cannot be read: {error}; if that stays so, move the checkpoint away to go on from the one before"
         ) from error
@@ -280,9 +289,9 @@ def store_of(config: PhaseConfig | DelinkConfig) -> CheckpointStore:
 
 
 def remove(folder: StoragePath) -> None:
-    """Removes a checkpoint; of one that is a symbolic link, the link alone."""
+    """Remove a checkpoint. If the folder is a symbolic link, only the link is removed."""
     if isinstance(folder, Path) and folder.is_symlink():
         folder.unlink()
         return
-    # A checkpoint that is half removed must not look committed.
+    # The manifest goes first, so that a partly removed checkpoint does not look committed.
     storage_of(folder).remove_folder(first=MANIFEST)

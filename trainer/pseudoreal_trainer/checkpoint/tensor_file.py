@@ -1,4 +1,4 @@
-"""safetensors files that are written and read in pieces, so that nobody ever holds one in memory.
+"""safetensors files, written and read in pieces: no process holds a whole file in memory.
 
 The format: https://github.com/huggingface/safetensors, "Format".
 """
@@ -25,16 +25,16 @@ _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
-"""Most bytes of a header that the format allows."""
+"""Largest header that the format allows, in bytes."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """The shape and type of a tensor."""
+    """Shape and type of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
-    """The type, as torch names it."""
+    """The type's name in torch."""
 
     @property
     def size(self) -> int:
@@ -43,10 +43,13 @@ class Form:
 
 
 class TensorWriter:
-    """Writes a file. It takes the bytes of all tensors in the order of the forms, in portions of any size."""
+    """Writer of one file. The bytes of all tensors are appended in the order of `forms`, in chunks of any size.
+
+    SHA-256 is computed on a thread of its own while the chunk is written; `append` waits for it.
+    """
 
     def __init__(self, path: StoragePath, forms: Mapping[str, Form], facts: Mapping[str, str] | None = None) -> None:
-        """`facts`: the format's own metadata."""
+        """`facts`: the `__metadata__` entry of the format."""
         header = _header(forms, facts)
         self._expected = len(header) + sum(form.size for form in forms.values())
         self.path, self._file = path, storage_of(path).output(self._expected)
@@ -55,7 +58,7 @@ class TensorWriter:
         self.append(header)
 
     def append(self, content: Any) -> None:
-        """Appends a buffer, which may be changed once this returns."""
+        """Append a buffer. The caller may change the buffer afterwards."""
         view = memoryview(content).cast("B")
         digested = self._thread.submit(self._digest.update, view)
         self._file.write(view)
@@ -63,14 +66,14 @@ class TensorWriter:
         digested.result()
 
     def finish(self) -> FileDigest:
-        """Ends the file, which survives a crash of the machine once this returns."""
-        assert self._size == self._expected, "all that was announced is written"
+        """Finish the file. Afterwards the file survives a crash of the machine."""
+        assert self._size == self._expected, "all bytes of all tensors in the header were appended"
         self._file.finish()
         self.close()
         return FileDigest(sha256=self._digest.hexdigest(), size=self._size)
 
     def close(self) -> None:
-        """Gives the file up if it was not finished."""
+        """Discard the file if it was not finished."""
         self._thread.shutdown()
         self._file.close()
 
@@ -91,7 +94,7 @@ def _header(forms: Mapping[str, Form], facts: Mapping[str, str] | None) -> bytes
 
 
 class TensorFile:
-    """Reads ranges of flattened tensors. Raises ValueError or OSError when the file is not of this format."""
+    """Reader for ranges of flattened tensors. Raises ValueError or OSError if the file is not in this format."""
 
     def __init__(self, path: StoragePath) -> None:
         self.path = path
@@ -112,8 +115,8 @@ class TensorFile:
         return [name for name in self._entries if name != "__metadata__"]
 
     def form(self, name: str) -> Form:
-        """What the header says of a tensor. Raises ValueError where the type is none that is read, or the header makes
-        no sense."""
+        """Return shape and type of a tensor from the header. Raises ValueError if the type is not supported or the
+        header is invalid."""
         entry = self._entries[name]
         try:
             begin, end = map(int, entry["data_offsets"])
@@ -128,19 +131,19 @@ class TensorFile:
         return form
 
     def end(self, name: str) -> int:
-        """Number of the byte of the file behind a tensor whose form is known."""
+        """Return the file offset of the first byte after a tensor. The caller has checked the header with `form`."""
         return self._begin + int(self._entries[name]["data_offsets"][1])
 
     def read_into(self, name: str, begin: int, out: Array) -> None:
-        """Fills `out`, which is contiguous, with the elements from `begin` on."""
+        """Fill `out`, a contiguous array, with the elements from `begin` on."""
         entry = self._entries[name]
         if _DTYPES[entry["dtype"]] != out.dtype.name:
             raise ValueError(f"{name} is {entry['dtype']} in its file, not {out.dtype.name} as its manifest says")
         self.bytes_into(name, begin, out)
 
     def bytes_into(self, name: str, begin: int, out: Array) -> None:
-        """Fills `out`, which is contiguous and whose items are as large as the tensor's elements, with the bytes of the
-        elements from `begin` on."""
+        """Fill `out` with the bytes of the elements from `begin` on. `out` is contiguous, and its item size is the
+        tensor's element size."""
         start = self._begin + self._entries[name]["data_offsets"][0]
         self._content.read_into(start + begin * out.itemsize, out.view(np.uint8))
 

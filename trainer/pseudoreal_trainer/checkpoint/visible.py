@@ -1,7 +1,7 @@
-"""Waits until this rank sees what another one has seen.
+"""Wait until this rank sees a file as another rank has seen it.
 
-A network file system may tell a machine for a minute that a file is not there, or show what it was before, after
-another machine has written it: NFS keeps attributes of folders for up to 60 s (acdirmax), and absent names as long.
+A network file system may, after another machine has written a file, report the file as missing or show its old content
+for a minute: NFS caches attributes of folders for up to 60 s (acdirmax), and absent names as long.
 """
 
 import errno
@@ -26,7 +26,8 @@ log = structlog.get_logger()
 
 
 def read_as_seen(path: StoragePath, sha256: str) -> bytes:
-    """The content of a file whose digest another rank says. Raises TrainingError when it does not show in time."""
+    """Return the content of a file, once the content has the digest sent by another rank. Raises TrainingError on a
+    timeout."""
 
     def read() -> bytes | None:
         found = storage_of(path).read()
@@ -36,18 +37,17 @@ def read_as_seen(path: StoragePath, sha256: str) -> bytes:
 
 
 def open_as_seen(path: StoragePath, open_: Callable[[], Seen]) -> Seen:
-    """What `open_` returns for a file that another rank has verified. Raises TrainingError when it does not show in
-    time."""
+    """Return the result of `open_` for a file that another rank has verified. Raises TrainingError on a timeout."""
     return _await(path, open_)
 
 
 def await_size(path: StoragePath, size: int) -> None:
-    """Until a file shows that another rank sees with this size. Raises TrainingError when it does not show in time."""
+    """Wait until a file has the size that another rank sees. Raises TrainingError on a timeout."""
     _await(path, lambda: True if storage_of(path).size() == size else None)
 
 
 def _await(path: StoragePath, look: Callable[[], Seen | None]) -> Seen:
-    """What `look` finds, once it finds something."""
+    """Return the first result of `look` that is not None."""
     until, told = time.monotonic() + _MOST_SECONDS, False
     while (found := _seen(path, look)) is None:
         if time.monotonic() >= until:

@@ -1,4 +1,4 @@
-"""The two files of a rank: weights, and moments."""
+"""The two files of a rank: weights and moments."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,10 +15,11 @@ _MOMENTS: tuple[Kind, ...] = ("first_moment", "second_moment")
 
 
 class RankWriter:
-    """Takes the vectors of its units' parts: unit by unit, of each the weights, the first and the second moments."""
+    """Writer for the vectors of a rank's unit parts. Order: unit by unit, of each unit the weights, then the first and
+    the second moments."""
 
     def __init__(self, folder: StoragePath, rank: int, units: Sequence[Sequence[Part]], dtype: str) -> None:
-        """`units`: the parts of each unit, in the order in which they come."""
+        """`units`: the parts of each unit, in the order of writing."""
         self._names = (WEIGHTS_FILE.format(rank), MOMENTS_FILE.format(rank))
         parts_of = Counter(part.name for parts in units for part in parts)
 
@@ -36,14 +37,14 @@ class RankWriter:
         self._moments = TensorWriter(folder / self._names[1], moments)
 
     def write(self, kind: Kind, content: Any) -> None:
-        """`content`: a buffer with the next elements."""
+        """Append a buffer with the next elements of this kind."""
         (self._weights if kind == "weights" else self._moments).append(content)
 
     def finish(self) -> dict[str, FileDigest]:
-        """The files survive a crash of the machine once this returns."""
+        """Finish both files. Afterwards they survive a crash of the machine."""
         return dict(zip(self._names, (self._weights.finish(), self._moments.finish()), strict=True))
 
     def close(self) -> None:
-        """Files that were not finished are given up."""
+        """Discard files that were not finished."""
         self._weights.close()
         self._moments.close()

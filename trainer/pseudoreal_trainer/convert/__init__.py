@@ -1,5 +1,4 @@
-"""Weights of other programs, and checkpoints for them: the formats in which they keep weights, their names, and what
-their configurations mean.
+"""Conversion of weights from and to other programs: formats, tensor names, and the meaning of their configurations.
 
-Our own format is in `checkpoint`.
+The project's own format is in `checkpoint`.
 """

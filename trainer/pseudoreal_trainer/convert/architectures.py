@@ -1,6 +1,6 @@
-"""Which model of `transformers` computes what ours does, and its names for our tensors: the same table for weights that
-are read and for those that are written. No number is changed on its way, and halves of rotary pairs are as ours. Files
-hold experts one by one; of ours each is a part of stacked tensors."""
+"""Models of `transformers` that compute the same function as ours, and their tensor names. One table serves import and
+export. Numbers are not changed, and the two halves of rotary pairs have the same layout. Their files store each expert
+as a tensor; ours stack the experts of a layer in one tensor."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,31 +13,31 @@ from pseudoreal_trainer.convert.errors import NotExportable
 from pseudoreal_trainer.plan.units import block_name, experts_name
 
 HEAD = "lm_head.weight"
-"""Their name of the head, of which a model with tied embeddings has none."""
+"""The `transformers` name of the head; absent in models with tied embeddings."""
 
 Names = Mapping[str, str]
-"""Their names -> ours."""
+"""`transformers` names -> our names."""
 
 
 @dataclass(frozen=True)
 class Ours:
-    """What a tensor of theirs is of ours: a tensor, or an expert's part of a stacked one."""
+    """Our counterpart of a `transformers` tensor: a tensor, or one expert's part of a stacked tensor."""
 
     name: str
     expert: int | None = None
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """`whole`: that of the tensor."""
+        """Return the shape. `whole`: shape of our tensor."""
         return whole if self.expert is None else whole[1:]
 
     def elements(self, whole: tuple[int, ...]) -> range:
-        """Elements of the flattened tensor of this shape."""
+        """Return the range of elements in our flattened tensor of shape `whole`."""
         count = prod(self.shape(whole))
         return range((self.expert or 0) * count, (self.expert or 0) * count + count)
 
 
 Places = Mapping[str, Ours]
-"""Their names -> what they are of ours."""
+"""`transformers` names -> our counterparts."""
 
 _OUTSIDE = {
     "model.embed_tokens.weight": "embedding.weight",
@@ -51,16 +51,16 @@ class Architecture:
     class_name: str
     model_type: str
     in_layer: Names
-    """Names in a layer; of a mixture, in one with experts, but for these."""
+    """Names in a layer. In a mixture: names in a layer with experts, without the experts' own."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Entries of its config.json beyond those that all have."""
+    """Entries of config.json in addition to those common to all architectures."""
     in_dense_layer: Names = field(default_factory=dict)
     of_experts: Places = field(default_factory=dict)
-    """Those of the experts of a layer."""
+    """Names of the experts of a layer."""
 
     def names(self, model: Model, blocks: Sequence[int], experts: Sequence[int | None]) -> Places:
-        """Names of all tensors. `blocks`, `experts`: the numbers of those of each layer; layers that share them get a
-        copy each."""
+        """Return the names of all tensors. `blocks`, `experts`: number of the block and of the expert set of each
+        layer; layers that share one get a copy each."""
         found = {name: Ours(ours) for name, ours in _OUTSIDE.items() if name != HEAD or model.embeddings != "Tied"}
         for layer, block in enumerate(blocks):
             prefix = f"model.layers.{layer}."
@@ -76,8 +76,8 @@ class Architecture:
 
 
 def architecture_of(model: Model, model_type: str | None = None) -> Architecture:
-    """The architecture that computes what the model does; with `model_type`, that one of those that do. Raises
-    NotExportable, which names the field that none has."""
+    """Return the architecture that computes the model's function; with `model_type`, the one of that type. Raises
+    NotExportable, which names the field that no architecture supports."""
     _refuse(model.feed_forward.activation != "SwiGLU", "feedForward.activation", model.feed_forward.activation)
     _refuse(model.logit_soft_cap is not None, "logitSoftCap", model.logit_soft_cap)
     if model_type is not None:
@@ -102,7 +102,7 @@ def _llama(model: Model) -> Architecture:
 
 
 def _mistral(model: Model) -> Architecture:
-    """A Mistral has its window in every layer, if it has one, and no bias."""
+    """A Mistral without bias. Its window, if any, applies to every layer."""
     window = _one_window(model)
     _refuse(model.attention.bias != "None", "attention.bias", model.attention.bias)
     _refuse_bias(model)
@@ -123,8 +123,7 @@ def _qwen3(model: Model) -> Architecture:
 
 
 def _olmo2(model: Model) -> Architecture:
-    """An OLMo 2. Its `post_attention_layernorm` stands behind attention; a Llama's stands before the feed-forward
-    part."""
+    """An OLMo 2. Its `post_attention_layernorm` is the post-norm of attention; a Llama's is the pre-norm of the MLP."""
     _refuse(model.experts is not None, "experts", "set")
     _refuse(model.attention.window is not None, "attention.window", "set")
     _refuse(model.attention.bias == "QueryKeyValue", "attention.bias", model.attention.bias)
@@ -139,9 +138,9 @@ def _olmo2(model: Model) -> Architecture:
 
 
 def _mixture(model: Model) -> Architecture:
-    """A Mixtral or a Qwen 3 MoE; this one has norms of queries and keys."""
+    """A Qwen 3 MoE if queries and keys have norms, else a Mixtral."""
     experts = model.experts
-    assert experts is not None, "a dense model has none"
+    assert experts is not None, "`architecture_of` calls this for mixtures only"
     _refuse_bias(model)
     if experts.top_k is None:
         return _one_prototype(model, experts)
@@ -157,8 +156,8 @@ def _mixture(model: Model) -> Architecture:
 
 
 def _one_prototype(model: Model, experts: MixtureOfExperts) -> Architecture:
-    """A Mixtral with one expert for each token, whose weight Mixtral's normalization makes 1. It has no capacity: where
-    ours are full, it computes what ours leave out."""
+    """A Mixtral with one expert per token, whose weight Mixtral's normalization makes 1. A Mixtral has no capacity
+    limit: it also computes the tokens that our full experts refuse."""
     if experts.prototypes > 1:
         raise NotExportable(
             f"model.experts.prototypes is {experts.prototypes}, and a Mixtral has one router over all experts of a"
@@ -216,7 +215,7 @@ _MODEL_TYPES: Mapping[str, Callable[[Model], Architecture]] = {
 
 
 def _refuse(is_missing: bool, field: str, value: object) -> None:
-    """Raises NotExportable if no architecture has what the field says."""
+    """Raise NotExportable if no architecture supports this value of the field."""
     if is_missing:
         raise NotExportable(
             f"model.{field} is {value}, and transformers has no model with that beside the rest of this one; export"
@@ -229,7 +228,7 @@ def _refuse_bias(model: Model) -> None:
 
 
 def _one_window(model: Model) -> int | None:
-    """The window of every layer; None: there is none. Raises NotExportable where only some layers have it."""
+    """Return the window of every layer; None: no window. Raises NotExportable if only some layers have it."""
     window = model.attention.window
     sizes = {model.window_of(layer) for layer in range(model.layers)}
     _refuse(len(sizes) > 1, "attention.window.layers", window and window.layers)
@@ -237,7 +236,7 @@ def _one_window(model: Model) -> int | None:
 
 
 def _windows(model: Model) -> dict[str, Any]:
-    """A Qwen's entries for the window of each layer."""
+    """Return a Qwen's entries for the window of each layer."""
     window = model.attention.window
     if window is None:
         return {"use_sliding_window": False, "sliding_window": None}
@@ -246,8 +245,8 @@ def _windows(model: Model) -> dict[str, Any]:
 
 
 def _experts(prefix: str, count: int, matrices: Names) -> Places:
-    """Names of the experts of a layer as the models were published; `transformers` 5 makes its stacked tensors from
-    these. `matrices`: their names of an expert's matrices -> ours."""
+    """Return the names of a layer's experts as in published files; `transformers` 5 builds its stacked tensors from
+    these. `matrices`: their names of an expert's matrices -> our names."""
     return {
         f"{prefix}.{expert}.{theirs}.weight": Ours(f"{ours}.weight", expert)
         for expert in range(count)
@@ -261,7 +260,7 @@ _NORMS = {"q_norm": "query_norm", "k_norm": "key_norm"}
 
 
 def _attention(model: Model) -> dict[str, str]:
-    """Names of attention, and of the norms before it and before the feed-forward part."""
+    """Return the names of attention, of its pre-norm and of the MLP's pre-norm."""
     norms = {
         "input_layernorm.weight": "attention_norm.weight",
         "post_attention_layernorm.weight": "ffn_norm.weight",

@@ -1,4 +1,4 @@
-"""A config.json whose entries are all looked at, or named."""
+"""Reader of config.json that knows which entries were never read."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from pseudoreal_trainer.convert.errors import Unfit
 
 
 class Entries:
-    """Takes entries, and knows which nobody has asked for. What is missing or of a wrong type raises Unfit."""
+    """Entries of a config.json. Remembers which were read. A missing entry or a wrong type raises Unfit."""
 
     def __init__(self, config: dict[str, Any], prefix: str = "") -> None:
         self._config, self._prefix = config, prefix
@@ -17,7 +17,7 @@ class Entries:
         return self._config.get(name, default)
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
+        """Return a whole number of at least 1."""
         found = self.get(name, None)
         found = default if found is None else found
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
@@ -32,7 +32,7 @@ class Entries:
         return float(found)
 
     def rest(self) -> list[str]:
-        """Names of the entries that nobody has asked for."""
+        """Return the names of the entries that were never read."""
         return sorted(self._config.keys() - self._asked)
 
 

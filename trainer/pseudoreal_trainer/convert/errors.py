@@ -3,4 +3,4 @@ class NotExportable(ValueError):
 
 
 class Unfit(ValueError):
-    """Weights of another program that this job cannot begin with; the text says why."""
+    """Weights of another program that this job cannot start from; the text says why."""

@@ -1,5 +1,5 @@
-"""What decides on a model's weights and on what it computes, as fields of spec.model with every default filled in: two
-models with the same facts are the same function of the same weights."""
+"""The facts that determine a model's weights and its function, as fields of spec.model with every default filled in.
+Two models with the same facts compute the same function of the same weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,7 +39,7 @@ def facts_of(model: Model) -> Facts:
 
 
 def windows(sizes: Sequence[int | None]) -> Facts:
-    """`sizes`: the window of each layer; None: it attends to all earlier tokens."""
+    """Return the facts about attention windows. `sizes`: window of each layer; None: all earlier tokens."""
     used = sorted({size for size in sizes if size is not None})
     layers = [layer for layer, size in enumerate(sizes) if size is not None]
     if not used:
@@ -48,7 +48,7 @@ def windows(sizes: Sequence[int | None]) -> Facts:
 
 
 def differences(ours: Facts, theirs: Facts) -> list[str]:
-    """Clauses, one for each field that differs."""
+    """Return one clause per field that differs."""
     return [
         f"spec.model.{field} is {_value(ours, field)} and theirs is {_value(theirs, field)}"
         for field in sorted({*ours, *theirs})

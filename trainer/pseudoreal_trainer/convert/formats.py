@@ -1,4 +1,4 @@
-"""What `pseudoreal export` can write."""
+"""The formats of `pseudoreal export`."""
 
 from collections.abc import Callable
 from math import prod
@@ -21,8 +21,8 @@ def write_safetensors(source: Reader, folder: Path, tracked: Tracked[str], _: Op
 
 
 def write_dcp(source: Reader, folder: Path, tracked: Tracked[str], _: Options) -> None:
-    """Writes a folder that torch.distributed.checkpoint loads. Its index is a pickle, as this format wants it; nothing
-    of ours reads one."""
+    """Write a folder for torch.distributed.checkpoint. Its index is a pickle, as the format requires; this project
+    reads none."""
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save

@@ -1,7 +1,7 @@
-"""A folder that `transformers` loads: the model as one of its own, and the tokenizer.
+"""Export to a folder that `transformers` loads: the model as one of its architectures, and the tokenizer.
 
-https://huggingface.co/docs/transformers/model_doc/llama
-https://huggingface.co/docs/transformers/model_doc/mixtral
+- https://huggingface.co/docs/transformers/model_doc/llama
+- https://huggingface.co/docs/transformers/model_doc/mixtral
 """
 
 import json
@@ -30,15 +30,15 @@ _SHARD = "model-{:05d}-of-{:05d}.safetensors"
 @dataclass(frozen=True)
 class Options:
     dtype: str | None = None
-    """Type of the tensors; None: that of the checkpoint's."""
+    """Type of the tensors; None: the checkpoint's type."""
     file_bytes: int = 5 * 10**9
-    """Most bytes of tensors in a file; a larger tensor has a file of its own."""
+    """Most bytes of tensors per file; a larger tensor has a file of its own."""
     tokenizer: Source | None = None
-    """None: that of bytes, where the model was trained on text."""
+    """The tokenizer to write; None: the byte tokenizer if the model was trained on text, else no tokenizer."""
 
 
 def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], options: Options) -> None:
-    """Writes the folder. Raises NotExportable when `transformers` has no such model."""
+    """Write the folder. Raises NotExportable if `transformers` has no such model."""
     manifest, dtype = source.manifest, options.dtype or source.dtype
     imported = manifest.imported or {}
     architecture = architecture_of(manifest.model, imported.get("model_type"))
@@ -46,7 +46,7 @@ def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], optio
     names = architecture.names(model, blocks_of_layers(sharing, model.layers), experts_of_layers(sharing, model))
     forms = {theirs: Form(ours.shape(source.shape(ours.name)), dtype) for theirs, ours in names.items()}
     tokenizer = options.tokenizer or ("bytes" if manifest.consumed is None else None)
-    # Whatever can be refused is, before anything is written.
+    # The config may raise: it is computed before anything is written.
     config = _config(manifest, architecture, dtype, tokenizer)
     files = _files(forms, options.file_bytes)
     places = {theirs: file for file, held in files.items() for theirs in held}
@@ -66,7 +66,7 @@ def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], optio
 
 
 def _files(forms: Mapping[str, Form], most: int) -> dict[str, list[str]]:
-    """File -> the tensors in it, in their order. One file has the name that `transformers` looks for first."""
+    """Return file -> its tensors, in order. A single file has the name that `transformers` looks for first."""
     shards = [*_shards(forms, most)]
     if len(shards) == 1:
         return {SINGLE: shards[0]}
@@ -86,8 +86,8 @@ def _shards(forms: Mapping[str, Form], most: int) -> Iterator[list[str]]:
 
 
 def _config(manifest: Manifest, architecture: Architecture, dtype: str, tokenizer: Source | None) -> dict[str, Any]:
-    """The entries of config.json. Those of imported weights stay: they say what the model does, as was checked when it
-    began with them, and what we know nothing of, such as the token that ends a text."""
+    """Return the entries of config.json. Entries of imported weights are kept: they describe the model's function,
+    which was checked at import, and facts unknown to us, such as the token that ends a text."""
     model, theirs = manifest.model, manifest.imported
     rotary = rotary_entries(model.attention.rotary)
     if theirs is None:

@@ -1,4 +1,4 @@
-"""Numbers in the types in which other programs keep weights. Bits of bfloat16, which numpy lacks, are uint16."""
+"""Numbers in the types that other programs use for weights. numpy lacks bfloat16, so its bits are stored as uint16."""
 
 import numpy as np
 
@@ -6,23 +6,23 @@ from pseudoreal_trainer.checkpoint.tensor_file import Array
 
 _BITS = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _QUIET = 0x40
-"""The bit of a bfloat16 that keeps a NaN from becoming an infinity when the rest of its bits are cut off."""
+"""Quiet bit of a bfloat16. It keeps a NaN from becoming an infinity when the lower bits are cut off."""
 
 
 def empty(count: int, dtype: str) -> Array:
-    """Memory for so many numbers of the type."""
+    """Return uninitialised memory for `count` numbers of the type."""
     return np.empty(count, _BITS[dtype])
 
 
 def widened(numbers: Array, dtype: str, to: str) -> Array:
-    """Numbers of the type `dtype` in a type that holds each of them exactly."""
+    """Return numbers of the type `dtype` in a type that represents each exactly."""
     if dtype == "bfloat16":
         numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(to, copy=False)
 
 
 def narrowed(numbers: Array, to: str) -> Array:
-    """The numbers, rounded to the nearest of the type `to`; of two, to the even one."""
+    """Return the numbers rounded to the type `to`, ties to even."""
     if to != "bfloat16":
         return numbers.astype(_BITS[to], copy=False)
     single = numbers.astype(np.float32, copy=False)

@@ -1,8 +1,8 @@
-"""What a config.json of `transformers` says of its model, in fields of spec.model.
+"""The meaning of a `transformers` config.json in fields of spec.model.
 
-Where it says nothing, the default is that of the class of its model_type, which differs from published files and from
-ours (transformers 5.23, models/*/configuration_*.py). An entry that nobody here knows is refused: it may change what
-the model computes.
+A missing entry has the default of the configuration class of its model_type, which differs from published files and
+from our defaults (transformers 5.23, models/*/configuration_*.py). Unknown entries are rejected: they may change the
+function of the model.
 """
 
 from collections.abc import Mapping
@@ -23,20 +23,20 @@ _SAYS_NOTHING = {
     *("initializer_range", "pretraining_tp", "max_position_embeddings", "max_window_layers", "model_type"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "output_router_logits", "router_aux_loss_coef"),
 }
-"""Entries that change nothing in what the model computes from its weights."""
+"""Entries that do not affect the function of the model."""
 
 _FIXED = {"hidden_act": "silu", "attention_dropout": 0, "router_jitter_noise": 0, "use_mrope": False}
-"""Entries with the one value that we compute."""
+"""Entries for which only one value is supported."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What is the same in all models of a model_type, and what its class takes where a config.json says nothing."""
+    """Properties common to all models of a model_type, and the defaults of its configuration class."""
 
     bias: Literal["Entry", "QueryKeyValue", "None"]
-    """Entry: attention_bias says whether all projections have one."""
+    """Entry: all projections have a bias if attention_bias is set."""
     positions: int
-    """max_position_embeddings."""
+    """Default of max_position_embeddings."""
     query_key_norm: QueryKeyNorm = "None"
     placement: Placement = "Pre"
     key_value_heads: int | None = None
@@ -44,10 +44,11 @@ class _Kind:
     epsilon: float = 1e-6
     base: float = 10_000.0
     window: Literal["None", "Always", "Switched", "ByLayer"] = "None"
-    """Always: sliding_window in every layer. Switched: the same, if use_sliding_window. ByLayer: in some layers."""
+    """Always: sliding_window in every layer. Switched: the same, if use_sliding_window is set. ByLayer: in some
+    layers."""
     window_size: int | None = 4096
     has_mlp_bias: bool = False
-    """Whether mlp_bias says if the matrices of the feed-forward part have a bias."""
+    """True if the entry mlp_bias exists; it says whether the MLP's matrices have a bias."""
     experts: Literal["None", "Mixtral", "Qwen3MoE"] = "None"
 
 
@@ -65,7 +66,7 @@ KINDS: Mapping[str, _Kind] = {
 
 
 def published_facts(config: Json) -> Facts:
-    """The facts of the model. Raises Unfit."""
+    """Return the facts of the model. Raises Unfit."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in KINDS:
         raise Unfit(f"config.json has the model_type {model_type}; those that can be read are {', '.join(KINDS)}")
@@ -76,8 +77,8 @@ def published_facts(config: Json) -> Facts:
 
 
 def trained_length(config: Json) -> int:
-    """Tokens of the longest sequence that the weights are meant for: what their rotary scaling stretches positions to,
-    or max_position_embeddings where that is more. `config` is one that `published_facts` can read."""
+    """Return the longest sequence in tokens for which the weights are meant: the length to which their rotary scaling
+    stretches positions, or max_position_embeddings if larger. `config` is one that `published_facts` can read."""
     kind, entries = KINDS[config["model_type"]], Entries(config)
     rotary = joined_parameters(entries, kind.base)
     stretched = rotary.get("factor", 0) * rotary.get("original_max_position_embeddings", 0)
@@ -122,7 +123,8 @@ def _shape(entries: Entries, kind: _Kind, layers: int) -> Facts:
 
 
 def _key_value_heads(entries: Entries, kind: _Kind) -> int | None:
-    """None: as many as there are heads, which is what null means. A missing entry means the default of the class."""
+    """Return the number of key-value heads; None (null) means as many as heads. A missing entry means the default of
+    the class."""
     found: int | None = entries.get("num_key_value_heads", kind.key_value_heads)
     return found
 
@@ -137,7 +139,7 @@ def _bias(entries: Entries, kind: _Kind) -> str:
 
 
 def _windows(entries: Entries, kind: _Kind, layers: int) -> list[int | None]:
-    """The window of each layer."""
+    """Return the window of each layer."""
     if kind.window == "None":
         return [None] * layers
     size: int | None = entries.get("sliding_window", kind.window_size)
@@ -172,7 +174,7 @@ def _feed_forward(entries: Entries, kind: _Kind, layers: int) -> Facts:
 
 
 def _count(entries: Entries, default: int) -> int:
-    """The number of experts: transformers 5 gives `num_local_experts` and `num_experts` the same meaning."""
+    """Return the number of experts: in transformers 5, `num_local_experts` and `num_experts` mean the same."""
     names = ("num_experts", "num_local_experts")
     found = {value for name in names if (value := entries.get(name, None)) is not None} or {default}
     if len(found) > 1:

@@ -1,5 +1,5 @@
-"""Rotary positions in a config.json: `rope_parameters` of `transformers` 5, `rope_theta` and `rope_scaling` of version
-4. In either alone the other version finds its default, silently, so all are written and all are read."""
+"""Rotary positions in config.json: `rope_parameters` of `transformers` 5, `rope_theta` and `rope_scaling` of version 4.
+If only one form is present, the other version silently uses its defaults, so both are written and both are read."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ Json = dict[str, Any]
 
 _KINDS = {"default": None, "llama3": "Llama3", "yarn": "Yarn"}
 _YARN: Json = {"beta_fast": 32, "beta_slow": 1, "attention_factor": None, "truncate": True}
-"""What `transformers` takes where a yarn says nothing."""
+"""Defaults of `transformers` for missing yarn entries."""
 
 
 def rotary_entries(spec: Rotary) -> Json:
-    """The entries for all versions."""
+    """Return the entries for all versions."""
     parameters = rotary_parameters(spec)
     scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
     older = {"rope_theta": parameters["rope_theta"]} | ({} if spec.scaling is None else {"rope_scaling": scaling})
@@ -24,7 +24,7 @@ def rotary_entries(spec: Rotary) -> Json:
 
 
 def rotary_parameters(spec: Rotary) -> Json:
-    """The entry `rope_parameters`."""
+    """Return the entry `rope_parameters`."""
     base: Json = {"rope_theta": float(spec.base)}
     if spec.scaling is None:
         return {"rope_type": "default", **base}
@@ -37,7 +37,7 @@ def rotary_parameters(spec: Rotary) -> Json:
             "original_max_position_embeddings": llama3.original_sequence_length,
         }
     yarn = spec.scaling.yarn
-    assert yarn is not None, "a scaling has the numbers of its type"
+    assert yarn is not None, "a scaling has the parameters of its type"
     factor = {} if yarn.attention_factor is None else {"attention_factor": float(yarn.attention_factor)}
     return (
         base
@@ -53,7 +53,7 @@ def rotary_parameters(spec: Rotary) -> Json:
 
 
 def rotary_facts(parameters: Json) -> Json:
-    """What `rope_parameters` mean: field of spec.model -> value. Raises Unfit where it is nothing that we compute."""
+    """Return the meaning of `rope_parameters`: field of spec.model -> value. Raises Unfit if it is not supported."""
     entries = Entries(parameters, "rope_parameters.")
     kind = entries.get("rope_type", "default")
     if kind not in _KINDS:
@@ -87,8 +87,8 @@ def _factors(entries: Entries, kind: str) -> Json:
 
 
 def joined_parameters(entries: Entries, base: float) -> Json:
-    """The rotary positions of a config.json, as `rope_parameters` say them, whichever entries do. `base`: what
-    `transformers` takes where none says one. Raises Unfit where two say different things."""
+    """Return the rotary positions of a config.json in the form of `rope_parameters`, from any of the entries. `base`:
+    default of `transformers` for the base. Raises Unfit if two entries contradict each other."""
     new, old = ({**(entries.get(name, None) or {})} for name in ("rope_parameters", "rope_scaling"))
     top = entries.get("rope_theta", None)
     for given in (new, old):

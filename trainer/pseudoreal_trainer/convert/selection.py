@@ -1,7 +1,7 @@
-"""Which layers of existing weights the blocks of a phase begin as, where its layers share blocks. Pure.
+"""Selection of the layers of existing weights from which the blocks of a phase start, if its layers share blocks. Pure.
 
-Bae et al. 2024 (arXiv 2410.20672, section 3) compare the first layers, layers at equal distances, and the mean of those
-that share a block. None keeps the function: what follows trains it again.
+Bae et al. 2024 (arXiv 2410.20672, section 3) compare the first layers, layers at equal distances, and the mean of the
+layers that share a block. None of them preserves the function; the training that follows restores it.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,9 @@ Layers = tuple[int, ...]
 
 
 def layers_of_blocks(origins: BlockOrigins, model: Model, sharing: Sharing) -> tuple[Layers, ...]:
-    """Entry b has the layers whose mean block b begins as; where layers share experts alone, set b of these. Raises
-    Unfit where a block would begin as a layer of another kind, dense or with experts, than those that use it."""
+    """Return, for each block, the layers whose mean it starts from; if layers share only experts, for each set of
+    experts. Raises Unfit if a block would start from a layer of another kind, dense or with experts, than the layers
+    that use it."""
     used_by = groups_of_layers(sharing, model.layers)
     found = tuple(_chosen(origins, model.layers, sharing, used_by))
     if sharing.shares_experts_alone:
@@ -38,8 +39,8 @@ def layers_of_blocks(origins: BlockOrigins, model: Model, sharing: Sharing) -> t
 def _with_experts(
     found: tuple[Layers, ...], origins: BlockOrigins, model: Model, used_by: Layers
 ) -> tuple[Layers, ...]:
-    """The same, where all of the layers have experts; a mean is that of those that do. Sets that no layer uses are
-    empty."""
+    """Return, for each set of experts, the layers with experts among its origins. Dense origins of a used set are
+    allowed only for averages, which leave them out. Unused sets may be empty."""
     for number, layers in enumerate(found):
         is_used = any(model.has_experts(layer) for layer, used in enumerate(used_by) if used == number)
         dense = [layer for layer in layers if not model.has_experts(layer)]
@@ -54,7 +55,7 @@ def _with_experts(
 def _chosen(origins: BlockOrigins, layers: int, sharing: Sharing, used_by: Layers) -> Iterator[Layers]:
     blocks = range(sharing.blocks)
     if sharing.blocks == layers:
-        # Each layer has a block of its own, and begins as itself.
+        # Each layer has a block of its own, and starts from itself.
         yield from ((used_by.index(block),) for block in blocks)
         return
     match origins.type:
@@ -69,8 +70,8 @@ def _chosen(origins: BlockOrigins, layers: int, sharing: Sharing, used_by: Layer
 
 
 def _evenly(block: int, blocks: int, layers: int) -> int:
-    """The layer at block / (blocks - 1) of the way from the first to the last, rounded half up; of one block the
-    first."""
+    """Return the layer at block / (blocks - 1) of the way from the first to the last, rounded half up; the first layer
+    if there is one block."""
     return (2 * block * (layers - 1) + (blocks - 1)) // (2 * (blocks - 1)) if blocks > 1 else 0
 
 

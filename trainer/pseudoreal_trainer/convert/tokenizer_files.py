@@ -1,4 +1,4 @@
-"""The tokenizer beside exported weights: that of bytes in the format of the `tokenizers` library, or a copy of a
+"""The tokenizer beside exported weights: the byte tokenizer in the format of the `tokenizers` library, or a copy of a
 tokenizer.json with the files that belong to it."""
 
 import json
@@ -14,11 +14,11 @@ from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
 from pseudoreal_trainer.errors import InvalidJobError
 
 Source = Path | Literal["bytes"]
-"""A tokenizer.json, or the name of the tokenizer of bytes."""
+"""A tokenizer.json, or the name of the byte tokenizer."""
 
 
 def write_tokenizer(folder: Path, tokenizer: Source | None) -> None:
-    """Writes the files of the tokenizer; of None nothing. Raises OSError."""
+    """Write the files of the tokenizer; nothing for None. Raises OSError."""
     if tokenizer is None:
         return
     if tokenizer == "bytes":
@@ -33,9 +33,9 @@ def write_tokenizer(folder: Path, tokenizer: Source | None) -> None:
 
 
 def special_tokens(tokenizer: Source | None) -> dict[str, int | None]:
-    """The entries of config.json that say which tokens begin and end a text, by the files beside tokenizer.json:
-    `transformers` writes on behind an end that it does not know. None: they name no token that the tokenizer has.
-    Raises InvalidJobError and OSError."""
+    """Return the entries of config.json for the tokens that start and end a text, from the files beside tokenizer.json:
+    `transformers` generates past an end that it does not know. None: the files name no token of the tokenizer. Raises
+    InvalidJobError and OSError."""
     if not isinstance(tokenizer, Path):
         return {"bos_token_id": None, "eos_token_id": None}
     begin, end = named_token(tokenizer.parent, "bos"), named_token(tokenizer.parent, "eos")
@@ -47,7 +47,7 @@ def special_tokens(tokenizer: Source | None) -> dict[str, int | None]:
 
 
 def _numbers(tokenizer: Path) -> dict[str, int]:
-    """The numbers of all tokens, by their texts."""
+    """Return token text -> number, for all tokens."""
     description = json_object(tokenizer)
     model = description.get("model")
     if not isinstance(model, dict) or "vocab" not in model:
@@ -57,7 +57,7 @@ def _numbers(tokenizer: Path) -> dict[str, int]:
 
 
 def _bytes() -> dict[str, Any]:
-    """A byte-level BPE without merges, where token b is byte b."""
+    """Return a byte-level BPE without merges, in which token b is byte b."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         "version": "1.0",

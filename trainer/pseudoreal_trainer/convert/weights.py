@@ -1,5 +1,5 @@
-"""The tensors of a Hugging Face checkpoint, by our names. Nothing of it is used that does not fit, and nothing that was
-in it is left out in silence."""
+"""The tensors of a Hugging Face checkpoint, under our names. Tensors that do not fit are rejected, and no tensor is
+ignored silently."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -31,18 +31,18 @@ from pseudoreal_trainer.plan.units import are_experts, block_of, in_block, units
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _COMPUTED = ".rotary_emb.inv_freq"
-"""End of the names of tensors that older releases of transformers saved and that follow from the config."""
+"""Suffix of tensors that older releases of transformers saved and that follow from the config."""
 _MOST_NAMED = 5
-"""Number of tensors that a message names."""
+"""Most tensors that a message names."""
 
 Theirs = tuple[str, ...]
-"""Names of tensors of theirs, whose mean something of ours begins as."""
+"""`transformers` names of tensors; one of our tensors starts from their mean."""
 
 log = structlog.get_logger()
 
 
 def open_weights(folder: StoragePath, model: Model, sharing: Sharing, origins: BlockOrigins) -> "Weights":
-    """The weights in the folder, for the blocks of a phase. Raises InvalidJobError where they are not the model's."""
+    """Open the weights in the folder for the blocks of a phase. Raises InvalidJobError if they do not fit the model."""
     with _refusing(folder):
         config = _json(folder / CONFIG)
         if clauses := differences(facts_of(model), published_facts(config)):
@@ -57,23 +57,23 @@ def open_weights(folder: StoragePath, model: Model, sharing: Sharing, origins: B
 
 @dataclass(frozen=True)
 class Weights:
-    """The tensors of a folder. A rank opens the files that it reads from, and of these reads no more than their headers
-    and the elements that it asks for."""
+    """The tensors of a folder. A rank opens only the files that it reads from, and reads only their headers and the
+    requested elements."""
 
     folder: StoragePath
     config: dict[str, Any]
-    """What config.json holds."""
+    """Content of config.json."""
     sequence_length: int
     """Tokens of a sequence of the job."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Their name of each tensor that there must be -> shape."""
+    """`transformers` name of each required tensor -> shape."""
     sources: Mapping[str, tuple[Theirs, ...]]
-    """Our name of each tensor of the phase -> those of theirs that it begins as: one mean, or one for each expert."""
+    """Our name of each tensor of the phase -> the tensors from which it starts: one mean, or one per expert."""
     blocks: tuple[tuple[int, ...], ...]
-    """The layers whose mean each block begins as."""
+    """For each block, the layers whose mean it starts from."""
 
     def read(self, name: str, begin: int, end: int, dtype: str) -> Array:
-        """The elements begin..end-1 of a flattened tensor of ours. Raises InvalidJobError."""
+        """Return elements begin..end-1 of one of our flattened tensors. Raises InvalidJobError."""
         with _refusing(self.folder):
             sources = self.sources[name]
             size = prod(self.shapes[sources[0][0]])
@@ -87,13 +87,13 @@ class Weights:
         first, *others = (self._read(name, begin, end, dtype) for name in theirs)
         if not others:
             return first
-        # In float64 the sum of equal float32 numbers is exact, so that their mean is the number itself.
+        # Float64 sums of equal float32 numbers are exact, so the mean of equal numbers is the number itself.
         total = sum((each.astype(np.float64) for each in others), first.astype(np.float64))
         return np.asarray(total / (1 + len(others))).astype(dtype)
 
     def check(self) -> None:
-        """Opens all files, and compares what their headers say of every tensor; warns of what is allowed and seldom
-        meant. One rank does this for all. Raises InvalidJobError."""
+        """Open all files and check the headers of all tensors; warn of settings that are allowed but rarely intended.
+        Called by one rank for all. Raises InvalidJobError."""
         with _refusing(self.folder):
             for file in sorted({*self._places.values()}):
                 self._file(file)
@@ -110,7 +110,8 @@ class Weights:
             )
 
     def _warn_of_length(self) -> None:
-        """Every model that is read has rotary positions, which go on behind the last one that was trained."""
+        """Warn if the job's sequences are longer than trained: every supported model has rotary positions, which
+        continue past the last trained one."""
         trained = trained_length(self.config)
         if self.sequence_length > trained:
             log.warning(
@@ -124,7 +125,7 @@ class Weights:
             )
 
     def check_names(self) -> None:
-        """Raises Unfit where a tensor is missing or has no place in the model."""
+        """Raise Unfit if a tensor is missing or has no place in the model."""
         found = self._places.keys()
         if missing := [name for name in self.shapes if name not in found]:
             raise Unfit(f"the tensors {_listed(missing)} are missing")
@@ -135,7 +136,7 @@ class Weights:
             )
 
     def _is_implied(self, name: str) -> bool:
-        """Whether the tensor follows from others: the head of tied embeddings, which is compared where it is read."""
+        """Return True if the tensor follows from others. The head of tied embeddings is compared when it is read."""
         return name.endswith(_COMPUTED) or name == HEAD
 
     def _read(self, theirs: str, begin: int, end: int, dtype: str) -> Array:
@@ -145,7 +146,7 @@ class Weights:
         return found
 
     def _has_copy(self, theirs: str) -> bool:
-        """Whether the tensor is that of tied embeddings, and was saved a second time as the head."""
+        """Return True if the tensor is a tied embedding that was saved a second time as the head."""
         return "head.weight" not in self.sources and HEAD in self._places and theirs == self._embedding
 
     @property
@@ -167,8 +168,8 @@ class Weights:
 
     @cached_property
     def _places(self) -> dict[str, str]:
-        """Their name of each tensor that is there -> file, as the index says; without one all are in one file. Where
-        there are both, transformers reads the one file, too."""
+        """`transformers` name of each tensor in the folder -> file, from the index; without an index, all are in one
+        file. If both exist, the single file is used, as in transformers."""
         if storage_of(self.folder / SINGLE).exists():
             return dict.fromkeys(_opened(self.folder / SINGLE).names, SINGLE)
         index = _json(self.folder / INDEX).get("weight_map")
@@ -188,7 +189,7 @@ class Weights:
         return {}
 
     def _check_file(self, name: str, file: TensorFile) -> None:
-        """Raises Unfit where the file does not hold what the index and the model say."""
+        """Raise Unfit if the file contradicts the index or the model."""
         size = storage_of(file.path).size()
         found, expected = {*file.names}, {tensor for tensor, place in self._places.items() if place == name}
         if found != expected:
@@ -213,7 +214,7 @@ def _architecture(model: Model, config: Mapping[str, Any]) -> Architecture:
 
 
 def _shapes(model: Model, architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Their names -> shapes."""
+    """Return `transformers` names -> shapes."""
     units = units_of(model, Sharing(blocks=model.layers))
     shapes = {parameter.name: parameter.whole for unit in units for parameter in unit.parameters}
     names = _names(model, architecture)
@@ -222,7 +223,8 @@ def _shapes(model: Model, architecture: Architecture) -> dict[str, tuple[int, ..
 
 
 def _names(model: Model, architecture: Architecture) -> Places:
-    """Their names -> ours, where each layer has a block and experts of its own."""
+    """Return `transformers` names -> our counterparts, for a model in which each layer has its own block and
+    experts."""
     sharing = Sharing(blocks=model.layers)
     return architecture.names(model, range(model.layers), experts_of_layers(sharing, model))
 
@@ -230,9 +232,10 @@ def _names(model: Model, architecture: Architecture) -> Places:
 def _sources(
     model: Model, architecture: Architecture, sharing: Sharing, origins: tuple[tuple[int, ...], ...]
 ) -> dict[str, tuple[Theirs, ...]]:
-    """Our names -> theirs. `origins`: the layers that each block, or each set of experts, begins as."""
+    """Return our names -> `transformers` names. `origins`: for each block, or each set of experts, the layers from
+    which it starts."""
     every = range(model.layers)
-    # Of a stacked tensor in the order of its experts.
+    # Names of a stacked tensor's parts are in the order of its experts.
     theirs: dict[str, list[str]] = {}
     for name, place in _names(model, architecture).items():
         theirs.setdefault(place.name, []).append(name)
@@ -255,8 +258,8 @@ def _sources(
 
 @contextmanager
 def _refusing(folder: StoragePath) -> Iterator[None]:
-    """A context whose errors name the folder. Raises InvalidJobError for what must be changed, and TrainingError for
-    what another try may find otherwise."""
+    """Translate errors, and name the folder in them: InvalidJobError for errors that the user must fix, TrainingError
+    for errors that may disappear."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The text: the corpus, the order of its sequences, and a baseline for the loss.
+"""Training text: the corpus, the order of its sequences, and a baseline for the loss.
 
-Which rank takes which sequences is decided in `training`.
+The assignment of sequences to ranks is in `training`.
 """

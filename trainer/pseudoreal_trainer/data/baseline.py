@@ -1,4 +1,4 @@
-"""A model without learning to compare with: the next byte given the two before it, counted."""
+"""A baseline model without learning: the next byte predicted from counts of the two bytes before it."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,17 +9,18 @@ Counts = NDArray[np.int64]
 
 _CHUNK = 1 << 20
 _MOST_CHUNKS = 16
-"""Most chunks that are counted, spread evenly over the training text: half a second on one core, in which the other
+"""Most chunks that are counted, spread evenly over the training text: half a second on one core, during which the other
 ranks wait."""
 
 
 def order2_nats(train: Bytes, windows: Bytes) -> float:
-    """Mean negative log likelihood of windows[:, 2:], each byte given the two before it, nats per byte; windows [W, n].
+    """Return the mean negative log likelihood of windows[:, 2:], each byte given the two before it, in nats per byte;
+    windows [W, n].
 
     Interpolated Witten-Bell smoothing: p(c | context) = (n(context c) + t(context) p(c | shorter context)) /
-    (n(context) + t(context)), t being the number of different bytes seen after the context; below order 0 all 256
-    bytes are equally likely (Witten and Bell 1991, "The zero-frequency problem"). Counts are from the whole training
-    text when it is no longer than 16 MiB, otherwise from as much of it.
+    (n(context) + t(context)), t being the number of different bytes seen after the context; below order 0 all 256 bytes
+    are equally likely (Witten and Bell 1991, "The zero-frequency problem"). Counts come from the whole training text if
+    it has at most 16 MiB, otherwise from 16 MiB of it.
     """
     width = windows.shape[1] - 2
     codes = [windows[:, 2 - back : 2 - back + width].flatten().astype(np.int64) for back in (0, 1, 2)]
@@ -36,7 +37,7 @@ def order2_nats(train: Bytes, windows: Bytes) -> float:
 
 
 def _code(previous: list[NDArray[np.int64]], length: int) -> NDArray[np.int64]:
-    """The bytes before each position as one number: the nearest byte is the lowest digit in base 256."""
+    """Return the bytes before each position as one number in base 256, with the nearest byte as the lowest digit."""
     code = np.zeros(length, dtype=np.int64)
     for power, digit in enumerate(previous):
         code += digit << (8 * power)
@@ -44,15 +45,15 @@ def _code(previous: list[NDArray[np.int64]], length: int) -> NDArray[np.int64]:
 
 
 def _chunks(length: int) -> list[range]:
-    """The parts of a text that are counted."""
+    """Return the parts of a text that are counted."""
     count = -(-length // _CHUNK)
     kept = range(count) if count <= _MOST_CHUNKS else [i * count // _MOST_CHUNKS for i in range(_MOST_CHUNKS)]
     return [range(chunk * _CHUNK, min((chunk + 1) * _CHUNK, length)) for chunk in kept]
 
 
 def _counts(text: Bytes, chunks: list[range], order: int, contexts: NDArray[np.int64]) -> Counts:
-    """Counts, [contexts, 256]: how often each byte follows each of these runs of `order` bytes. They are made in
-    chunks, and without the runs that nobody asks for, to bound memory."""
+    """Return counts, [contexts, 256]: how often each byte follows each of these runs of `order` bytes. To bound memory,
+    the text is counted in chunks, and only for the given contexts."""
     others = len(contexts)
     rows = np.full(256**order, others)
     rows[contexts] = np.arange(others)

@@ -1,12 +1,13 @@
-"""The order of a source on object storage: windows shuffled so that a bounded cache requests each byte once. Pure.
+"""The order of a source on object storage: a block-wise shuffle of windows in which a bounded cache requests each byte
+once. Pure.
 
-In a random order of all windows each request brings one window and is as small as that, or brings others that are gone
-from the cache when their turn comes. So windows that lie behind each other form a block, as large as a request; the
-blocks have a random order; and so many of them as the cache holds form a group, whose windows have a random order
-again. A sample has as many neighbours by chance as a group has blocks, from as many places of the corpus.
+In a random order of single windows, each request either brings one window and is small, or brings neighbours that are
+evicted from the cache before their turn. Here consecutive windows form a block, as large as a request; the blocks are
+shuffled; and as many blocks as the cache holds form a group, whose windows are shuffled again. A sample's neighbours
+are therefore drawn from as many places of the corpus as a group has blocks.
 
-Both orders are the keyed permutation, so that any entry is computed by itself. The windows behind the last whole block
-are in the last group.
+Both shuffles use the keyed permutation, so any entry is computed on its own. Windows after the last whole block belong
+to the last group.
 """
 
 from collections.abc import Iterator
@@ -21,34 +22,34 @@ from pseudoreal_trainer.data.permutation import permute
 REQUEST_BYTES = 64 << 10
 """Size of a block, unless a window is larger."""
 GROUP_BYTES = 16 << 20
-"""Size of a group, which a source has in its cache."""
+"""Size of a group, held in the source's cache."""
 
 Indices = NDArray[np.int64]
 _BLOCKS, _WINDOWS = 1, 2
-"""Last part of the key of the order of blocks, and of those of windows."""
+"""Last part of the key of the shuffle of blocks, and of the shuffles of windows."""
 
 
 class BlockOrder(ApiModel):
-    """Checkpoints name it, so what it computes stays."""
+    """Parameters of the shuffle. They are recorded in checkpoints: the resulting order must never change."""
 
     windows: int = Field(ge=1, description="Windows of a block.")
     group: int = Field(ge=1, description="Blocks of a group.")
 
     @property
     def size(self) -> int:
-        """Windows of a group."""
+        """Number of windows in a group."""
         return self.windows * self.group
 
 
 def order_of_objects(window_bytes: int) -> BlockOrder:
-    """The order of a source on object storage, whose windows have so many bytes each."""
+    """Return the order of a source on object storage with windows of `window_bytes` bytes."""
     windows = max(1, REQUEST_BYTES // window_bytes)
     return BlockOrder(windows=windows, group=max(1, GROUP_BYTES // (windows * window_bytes)))
 
 
 def shuffled_by_blocks(numbers: Indices, samples: int, order: BlockOrder, seed: int, *key: int) -> Indices:
-    """The windows, of `samples`, that come as the samples `numbers` of a source, [len(numbers)]. Every epoch has an
-    order of its own; a `key` gives a source other orders than one of the same size beside it."""
+    """Return the windows, out of `samples`, of the samples `numbers` of a source, [len(numbers)]. Every epoch has its
+    own order; `key` distinguishes sources of the same size."""
     found = np.empty(len(numbers), np.int64)
     last = _groups(samples, order) - 1
     for rows, epoch, group in groups_of(numbers, samples, order):
@@ -61,8 +62,8 @@ def shuffled_by_blocks(numbers: Indices, samples: int, order: BlockOrder, seed: 
 
 
 def groups_of(numbers: Indices, samples: int, order: BlockOrder) -> Iterator[tuple[Indices, int, int]]:
-    """The places in `numbers` of the samples of each group, with its epoch and its number in that, one group after the
-    other."""
+    """Yield, group by group, the indices into `numbers` of the group's samples, the epoch, and the group's number in
+    the epoch."""
     count = _groups(samples, order)
     epochs, positions = np.divmod(numbers, samples)
     groups = epochs * count + np.minimum(positions // order.size, count - 1)
@@ -71,12 +72,13 @@ def groups_of(numbers: Indices, samples: int, order: BlockOrder) -> Iterator[tup
 
 
 def _groups(samples: int, order: BlockOrder) -> int:
-    """Groups of an epoch."""
+    """Return the number of groups in an epoch."""
     return max(1, -(-(samples // order.windows) // order.group))
 
 
 def _filled(slots: Indices, samples: int, order: BlockOrder, key: tuple[int, ...]) -> Indices:
-    """The windows in these slots of an epoch, in which whole blocks lie in their order, and then the other windows."""
+    """Return the windows in these slots of an epoch. The slots hold the whole blocks in shuffled order, then the
+    remaining windows."""
     whole = samples // order.windows
     blocks, insides = np.divmod(slots, order.windows)
     found, inside = slots.copy(), blocks < whole

@@ -18,11 +18,11 @@ from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 Bytes = NDArray[np.uint8]
 
 _PORTION = 16 << 20
-"""Bytes of a portion, which is read and then digested while it is in the cache."""
+"""Bytes that are read and then hashed while they are in the CPU cache."""
 
 
 class CorpusIdentity(ApiModel):
-    """What tells one corpus from another. Two with the same text have the same samples, whatever the files' names."""
+    """Identity of a corpus. Two corpora with the same text have the same samples, whatever the files' names."""
 
     files: int = Field(description="Files that matched.")
     size: int = Field(description="Bytes of all of them.")
@@ -48,7 +48,7 @@ class Corpus:
     text: Bytes
     """The whole text, [bytes]: the only copy in memory."""
     boundary: int
-    """Byte at which the validation part begins."""
+    """Offset of the validation part in bytes."""
     identity: CorpusIdentity
 
     @property
@@ -65,8 +65,8 @@ class Corpus:
 
 
 def load_corpus(data: Data, sequence: int) -> Corpus:
-    """The text of every file that matches, in the order of their names. Raises InvalidJobError when there is too little
-    text."""
+    """Return the text of all matching files, in the order of their names. Raises InvalidJobError if the text is too
+    short."""
     text, identity = _read(corpus_files(data))
     boundary = len(text) - round(len(text) * float(data.validation.fraction))
     corpus = Corpus(text, boundary, identity)
@@ -81,7 +81,7 @@ def load_corpus(data: Data, sequence: int) -> Corpus:
 
 
 def _read(files: list[Path]) -> tuple[Bytes, CorpusIdentity]:
-    """The files' text and identity. Raises TrainingError when a file changes meanwhile."""
+    """Return the files' text and identity. Raises TrainingError if a file changes while it is read."""
     sizes = [file.stat().st_size for file in files]
     text, digest, begin = np.empty(sum(sizes), dtype=np.uint8), hashlib.sha256(), 0
     for file, size in zip(files, sizes, strict=True):
@@ -101,7 +101,7 @@ def _read_file(file: Path, out: Bytes, digest: "hashlib._Hash") -> None:
 
 
 def corpus_files(data: Data) -> list[Path]:
-    """The files of the corpus, sorted. Raises InvalidJobError when the folder is missing or nothing in it matches."""
+    """Return the files of the corpus, sorted. Raises InvalidJobError if the folder is missing or no file matches."""
     folder = Path(data.path)
     if not folder.is_dir():
         raise InvalidJobError(

@@ -1,8 +1,8 @@
-"""Documents within windows, counted: what a step's loss is divided by, and how much its tokens attend to. Pure.
+"""Statistics of documents within windows: the divisor of a step's loss, and the attention pairs. Pure.
 
-A document ends with the end-of-document token, and the next one begins behind it; so borders are in the tokens, and no
-index of documents is needed. A document that a window cuts begins, or goes on, at position 0 there. The last token of
-a document has no target: the first token of the next one does not follow from it.
+A document ends with the end-of-document token, and the next document starts right after it. Borders are therefore
+visible in the tokens, without an index of documents. A document cut by a window starts, or continues, at position 0 of
+the window. The last token of a document has no target: the first token of the next document does not follow from it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from pseudoreal_trainer.data.tokens.reader import Tokens
 
 Window = int | None
-"""Tokens that a token attends to; None: all before it."""
+"""Attention window in tokens; None: all tokens before."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of some windows' documents. Those of several ranks add up."""
+    """Counts over the documents of some windows. Counts of several ranks add up."""
 
     targets: int
-    """Targets that are not ignored."""
+    """Number of targets that are not ignored."""
     twice_the_pairs: Mapping[Window, int]
-    """Twice the number of pairs of tokens one of which attends to the other, in layers with each of these windows, as
-    operations are counted: L * L for a document of L tokens, without a window."""
+    """Twice the number of (query, key) pairs, by the attention window of a layer, as operations are counted: L * L for
+    a document of L tokens, without a window."""
 
     def __add__(self, other: "Counts") -> "Counts":
         pairs = {window: count + other.twice_the_pairs[window] for window, count in self.twice_the_pairs.items()}
@@ -33,8 +33,8 @@ class Counts:
 
 
 def count_documents(windows: Tokens, end: int, sizes: Iterable[Window]) -> Counts:
-    """Counts of windows, [n, T + 1], whose documents end with the token `end`, for layers with windows of these
-    sizes."""
+    """Return the counts of windows, [n, T + 1], whose documents end with the token `end`, for layers with attention
+    windows of these sizes."""
     lengths = document_lengths(windows, end)
     seen = {window: np.minimum(lengths, lengths if window is None else window) for window in sizes}
     pairs = {window: int((most * (2 * lengths - most)).sum()) for window, most in seen.items()}
@@ -42,13 +42,13 @@ def count_documents(windows: Tokens, end: int, sizes: Iterable[Window]) -> Count
 
 
 def document_lengths(windows: Tokens, end: int) -> NDArray[np.int64]:
-    """Tokens of the parts of documents among the inputs of all windows, [n, T + 1], one window behind the other."""
+    """Return the lengths in tokens of the parts of documents among the inputs of all windows, [n, T + 1], in order."""
     begins = np.ones((len(windows), windows.shape[1] - 1), np.bool_)
     begins[:, 1:] = windows[:, :-2] == end
     return np.diff(np.flatnonzero(begins), append=begins.size)
 
 
 def has_target(windows: Tokens, end: int) -> NDArray[np.bool_]:
-    """Whether the token behind each input follows from it: [n, T + 1] -> [n, T]."""
+    """Return a mask of the inputs that have a target: [n, T + 1] -> [n, T]."""
     found: NDArray[np.bool_] = windows[:, :-1] != end
     return found

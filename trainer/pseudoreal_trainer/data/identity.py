@@ -1,4 +1,4 @@
-"""The identity of a corpus of token files, which checkpoints store: never their names or times."""
+"""The identity of a corpus of token files, stored in checkpoints. File names and times are not part of it."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -13,9 +13,12 @@ _PORTION = 16 << 20
 
 
 def token_identity(files: TokenFiles) -> CorpusIdentity:
-    """The identity of token files. Native ones are known by the digests that their writer computed, without a look at
-    the tokens; others by the size, the first and the last MiB of each file of tokens, and all bytes of their indices:
-    there a change in the midst of a file of the same size goes unnoticed, which `method` tells."""
+    """Return the identity of token files.
+
+    Native files are identified by the digests computed by their writer, without reading the tokens. Other formats are
+    identified by the size and the first and last MiB of each token file, and by all bytes of their indices. In these
+    formats, a change in the middle of a file of the same size goes unnoticed; `method` records the difference.
+    """
     digest = hashlib.sha256()
     for part in _digests(files.sha256) if files.sha256 is not None else _ends(files):
         digest.update(part)
@@ -28,7 +31,7 @@ def token_identity(files: TokenFiles) -> CorpusIdentity:
 
 
 def joined_identity(sources: Mapping[str, CorpusIdentity]) -> CorpusIdentity:
-    """The identity of a corpus of several sources, by name."""
+    """Return the identity of a corpus of several sources, by name."""
     lines = "".join(f"{name} {sources[name].sha256}\n" for name in sorted(sources))
     return CorpusIdentity(
         files=sum(source.files for source in sources.values()),

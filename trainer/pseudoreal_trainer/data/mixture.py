@@ -1,13 +1,13 @@
-"""Which source each sample of a mixture is from: a table of one period, as long as the sum of the weights. Pure.
+"""The source of each sample of a mixture: a periodic table, as long as the sum of the weights. Pure.
 
-Sample n is from the source in slot n mod period, so that in every period each source has exactly its weight, and no
-list of samples is needed. The table is made by earliest deadline: the i-th sample (i = 0, 1, …) of a source with the
-share w/P of the samples lies in the slots floor(i P/w) .. ceil((i + 1) P/w) - 1, and of those whose slots have begun
-the one goes first whose slots end first. Such a table always exists for unit tasks on one machine (Liu and Layland
-1973, "Scheduling algorithms for multiprogramming in a hard-real-time environment"; with these slots Baruah, Cohen,
-Plaxton and Varvel 1996, "Proportionate progress"), and with it every source has, in every prefix, less than one sample
-more or fewer than its share. Taking whatever is furthest behind instead does not ensure that: with the weights 12, 3,
-1, 1 and 12 some source is more than one sample off.
+Sample n comes from the source in slot n mod period: in every period each source has exactly its weight, and no list of
+samples is needed. The table is filled by earliest deadline first: the i-th sample (i = 0, 1, …) of a source with the
+share w/P of the samples may use the slots floor(i P/w) .. ceil((i + 1) P/w) - 1; among the samples whose slots have
+started, the one whose slots end first is taken. Such a table always exists for unit tasks on one machine (Liu and
+Layland 1973, "Scheduling algorithms for multiprogramming in a hard-real-time environment"; with these slots Baruah,
+Cohen, Plaxton and Varvel 1996, "Proportionate progress"). With it, every source deviates from its share by less than
+one sample in every prefix. Taking the source that is furthest behind does not ensure this: with the weights 12, 3, 1, 1
+and 12 some source is more than one sample off.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_PERIOD = 100_000
-"""Largest sum of the weights, when their common divisor is taken out: a period is a table in memory."""
+"""Largest sum of the weights after division by their common divisor: a period is a table in memory."""
 
 Numbers = NDArray[np.int64]
 
@@ -32,24 +32,24 @@ class Mixture:
     slots: Numbers
     """The source of each slot, [period]."""
     ranks: Numbers
-    """Number of slots before with the same source, [period]."""
+    """Number of earlier slots with the same source, [period]."""
 
     def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        """For samples counted from the mixture's begin: their sources, and their numbers among the samples of their
-        sources, both [len(samples)]."""
+        """For samples counted from the start of the mixture, return their sources, and their numbers among the samples
+        of their sources, both [len(samples)]."""
         periods, slots = np.divmod(samples, len(self.slots))
         sources = self.slots[slots]
         return sources, periods * np.array(self.weights)[sources] + self.ranks[slots]
 
     def counts(self, samples: int) -> list[int]:
-        """Samples of each source among the first `samples`."""
+        """Return the number of samples of each source among the first `samples`."""
         periods, slots = divmod(samples, len(self.slots))
         begun = np.bincount(self.slots[:slots], minlength=len(self.weights)).tolist()
         return [periods * weight + more for weight, more in zip(self.weights, begun, strict=True)]
 
 
 def mixture(weights: Sequence[int]) -> Mixture:
-    """The mixture with these weights, of which one at least is not 0. Raises ValueError where its period is too
+    """Return the mixture with these weights, at least one of them positive. Raises ValueError if its period is too
     long."""
     divisor = reduce(gcd, weights)
     assert divisor > 0
@@ -67,7 +67,7 @@ def mixture(weights: Sequence[int]) -> Mixture:
 
 
 def _slots(weights: tuple[int, ...]) -> Iterator[int]:
-    """The source of each slot of a period."""
+    """Yield the source of each slot of a period."""
     period = sum(weights)
     taken = [0] * len(weights)
     waiting = [(0, source) for source, weight in enumerate(weights) if weight]

@@ -1,9 +1,10 @@
-"""A keyed permutation of [0, n): any entry is computed by itself, so that no list of samples is ever in memory. Pure.
+"""A keyed permutation of [0, n). Any entry is computed on its own, so no list of samples is ever in memory. Pure.
 
-A Feistel network of four rounds on the smallest even number of bits that holds n - 1, and 8 at least; what falls
-outside of [0, n) is encrypted again until it is inside ("cycle walking": Black and Rogaway 2002, "Ciphers with
-arbitrary finite domains"). Rounds and keys are made with SplitMix64 (Steele, Lea and Flood 2014). Integers of 64 bits
-alone: the same on every machine and with every release of numpy. Checkpoints name it, so what it computes stays.
+A Feistel network of four rounds on the smallest even number of bits that holds n - 1, at least 8; results outside of
+[0, n) are encrypted again until they are inside ("cycle walking": Black and Rogaway 2002, "Ciphers with arbitrary
+finite domains"). Round function and keys use SplitMix64 (Steele, Lea and Flood 2014). Only 64-bit integers are used:
+the result is the same on every machine and with every release of numpy. Checkpoints record the name of the permutation:
+its output must never change.
 """
 
 import numpy as np
@@ -19,8 +20,9 @@ _LEAST_HALF_BITS = 4
 
 
 def permute(indices: Words, count: int, *key: int) -> Words:
-    """The place of each of `indices`, all below `count`, in the permutation; the key is any numbers below 2**64."""
-    # A number from outside may never come inside: whoever passed it would wait for ever.
+    """Return the image of each of `indices`, all below `count`, under the permutation. `key`: any numbers below
+    2**64."""
+    # An index outside of [0, n) may cycle outside forever: the loop below would not end.
     assert not len(indices) or indices.max() < count, f"index {indices.max()} is not below {count}"
     half = max((max(count - 1, 1).bit_length() + 1) // 2, _LEAST_HALF_BITS)
     rounds = _round_keys(key)
@@ -31,7 +33,7 @@ def permute(indices: Words, count: int, *key: int) -> Words:
 
 
 def _encrypted(indices: Words, half: int, rounds: list[np.uint64]) -> Words:
-    """The image of each index: words of 2 * `half` bits."""
+    """Return the image of each index: words of 2 * `half` bits."""
     bits, mask = np.uint64(half), np.uint64(2**half - 1)
     left, right = indices >> bits, indices & mask
     for key in rounds:
@@ -40,7 +42,7 @@ def _encrypted(indices: Words, half: int, rounds: list[np.uint64]) -> Words:
 
 
 def _round_keys(key: tuple[int, ...]) -> list[np.uint64]:
-    """The first outputs of SplitMix64 from a seed that every number of the key changes."""
+    """Return the first outputs of SplitMix64, from a seed that depends on every number of the key."""
     seed = 0
     for number in key:
         seed = _mixed_one(seed ^ number)
@@ -52,8 +54,8 @@ def _mixed_one(word: int) -> int:
 
 
 def _mixed(words: Words) -> Words:
-    """SplitMix64's next outputs, with the words as its states. Unsigned words in arrays overflow silently, as here they
-    must."""
+    """Return SplitMix64's next outputs for the words as states. Overflow is intended; unsigned numpy arrays overflow
+    silently."""
     words = words + np.uint64(_GOLDEN)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Makes what the next steps train on, in a thread beside training."""
+"""Prefetching of the data of the next steps, on a thread of its own."""
 
 import threading
 import time
@@ -8,35 +8,39 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 AHEAD = 2
-"""Steps whose results are ready before they are asked for."""
+"""Number of steps whose results are prepared in advance."""
 
 T = TypeVar("T")
 
 
 class Prefetch(Generic[T]):
-    """The results of `make` for one cursor after the other. Each is made once, in the one thread that this object
-    starts, is handed over once, and is then the caller's alone: nothing is shared. What `make` uses, files for
-    instance, belongs to the thread until `close` has returned.
+    """Results of `make` for consecutive cursors.
 
-    A context that ends with an exception does not wait for the thread: a read may hang for as long as a server does
-    not answer, and whoever waits for it cannot say what has failed."""
+    Each result is made once, on the one thread started by this object, and is handed over once to the caller, who then
+    owns it: nothing is shared. Resources used by `make`, such as files, belong to the thread until `close` has
+    returned.
+
+    If the context ends with an exception, it does not wait for the thread: a read may hang for as long as a server does
+    not answer, and would delay the report of the error.
+    """
 
     def __init__(self, make: Callable[[int], T], first: int, stride: int, ahead: int = AHEAD) -> None:
-        """`make`: takes a cursor. `first`: the first cursor; `stride`: from one to the next. `ahead`: results that
-        wait at most."""
+        """`make`: takes a cursor. `first`: the first cursor. `stride`: distance between cursors. `ahead`: most results
+        that are kept ready."""
         self._make, self._next, self._stride, self._ahead = make, first, stride, ahead
         self._ready: deque[T] = deque()
         self._error: BaseException | None = None
         self._closed = False
+        # Held while `_ready`, `_error` or `_closed` changes; notified afterwards.
         self._changed = threading.Condition()
         self.waited_seconds = 0.0
-        """Seconds for which `take` has waited so far."""
+        """Seconds that `take` has waited so far."""
         self._thread = threading.Thread(target=self._run, args=(first,), name="prefetch", daemon=True)
         self._thread.start()
 
     def take(self, cursor: int) -> T:
-        """The result for the cursor, which must be the next one. Raises what `make` raised for it, then and whenever
-        asked again."""
+        """Return the result for `cursor`, which must be the next one. Raises the error of `make`, now and at every
+        later call."""
         assert cursor == self._next, (cursor, self._next)
         begin = time.monotonic()
         with self._changed:
@@ -46,11 +50,11 @@ class Prefetch(Generic[T]):
                 self._next += self._stride
                 self._changed.notify_all()
                 return self._ready.popleft()
-        assert self._error is not None, "closed"
+        assert self._error is not None, "`take` is not called after `close`"
         raise self._error
 
     def close(self, *, wait: bool = True) -> None:
-        """End the thread, which may be making a last result. `wait`: whether to wait for its end."""
+        """Stop the thread, which may still be making a last result. `wait`: whether to join it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -72,7 +76,7 @@ class Prefetch(Generic[T]):
                 self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        """Waits until another result may be made; False: none is wanted any more."""
+        """Wait until another result may be made. Return False once the object is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._ready) < self._ahead)
             return not self._closed

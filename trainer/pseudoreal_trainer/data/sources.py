@@ -1,4 +1,4 @@
-"""Samples of a mixture of sources: what a rank reads of the order that `order` says."""
+"""Samples of a mixture of sources, read in the order given by `order`."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -18,38 +18,38 @@ from pseudoreal_trainer.errors import InvalidJobError
 
 @dataclass(frozen=True)
 class Source:
-    """Token files as samples: windows of `sequence` tokens that do not overlap, each with the token behind it, the
-    target of its last position."""
+    """Token files as samples: windows of `sequence` tokens without overlap, each with one token more, the target of its
+    last position."""
 
     name: str
     reader: TokenReader
     sequence: int
     seed: int
     order: BlockOrder | None = None
-    """The order of its windows; None: all are shuffled alike."""
+    """The order of its windows; None: a single shuffle of all windows."""
 
     @property
     def samples(self) -> int:
-        """Samples of an epoch."""
+        """Number of samples in an epoch."""
         return (self.reader.tokens - 1) // self.sequence
 
     def windows(self, numbers: Indices) -> Tokens:
-        """The samples with these numbers, counted over all epochs, [len(numbers), sequence + 1]."""
+        """Return the samples with these numbers, counted over all epochs, [len(numbers), sequence + 1]."""
         return self.read(numbers, self.places(numbers))
 
     def places(self, numbers: Indices) -> Indices:
-        """The windows that are the samples with these numbers, [len(numbers)]."""
+        """Return the windows of the samples with these numbers, [len(numbers)]."""
         key = _key(self.name)
         if self.order is None:
             return shuffled(numbers, self.samples, self.seed, key)
         return shuffled_by_blocks(numbers, self.samples, self.order, self.seed, key)
 
     def read(self, numbers: Indices, places: Indices) -> Tokens:
-        """The samples with these numbers, which are these windows, [len(numbers), sequence + 1]."""
+        """Return the samples with these numbers, whose windows are `places`, [len(numbers), sequence + 1]."""
         if self.order is None:
             return self._at(places)
         found = np.empty((len(numbers), self.sequence + 1), np.int32)
-        # Group by group, as the cache has the blocks of one.
+        # Group by group, because the cache holds the blocks of one group.
         for rows, _, _ in groups_of(numbers, self.samples, self.order):
             found[rows] = self._at(places[rows])
         return found
@@ -58,20 +58,21 @@ class Source:
         return self.reader.windows(places * self.sequence, self.sequence + 1)
 
     def spread(self, most: int) -> Tokens:
-        """At most `most` windows, spread evenly over the files, in their order: for validation, [W, sequence + 1]."""
+        """Return at most `most` windows for validation, spread evenly over the files, in their order, [W, sequence +
+        1]."""
         return self.reader.windows(spread_starts(self.reader.tokens, self.sequence, most), self.sequence + 1)
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where samples are that some phase reads."""
+    """Locations of samples of a phase."""
 
     origins: Indices
-    """The source of each, as its place among the names of the mixture, [n]."""
+    """Source of each sample, as an index into the names of the mixture, [n]."""
     numbers: Indices
-    """Its number among all samples of its source, [n]."""
+    """Number of each sample among all samples of its source, [n]."""
     windows: Indices
-    """The window of its source that it is, [n]."""
+    """Window of each sample in its source, [n]."""
 
     def part(self, first: int, end: int) -> "Places":
         return Places(self.origins[first:end], self.numbers[first:end], self.windows[first:end])
@@ -86,11 +87,11 @@ class MixedStream:
     sequence: int
 
     def windows(self, first: int, end: int) -> Tokens:
-        """The samples at the cursors first..end-1, [end - first, sequence + 1]."""
+        """Return the samples at the cursors first..end-1, [end - first, sequence + 1]."""
         return self.read(self.places(np.arange(first, end)))
 
     def places(self, cursors: Indices) -> Places:
-        """Where the samples at these cursors are. Reads nothing."""
+        """Return the locations of the samples at these cursors, without reading them."""
         origins, numbers = self.stretch.locate(cursors)
         found = np.empty(len(cursors), np.int64)
         for source, rows in self._by_source(origins):
@@ -98,14 +99,14 @@ class MixedStream:
         return Places(origins, numbers, found)
 
     def read(self, places: Places) -> Tokens:
-        """The samples at these places, [n, sequence + 1]."""
+        """Return the samples at these locations, [n, sequence + 1]."""
         found = np.empty((len(places.origins), self.sequence + 1), np.int32)
         for source, rows in self._by_source(places.origins):
             found[rows] = source.read(places.numbers[rows], places.windows[rows])
         return found
 
     def _by_source(self, origins: Indices) -> Iterator[tuple[Source, NDArray[np.bool_]]]:
-        """Each source of some samples, with the samples that are from it."""
+        """Yield each source of the samples, with the mask of its samples."""
         for origin in np.unique(origins).tolist():
             yield self.sources[self.stretch.names[origin]], origins == origin
 
@@ -113,10 +114,12 @@ class MixedStream:
 def open_source(
     name: str, files: TokenFiles, *, sequence: int, vocabulary: int, seed: int, ranks: int = 1, sources: int = 1
 ) -> Source:
-    """The source of that name. `vocabulary`: tokens that the model knows. `ranks`: data ranks that share its samples,
-    which change what is requested together, and nothing else. `sources`: all that are read, which share the files that
-    may be open. Raises InvalidJobError where the files have tokens that it does not know, or too few for a sample, and
-    where they are packed for another length."""
+    """Open the source `name`. Raises InvalidJobError if the files have tokens outside the vocabulary, have too few
+    tokens for a sample, or are packed for another length.
+
+    `vocabulary`: number of tokens that the model knows. `ranks`: data ranks that share the samples; affects only the
+    sizes of requests. `sources`: number of all sources that are read; they share the limit of open files.
+    """
     if files.vocabulary is not None and files.vocabulary > vocabulary:
         raise InvalidJobError(
             f"the source {name} has a vocabulary of {files.vocabulary:,}, and the model's is {vocabulary:,}: prepare"
@@ -142,14 +145,17 @@ def open_source(
 
 
 def blocks_of(order: BlockOrder, sequence: int, width: int, ranks: int) -> Blocks:
-    """The blocks in which a rank requests the windows of an order, of tokens of this width. One rank needs all windows
-    of a block. Of several, each needs its part of them, so it requests as much less at a time. What is left of a group
-    is kept, and the windows behind the last whole block, which are part of the last group."""
+    """Return the blocks in which a rank requests the windows of an order, for tokens of `width` bytes.
+
+    A single rank needs all windows of a block. Each of several ranks needs only its part, so it requests proportionally
+    less at a time. The cache keeps the rest of a group and the windows after the last whole block, which belong to the
+    last group.
+    """
     windows = max(1, order.windows // ranks)
     most = (order.size + order.windows) * (sequence + 1) * width
     return Blocks(windows * sequence * width, overlap=width, most=most)
 
 
 def _key(name: str) -> int:
-    """Gives sources of the same size orders of their own."""
+    """Return a key from the source's name, so that sources of the same size have different orders."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")

@@ -1,5 +1,5 @@
-"""Which sample comes when. One global cursor, the number of samples consumed since the job's start, decides; so no
-number of ranks, no restart and no change of phase repeats or skips a sample. Pure."""
+"""The order of samples. A sample is determined by one global cursor, the number of samples consumed since the job's
+start: no number of ranks, restart or change of phase repeats or skips a sample. Pure."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ Part = tuple[int, int]
 
 @dataclass(frozen=True)
 class Stream:
-    """A text as samples, its non-overlapping windows; every epoch has its own order."""
+    """A text as samples, its windows without overlap; every epoch has its own order."""
 
     text: Bytes
     sequence: int
@@ -25,22 +25,22 @@ class Stream:
 
     @property
     def samples(self) -> int:
-        """Number of samples of an epoch. A window has one byte more than `sequence`: the target of its last
+        """Number of samples in an epoch. A window has one byte more than `sequence`: the target of its last
         position."""
         return (len(self.text) - 1) // self.sequence
 
     def windows_at(self, first: int, end: int) -> Indices:
-        """Numbers of the windows that are the samples at the cursors first..end-1, [end - first]."""
+        """Return the windows of the samples at the cursors first..end-1, [end - first]."""
         return shuffled(np.arange(first, end), self.samples, self.seed)
 
     def windows(self, first: int, end: int) -> Bytes:
-        """The samples at the cursors first..end-1, [end - first, sequence + 1]."""
+        """Return the samples at the cursors first..end-1, [end - first, sequence + 1]."""
         return take_windows(self.text, self.windows_at(first, end) * self.sequence, self.sequence)
 
 
 def shuffled(numbers: Indices, samples: int, seed: int, *key: int) -> Indices:
-    """The windows, of `samples`, that come as the samples `numbers` of a text, [len(numbers)]. Every epoch has its own
-    order; a `key` gives a text other orders than that of the same size beside it."""
+    """Return the windows, out of `samples`, of the samples `numbers` of a text, [len(numbers)]. Every epoch has its own
+    order; `key` distinguishes texts of the same size."""
     epochs, positions = np.divmod(numbers, samples)
     found = np.empty(len(numbers), dtype=np.int64)
     for epoch in np.unique(epochs).tolist():
@@ -50,23 +50,23 @@ def shuffled(numbers: Indices, samples: int, seed: int, *key: int) -> Indices:
 
 
 def spread_starts(tokens: int, sequence: int, most: int) -> Indices:
-    """Begins of at most `most` windows, spread evenly over a text without overlap: always the same ones, for
-    validation."""
+    """Return the starts of at most `most` windows for validation, spread evenly over a text, without overlap; always
+    the same ones."""
     available = (tokens - 1) // sequence
     count = min(most, available)
     return np.arange(count) * available // count * sequence
 
 
 def take_windows(text: Bytes, starts: Indices, sequence: int) -> Bytes:
-    """The windows that begin at `starts`, [len(starts), sequence + 1]."""
+    """Return the windows that start at `starts`, [len(starts), sequence + 1]."""
     windows: Bytes = text[starts[:, None] + np.arange(sequence + 1)]
     return windows
 
 
 def rank_parts(batch: Batch, cursor: int, rank: int, ranks: int) -> list[Part]:
-    """What a rank trains on, for each micro-batch of the step that starts at `cursor`.
+    """Return the cursors of a rank's samples, for each micro-batch of the step that starts at `cursor`.
 
-    A rank's part is empty when a micro-batch has fewer sequences than there are ranks.
+    A rank's part is empty if a micro-batch has fewer sequences than there are ranks.
     """
     width = batch.sequences // batch.micro_batches
     begins = range(cursor, cursor + batch.sequences, width)

@@ -1,4 +1,4 @@
-"""A corpus of token files: the sources that training reads, and the sets that validation losses are measured on."""
+"""A corpus of token files: the training sources, and the sets for validation losses."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,24 +25,24 @@ _PATTERNS = {"Native": "", "Megatron": "**/*.bin", "Nanotron": "**/*.ds", "NumPy
 class TokenCorpus:
     sources: Mapping[str, Source]
     sets: Mapping[str, Tokens]
-    """Validation windows by the names of their sets, [W, T + 1] each. The first set is the job's."""
+    """Validation windows by the name of their set, [W, T + 1] each. The first set is the job's."""
     tokenizer: Tokenizer | None
-    """The tokenizer of all of them; None where the job does not name it."""
+    """The tokenizer of all sources; None: the job does not name it."""
     identity: CorpusIdentity
-    """The identity of the sources; the sets change no weight."""
+    """The identity of the sources. Validation sets are not included: they change no weight."""
     end_of_document: int | None = None
-    """The token that ends documents, within which tokens attend; None: they attend in whole sequences."""
+    """The token that ends documents, within which tokens attend; None: tokens attend in whole sequences."""
     packed: tuple[str, ...] = ()
     """Names of the sources and sets whose documents are packed into rows."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of all sources."""
+        """Number of tokens of all sources."""
         return sum(source.reader.tokens for source in self.sources.values())
 
 
 def open_corpus(config: PhaseConfig) -> Corpus | TokenCorpus:
-    """The text or the token files of a job. Raises InvalidJobError where something is missing or damaged."""
+    """Return the text or the token files of a job. Raises InvalidJobError if something is missing or damaged."""
     if not config.data.sources:
         return load_corpus(config.data, config.model.sequence_length)
     files = {source.name: _files(config, source) for source in config.data.sources}
@@ -61,16 +61,16 @@ def open_corpus(config: PhaseConfig) -> Corpus | TokenCorpus:
 
 
 def end_of_document_of(corpus: Corpus | TokenCorpus) -> int | None:
-    """The token that ends documents, within which tokens attend; None: they attend in whole sequences."""
+    """Return the token that ends documents, within which tokens attend; None: tokens attend in whole sequences."""
     return corpus.end_of_document if isinstance(corpus, TokenCorpus) else None
 
 
 def _end_of_document(
     config: PhaseConfig, files: Sequence[tuple[Spec, TokenFiles]], tokenizer: Tokenizer | None
 ) -> int | None:
-    """The token that ends the documents of all files; None where documents are not masked. What files say of themselves
-    counts, then what the job says, then the tokenizer. Raises InvalidJobError where nobody says it, where two differ,
-    and where documents end otherwise."""
+    """Return the token that ends the documents of all files; None if documents are not masked. The files' own statement
+    takes precedence, then the job's, then the tokenizer's. Raises InvalidJobError if none states the token, if two
+    differ, or if documents end with another token."""
     if config.data.documents.masking == "None":
         return None
     named = config.data.documents.end_token
@@ -83,7 +83,7 @@ def _end_of_document(
 
 
 def _common(stated: Sequence[tuple[str, int | None]]) -> int:
-    """The end of documents that all state. `stated`: each with the name of who states it."""
+    """Return the end token on which all agree. `stated`: name of each source of a statement, and its token."""
     first, end = stated[0]
     for name, other in stated:
         if other is None or end is None:
@@ -101,8 +101,8 @@ def _common(stated: Sequence[tuple[str, int | None]]) -> int:
 
 
 def _tokenizer(config: PhaseConfig, files: Mapping[str, TokenFiles]) -> Tokenizer | None:
-    """The tokenizer that the job names. Bytes are the default, so files that do not say that they are bytes only mean
-    that theirs is not named."""
+    """Return the tokenizer that the job names. The default is bytes, so if the files do not state that they are bytes,
+    the tokenizer counts as not named."""
     path, end = config.data.tokenizer.path, _stated_end(config, files.values())
     if path is None:
         are_bytes = all(found.tokenizer == ByteTokenizer().sha256 for found in files.values())
@@ -123,8 +123,8 @@ def _tokenizer(config: PhaseConfig, files: Mapping[str, TokenFiles]) -> Tokenize
 
 
 def _stated_end(config: PhaseConfig, files: Iterable[TokenFiles]) -> int | None:
-    """The token that ends documents, by the files or by the job: whoever prepared the files may have named another one
-    than the tokenizer does. None: neither says."""
+    """Return the token that ends documents as stated by the files, else by the job: files may have been prepared with
+    another end than the tokenizer's. None: neither states it."""
     stated = (found.end_of_document for found in files if found.end_of_document is not None)
     return next(stated, config.data.documents.end_token)
 
@@ -153,7 +153,7 @@ def _open(config: PhaseConfig, name: str, files: TokenFiles) -> Source:
 
 
 def _windows(source: Source, most: int) -> Tokens:
-    """Windows for validation, which stay in memory; the files are closed again."""
+    """Return windows for validation, which stay in memory; the files are closed again."""
     try:
         return source.spread(most)
     finally:

@@ -1,4 +1,5 @@
-"""What a plan costs, before anything runs: its bytes in `memory`, its seconds in `time`; both as text and as a picture.
+"""Estimates for a plan, before anything runs: bytes in `memory`, seconds in `time`; printed as text and drawn as a
+picture.
 
-What a step does is in `plan`. Never torch.
+The contents of a step are in `plan`. No module imports torch.
 """

@@ -1,15 +1,15 @@
-"""How long a job takes by the predicted seconds of its steps, and what must change for it to end in time. Pure."""
+"""Schedule estimate of a job: days from the predicted step times, and the changes needed to end in time. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _DAY = 86_400
-"""Seconds."""
+"""Seconds in a day."""
 
 
 @dataclass(frozen=True)
 class PhaseCourse:
-    """How long a phase takes."""
+    """Duration of a phase."""
 
     name: str
     steps: int
@@ -27,8 +27,8 @@ def total_days(courses: Sequence[PhaseCourse]) -> float:
 
 
 def what_must_change(courses: Sequence[PhaseCourse], days: float) -> list[str]:
-    """Sentences on how the job could end within so many days: with a shorter last phase, with faster steps, by what
-    bounds these. One sentence where it does end within them."""
+    """Return sentences on how the job could end within this many days: with a shorter last phase or with faster steps,
+    and the bottleneck of the slowest phase. One sentence if the job already ends in time."""
     needed = total_days(courses)
     if needed <= days:
         return [f"the job takes {needed:.3g} days, within {days:g}"]

@@ -1,6 +1,7 @@
-"""Timelines as an SVG: time on x, a lane for each pipeline rank's passes, thinner ones below for what runs beside them.
+"""Timelines as an SVG: time on the x axis, one wide lane per pipeline rank for its passes, and thin lanes below for
+concurrent copies, collectives and updates.
 
-Written by hand, as it is nothing but boxes and text.
+Written by hand: the picture consists only of boxes and text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,12 +47,12 @@ from pseudoreal_trainer.plan.records import (
 _WIDTH, _LEFT, _TOP = 1240, 110, 44
 _COMPUTE_HEIGHT, _LANE_HEIGHT, _RANK_GAP, _PANEL_GAP = 22, 10, 10, 46
 _LEAST_WIDTH = 0.7
-"""Least width of a box in pixels; narrower ones are drawn as wide."""
+"""Least width of a box in pixels; narrower boxes are widened to it."""
 _STYLE = (
     "text{font:11px sans-serif;fill:#222} .n{font-size:9px;text-anchor:middle} .r{text-anchor:end} .s{font-size:8px}"
 )
 _CHARACTER = 5.6
-"""Width of a character in the boxes, in pixels."""
+"""Width of a character inside a box, in pixels."""
 
 _COLOURS: dict[type, tuple[str, str]] = {
     Forward: ("#9ecae1", "#6baed6"),
@@ -61,7 +62,7 @@ _COLOURS: dict[type, tuple[str, str]] = {
     Update: ("#e377c2", "#e377c2"),
     Send: ("#969696", "#969696"),
 }
-"""Colours of passes, by layer, in turn, so that neighbouring layers differ."""
+"""Two colours per kind. Passes alternate between them from layer to layer, so that neighbouring layers differ."""
 _SHOWN_AS: dict[type, type] = {
     **{Read: Fetch, Unstash: Fetch, Stash: Reduce, SumChoices: Reduce, Agree: Reduce},
     **{Count: Send, Exchange: Send},
@@ -95,7 +96,7 @@ class Panel:
 
 
 def picture(panels: Sequence[Panel]) -> str:
-    """All panels, one below the other."""
+    """Return the SVG with all panels, one below the other."""
     parts: list[str] = [*_legend()]
     y = _TOP
     for panel in panels:
@@ -166,7 +167,7 @@ class _Drawing:
 
     def _box(self, task: Task, span: Span) -> Iterator[str]:
         record = task.record
-        assert record is not None, "tasks that only wait have no box"
+        assert record is not None, "only tasks with a record are drawn"
         lane, width = _lane(task), max((span.end - span.begin) * self._scale, _LEAST_WIDTH)
         x, y, height = _LEFT + span.begin * self._scale, self._lane_y[task.lane[0], lane], self._height(lane)
         stroke = ' stroke="white" stroke-width="0.6"' if width > 2 else ""
@@ -184,7 +185,7 @@ class _Drawing:
         return colours[self._turns[rank, record.position] % 2 if isinstance(record, Pass) else 0]
 
     def _counted_positions(self) -> dict[tuple[int, int], int]:
-        """(rank, position) -> its number among the positions of the rank."""
+        """Return (rank, position) -> index of the position among the positions of its rank."""
         places = {(t.lane[0], t.record.position) for t, _ in self._boxes() if isinstance(t.record, Pass)}
         return {place: index for _, own in groupby(sorted(places), itemgetter(0)) for index, place in enumerate(own)}
 
@@ -199,7 +200,7 @@ def _words(record: Record) -> str:
 
 
 def _round_step(least: float) -> float:
-    """1, 2 or 5 times a power of ten."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     if least <= 0:
         return 0.0
     power = 10.0 ** floor(log10(least))

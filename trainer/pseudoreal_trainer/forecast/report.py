@@ -1,4 +1,4 @@
-"""What `pseudoreal plan` says of a phase; as JSON its keys are stable. Pure."""
+"""The report of `pseudoreal plan` on a phase. The keys of its JSON are stable. Pure."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -32,76 +32,79 @@ class _Model(BaseModel):
 
 class TierBytes(_Model):
     device: int
-    """Bytes through the whole step of state, working copies, the window and gradient buffers."""
+    """Bytes held through the whole step: state, working copies, window and gradient buffers."""
     host: int
-    """Bytes of state, of what updates, copies and checkpoints pass through, and of the most activations that wait
-    there."""
+    """Bytes of state, of the buffers for updates, copies and checkpoints, and of the offloaded activations at their
+    peak."""
     disk: int
     pinned: int
-    """Bytes of `host` that are locked for copies to and from a GPU: what crosses the bus. 0 without a GPU."""
+    """Bytes of `host` that are pinned for copies to and from a GPU. 0 without a GPU."""
 
 
 class RankReport(_Model):
     """The plan of each data rank of a pipeline rank."""
 
     parameters: int
-    """Number of parameters whose state it holds."""
+    """Number of parameters whose state the rank holds."""
     bytes: TierBytes
     peak_device_bytes: int
     bytes_moved_per_step: dict[Traffic, int]
 
 
 class ExchangeReport(_Model):
-    """What all ranks of a phase exchange for one purpose. A ring of ranks enters each worker once."""
+    """Traffic of one kind between all ranks of a phase. A ring of ranks enters each worker once."""
 
     bytes_within_workers: int
-    """Bytes a step between ranks of one worker."""
+    """Bytes per step between ranks of one worker."""
     bytes_between_workers: int
-    """Bytes a step between workers, with the ranks in their order."""
+    """Bytes per step between workers, for ranks in their given order."""
     workers_together: int
-    """Number of workers, the first with the next and so on, of which nothing goes to others: where so many are near
-    each other, all that is exchanged is near."""
+    """Smallest number of consecutive workers that exchange nothing with other workers. If each such group of workers is
+    placed close together, all traffic of this kind stays local."""
 
 
 class ImbalanceReport(_Model):
-    """How unevenly tokens may go to experts that are spread over ranks."""
+    """Load imbalance of expert-parallel experts."""
 
     most_rows: float
-    """Most rows that the experts of one rank may get, as a multiple of the mean over the ranks."""
+    """Most routed tokens that the experts of one rank can get, as a multiple of the mean over the ranks."""
     step_seconds: float | None
-    """Seconds of a step in which those of one rank get so many in every layer. null: no hardware profile was given."""
+    """Seconds of a step in which one rank gets this many routed tokens in every layer. null: no hardware profile was
+    given."""
 
 
 class PhaseReport(_Model):
-    """The plan of a phase. Bytes are those of the rank with the most."""
+    """The plan of a phase. Each number of bytes is the maximum over the ranks."""
 
     name: str
     parameters: int
     parameters_per_rank: int
     bytes: TierBytes
     peak_device_bytes: int
-    """Most bytes of the device, with the activations."""
+    """Peak device bytes, including activations."""
     scratch_bytes: int | None
-    """Bytes that kernels hold for themselves besides, while a pass runs. null: no hardware profile was given."""
+    """Bytes that kernels allocate for themselves in addition, while a pass runs. null: no hardware profile was
+    given."""
     bytes_moved_per_step: dict[Traffic, int]
     exchanges: dict[Exchange, ExchangeReport]
-    """What ranks exchange; what is nothing is left out."""
+    """Traffic between ranks; kinds without bytes are omitted."""
     fetches_per_unit: int
-    """Fetches in a step, of the unit and rank with the most."""
+    """Fetches in a step, for the unit and the rank with the most."""
     reductions_per_unit: int
     idle_share: float
-    """Share of the step in which a pipeline rank waits, the mean of the ranks. Without a hardware profile a layer's
-    backward pass counts as three forward passes, with recomputation, else two, and all else as nothing."""
+    """Share of the step in which a pipeline rank waits, averaged over the ranks. Without a hardware profile, a layer's
+    backward pass counts as three forward passes with recomputation, else two, and everything else as zero."""
     loss_chunk: int
-    """Most tokens of a micro-batch whose logits are in memory at a time, on a rank."""
+    """Most tokens of a micro-batch with logits in memory at a time, on a rank."""
     tokens_per_step: int
     step_seconds: float | None
-    """Seconds of a step; where experts are spread over ranks, with as many rows for those of each. null: no hardware
-    profile was given."""
+    """Seconds of a step; if experts are spread over ranks, with equally many routed tokens for each rank. null: no
+    hardware profile was given."""
     imbalance: ImbalanceReport | None
-    """The other end of the range. null: experts are not spread."""
+    """The worst case for `step_seconds`. null: experts are not spread."""
     tokens_to_hide: dict[Load, int]
-    """Load that a step has once -> tokens of a step from which on compute takes longer. Empty: no profile."""
+    """Load that occurs once per step -> number of tokens per step above which compute takes longer than the load.
+    Empty: no hardware profile was given."""
     bottleneck: str | None
     fits: bool
     reasons: list[str]
@@ -116,15 +119,15 @@ class PlannedPhase:
     report: PhaseReport
     layout: Layout
     flows: list[Flow]
-    """What ranks exchange in a step."""
+    """Traffic between ranks in a step."""
     timeline: Timeline
     is_predicted: bool
-    """Whether its times are seconds; else they are forward passes of a layer."""
+    """True if times are seconds; else the unit is the forward pass of a layer."""
 
 
 def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | None, threads: int) -> PlannedPhase:
-    """The plan of a phase. `threads`: those of each rank. Raises ValueError when the profile lacks what the phase
-    needs."""
+    """Plan a phase. `threads`: number of threads per rank. Raises ValueError if the profile lacks a figure that the
+    phase needs."""
     sizes = phase_sizes(config, device, threads)
     peaks = activation_peaks(fixed_layout(config, sizes), sizes)
     layout = placed_layout(config, sizes, peaks)
@@ -173,7 +176,7 @@ def _imbalance(
 
 
 def _parts(layout: Layout, unit: int) -> int:
-    """Number of ranks' parts that make up the unit."""
+    """Return the number of ranks among which the unit is split by expert parallelism."""
     return layout.expert_ranks if layout.pool_of(unit) == "Experts" else 1
 
 
@@ -218,7 +221,8 @@ def _exchanges(flows: list[Flow], workers: int, processes: int) -> dict[Exchange
 
 
 def _together(flows: list[Flow], workers: int, processes: int) -> int:
-    """The smallest divisor of the number of workers such that no flow leaves so many neighbours."""
+    """Return the smallest divisor of the number of workers for which every flow stays inside a group of that many
+    consecutive workers."""
     sizes = (size for size in range(1, workers + 1) if workers % size == 0)
     return next(
         size for size in sizes if all(len({rank // (size * processes) for rank in flow.ranks}) == 1 for flow in flows)
@@ -246,7 +250,7 @@ def _hints_on_groups(layout: Layout) -> list[str]:
 
 
 def _hints_on_sharing(layout: Layout) -> list[str]:
-    """Hints on shared blocks in a pipeline."""
+    """Return hints on shared blocks in a pipeline."""
     if layout.pipeline == 1 or not any(map(layout.shares, range(1, layout.head))):
         return []
     if not layout.common_layer_units:

@@ -1,4 +1,4 @@
-"""What a layout needs more than a budget or a machine has. Pure."""
+"""Budget violations: bytes by which a layout exceeds a budget or a machine. Pure."""
 
 from pseudoreal_api.resolved.config import PhaseConfig
 
@@ -12,8 +12,8 @@ from pseudoreal_trainer.plan.layout import Layout
 def shortfalls(
     config: PhaseConfig, layout: Layout, sizes: Sizes, peaks: Peaks, profile: HardwareProfile | None
 ) -> list[str]:
-    """A sentence for each bound of the phase's budget and of the machine that some rank exceeds; none where it fits.
-    Raises ValueError when the profile lacks what the phase needs."""
+    """Return a sentence for each limit, of the phase's budget or of the machine, that some rank exceeds; empty if the
+    layout fits. Raises ValueError if the profile lacks a figure that the phase needs."""
     reasons = budget_shortfalls(layout, sizes, peaks, bounds_of(config.offload.budget))
     if profile is not None:
         reasons += machine_shortfalls(layout, sizes, peaks, room(layout, sizes, profile, config.precision.compute))
@@ -21,7 +21,7 @@ def shortfalls(
 
 
 def room(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> Bounds:
-    """What the machine has for a rank, without what kernels hold for themselves."""
+    """Return the machine's memory available to a rank, without the bytes that kernels allocate for themselves."""
     device = profile.device_bytes
     if device is not None:
         device -= kernel_scratch(layout, sizes, profile, compute)
@@ -29,7 +29,8 @@ def room(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precis
 
 
 def kernel_scratch(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> int:
-    """Bytes that kernels hold for themselves. Raises ValueError when nothing was measured in that precision."""
+    """Return the bytes that kernels allocate for themselves. Raises ValueError if the profile has no measurement in
+    that precision."""
     tokens = sizes.most_tokens(layout.data)
     speed = pass_speed(profile.for_ranks(1), compute, sizes.model.hidden_size, tokens)
     return round(speed.scratch_share * max(passes.block_backward for passes in graphs_by_position(sizes, tokens)))

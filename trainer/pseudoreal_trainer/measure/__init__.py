@@ -1,4 +1,4 @@
-"""Measures a machine: the figures of a hardware profile, by doing what the engine does.
+"""Measurement of a machine: the figures of a hardware profile, from the operations of the engine.
 
-What follows from them is in `forecast`.
+Predictions from these figures are in `forecast`.
 """

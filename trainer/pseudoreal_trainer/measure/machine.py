@@ -1,4 +1,4 @@
-"""Measures a machine with one rank, and with as many as it has devices, or else cores."""
+"""Measurement of a machine with one rank, and with one rank per device (per core without a GPU), at most 8."""
 
 import os
 import platform
@@ -16,20 +16,20 @@ from pseudoreal_trainer.threads import usable_processors
 
 _MOST_RANKS = 8
 DEVICE_RESERVE = 2 * 2**30
-"""Bytes of a device that no tensor gets: the context of CUDA, what cuBLAS and NCCL keep for themselves, and what the
-allocator of torch loses between blocks."""
+"""Device bytes not available to tensors: the CUDA context, memory of cuBLAS and NCCL, and fragmentation in torch's
+allocator."""
 Progress = Callable[[str], None]
 
 
 def measurements() -> int:
-    """Number of times that `measure_machine` says what it does."""
+    """Return the number of progress messages of `measure_machine`."""
     return len(_rank_counts()) * tasks(_device())
 
 
 def measure_machine(progress: Progress) -> HardwareProfile:
-    """The profile of this machine. Raises what a rank raised."""
+    """Return the profile of this machine. Raises the error of a failed rank."""
     on_gpu = _device().type == "cuda"
-    # As pods do: threads that spin while they wait steal the time of the other ranks.
+    # As in the pods: threads that spin while they wait would steal time from the other ranks.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
         speeds = [_measure_with(ranks, Path(folder), progress) for ranks in _rank_counts()]

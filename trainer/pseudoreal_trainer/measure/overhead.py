@@ -1,4 +1,4 @@
-"""What the engine itself costs: a step of a model so small that there is next to nothing to compute."""
+"""Overhead of the engine itself, from a step of a model so small that computation is negligible."""
 
 import tempfile
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _LAYERS, _MICRO_BATCHES = 4, 8
 
 @dataclass(frozen=True)
 class _Batch:
-    """The same sequence in each micro-batch."""
+    """A batch that repeats one micro-batch."""
 
     windows: Tensor
     """[B, T + 1]"""
@@ -40,7 +40,7 @@ class _Batch:
 
 
 def pass_seconds(device: torch.device) -> float:
-    """Seconds of a step that are not spent in the passes, for each pass."""
+    """Return the seconds of a step outside of passes, divided by the number of passes."""
     cell = Cell("float32", hidden=32, tokens=8)
     spec = cell.sizes.model
     layout = Layout(tuple(range(_LAYERS)), pipeline=1, data=1, micro_batches=_MICRO_BATCHES)

@@ -1,4 +1,4 @@
-"""Measures the speeds of forward and backward passes, for each of some widths and numbers of tokens."""
+"""Speeds of forward and backward passes, for several widths and numbers of tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,8 +23,8 @@ from pseudoreal_trainer.plan.units import units_of
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _SEQUENCE = {"cuda": 2048, "cpu": 128}
 _HEAD_WIDTH = {"cuda": 128, "cpu": 32}
-"""Width of a head. It decides attention's share of a block's time; these are the widths in models that are trained on
-such a device."""
+"""Width of an attention head. It determines attention's share of a block's time; these are the widths of models trained
+on such a device."""
 _LONG_SECONDS = 0.05
 
 
@@ -56,7 +56,7 @@ class Cell:
 
 
 def rows(device: torch.device) -> list[list[Cell]]:
-    """What is measured: rows of one precision and width each, from few tokens to many."""
+    """Return the measurements: rows of one precision and width each, in ascending order of tokens."""
     on_gpu = device.type == "cuda"
     widths = (1024, 4096, 8192) if on_gpu else (64, 128, 256, 512)
     lengths = (512, 4096, 16384) if on_gpu else (64, 256, 1024, 4096)
@@ -69,7 +69,7 @@ def device_type(device: torch.device) -> Device:
 
 
 def is_slow(cell: Cell, speed: PassSpeed) -> bool:
-    """Whether a cell is so slow that more tokens would take too long, and not be faster."""
+    """Return True if a cell is so slow that more tokens would take too long without being faster."""
     return cell.flops / speed.block_forward_flops_per_second > _LONG_SECONDS
 
 
@@ -99,7 +99,7 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
         hidden=cell.hidden,
         tokens=cell.tokens,
         block_forward_flops_per_second=flops / once,
-        # Of two runs that do not differ by the noise of the machine alone.
+        # The lower bound guards against noise in the difference of two measurements.
         block_backward_flops_per_second=2 * flops / max(both - once, both / 3),
         head_flops_per_second=6 * spec.vocabulary_size * cell.hidden * cell.tokens / whole,
         scratch_share=scratch_share(backward, device, Graphs(sizes, cell.tokens).block_backward),
@@ -109,7 +109,7 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
 def _backward(
     module: torch.nn.Module, source: Tensor, run: Callable[[Tensor], Tensor], gradient: Tensor
 ) -> Callable[[], object]:
-    """A backward pass with the forward pass that it needs, as under recomputation."""
+    """Return a backward pass that includes its forward pass, as under recomputation."""
 
     def act() -> object:
         inner = source.detach().requires_grad_()

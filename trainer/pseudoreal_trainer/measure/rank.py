@@ -1,4 +1,4 @@
-"""One rank of a measurement: it measures while the others do the same."""
+"""One rank of a measurement, run while the other ranks do the same."""
 
 import os
 from collections.abc import Callable
@@ -17,19 +17,19 @@ from pseudoreal_trainer.threads import threads_of
 Say = Callable[[str], None]
 _CPU = torch.device("cpu")
 _NOWHERE = Transfer(latency_seconds=0, bytes_per_second=1e12)
-"""Speed of messages for a rank alone, which sends none."""
+"""Speed of messages for a single rank, which sends none."""
 
 
 def tasks(device: torch.device) -> int:
-    """Number of times that a rank says what it does."""
+    """Return the number of progress messages of a rank."""
     return len(rows(device)) + 3
 
 
 def measure(rank: int, world: int, device_type: str, folder: Path, say: Say) -> None:
-    """Measures as one rank among others; the first rank leaves the speeds in the folder."""
+    """Measure as one rank among others; the first rank writes the speeds to the folder."""
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cuda":
-        # Before anything is pinned: that opens a context on the current device, which else is the first one's.
+        # Before anything is pinned: pinning creates a context on the current device, by default the first one.
         torch.cuda.set_device(device)
     torch.set_num_threads(threads_of(world))
     ranks = Ranks(rank, world, device)
@@ -86,7 +86,7 @@ def _passes(ranks: Ranks, say: Say) -> list[PassSpeed]:
     for row in rows(ranks.device):
         say(f"passes in {row[0].compute}, hidden {row[0].hidden}")
         for cell in row:
-            ranks.from_first(0)  # all at the same time
+            ranks.from_first(0)  # wait for all ranks, which then measure at the same time
             found.append(measure_cell(cell, ranks.device))
             if ranks.from_first(int(is_slow(cell, found[-1]))):
                 break

@@ -1,4 +1,4 @@
-"""Measures what kernels hold for themselves in a pass: the allocator's bytes beyond those that the plan counts."""
+"""Memory that kernels allocate for themselves in a pass: the allocator's bytes beyond those in the plan."""
 
 import json
 import tempfile
@@ -10,13 +10,13 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def scratch_share(act: Callable[[], object], device: torch.device, planned: int) -> float:
-    """Bytes of scratch memory for each byte of `planned`, the most that `act` has at a time according to the plan."""
+    """Return the bytes of scratch memory per byte of `planned`, which is the peak of `act` according to the plan."""
     most = _most_on_gpu(act, device) if device.type == "cuda" else most_on_cpu(act)
     return max(0.0, most / planned - 1)
 
 
 def most_on_cpu(act: Callable[[], object]) -> int:
-    """Most bytes that `act` has allocated at a time; torch's profiler tells them only in a file."""
+    """Return the peak of bytes allocated by `act`. torch's profiler reports allocations only in a trace file."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         act()
     with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:

@@ -1,4 +1,4 @@
-"""How long something takes."""
+"""Timing of functions on a device."""
 
 import statistics
 import time
@@ -12,11 +12,11 @@ from pseudoreal_trainer.forecast.time.hardware import Transfer
 _LEAST_SECONDS = 0.06
 _LEAST_TIMES, _MOST_TIMES = 2, 200
 _TOGETHER = 15
-"""Number of runs of what ranks do together: all of them must make the same number."""
+"""Number of runs of a function that ranks call together: the number must be equal on all ranks."""
 
 
 def seconds_of(act: Callable[[], object], device: torch.device) -> float:
-    """The median seconds of some runs, after one that is not counted."""
+    """Return the median seconds of several runs, after one warm-up run."""
     _timed(act, device)
     times: list[float] = []
     while len(times) < _LEAST_TIMES or (sum(times) < _LEAST_SECONDS and len(times) < _MOST_TIMES):
@@ -25,8 +25,8 @@ def seconds_of(act: Callable[[], object], device: torch.device) -> float:
 
 
 def seconds_together(act: Callable[[], object], ranks: Ranks) -> float:
-    """The median seconds of something that all ranks do at the same time, as `seconds_of` takes it; the mean over the
-    ranks."""
+    """Return the median seconds of a function that all ranks call at the same time, averaged over the ranks.
+    Collective."""
     times = []
     for _ in range(_TOGETHER):
         ranks.from_first(0)
@@ -35,7 +35,7 @@ def seconds_together(act: Callable[[], object], ranks: Ranks) -> float:
 
 
 def line_through(small: tuple[int, float], large: tuple[int, float]) -> Transfer:
-    """Latency and speed from two (bytes, seconds)."""
+    """Return latency and speed from two (bytes, seconds) measurements."""
     (size, seconds), (more, longer) = small, large
     pace = max(longer - seconds, 1e-9) / (more - size)
     return Transfer(latency_seconds=max(0.0, seconds - size * pace), bytes_per_second=1 / pace)

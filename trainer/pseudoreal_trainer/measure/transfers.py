@@ -1,4 +1,4 @@
-"""Measures the speeds of memory, the host, the disk, and of messages between ranks."""
+"""Speeds of memory, host copies, the disk, and messages between ranks."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,39 +22,39 @@ from pseudoreal_trainer.plan.update_ranges import UpdateRange
 _SMALL = 2**14
 """Bytes of the smaller of two transfers."""
 MOST_BYTES = 2**31
-"""Bytes of a vector in memory. Units are as large, and no cache holds them; a few MiB would measure the cache."""
+"""Bytes of a vector in memory. Units are as large and exceed every cache; a few MiB would measure the cache."""
 _SHARE_OF_MEMORY = 8
-"""One part in so many of the free memory is what all vectors of one measurement may take together."""
+"""Divisor of the free memory: the part that all vectors of one measurement may take together."""
 DISK_BYTES = 2**26
-"""Bytes of a transfer to a disk: enough to keep as many requests under way as the engine does, for a while."""
+"""Bytes of a transfer to a disk: enough to keep as many requests pending as the engine does, for a while."""
 _COLLECTIVE_BYTES = {"cuda": 2**29, "cpu": 2**23}
-"""Bytes of a collective's vector. Between processes of a CPU, messages are far slower than any cache."""
+"""Bytes of a collective's vector. Between processes on a CPU, messages are far slower than any cache."""
 _CLIP = 0.999
 _CPU = torch.device("cpu")
 
 
 def vector_bytes(device: torch.device, ranks: int, vectors: float) -> int:
-    """Bytes of a vector, when so many of them are measured together by so many ranks of one machine."""
+    """Return the bytes of a vector, if `ranks` ranks of one machine measure with `vectors` of them each."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _available_bytes() // ranks
     return min(MOST_BYTES, int(free / _SHARE_OF_MEMORY / vectors)) // 4096 * 4096
 
 
 def _available_bytes() -> int:
-    """Free bytes of the host, with what caches of files would give back."""
+    """Return the free bytes of the host, including reclaimable file caches."""
     line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
     return int(line.split()[1]) * 1024
 
 
 def memory_bytes_per_second(device: torch.device, ranks: int) -> float:
-    """Bytes of memory that a sum in place, in float32, moves in a second: two are read for one that is written."""
+    """Return the bytes of memory that an in-place float32 sum moves per second: two are read for each one written."""
     elements = vector_bytes(device, ranks, 2) // 4
     total, part = (torch.ones(elements, device=device) for _ in range(2))
     return 3 * total.nbytes / seconds_of(lambda: total.add_(part), device)
 
 
 def update_seconds_per_element(device: torch.device, ranks: int) -> float:
-    """Seconds for each element of the update of a unit in bfloat16: the gradient is clipped, and the new weights are
-    cast."""
+    """Return the seconds per element of the update of a bfloat16 unit, with gradient clipping and the cast of the new
+    weights."""
     elements = vector_bytes(device, ranks, 4.5) // 4
     weights, first, second, gradient = (torch.ones(elements, device=device) for _ in range(4))
     compute = torch.empty(elements, dtype=torch.bfloat16, device=device)
@@ -64,7 +64,7 @@ def update_seconds_per_element(device: torch.device, ranks: int) -> float:
 
 
 def copies(source: torch.device, target: torch.device, ranks: int) -> Transfer:
-    """Speed of copies between the device and host memory, which is pinned where there is a device."""
+    """Return the speed of copies between the device and host memory, which is pinned if the device is a GPU."""
     device = target if source == _CPU else source
     host = allocator_for(device)
     size = min(vector_bytes(_CPU, ranks, 2), vector_bytes(device, ranks, 2))
@@ -81,8 +81,8 @@ def copies(source: torch.device, target: torch.device, ranks: int) -> Transfer:
 
 
 def disk() -> tuple[Transfer, Transfer]:
-    """Speeds of reading and of writing a file in the folder for temporary files, past the page cache where the file
-    system can."""
+    """Return the speeds of reading and writing a file in the folder for temporary files, bypassing the page cache if
+    the file system can."""
     with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
         file = DirectFile(Path(folder), DISK_BYTES)
         small, large = aligned_buffer(_SMALL), aligned_buffer(DISK_BYTES)
@@ -97,12 +97,12 @@ def disk() -> tuple[Transfer, Transfer]:
 
 
 def collectives(ranks: Ranks) -> Collectives:
-    """Speeds of the collectives of all ranks, for the bytes that each sends."""
+    """Return the speeds of the collectives over all ranks, for the bytes that each sends."""
     world, large = ranks.world, _COLLECTIVE_BYTES[ranks.device.type]
     part = (world - 1) / world
 
     def line(act: Callable[[Tensor, Tensor], object], share: float) -> Transfer:
-        """The speed of a collective. `act` gets a whole vector and a shard of it; each rank sends `share` of the
+        """Return the speed of a collective. `act` gets a whole vector and a shard of it; each rank sends `share` of the
         whole."""
 
         def timed(size: int) -> tuple[int, float]:
@@ -121,7 +121,7 @@ def collectives(ranks: Ranks) -> Collectives:
 
 
 def point_to_point(ranks: Ranks) -> Transfer:
-    """Speed of messages from each rank to the next, around a ring, all at the same time."""
+    """Return the speed of messages from each rank to the next in a ring, all at the same time."""
     after, before = (ranks.rank + 1) % ranks.world, (ranks.rank - 1) % ranks.world
 
     def timed(size: int) -> tuple[int, float]:
@@ -138,7 +138,7 @@ def point_to_point(ranks: Ranks) -> Transfer:
 
 
 def agree_seconds(ranks: Ranks) -> float:
-    """Seconds of an agreement, by the network of the hosts, as the engine agrees."""
+    """Return the seconds of an agreement over the hosts' network (gloo), as in the engine."""
     values = torch.zeros(3, dtype=torch.float64)
     group: Any = dist.new_group(backend="gloo")
     return seconds_together(lambda: dist.all_reduce(values, group=group), ranks)

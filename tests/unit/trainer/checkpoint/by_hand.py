@@ -1,4 +1,4 @@
-"""Checkpoints made by hand, without an engine."""
+"""Checkpoints written by hand, without an engine."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from pseudoreal_trainer.plan.units import KINDS
 
 
 def manifest_of(step: int, phase: str = "pseudo", uid: str = "u1", **changes: Any) -> Manifest:
-    """A manifest without tensors and files."""
+    """Return a manifest without tensors and files."""
     manifest = Manifest(
         job=JobIdentity(name="tiny", namespace="default", uid=uid),
         execution=1,
@@ -39,13 +39,13 @@ def manifest_of(step: int, phase: str = "pseudo", uid: str = "u1", **changes: An
 
 
 def committed(store: CheckpointStore, step: int, phase: str = "pseudo", uid: str = "u1") -> Manifest:
-    """A checkpoint of a small tensor."""
+    """Commit a checkpoint of one small tensor."""
     return save(store, manifest_of(step, phase, uid), {"norm.weight": np.full(3, step, np.float32)})
 
 
 def save(store: CheckpointStore, manifest: Manifest, weights: Mapping[str, NDArray[Any]], pieces: int = 1) -> Manifest:
-    """Each tensor in so many pieces; first moments are twice the weights, second moments four times. What is there
-    already is replaced."""
+    """Commit a checkpoint with each tensor cut into `pieces` pieces; first moments are twice the weights, second
+    moments four times. An existing checkpoint of this name is replaced."""
     folder = store.begin(manifest)
     dtype = next(iter(weights.values())).dtype.name
     files: dict[str, Any] = {}

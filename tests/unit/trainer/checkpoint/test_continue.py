@@ -1,4 +1,4 @@
-"""A job that goes on from another's checkpoints: it ends with the same weights as if nothing had ended too early."""
+"""A job that continues from another job's checkpoints ends with the same weights as an uninterrupted job."""
 
 import json
 from collections.abc import Callable
@@ -152,7 +152,7 @@ def test_a_phase_that_is_trained_again_forgets_what_the_other_made_of_it(
 def test_what_another_job_made_of_a_later_phase_outlives_a_roll_back(
     config: Any, delink_of: Any, train: Any, continuing: Any, tmp_path: Path
 ) -> None:
-    """Only the end of the phase before is made anew, and it is the same."""
+    """The roll back repeats only the end of the earlier phase, with the same result."""
     train(config(0, OLD))
     delink(delink_of(1, OLD))
     train(config(1, OLD), _stop_after(5))
@@ -167,7 +167,7 @@ def test_what_another_job_made_of_a_later_phase_outlives_a_roll_back(
 def test_a_job_that_continues_a_continuing_one_finds_what_the_first_made(
     undisturbed: Any, config: Any, delink_of: Any, train: Any, continuing: Any, job_body: Any, tmp_path: Path
 ) -> None:
-    """The second was given up before it had made any step of the phase."""
+    """The second job was given up before its first step of the phase."""
     train(config(0, OLD))
     delink(delink_of(1, OLD))
     train(config(1, OLD), _stop_after(5))
@@ -207,7 +207,7 @@ def test_what_the_second_job_trained_again_stays_discarded_for_the_third(
 def test_what_a_job_discarded_of_its_own_does_not_count_for_the_next(
     config: Any, train: Any, continuing: Any, tmp_path: Path
 ) -> None:
-    """It was given up before its first save removed it."""
+    """The first job was given up before its first save removed the discarded checkpoint."""
     train(config(0, OLD))
     rule = DiscardConfig(before_execution=2, from_step=5)
 

@@ -1,6 +1,7 @@
-"""SIGKILL at every kind of point of a job's life on disk: whatever is left, it goes on and ends with the same weights.
+"""SIGKILL at every kind of point of a job's life on disk: the job resumes from any state and ends with the same
+weights.
 
-The points are calls of the operating system that touch the checkpoints, in all threads, counted; nothing is timed.
+The points are counted operating system calls that touch the checkpoints, in all threads. Nothing depends on timing.
 """
 
 import os
@@ -27,13 +28,13 @@ from tests.support.processes import Forked, preload, succeed
 preload("tests.support.warm")
 
 POINTS = DEPTH.of(8, 1000)
-"""Besides the first of every kind."""
+"""Number of points besides the first point of every kind."""
 _EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}
 _Job = tuple[PhaseConfig, DelinkConfig, PhaseConfig]
 
 
 def _visit(job: _Job, visited: Callable[[str], None]) -> None:
-    """Goes through the job, or goes on with it, and calls `visited` before each point."""
+    """Run the job from its current state, and call `visited` before each point."""
     import torch
     from pseudoreal_trainer.data.corpus import load_corpus
     from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -103,7 +104,7 @@ def _killed(job: _Job, point: int) -> int:
 
 @pytest.fixture
 def job(job_body: Any, config: Any, delink_of: Any) -> Callable[[str], _Job]:
-    """Two phases of three steps, saved after each, of which only the newest is kept."""
+    """Two phases of three steps; every step is saved, and only the newest checkpoint is kept."""
     spec = job_body["spec"]
     spec["checkpoint"] |= {"everySteps": 1, "keepLast": 1, "bufferBytes": 4096}
     spec["model"]["layers"] = 2
@@ -121,14 +122,14 @@ def _end(job: _Job) -> Reader:
 
 
 def _chosen(points: list[str]) -> list[int]:
-    """The first of every kind, and others at even distances."""
+    """Return the first point of every kind, and others at even distances."""
     firsts = {label: index for index, label in reversed([*enumerate(points)])}
     even = {index * len(points) // POINTS for index in range(POINTS)}
     return sorted({*firsts.values(), *even})
 
 
 def _again(job: _Job, execution: int) -> _Job:
-    """Without anything that execution 1 made."""
+    """Return the job without anything that execution 1 made."""
     rule = DiscardConfig(before_execution=2, from_step=0)
     return _of_execution(job, execution, discards={"pseudo": [rule], "real": [rule]})
 
@@ -144,7 +145,7 @@ def _of_execution(job: _Job, execution: int, **more: Any) -> _Job:
 
 
 def _removals(points: list[str]) -> list[int]:
-    """The first of every kind."""
+    """Return the first point of every kind that removes or renames a file."""
     firsts = {label: index for index, label in reversed([*enumerate(points)])}
     return sorted(index for label, index in firsts.items() if label.startswith(("os.rem", "os.rm", "shutil", "os.ren")))
 

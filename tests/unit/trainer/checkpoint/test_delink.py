@@ -1,4 +1,4 @@
-"""Delinking: a manifest alone, whose weights, moments and counts are what they should be."""
+"""Delinking writes only a manifest, with the expected weights, moments and counts."""
 
 import json
 import subprocess
@@ -113,8 +113,8 @@ def test_the_function_stays_the_same_to_the_bit(
 def test_of_layers_that_share_experts_alone_only_the_moments_of_experts_are_divided(
     kind: str, job_body: Any, tmp_path: Path, config: Any, train: Any
 ) -> None:
-    """4 layers on one set of experts become 2 of 2 layers each, and then have experts of their own. The second delink
-    is of a checkpoint that is a link itself."""
+    """4 layers on one set of experts become 2 sets of 2 layers each, and then each layer has its own experts. The
+    second delink starts from a checkpoint that is itself a link."""
     job_body["spec"]["model"]["experts"] = BALANCED
     job_body["spec"]["phases"][0]["sharing"] = {"blocks": 1} | ALONE
     train(config(0))
@@ -169,8 +169,8 @@ def test_moments_are_divided_by_the_uses_that_fall_away(
 
 
 def _squares_of_gradients(source: Reader, config: PhaseConfig) -> tuple[dict[str, float], dict[str, float]]:
-    """Squares of gradients in the step after a checkpoint: of the shared block and, in the mean, of copies of it; by
-    plain autograd."""
+    """Return, per tensor, squared gradients in the step after a checkpoint, by plain autograd: of the shared block, and
+    the mean over copies of it."""
     windows = Stream(load_corpus(config.data, 16).train, 16, config.data.seed).windows(
         source.manifest.global_cursor, source.manifest.global_cursor + config.batch.sequences
     )
@@ -193,7 +193,7 @@ def _squares_of_gradients(source: Reader, config: PhaseConfig) -> tuple[dict[str
 def test_measured_moments_are_divided_tensor_by_tensor(
     job_body: dict[str, Any], tmp_path: Path, config: Any, delink_of: Any, train: Any
 ) -> None:
-    """The one measured step is the sixth, from the checkpoint of step five."""
+    """The only measured step is the sixth, which starts from the checkpoint of step five."""
     job_body["spec"]["delink"] = {"optimizerState": "Measured", "measuredSteps": 1}
     train(config(0))
     delink(delink_of(1))
@@ -251,7 +251,7 @@ def test_what_was_not_measured_is_refused(job_body: dict[str, Any], tmp_path: Pa
 
 
 def test_layers_that_differ_end_the_phase(job_body: dict[str, Any], tmp_path: Path, config: Any, train: Any) -> None:
-    """Every cosine is below 1: two checks, at steps two and four, end it."""
+    """Every cosine is below 1, so two checks, at steps two and four, end the phase."""
     rule = {"below": "1.0", "everySteps": 2, "checks": 2}
     job_body["spec"]["phases"][0]["until"] = {"step": 9, "gradientCorrelation": rule}
     message = train(config(0))
@@ -263,7 +263,7 @@ def test_layers_that_differ_end_the_phase(job_body: dict[str, Any], tmp_path: Pa
 
 
 def test_two_delinks_after_each_other_divide_twice(tmp_path: Path, config: Any, train: Any) -> None:
-    """4 layers: 1 block becomes 2, and these become 4, without a step between."""
+    """4 layers: 1 block becomes 2, and these become 4, without a training step in between."""
     train(config(0))
     source = newest(CheckpointStore(tmp_path / "work", UID), "pseudo")
     once = delinked(source.manifest, "half", Sharing(blocks=2, pattern="Segment"), "Scale")

@@ -1,4 +1,4 @@
-"""From shared experts over some ranks to own experts over others, through a delink."""
+"""Delink from shared experts, spread over some ranks, to each layer's own experts, spread over others."""
 
 import shutil
 from hashlib import sha256

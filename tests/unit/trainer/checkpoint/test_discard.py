@@ -1,4 +1,5 @@
-"""A phase that is trained again: what it made before counts no more, and everything ends as the first time."""
+"""A phase that is trained again: its earlier checkpoints are discarded, and the result is the same as the first
+time."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +30,7 @@ Again = Callable[..., PhaseConfig]
 
 @pytest.fixture
 def again(config: Any) -> Again:
-    """A phase in execution 2, without what execution 1 made from a step on."""
+    """Return a function that makes a phase of execution 2, which discards checkpoints of execution 1 from a step on."""
 
     def make(from_step: int, index: int = 0) -> PhaseConfig:
         rule = DiscardConfig(before_execution=2, from_step=from_step)
@@ -46,7 +47,7 @@ def _losses(config: PhaseConfig) -> list[tuple[int, float]]:
 
 
 class Steps:
-    """Counts those that are made."""
+    """Counts the training steps."""
 
     made = 0
 
@@ -80,7 +81,8 @@ def test_a_phase_that_was_trained_again_is_not_trained_a_third_time(config: Any,
 
 
 def test_what_later_phases_made_goes_with_the_first_save(config: Any, train_job: Any, train: Any, store: Any) -> None:
-    """Else a job that continues this one would take it, should this one be given up before it trains them again."""
+    """Otherwise a job that continues this one would use them, if this one were given up before it trains these phases
+    again."""
     train_job("work")
     assert store.committed("real")
     rule = DiscardConfig(before_execution=2, from_step=0)
@@ -133,7 +135,7 @@ def _delink_again(delink_of: Any, from_step: int = 0) -> DelinkConfig:
 
 
 def test_a_delink_reads_what_was_trained_again(config: Any, delink_of: Any, train: Any, store: CheckpointStore) -> None:
-    """The end that was made again is at an earlier step than the old one, which is still there."""
+    """The repeated end is at an earlier step than the old end, which still exists."""
     train(config(0))
     old = store.whole(store.committed("pseudo")[-1])
     weights = {name: array * 2 for name, array in store.reader(old).whole().items()}
@@ -165,7 +167,7 @@ def test_a_delinked_checkpoint_that_is_discarded_is_made_anew(
 def test_a_whole_job_from_its_first_phase_again(
     config: Any, delink_of: Any, again: Again, train: Any, store: CheckpointStore
 ) -> None:
-    """What was made from the first end of the phase is gone once that is replaced."""
+    """Checkpoints derived from the old end of the phase are removed once the end is replaced."""
     train(config(0))
     delink(delink_of(1))
     first = train(config(1))

@@ -1,4 +1,5 @@
-"""Saved under any layout, loaded under any other: the same state to the bit, and the same training from there."""
+"""A checkpoint saved under any layout loads under any other: bit for bit the same state, and the same training from
+there."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -61,7 +62,7 @@ OF_THE_BALANCED = OF_THE_MIXTURE[:2]
 
 @dataclass(frozen=True)
 class Task:
-    """Trains from step `SAVED` of a folder, or from the start, to the end, and saves at both."""
+    """A training run from step `SAVED` of a folder, or from the start, to the end; it saves at both steps."""
 
     config: PhaseConfig
     source: Path | None
@@ -120,7 +121,7 @@ def _work(saved: str, loaded: str) -> str:
 
 @pytest.fixture
 def stores(job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
-    """`saved-loaded` and `saved` -> work directory."""
+    """Work directories by name, `saved-loaded` and `saved`."""
     return _stores([*LAYOUTS], job_body, config, tmp_path)
 
 
@@ -169,7 +170,7 @@ def test_all_pairs_of_layouts(stores: dict[str, Path]) -> None:
 
 
 def test_pairs_of_layouts_with_experts(stores_of_experts: dict[str, Path]) -> None:
-    """All layouts train the same: an expert is not full earlier where a rank has more sequences."""
+    """All layouts train identically: an expert's capacity does not depend on the number of sequences of a rank."""
     _assert_all_pairs(OF_THE_MIXTURE, stores_of_experts)
     first, *others = (_at(stores_of_experts[name], END) for name in OF_THE_MIXTURE)
     assert first.shape("blocks.1.experts.up.weight") == (6, 32, 16)

@@ -1,4 +1,4 @@
-"""manifest.json is written and read tensor by tensor, and is to the byte what pydantic makes of it as a whole."""
+"""manifest.json is written and read tensor by tensor, and is byte for byte pydantic's output for the whole manifest."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _SHARED = st.dictionaries(_NAMES, st.integers(0, 2), max_size=6)
 
 @st.composite
 def _manifests(draw: st.DrawFn) -> Manifest:
-    """Manifests in which tensors share their pieces, and others have equal ones."""
+    """Manifests in which some tensors share their pieces, and others have equal ones."""
     few = draw(st.lists(_TENSORS, min_size=3, max_size=3))
     tensors = {name: few[number] for name, number in draw(_SHARED).items()}
     digests = st.builds(FileDigest, sha256=st.just("0" * 64), size=st.integers(0, 2**60))

@@ -1,4 +1,4 @@
-"""Where a phase begins: one answer, the same on every rank."""
+"""The origin of a phase is the same on every rank."""
 
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +18,7 @@ OLD = "tiny-11111111"
 
 @dataclass
 class First:
-    """Rank 0 of two; what it says and what all have found is noted."""
+    """Rank 0 of two; it records its broadcasts and the results of collectives."""
 
     said: list[tuple[str, Any]] = field(default_factory=list)
     rank = 0
@@ -40,7 +40,7 @@ class First:
 
 @dataclass
 class Second:
-    """Rank 1 of two, which hears what rank 0 has said, and must ask for it in the same order."""
+    """Rank 1 of two. It receives the broadcasts of rank 0, and must request them in the same order."""
 
     heard: deque[tuple[str, Any]]
     rank = 1
@@ -65,7 +65,7 @@ class Second:
 
 
 def _find(config: PhaseConfig) -> Origin | Complete:
-    """The origin that both ranks find, one after the other."""
+    """Return the origin found by both ranks, one after the other."""
     first = First()
     found = find_origin(config, store_of(config), first)
     second = Second(deque(first.said))
@@ -80,7 +80,7 @@ def _stop_after(steps: int) -> Callable[[], bool]:
 
 
 def _spoil(config: PhaseConfig, name: str, content: bytes | None) -> None:
-    """The checkpoint's moments, which rank 0 verifies, have `content`; None: as many bytes as before, and others."""
+    """Replace the content of the checkpoint's moments, which rank 0 verifies. None: other content of the same size."""
     file = Path(config.work_directory) / "checkpoints" / name / "moments-00000.safetensors"
     file.write_bytes(bytes(file.stat().st_size) if content is None else content)
 
@@ -88,7 +88,7 @@ def _spoil(config: PhaseConfig, name: str, content: bytes | None) -> None:
 def test_a_phase_that_its_tokens_end_before_its_last_step_is_complete(
     job_body: Any, config: Any, delink_of: Any, train: Any
 ) -> None:
-    """The phase before ended early: at the last step of this one, more tokens had been trained than are asked for."""
+    """The phase before ended early, so the token limit of this phase is reached before its last step."""
     first, second = job_body["spec"]["phases"]
     first["until"] = {"step": 12, "validationLoss": "5.0"}
     second |= {"until": {"tokens": 15 * 6 * 16}, "batch": {"sequences": 12}}

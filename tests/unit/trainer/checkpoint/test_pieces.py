@@ -1,4 +1,5 @@
-"""Which rank writes which elements: the ranks one by one are the measure of what is computed once for many units."""
+"""Assignment of elements to the ranks that write them: the fast computation for many units, compared with each rank's
+own."""
 
 from collections import Counter
 from typing import Any
@@ -71,7 +72,7 @@ def test_pieces_are_those_of_the_ranks_one_by_one(case: dict[str, Any]) -> None:
 
 
 def test_blocks_that_are_cut_alike_are_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank of them would be asked for each block otherwise, at every save."""
+    """Otherwise each rank would be computed for each block, at every save."""
     model, sharing, calls = _model(40, None, "Separate"), Sharing(blocks=40), Counter[str]()
 
     def counted(unit: Unit, span: range) -> list[Part]:

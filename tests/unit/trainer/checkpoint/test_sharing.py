@@ -38,7 +38,7 @@ def test_a_sharing_that_does_not_refine_is_refused() -> None:
 
 
 def _mixture(dense: tuple[int, ...]) -> Model:
-    """Six layers, of which these have no experts."""
+    """Six layers; the layers in `dense` have no experts."""
     sizes = {"layers": 6, "hiddenSize": 8, "attention": {"heads": 2}, "sequenceLength": 4, "feedForward": {"size": 12}}
     return Model.model_validate(sizes | {"experts": {"count": 4, "denseLayers": list(dense)}})
 
@@ -50,7 +50,7 @@ def _numbers(blocks: int, pattern: str, part: str, dense: tuple[int, ...] = ()) 
 
 
 def test_layers_that_share_experts_alone_have_blocks_of_their_own() -> None:
-    """Experts have the number of the first layer that uses them."""
+    """A set of experts has the number of the first layer that uses it."""
     assert _numbers(2, "Cycle", "Experts") == ([0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 0, 1])
     assert _numbers(2, "Segment", "Experts") == ([0, 1, 2, 3, 4, 5], [0, 0, 0, 3, 3, 3])
     assert _numbers(2, "Segment", "Experts", dense=(0, 4)) == ([0, 1, 2, 3, 4, 5], [None, 1, 1, 3, None, 3])

@@ -1,4 +1,4 @@
-"""Which checkpoints count, which are refused, and which are removed."""
+"""Checkpoints that count, checkpoints that are refused, and checkpoints that are removed."""
 
 import errno
 import json
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 
 def _folder(store: CheckpointStore) -> Path:
-    """The checkpoints are files here."""
+    """The checkpoints are on a file system in these tests."""
     assert isinstance(store.folder, Path)
     return store.folder
 
@@ -228,7 +228,7 @@ def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
 def test_a_file_that_cannot_be_read_is_not_a_corrupt_one(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    """It may be sound in a minute, and an older one would throw training away."""
+    """The file may be intact: falling back to an older checkpoint would discard training."""
     for step in (1, 2):
         _save(store, step)
 
@@ -258,7 +258,7 @@ def test_what_cannot_be_looked_at_is_not_unfinished(store: CheckpointStore, monk
 
 
 def test_retention_keeps_the_bytes_that_a_manifest_links_to(store: CheckpointStore) -> None:
-    """The end of the pseudo phase is kept as such; here even one that is not."""
+    """The last checkpoint of the pseudo phase is kept in any case; here the link refers to an earlier one."""
     _save(store, 1)
     for step in (2, 3):
         _save(store, step)
@@ -330,7 +330,7 @@ def test_while_files_are_replaced_nothing_refers_to_them(
 
 
 def test_ranks_of_a_pod_whose_place_was_taken_may_not_commit(tmp_path: Path) -> None:
-    """It may live on where nobody can end it."""
+    """The replaced pod may still run on a node that nobody can reach."""
     for membership in (0, 2):
         Fence(tmp_path, 1, membership).claim()
     with pytest.raises(TrainingError, match="a spare pod took a place in execution 1 with restart 2"):
@@ -344,7 +344,7 @@ def test_ranks_of_a_pod_whose_place_was_taken_may_not_commit(tmp_path: Path) -> 
 
 
 def test_stages_after_a_takeover_commit_and_the_replaced_pod_never_does(tmp_path: Path) -> None:
-    """The delink and the next phase have the execution's number and a membership of their own."""
+    """The delink and the next phase keep the execution's number and start with a membership of their own."""
     replaced = Fence(tmp_path, 4, phase=1)
     replaced.claim()
     Fence(tmp_path, 4, 2, phase=1).claim()

@@ -11,8 +11,8 @@ _LETTERS = "etaoinshrdlucmfwygpbvk"
 
 
 def drawn_texts(size: int) -> Iterator[str]:
-    """Documents of so many characters in all, the same ones in every run: lines of words that are drawn by Zipf's law,
-    some of them indented, with empty lines between paragraphs."""
+    """Yield documents of `size` characters in all, identical in every run: lines of words drawn by Zipf's law, some of
+    them indented, with empty lines between paragraphs."""
     chance = random.Random(11)
     words = ["".join(chance.choices(_LETTERS, k=chance.randint(2, 9))) for _ in range(3000)] + ["é", "漢字", "🏖", "42,"]
     weights = [*accumulate(1 / rank for rank in range(1, len(words) + 1))]
@@ -29,7 +29,7 @@ def drawn_texts(size: int) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer of 1,024 tokens, trained on 200 kB."""
+    """The folder of a tokenizer with 1,024 tokens, trained on 200 kB."""
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder, train_tokenizer(drawn_texts(200_000), 1024))
     return folder

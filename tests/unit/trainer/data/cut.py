@@ -1,12 +1,12 @@
-"""Documents of a window, read as a person would."""
+"""Documents of a window, cut in the most literal way, as a reference."""
 
 Pair = tuple[int, int | None]
-"""An input token and its target; None: it has none."""
+"""An input token and its target; None: the token has no target."""
 
 
 def cut(row: list[int], end: int) -> list[list[Pair]]:
-    """The parts of documents in a window of T + 1 tokens: it is cut behind each end, and each part predicts itself,
-    shifted by one."""
+    """Return the parts of documents in a window of T + 1 tokens: the window is cut after each end, and each part
+    predicts itself, shifted by one."""
     parts: list[list[int]] = [[]]
     for token in row:
         parts[-1].append(token)

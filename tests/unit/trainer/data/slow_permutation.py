@@ -1,10 +1,10 @@
-"""The order of samples as docs/checkpoint-format.md says it: one number at a time, in Python's own integers."""
+"""Reference for the order of samples in docs/checkpoint-format.md: one number at a time, with Python's integers."""
 
 MASK = 2**64 - 1
 
 
 def splitmix64(state: int) -> int:
-    """The output of SplitMix64 behind this state."""
+    """Return the output of SplitMix64 after this state."""
     z = (state + 0x9E3779B97F4A7C15) & MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK

@@ -38,7 +38,7 @@ def test_it_is_witten_bell_counted_by_hand(monkeypatch: pytest.MonkeyPatch, chun
 
 
 class _Counted:
-    """A text that says how many of its bytes were asked for."""
+    """A text that counts the bytes read from it."""
 
     def __init__(self, text: Bytes) -> None:
         self._text, self.asked = text, 0
@@ -53,7 +53,8 @@ class _Counted:
 
 
 def test_a_large_corpus_is_not_read_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks wait for the one that counts: at most three times 16 MiB, however long the text is. In small here."""
+    """All ranks wait for the one that counts: it reads at most three times 16 MiB, for any length of the text. Scaled
+    down here."""
     monkeypatch.setattr(baseline, "_CHUNK", 1 << 10)
     text: Any = _Counted(np.memmap(tmp_path / "sparse", np.uint8, "w+", shape=8 << 30))
     order2_nats(text, np.zeros((3, 10), np.uint8))

@@ -1,4 +1,4 @@
-"""The order of sources on object storage, against one computed slowly, and the bytes that it requests."""
+"""The order of sources on object storage, compared with a slow reference, and the bytes that it requests."""
 
 import hashlib
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ orders = st.builds(
 
 
 def _slow(number: int, samples: int, order: BlockOrder, *key: int) -> int:
-    """The order of docs/checkpoint-format.md, one number at a time, in Python's own integers."""
+    """Reference for the order in docs/checkpoint-format.md: one number at a time, with Python's integers."""
     windows, group = order.windows, order.group
     epoch, position = divmod(number, samples)
     whole = samples // windows
@@ -60,7 +60,7 @@ def test_an_epoch_is_each_window_once(samples: int, order: BlockOrder, seed: int
 @settings(deadline=None)
 @given(st.integers(1, 10**12), orders, st.integers(0, 2**31), st.lists(st.integers(0, 10**13), min_size=1, max_size=6))
 def test_each_entry_is_what_the_slow_one_says(samples: int, order: BlockOrder, seed: int, numbers: list[int]) -> None:
-    """In any company."""
+    """An entry does not depend on the other numbers in the call."""
     found = shuffled_by_blocks(np.array(numbers), samples, order, seed, 3)
     assert found.tolist() == [_slow(number, samples, order, seed, 3) for number in numbers]
 
@@ -95,14 +95,14 @@ def test_blocks_are_as_large_as_requests_and_groups_as_the_cache(window: int, wi
 
 T, SEED = 16, 4
 ORDER = BlockOrder(windows=4, group=8)
-"""Blocks of 128 bytes, of which the cache has 8."""
+"""Blocks of 128 bytes; the cache holds 8 of them."""
 COUNTS = (4001, 2345, 3000)
 """Tokens of the three objects; blocks cross their borders."""
 TOKENS = sum(COUNTS)
 
 
 class _Bucket:
-    """Objects that are one sequence of the numbers 0, 1, 2, …, and what was asked of them."""
+    """Objects that form one sequence of the numbers 0, 1, 2, …, and a record of the requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int, int]] = []
@@ -129,7 +129,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> _Bucket:
 
 
 def _source(order: BlockOrder | None, ranks: int = 1) -> Source:
-    """Its cache is the same in either order."""
+    """Return a source whose cache is the same for both orders."""
     runs = [Run(ObjectPath(f"s3://b/{number}"), 0, np.dtype("<u2"), count) for number, count in enumerate(COUNTS)]
     files = TokenFiles(tuple(runs), ())
     reader = TokenReader(files, 2**16, ObjectSpans(files.runs, blocks_of(ORDER, T, 2, ranks)))
@@ -137,7 +137,7 @@ def _source(order: BlockOrder | None, ranks: int = 1) -> Source:
 
 
 def _epoch(source: Source, rank: int, ranks: int) -> list[list[int]]:
-    """What a rank reads of the first epoch, in steps of 24 samples in two micro-batches."""
+    """Return a rank's samples of the first epoch, in steps of 24 samples in two micro-batches."""
     batch, found = Batch(sequences=24, micro_batches=2), list[list[int]]()
     stream = MixedStream(stretch(0, {"web": 1}, {}), {"web": source}, T)
     for cursor in range(0, source.samples, 24):
@@ -147,7 +147,7 @@ def _epoch(source: Source, rank: int, ranks: int) -> list[list[int]]:
 
 
 def test_an_epoch_requests_each_byte_once(bucket: _Bucket) -> None:
-    """But for the token behind each block, and for what two blocks at a border of files have in common."""
+    """Except for the extra token of each block, and for bytes shared by two blocks at a border of files."""
     source = _source(ORDER)
     samples = _epoch(source, 0, 1)
     assert sorted(row[0] for row in samples) == list(range(0, T * source.samples, T))
@@ -158,7 +158,7 @@ def test_an_epoch_requests_each_byte_once(bucket: _Bucket) -> None:
 
 
 def test_a_random_order_of_all_windows_requests_blocks_again_and_again(bucket: _Bucket) -> None:
-    """Nearly one for each of the four windows of a block."""
+    """Nearly one request for each of the four windows of a block."""
     _epoch(_source(None), 0, 1)
     assert bucket.bytes > 3 * 2 * TOKENS
 

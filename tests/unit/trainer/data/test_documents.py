@@ -13,7 +13,7 @@ END = 0
 rows = st.integers(1, 9).flatmap(
     lambda width: st.lists(st.lists(st.integers(0, 3), min_size=width + 1, max_size=width + 1), min_size=1, max_size=4)
 )
-"""Windows of small tokens, so that ends of documents are common, also at the borders and one behind the other."""
+"""Windows of small tokens, so that ends of documents are frequent, also at borders and adjacent to each other."""
 Tokens = NDArray[np.int32]
 
 
@@ -22,8 +22,8 @@ def _array(windows: list[list[int]]) -> Tokens:
 
 
 def _pairs(length: int, window: int | None) -> int:
-    """Twice the pairs of a document as operations count them: L * L without a window, and the triangle that a window
-    cuts off is missing twice."""
+    """Return twice the number of (query, key) pairs of a document, as operations are counted: L * L without a window; a
+    window cuts off a triangle, which is subtracted twice."""
     return length**2 - (0 if window is None or window >= length else (length - window) ** 2)
 
 
@@ -52,7 +52,7 @@ def test_without_an_end_a_window_is_one_document() -> None:
 
 
 def test_no_window_counts_nothing() -> None:
-    """A rank has none where a micro-batch has fewer sequences than there are ranks."""
+    """A rank has no window if a micro-batch has fewer sequences than there are ranks."""
     assert count_documents(np.empty((0, 8), np.int32), END, [None, 3]) == Counts(0, {None: 0, 3: 0})
 
 

@@ -70,7 +70,7 @@ def test_sources_are_known_by_name(tmp_path: Path) -> None:
 
 
 def test_the_identity_of_text_is_written_as_before() -> None:
-    """Releases that know no token files read what is written for text, and are read."""
+    """Compatible in both directions with releases that do not know token files."""
     text = {"files": 3, "size": 10, "sha256": "ab" * 32}
     assert json.loads(CorpusIdentity.model_validate(text).to_json()) == text
 

@@ -8,7 +8,7 @@ from pseudoreal_trainer.data.mixture import Mixture, mixture
 
 weights = st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any)
 FURTHEST_BEHIND_FAILS = [12, 3, 1, 1, 12]
-"""Taking whatever is furthest behind is 1.03 samples off somewhere."""
+"""Taking the source that is furthest behind is 1.03 samples off somewhere."""
 
 
 def _located(mixed: Mixture, first: int, end: int) -> list[tuple[int, int]]:
@@ -42,7 +42,7 @@ def test_any_place_is_known_without_those_before_it(weights: list[int], first: i
 
 
 def test_tables_are_fixed() -> None:
-    """By hand. Training that began with these orders goes on with them."""
+    """Computed by hand. Training that started with these orders must continue with them."""
     assert [source for source, _ in _located(mixture([1, 2]), 0, 6)] == [1, 0, 1, 1, 0, 1]
     assert [source for source, _ in _located(mixture([3, 1]), 0, 4)] == [0, 0, 0, 1]
     assert [source for source, _ in _located(mixture([2, 2, 0, 6]), 0, 5)] == [3, 3, 0, 1, 3]

@@ -14,7 +14,7 @@ phases = st.lists(st.tuples(mixtures, st.integers(0, 60)), min_size=1, max_size=
 
 
 def _stretches(phases: list[tuple[dict[str, int], int]]) -> list[tuple[Stretch, int]]:
-    """Each phase with the cursor at which it ended."""
+    """Return each phase with the cursor at which it ended."""
     found: list[tuple[Stretch, int]] = []
     begin, consumed = 0, dict[str, int]()
     for weights, samples in phases:
@@ -31,7 +31,7 @@ def _samples(part: Stretch, first: int, end: int) -> list[tuple[str, int]]:
 
 @given(phases)
 def test_phases_neither_repeat_nor_skip(phases: list[tuple[dict[str, int], int]]) -> None:
-    """Also those that end early, anywhere in a period, and also sources that pause for a phase."""
+    """Including phases that end early, anywhere in a period, and sources that pause for a phase."""
     taken = Counter[str]()
     for part, end in _stretches(phases):
         for cursor, (name, number) in enumerate(_samples(part, part.begin, end), start=part.begin):
@@ -52,7 +52,7 @@ def test_a_checkpoint_anywhere_says_enough_to_go_on(
 
 
 def test_the_horizon_changes_nothing() -> None:
-    """What is read up to a cursor is the same, whatever comes behind it."""
+    """Samples before a cursor do not depend on the samples planned after it."""
     short = _stretches([({"web": 3, "code": 1}, 10), ({"books": 1, "web": 1}, 7)])
     longer = _stretches([({"web": 3, "code": 1}, 10), ({"books": 1, "web": 1}, 700)])
     assert _samples(short[1][0], 10, 17) == _samples(longer[1][0], 10, 17)

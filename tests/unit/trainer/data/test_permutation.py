@@ -38,7 +38,7 @@ def test_each_entry_is_what_the_slow_one_says(count: int, key: list[int], data: 
 
 
 def test_its_vectors_are_fixed() -> None:
-    """Training that began with these orders goes on with them: what this name computes must never change."""
+    """Training that started with these orders must continue with them: the output under this name must never change."""
     assert NAME == "feistel-splitmix64-v1"
     assert _all(10, 0, 0) == VECTORS[10, 0, 0]
     assert _all(10, 0, 1) == VECTORS[10, 0, 1]
@@ -48,15 +48,15 @@ def test_its_vectors_are_fixed() -> None:
 
 
 def test_splitmix64_is_that_of_its_authors() -> None:
-    """The first outputs from the seed 1234567, as published with the reference implementation in C."""
+    """The first outputs for the seed 1234567, as published with the reference implementation in C."""
     outputs = [splitmix64(1234567 + turn * 0x9E3779B97F4A7C15 & 2**64 - 1) for turn in range(3)]
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 @pytest.mark.parametrize("count", [256, 4096, 5000, 65_537])
 def test_neighbours_go_anywhere(count: int) -> None:
-    """Chi-squared of where the difference of neighbours falls, in 64 classes, over 20 keys: 63 with a deviation of 2.5.
-    Two rounds of the network instead of four give thousands at the larger sizes."""
+    """Chi-squared of the differences of neighbours, in 64 classes, over 20 keys: expected 63 with a deviation of 2.5.
+    With two rounds of the network instead of four, the larger sizes give thousands."""
     found = []
     for seed in range(20):
         entries = np.array(_all(count, seed, 0), dtype=np.int64)
@@ -68,7 +68,7 @@ def test_neighbours_go_anywhere(count: int) -> None:
 
 @pytest.mark.parametrize("count", [25, 1000])
 def test_every_entry_goes_everywhere(count: int) -> None:
-    """Over many epochs entry 0 is uniform over all places: chi-squared within five deviations."""
+    """Over many epochs, entry 0 is uniform over all places: chi-squared within five deviations."""
     epochs = 40 * count
     first = [permuted(0, count, 3, epoch) for epoch in range(epochs)]
     chi = ((np.bincount(first, minlength=count) - 40) ** 2 / 40).sum()

@@ -1,4 +1,4 @@
-"""No test here waits for time: what a thread does is seen at places where it waits for the test."""
+"""Prefetching. No test depends on time: the thread is observed where it waits for the test."""
 
 import gc
 import threading
@@ -28,7 +28,7 @@ def test_results_come_in_the_order_of_cursors(first: int, stride: int, ahead: in
 
 
 def test_no_more_is_made_than_is_asked_for() -> None:
-    """Beside the one that training uses, two wait at most."""
+    """At most two results wait, besides the one in use by training."""
     taken, most = 0, 0
 
     def make(cursor: int) -> int:
@@ -88,7 +88,7 @@ def test_it_is_closed_while_its_thread_waits_for_room() -> None:
 
 
 def test_it_is_closed_while_its_thread_makes_something() -> None:
-    """`close` waits for it: what the thread uses is free afterwards."""
+    """`close` waits for the thread: its resources are free afterwards."""
     begun, finished = threading.Event(), threading.Event()
 
     def make(cursor: int) -> int:
@@ -140,7 +140,8 @@ def test_an_error_of_the_caller_does_not_wait_for_what_hangs() -> None:
 
 
 def test_what_is_handed_over_is_the_callers_alone() -> None:
-    """Nobody keeps it, so it is gone when the caller lets it go; and two results have no memory in common."""
+    """Only the caller holds a reference, so a result is freed when the caller drops it; and two results share no
+    memory."""
     make: Callable[[int], np.ndarray] = lambda cursor: np.full(10, cursor)  # noqa: E731
     with Prefetch(make, 0, 1) as prefetch:
         first, second = prefetch.take(0), prefetch.take(1)
@@ -153,7 +154,7 @@ def test_what_is_handed_over_is_the_callers_alone() -> None:
 
 
 def test_what_the_caller_waited_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock goes one second further at each look."""
+    """The clock advances by one second at each call."""
     monkeypatch.setattr(time, "monotonic", count().__next__)
     with Prefetch(lambda cursor: cursor, 0, 1) as prefetch:
         assert prefetch.waited_seconds == 0

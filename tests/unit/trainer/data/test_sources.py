@@ -1,4 +1,4 @@
-"""The samples of a mixture, over ranks, micro-batches, restarts and phases, against an order computed slowly."""
+"""The samples of a mixture, over ranks, micro-batches, restarts and phases, compared with a slow reference."""
 
 import hashlib
 import os
@@ -27,7 +27,7 @@ Counts = dict[str, int]
 
 
 def _files(folder: Path, name: str) -> TokenFiles:
-    """Each token is its own place; those of another source are 1,000 higher."""
+    """Write a source in which each token equals its own position, plus 1,000 for the source `code`."""
     tokens = np.arange(TOKENS[name], dtype="<u2") + 1000 * (name == "code")
     tokens.tofile(folder / name)
     return TokenFiles((Run(folder / name, 0, np.dtype("<u2"), len(tokens)),), ())
@@ -42,7 +42,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
 
 
 def _expected(name: str, number: int) -> list[int]:
-    """The sample of a source, one number at a time in Python's integers."""
+    """Return a sample of a source, computed one number at a time with Python's integers."""
     samples = (TOKENS[name] - 1) // SEQUENCE
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     window = permuted(number % samples, samples, SEED, number // samples, key)
@@ -51,7 +51,8 @@ def _expected(name: str, number: int) -> list[int]:
 
 
 def _expected_stream(count: int) -> list[list[int]]:
-    """Slots of the period, 5 long, by hand: by earliest deadline of web (slots end at 2, 4, 5) and code (3, 5)."""
+    """Return the first samples. Slots of the period, of length 5, by hand: earliest deadline of web (slots end at 2, 4,
+    5) and code (3, 5)."""
     slots = ["web", "code", "web", "web", "code"]
     taken = {"web": 0, "code": 0}
     found = []
@@ -92,8 +93,8 @@ runs = st.lists(
 def test_cut_at_any_step_it_goes_on_with_the_same_windows(
     sources: dict[str, Source], runs: list[tuple[int, int, int, int]]
 ) -> None:
-    """Each run has its own ranks, micro-batches, width and number of steps, and knows of the ones before it only what
-    a checkpoint stores."""
+    """Each run has its own ranks, micro-batches, width and number of steps; it knows the runs before only from the
+    state stored in a checkpoint."""
     cursor, consumed = 0, dict[str, int]()
     seen: list[list[int]] = []
     for ranks, micro_batches, width, steps in runs:
@@ -114,7 +115,7 @@ def test_cut_at_any_step_it_goes_on_with_the_same_windows(
 def test_samples_of_many_steps_are_located_at_a_time(
     at_once: int, rank: int, sources: dict[str, Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 steps of two micro-batches with 4 samples each, of which some rank has 2 and the others 1."""
+    """40 steps of two micro-batches with 4 samples each; of three ranks, one has 2 samples and the others 1."""
     monkeypatch.setattr(step_order, "AT_ONCE", at_once)
     places, called = MixedStream.places, list[int]()
 
@@ -138,7 +139,7 @@ def test_samples_of_many_steps_are_located_at_a_time(
 
 @pytest.mark.parametrize("steps", range(13))
 def test_cut_at_every_step_of_a_job_of_two_phases(sources: dict[str, Source], steps: int) -> None:
-    """Six steps of four samples on 1 rank with one mixture, six on 3 ranks with another; cut behind one of them."""
+    """Six steps of four samples with one mixture, then six with another, interrupted after one of the steps."""
 
     def phase(
         begin: int, end: int, weights: dict[str, int], before: dict[str, int]
@@ -175,7 +176,7 @@ def test_files_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_many_sources_share_the_files_that_may_be_open(tmp_path: Path) -> None:
-    """32 sources of 40 files each would have more open than many systems allow."""
+    """32 sources of 40 files each exceed the number of open files that many systems allow."""
     files, before = _in_many_files(tmp_path, 40), len(os.listdir("/proc/self/fd"))
     sources = [open_source(f"s{n}", files, sequence=5, vocabulary=2**16, seed=0, sources=32) for n in range(32)]
     for source in sources:
@@ -187,7 +188,7 @@ def test_many_sources_share_the_files_that_may_be_open(tmp_path: Path) -> None:
 
 
 def _in_many_files(folder: Path, count: int) -> TokenFiles:
-    """Files of 10 tokens each."""
+    """Write `count` files of 10 tokens each."""
     for number in range(count):
         np.arange(10, dtype="<u2").tofile(folder / str(number))
     return TokenFiles(tuple(Run(folder / str(number), 0, np.dtype("<u2"), 10) for number in range(count)), ())

@@ -10,7 +10,7 @@ from pseudoreal_trainer.data.stream import Stream, rank_parts
 from tests.unit.trainer.data.slow_permutation import permuted
 
 TEXT = np.arange(251, dtype=np.uint8)
-"""Every byte is its own position, so a window tells where it is from."""
+"""Every byte is its own position, so a window shows its location."""
 
 
 def _starts(stream: Stream, first: int, end: int) -> list[int]:
@@ -52,7 +52,7 @@ phases = st.lists(
 
 @given(phases)
 def test_ranks_restarts_and_phases_neither_repeat_nor_skip(runs: list[tuple[int, int, int, int]]) -> None:
-    """Each run has its own ranks, micro-batches and width, as phases and restarts do."""
+    """Each run has its own ranks, micro-batches and width, like phases and restarts."""
     seen: list[int] = []
     cursor = 0
     for ranks, micro_batches, width, steps in runs:

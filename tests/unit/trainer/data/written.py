@@ -14,8 +14,8 @@ Tokens = list[int] | NDArray[Any]
 def write_native(
     folder: Path, *shards: Iterable[Tokens], vocabulary: int = 256, end: int = 0, sequence: int | None = None
 ) -> Index:
-    """Writes token files of the tokenizer Bytes. `shards`: the documents of each, without their ends; a token counts
-    as a byte of text. `sequence`: tokens of the rows into which they are packed, as the index says."""
+    """Write token files of the tokenizer Bytes. `shards`: the documents of each shard, without end tokens; each token
+    counts as one byte of text. `sequence`: tokens of a row, if the index shall say that documents are packed."""
     written = []
     for number, documents in enumerate(shards):
         with ShardWriter(folder, number, vocabulary=vocabulary, end_of_document=end) as writer:

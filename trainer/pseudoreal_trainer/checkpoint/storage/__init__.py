@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: a file system or an object store, behind one protocol.
+"""Where checkpoints are stored: a file system or an object store, with one protocol for both.
 
-What is in them is the business of `checkpoint`.
+The contents are defined in `checkpoint`.
 """

@@ -1,4 +1,4 @@
-"""Files that survive a crash of the machine once the call returns."""
+"""Writes that survive a crash of the machine once the call returns."""
 
 import ctypes
 import errno
@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
-"""Of linux/fcntl.h and linux/fs.h."""
+"""From linux/fcntl.h and linux/fs.h."""
 _NOT_THERE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-"""What renameat2 says where the file system, or the system, does not have it."""
+"""Errors of renameat2 if the file system or the kernel does not support it."""
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a file all or not at all: whoever reads `path` sees the old text or the new one."""
+    """Write a file atomically: readers of `path` see the old text or the new text."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     sync(temporary)
@@ -21,10 +21,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def rename_new(source: Path, target: Path) -> None:
-    """Rename a file to a name that nobody has. Raises FileExistsError where somebody has it.
+    """Rename a file to an unused name. Raises FileExistsError if the name is taken.
 
-    Not every file system has the rename that refuses (NFS has not), and not every one has hard links (CIFS and many of
-    FUSE have not). One with neither cannot keep two writers apart.
+    Some file systems lack renameat2's RENAME_NOREPLACE (NFS), some lack hard links (CIFS, many FUSE ones). A file
+    system without both cannot keep two writers apart.
     """
     number = _rename_new(os.fsencode(source), os.fsencode(target))
     if number == 0:
@@ -36,7 +36,7 @@ def rename_new(source: Path, target: Path) -> None:
 
 
 def _rename_new(source: bytes, target: bytes) -> int:
-    """Return the number of the error; 0: the file is renamed."""
+    """Return the error number of renameat2; 0 on success."""
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:  # not Linux, or not glibc
@@ -45,7 +45,7 @@ def _rename_new(source: bytes, target: bytes) -> int:
 
 
 def sync(path: Path) -> None:
-    """Makes a file or a directory survive a crash of the machine."""
+    """Flush a file or a directory, so that it survives a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

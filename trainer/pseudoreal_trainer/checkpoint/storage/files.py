@@ -1,4 +1,4 @@
-"""Checkpoints on a file system that all ranks see."""
+"""Checkpoints on a file system that is mounted on all ranks."""
 
 import hashlib
 import os
@@ -58,12 +58,13 @@ class FileStorage:
 
     def complete(self, text: str) -> None:
         folder = self.path.parent
+        # The folder and its entries must be durable before the manifest is.
         sync(folder)
         sync(folder.parent)
         write_atomically(self.path, text)
 
     def find(self, name: str) -> Sequence[Path]:
-        # glob passes over what it cannot read: a volume that fails for a moment would look empty.
+        # `glob` skips unreadable entries: after a short failure, the volume would look empty.
         try:
             folders = [self.path / folder for folder in os.listdir(self.path)]
         except FileNotFoundError:
@@ -83,12 +84,13 @@ class FileStorage:
     def remove_folder(self, first: str) -> None:
         (self.path / first).unlink(missing_ok=True)
         if self.exists():
+            # The removal of `first` must be durable before any other file is removed.
             sync(self.path)
             shutil.rmtree(self.path)
 
 
 def _mode(path: Path) -> int | None:
-    """Mode of the file or directory; None when there is none. Raises OSError where that cannot be told."""
+    """Return the mode of the file or directory; None if it does not exist. Raises OSError for other errors."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -96,10 +98,10 @@ def _mode(path: Path) -> int | None:
 
 
 class FileContent:
-    """The bytes of a file. It is read, not mapped into memory: a map kills the process (SIGBUS) where the file is cut
+    """The bytes of a file, read instead of mapped: a memory map kills the process (SIGBUS) if the file is truncated
     meanwhile, or its disk or server fails.
 
-    The file is opened for each read, as the checkpoint of many ranks has more files than a process may have open.
+    The file is opened for each read: a checkpoint of many ranks has more files than a process may have open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,8 +121,8 @@ class FileContent:
 
 
 def _pread(path: Path, descriptor: int, view: memoryview, begin: int) -> int:
-    """Fill the view with the bytes from `begin` on, or its first part: return how many. Raises OSError with the path,
-    which the system's own error has not."""
+    """Read from offset `begin` into the start of `view`; return the number of bytes. Raises OSError with the path,
+    which the system's own error lacks."""
     try:
         return os.preadv(descriptor, [view], begin)
     except OSError as error:
@@ -139,7 +141,8 @@ class FileOutput:
         self._flush(len(content))
 
     def _flush(self, size: int) -> None:
-        """Sends what is written to the disk meanwhile, so that little is left to wait for at the end."""
+        """Start an fdatasync of the bytes written so far on the flush thread, so that `finish` has little left to wait
+        for."""
         self._unflushed += size
         if self._unflushed >= _FLUSHED_BYTES and (self._flushed is None or self._flushed.done()):
             self._await_flush()
@@ -148,7 +151,7 @@ class FileOutput:
             self._unflushed = 0
 
     def _await_flush(self) -> None:
-        """Waits for the flush under way and raises what it raised: the system says only once that a disk has failed."""
+        """Wait for the pending flush and raise its error: the kernel reports a failed disk only once."""
         if self._flushed is not None:
             self._flushed.result()
 
@@ -159,6 +162,7 @@ class FileOutput:
         self.close()
 
     def close(self) -> None:
-        """Give the file up if it was not finished. Waits for no disk: one that hangs would keep back the error."""
+        """Discard the file if it was not finished. Does not wait for the flush thread: a hanging disk would delay the
+        error."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._file.close()

@@ -1,4 +1,4 @@
-"""Checkpoints in object storage that speaks S3's language, through fsspec and s3fs."""
+"""Checkpoints in S3-compatible object storage, through fsspec and s3fs."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -15,15 +15,15 @@ from pseudoreal_trainer.checkpoint.storage.path import SCHEME, ObjectPath
 from pseudoreal_trainer.errors import TrainingError
 
 _BLOCK_BYTES, _BLOCKS_AT_ONCE = 8 << 20, 8
-"""Bytes of a block that is read, and number of blocks at a time."""
+"""Bytes of a block to read, and number of concurrent block reads."""
 _PART_BYTES, _MOST_PARTS = 16 << 20, 10_000
-"""Bytes of a part that is written, and the number of parts that S3 allows."""
+"""Bytes of a part of a multipart upload, and the most parts that S3 allows."""
 
 log = structlog.get_logger()
 
 
 class StorageUnavailable(TrainingError):
-    """Object storage that cannot be reached, or refuses. What it holds is then unknown."""
+    """Object storage is not reachable or refuses access, so its contents are unknown."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ObjectStorage:
             files.pipe_file(self.path.url, text.encode())
 
     def complete(self, text: str) -> None:
-        """Writes the last object of its folder. Raises FileExistsError when another execution has done so meanwhile."""
+        """Write the last object of its folder. Raises FileExistsError if another execution has written it meanwhile."""
         self.create(text)
 
     def create(self, text: str) -> None:
@@ -68,7 +68,7 @@ class ObjectStorage:
             with _asking(self.path) as files:
                 files.pipe_file(self.path.url, text.encode(), mode="create")
         except FileExistsError:
-            # The answer to our own request may be lost, and then it was sent again.
+            # The answer to our own request may have been lost, and the request sent a second time.
             if self.read() != text.encode():
                 raise
 
@@ -77,7 +77,7 @@ class ObjectStorage:
             return [ObjectPath(f"{SCHEME}{key}") for key in sorted(files.glob(f"{self.path.url}/{pattern}"))]
 
     def folders(self) -> Sequence[ObjectPath]:
-        # Not `find`, which lists every object below: two for each rank of each checkpoint.
+        # Not `find`, which lists every object below: two per rank of each checkpoint.
         with _asking(self.path) as files:
             try:
                 found = files.ls(self.path.url, detail=True)
@@ -89,7 +89,7 @@ class ObjectStorage:
         return [self.path / name for name in sorted(names)]
 
     def make_folder(self) -> None:
-        """Does nothing: object storage has no folders."""
+        """Do nothing: object storage has no folders."""
 
     def remove_folder(self, first: str) -> None:
         with _asking(self.path) as files:
@@ -103,14 +103,14 @@ class ObjectStorage:
             try:
                 files.rm(keys)
             except Exception as error:
-                # Some servers know no request for many objects.
+                # Some servers do not support the request that deletes many objects.
                 log.warning("objects_removed_one_by_one", folder=str(self.path), error=str(error))
-            # Such a request does not tell which objects it could not remove.
+            # The request does not report which objects it failed to remove.
             for key in self._keys(files):
                 files.rm_file(key)
 
     def _keys(self, files: Any) -> list[str]:
-        # By a prefix, as s3fs looks two times more where it finds nothing in a folder.
+        # With a prefix: s3fs sends two more requests if a folder has no entries.
         found: list[str] = files.find(self.path.parent.url, prefix=f"{self.path.name}/")
         return found
 
@@ -129,17 +129,17 @@ class ObjectContent:
 
 
 class ObjectOutput:
-    """An object that is sent in parts while it is written; it appears when it is finished."""
+    """A multipart upload. The object appears when the upload is finished."""
 
     def __init__(self, path: ObjectPath, size: int) -> None:
         self._path, self._part, self._size = path, max(_PART_BYTES, ceil(size / _MOST_PARTS)), 0
         with _asking(path) as files:
-            # An execution that was replaced may still be writing: who comes last must not replace what is there.
+            # A replaced execution may still be writing: the later writer must fail, not overwrite.
             self._file = files.open(path.url, "xb", block_size=self._part)
         self._finished = False
 
     def write(self, content: memoryview) -> None:
-        """Takes content, which is sent in equal parts, as some servers want them."""
+        """Append content. It is sent in parts of equal size, which some servers require."""
         begin = 0
         with _asking(self._path):
             while begin < len(content):
@@ -162,12 +162,12 @@ class ObjectOutput:
                 self._file.discard()
         except (OSError, StorageUnavailable) as error:
             log.warning("upload_not_aborted", file=str(self._path), error=str(error))
-        # Otherwise it is closed when it is collected, which sends what is left, or fails to.
+        # Otherwise garbage collection closes the file, which uploads the rest, or fails to.
         self._file.closed = True
 
 
 def _blocks(path: ObjectPath, begin: int, end: int) -> Iterator[bytes]:
-    """The bytes begin..end-1 block by block, some blocks of them in memory at a time."""
+    """Yield the bytes begin..end-1 block by block, with a few blocks in memory at a time."""
     for first in range(begin, end, _BLOCK_BYTES * _BLOCKS_AT_ONCE):
         starts = [*range(first, min(end, first + _BLOCK_BYTES * _BLOCKS_AT_ONCE), _BLOCK_BYTES)]
         ends = [min(end, start + _BLOCK_BYTES) for start in starts]
@@ -176,7 +176,7 @@ def _blocks(path: ObjectPath, begin: int, end: int) -> Iterator[bytes]:
 
 
 def read_ranges(ranges: Sequence[tuple[ObjectPath, int, int]]) -> list[bytes]:
-    """The bytes begin..end-1 of each object, all requested at the same time. Raises FileNotFoundError and
+    """Return the bytes begin..end-1 of each object, requested concurrently. Raises FileNotFoundError and
     StorageUnavailable."""
     if not ranges:
         return []
@@ -186,7 +186,7 @@ def read_ranges(ranges: Sequence[tuple[ObjectPath, int, int]]) -> list[bytes]:
 
 
 def read_beginnings(paths: Sequence[ObjectPath], size: int) -> list[bytes | None]:
-    """The first bytes of each object, at most `size`, all requested at the same time; None where there is no object.
+    """Return the first bytes of each object, at most `size`, requested concurrently; None if the object does not exist.
     Raises StorageUnavailable."""
     if not paths:
         return []
@@ -208,7 +208,7 @@ def _beginning(path: ObjectPath, found: bytes | Exception) -> bytes | None:
 
 @contextmanager
 def _asking(path: ObjectPath) -> Iterator[Any]:
-    """A context with the file system of fsspec. Its errors have no base in common; here they become those of
+    """Yield the fsspec file system, and translate its errors, which have no common base class, into the errors of
     `Storage`."""
     try:
         yield _file_system()
@@ -227,7 +227,7 @@ def _asking(path: ObjectPath) -> Iterator[Any]:
 def _file_system() -> Any:
     import fsspec
 
-    # Other ranks and executions write meanwhile: what was listed once is not true for long.
+    # Listings are not cached: other ranks and executions write meanwhile.
     return fsspec.filesystem("s3", use_listings_cache=False)
 
 
@@ -239,8 +239,8 @@ def _unavailable(path: ObjectPath, error: Exception) -> StorageUnavailable:
 
 
 def _code(error: BaseException) -> str | None:
-    """S3's code of an error (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html); None for another
-    error."""
+    """Return S3's error code (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html); None for other
+    errors."""
     response: dict[str, Any] = getattr(error.__cause__, "response", {})
     found: str | None = response.get("Error", {}).get("Code")
     return found

@@ -1,4 +1,4 @@
-"""Names of what is stored: paths of a file system, and URLs of objects."""
+"""Names of stored files: file system paths and object URLs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +8,11 @@ SCHEME = "s3://"
 
 @dataclass(frozen=True)
 class ObjectPath:
-    """A name in object storage, with as much of pathlib's interface as naming things needs. Object storage has no
-    folders, only names that begin alike; they are called folders all the same."""
+    """A name in object storage, with the part of pathlib's interface that composes names. Object storage has no
+    folders, only common prefixes; they are called folders here."""
 
     url: str
-    """The URL, without a slash at its end."""
+    """The URL, without a trailing slash."""
 
     def __truediv__(self, name: str) -> "ObjectPath":
         return ObjectPath(f"{self.url}/{name}")

@@ -1,4 +1,4 @@
-"""What checkpoints ask of the file system or the object storage that keeps them."""
+"""The interface of the file system or object storage that keeps checkpoints."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,64 +13,63 @@ from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 
 
 class Output(Protocol):
-    """A new file that is written from its begin to its end."""
+    """A new file, written from start to end."""
 
     def write(self, content: memoryview) -> None:
-        """Appends `content`, which may be changed once this returns."""
+        """Append `content`. The caller may change the buffer afterwards."""
 
     def finish(self) -> None:
-        """Ends the file, which survives a crash of the machine once this returns."""
+        """Finish the file. Afterwards it survives a crash of the machine."""
 
     def close(self) -> None:
-        """Gives the file up if it was not finished."""
+        """Discard the file if it was not finished."""
 
 
 class Content(Protocol):
-    """The bytes of a file, read where they are needed."""
+    """The bytes of a file, with random access."""
 
     def read_into(self, begin: int, out: NDArray[np.uint8]) -> None:
-        """Fills `out` with the bytes from `begin` on. Raises ValueError when the file ends before."""
+        """Fill `out` with the bytes from offset `begin` on. Raises ValueError if the file ends earlier."""
 
 
 class Storage(Protocol):
-    """The file or the folder at a path. Its methods raise OSError: for object storage FileNotFoundError and
-    FileExistsError, and StorageUnavailable for everything else."""
+    """The file or the folder at a path. Methods raise OSError; for object storage, FileNotFoundError, FileExistsError,
+    and StorageUnavailable for all other errors."""
 
     def exists(self) -> bool: ...
 
     def read(self) -> bytes: ...
 
     def size(self) -> int:
-        """Size of the file in bytes."""
+        """Return the size of the file in bytes."""
 
     def sha256(self) -> str: ...
 
     def content(self) -> Content: ...
 
     def output(self, size: int) -> Output:
-        """Begins a file that is not there yet and will have `size` bytes."""
+        """Start a new file, which does not exist yet and will have `size` bytes."""
 
     def replace(self, text: str) -> None:
-        """Writes the file all or not at all: whoever reads it sees the old text or the new one."""
+        """Write the file atomically: readers see the old text or the new text."""
 
     def create(self, text: str) -> None:
-        """Writes the file all or not at all, unless it is there. Raises FileExistsError where another one has written
-        it."""
+        """Write the file atomically if it does not exist. Raises FileExistsError if another process has written it."""
 
     def complete(self, text: str) -> None:
-        """Writes the last file of its folder: when it is there, all that were written before are."""
+        """Write the last file of its folder. If it exists after a crash, so do all files written before."""
 
     def glob(self, pattern: str) -> Sequence[StoragePath]:
-        """The files below this folder that match, in the order of their names. Raises ValueError and
-        NotImplementedError where the pattern is none."""
+        """Return the matching files below this folder, in the order of their names. Raises ValueError or
+        NotImplementedError for an invalid pattern."""
 
     def folders(self) -> Sequence[StoragePath]:
-        """The folders directly below this one."""
+        """Return the folders directly below this one."""
 
     def make_folder(self) -> None: ...
 
     def remove_folder(self, first: str) -> None:
-        """Removes the folder with all that it holds, if it is there; the file named `first` goes first."""
+        """Remove the folder with its contents, if it exists; the file `first` is removed first."""
 
 
 def storage_of(path: StoragePath) -> Storage:

@@ -1,4 +1,4 @@
 """Text to native token files: reading of inputs, tokens, shards, and the processes that make them.
 
-How the files are read when a model trains is decided in `data` and `data.tokens`.
+Reading the files for training is in `data` and `data.tokens`.
 """

@@ -1,4 +1,4 @@
-"""Documents as tokens, and how many of an input may be malformed."""
+"""Documents as tokens, and the limit on malformed documents."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 @dataclass(frozen=True, slots=True)
 class Document:
     tokens: NDArray[np.unsignedinteger]
-    """[n], without the token that ends it."""
+    """[n], without the end token."""
     text_bytes: int
 
 
@@ -23,7 +23,7 @@ class Encoder:
     tokenizer: Tokenizer
 
     def document(self, content: Text | Ids) -> Document:
-        """Raises Malformed where the content cannot become a document."""
+        """Return the document. Raises Malformed if the content cannot become one."""
         found = self._of_tokens(content) if isinstance(content, np.ndarray) else self._of_text(content)
         if (found.tokens == self.tokenizer.end_of_document).any():
             raise Malformed(f"it has the token {self.tokenizer.end_of_document} inside, which ends documents")
@@ -43,7 +43,7 @@ class Encoder:
                 raise Malformed(f"it is no Unicode ({error.reason})") from error
             parts.append(self.tokenizer.encode(piece).astype(self._dtype))
             tokens += len(parts[-1])
-            self._check_size(tokens)  # of what is there so far: the text may have no end
+            self._check_size(tokens)  # checked after each piece: the text may be endless
         return Document(np.concatenate(parts) if len(parts) > 1 else parts[0], size)
 
     def _of_tokens(self, tokens: Ids) -> Document:
@@ -59,13 +59,13 @@ class Encoder:
 
 
 class Faults:
-    """Documents that were left out as they are malformed."""
+    """Number of documents left out because they are malformed."""
 
     def __init__(self, most: int, count: int = 0) -> None:
         self.most, self.count = most, count
 
     def add(self, where: str, error: Malformed) -> None:
-        """Raises InvalidJobError for one too many."""
+        """Count a malformed document. Raises InvalidJobError if there are more than allowed."""
         self.count += 1
         if self.count > self.most:
             others = f" after {self.most:,} others that are malformed" if self.most else ""

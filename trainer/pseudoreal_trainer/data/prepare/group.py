@@ -1,6 +1,6 @@
-"""One group of inputs, from what an earlier run has left of it to its last shard.
+"""Preparation of one group of inputs, resumed from the shards of an earlier run.
 
-What is done is in one file, replaced after each shard: a run that is killed loses the shard that it was making.
+The progress is recorded in one file, replaced after each shard: a killed run loses only the shard that it was writing.
 """
 
 import hashlib
@@ -26,38 +26,38 @@ from pseudoreal_trainer.data.tokens.native import INDEX, Shard, finished_shard, 
 from pseudoreal_trainer.errors import InvalidJobError
 
 RECORDS = "prepared"
-"""Folder, beside the shards, with a file for each group."""
+"""Folder, beside the shards, with one file per group."""
 
 
 class Done(ApiModel):
-    """A shard that is there."""
+    """A shard that exists."""
 
     shard: Shard
     records: int
-    """Records of the group up to its end."""
+    """Number of records of the group up to the end of the shard."""
     malformed: int
-    """Those of them that were left out."""
+    """Number of these records that were left out."""
     padding: int
 
 
 class GroupRecord(ApiModel):
     source: str
-    """SHA-256 that stands for the inputs' content and for all that decides what becomes of it."""
+    """SHA-256 of the inputs' content and of everything else that determines the shards."""
     inputs: list[str]
     shards: list[Done]
     malformed: int = 0
-    """Documents that were left out, known once it is finished."""
+    """Number of documents left out, known once the group is finished."""
     is_finished: bool
 
 
 class Progress(shards.Progress, Protocol):
     def skip(self) -> None:
-        """The whole group is there already."""
+        """Record that the whole group exists already."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """All that one process needs to know of a group."""
+    """Everything that one process needs to know about a group."""
 
     group: Group
     settings: Settings
@@ -65,7 +65,7 @@ class Work:
 
 
 def prepare_group(work: Work, tokenizer: Tokenizer, progress: Progress) -> GroupRecord:
-    """Makes the shards of the group that are not there yet. Raises InvalidJobError where an input cannot be used."""
+    """Write the missing shards of the group. Raises InvalidJobError if an input cannot be used."""
     record = _begun(work, tokenizer)
     sound = _sound(work, tokenizer, record)
     if record.is_finished and sound == record.shards:
@@ -83,7 +83,7 @@ def prepare_group(work: Work, tokenizer: Tokenizer, progress: Progress) -> Group
 
 
 def _begun(work: Work, tokenizer: Tokenizer) -> GroupRecord:
-    """What an earlier run has left; nothing where it was of other content, or is unreadable."""
+    """Return the record of an earlier run; an empty record if that run had other content, or the file is unreadable."""
     parts = [work.settings.identity(tokenizer), *(each.sha256() for each in work.group.inputs)]
     source = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     names = [each.name for each in work.group.inputs]
@@ -96,12 +96,12 @@ def _begun(work: Work, tokenizer: Tokenizer) -> GroupRecord:
 
 
 def _sound(work: Work, tokenizer: Tokenizer, record: GroupRecord) -> list[Done]:
-    """The shards from the first on whose files are there."""
+    """Return the leading shards whose files are intact."""
     sound = []
     for done in record.shards:
         try:
             found = finished_shard(work.folder, int(done.shard.name), token_type(tokenizer.vocabulary))
-        except InvalidJobError:  # a file was cut
+        except InvalidJobError:  # a file was truncated
             break
         if found != done.shard:
             break
@@ -110,8 +110,8 @@ def _sound(work: Work, tokenizer: Tokenizer, record: GroupRecord) -> list[Done]:
 
 
 def _remove_leftovers(work: Work, sound: int) -> None:
-    """Removes the index, which would name what is replaced now, and the group's shards from the number `sound` on, in
-    whatever state they are."""
+    """Remove the index, which would list shards that are replaced now, and the group's shards from number `sound` on,
+    finished or not."""
     (work.folder / INDEX).unlink(missing_ok=True)
     first = work.group.number * shards.MOST_PER_GROUP
     prefix = f"{first:05d}"[:-3]
@@ -121,7 +121,7 @@ def _remove_leftovers(work: Work, sound: int) -> None:
 
 
 def _made(work: Work, tokenizer: Tokenizer, progress: Progress, record: GroupRecord, faults: Faults) -> Iterator[Done]:
-    """The shards after those of the record."""
+    """Write and yield the shards after those of the record."""
     target = Target(
         work.folder, work.group.number, tokenizer.vocabulary, tokenizer.end_of_document, work.settings.sequence
     )
@@ -136,7 +136,7 @@ def _made(work: Work, tokenizer: Tokenizer, progress: Progress, record: GroupRec
 
 
 def _records(work: Work, tokenizer: Tokenizer) -> Iterator[tuple[str, Record]]:
-    """All records of the group, each with the name of its input; positions count from the begin of the group."""
+    """Yield all records of the group, each with the name of its input; positions count from the start of the group."""
     before = 0
     for each in work.group.inputs:
         for record in each.records(work.settings.text_field, tokenizer.end_of_document):

@@ -1,4 +1,5 @@
-"""Which files are prepared, and which of them one process takes at a time. Their order decides the shards' numbers."""
+"""The input files, and their grouping: one process takes one group at a time. The order of groups determines the
+numbers of shards."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,8 @@ from pseudoreal_trainer.data.prepare.formats.text_files import json_records, tex
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 GROUP_BYTES = 16 << 20
-"""Inputs that follow each other become one group until it has this size: a file that is larger is one of its own, and
-ten thousand small ones are not as many shards."""
+"""Least size of a group of consecutive inputs. A larger file is a group of its own, and ten thousand small files do not
+become as many shards."""
 
 _READERS: dict[str, Callable[[Path, str], Iterator[Record]]] = {
     ".txt": lambda file, _: text_records(file),
@@ -31,23 +32,23 @@ KINDS = "*.jsonl, *.json or *.txt (also .gz or .zst), *.parquet, *.fast_llm_data
 @dataclass(frozen=True)
 class Input:
     name: str
-    """Its path below the folder that was given, or its own name."""
+    """Its path below the given folder, or its own name."""
     path: Path
     files: tuple[Path, ...]
-    """What is read of it."""
+    """The files that are read."""
     size: int
-    """Bytes of all of them when they were found."""
+    """Bytes of all files when they were found."""
     mds: MdsDataset | None = None
 
     def records(self, field: str, end_of_document: int) -> Iterator[Record]:
         if self.mds is not None:
             return self.mds.records(field, end_of_document)
         kind = _kind(self.path)
-        assert kind is not None, "it was found by its kind"
+        assert kind is not None, "`_inputs_of` rejects files of unknown kind"
         return _READERS[kind](self.path, field)
 
     def check_unchanged(self) -> None:
-        """Raises TrainingError where somebody writes there while it is read."""
+        """Raise TrainingError if the files have changed in size, because another process writes them."""
         if (size := _size(self.files)) != self.size:
             raise TrainingError(f"{self.path} had {self.size:,} bytes and has {size:,} now: it is being written")
 
@@ -70,8 +71,8 @@ class Group:
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Input]:
-    """The inputs in the order of `paths`, those of a folder in the order of their names. Raises InvalidJobError where
-    there are none, and where one is there twice."""
+    """Return the inputs in the order of `paths`; inputs of a folder in the order of their names. Raises InvalidJobError
+    if there are none, or an input is given twice."""
     found = [each for path in paths for each in _inputs_of(path)]
     seen: set[Path] = set()
     for each in found:
@@ -97,7 +98,7 @@ def _inputs_of(path: Path) -> list[Input]:
     if path.is_dir():
         if (mds := read_mds(path)) is not None:
             return [Input(path.name, path, mds.files, _size(mds.files), mds)]
-        # A .json that is not compressed is mostly a description of something; who means text gives its name.
+        # An uncompressed .json is mostly metadata; a user whose .json holds text names the file.
         files = [file for file in path.rglob("*") if _kind(file) and file.suffix != ".json" and file.is_file()]
         if not files:
             raise InvalidJobError(f"{path} holds no file to prepare; these are: {KINDS}")
@@ -118,7 +119,7 @@ def _size(files: tuple[Path, ...]) -> int:
 
 
 def _kind(path: Path) -> str | None:
-    """The end of its name that says how to read it."""
+    """Return the suffix that determines the reader."""
     if path.suffix in _COMPRESSED:
         inner = Path(path.stem).suffix
         return inner if inner in _WITH_COMPRESSION else None

@@ -1,4 +1,4 @@
-"""The whole of `pseudoreal data prepare`: inputs become groups, groups become shards, the index comes last."""
+"""The command `pseudoreal data prepare`: inputs become groups, groups become shards, the index is written last."""
 
 import fcntl
 import os
@@ -23,11 +23,11 @@ PLAN = "prepare.json"
 
 
 class Plan(ApiModel):
-    """What a folder of shards is made from. It is written first, and never changes: shards that are there stand for
-    weeks of computing, and are not replaced as an option was mistyped."""
+    """The inputs and options of a folder of shards. Written first and never changed: existing shards may stand for
+    weeks of computing, and a mistyped option must not replace them."""
 
     tokenizer: str
-    """SHA-256 of its file."""
+    """SHA-256 of the tokenizer's file."""
     end_of_document: int
     settings: Settings
     groups: list[list[str]]
@@ -39,7 +39,7 @@ class Prepared:
     index: Index
     malformed: int
     padding: int
-    """Tokens that only fill rows."""
+    """Number of tokens that only pad rows."""
 
 
 def prepare(
@@ -51,8 +51,8 @@ def prepare(
     workers: int,
     tick: Callable[[Totals, int], None],
 ) -> Prepared:
-    """Makes the shards that are not in the folder `output` yet. `tick` is told how far all is, and the bytes of all
-    inputs. Raises InvalidJobError where inputs or options cannot be used."""
+    """Write the shards that are missing in the folder `output`. `tick` is called with the progress of all groups and
+    the bytes of all inputs. Raises InvalidJobError if inputs or options cannot be used."""
     tokenizer = load_tokenizer(tokenizer_path, end_of_document)
     groups = groups_of(find_inputs(paths))
     output.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def prepare(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """A context in which no other process of this machine prepares the folder; the lock ends with the process."""
+    """Hold a lock on the folder: no other process of this machine prepares it. The lock ends with the process."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         _lock(descriptor, folder)
@@ -99,7 +99,7 @@ def _plan(tokenizer: Tokenizer, settings: Settings, groups: Sequence[Group]) -> 
 
 
 def _agree_on_plan(folder: Path, plan: Plan) -> None:
-    """Writes the plan of a new folder. Raises InvalidJobError where the folder was begun otherwise."""
+    """Write the plan of a new folder. Raises InvalidJobError if the folder was started with other inputs or options."""
     begun = read_plan(folder)
     if begun is None:
         if any(folder.iterdir()):
@@ -112,7 +112,7 @@ def _agree_on_plan(folder: Path, plan: Plan) -> None:
 
 
 def read_plan(folder: Path) -> Plan | None:
-    """What the folder is made from; None if it says nothing of it. Raises InvalidJobError where that is damaged."""
+    """Return the plan of the folder; None if it has none. Raises InvalidJobError if the plan is damaged."""
     path = folder / PLAN
     try:
         return Plan.model_validate_json(path.read_bytes())

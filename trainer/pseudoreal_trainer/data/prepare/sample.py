@@ -10,12 +10,12 @@ from pseudoreal_trainer.data.prepare.inputs import Input
 from pseudoreal_trainer.errors import InvalidJobError
 
 _MOST_MALFORMED = 100
-"""Documents of an input after which it is not what it was taken for."""
+"""Malformed documents of an input above which the input is assumed to be of another kind."""
 
 
 def sampled_texts(inputs: Sequence[Input], field: str, most_bytes: int, tick: Callable[[int], None]) -> Iterator[str]:
-    """Texts of about `most_bytes` in all: the begin of each input, as large a share as the input has of all bytes.
-    `tick` is told the bytes so far. Raises InvalidJobError for an input that is not text."""
+    """Yield texts of about `most_bytes` in all: the start of each input, in proportion to its size. `tick` is called
+    with the bytes so far. Raises InvalidJobError for an input that is not text."""
     size, taken = max(1, sum(each.size for each in inputs)), 0
     for each in inputs:
         end = taken + max(1, most_bytes * each.size // size)

@@ -1,4 +1,4 @@
-"""What decides the bytes of the shards, beside the text and the tokenizer."""
+"""Options that determine the bytes of the shards, besides the text and the tokenizer."""
 
 import json
 
@@ -15,14 +15,15 @@ SHARD_BYTES = 256 << 20
 class Settings(ApiModel):
     text_field: str = "text"
     shard_bytes: int = Field(SHARD_BYTES, ge=1, le=MOST_SHARD_BYTES // 2)
-    """Bytes of tokens at which a shard ends, with the document that reaches them. They are in memory until then."""
+    """Bytes of tokens at which a shard ends; it includes the document that reaches the limit. A shard is in memory
+    until then."""
     sequence: int | None = Field(None, ge=2)
-    """Tokens of a row into which documents are packed."""
+    """Tokens of a row into which documents are packed; None: no packing."""
     most_malformed: int = Field(0, ge=0)
-    """Documents of a group that may be left out as they are malformed."""
+    """Number of malformed documents of a group that may be left out."""
 
     def identity(self, tokenizer: Tokenizer) -> str:
-        """What shards must have in common to be of one folder, as text."""
+        """Return, as text, the options that all shards of a folder must have in common."""
         decisive = self.to_dict() | {
             "version": 1,
             "mostMalformed": None,

@@ -1,4 +1,4 @@
-"""One shard: documents are gathered in memory, ordered, and written."""
+"""One shard: its documents are collected in memory, ordered, and written."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,31 +15,31 @@ from pseudoreal_trainer.data.tokens.native import Shard, ShardWriter
 from pseudoreal_trainer.errors import InvalidJobError
 
 MOST_PER_GROUP = 1000
-"""Shards of a group, which has as many numbers."""
+"""Number of shard numbers reserved for a group."""
 
 
 class Progress(Protocol):
     def wrote(self, document: Document) -> None:
-        """One more document is tokens."""
+        """Record that one more document was encoded."""
 
     def read(self, position: int, malformed: int) -> None:
-        """The group is read up to there; so many of its documents were left out."""
+        """Record that the group was read up to `position`, and the number of malformed documents so far."""
 
 
 @dataclass
 class Batch:
-    """Documents of a shard to be."""
+    """Documents collected for a shard."""
 
     documents: list[Document] = field(default_factory=list)
     records: int = 0
-    """Records that they were taken from; others were empty or malformed."""
+    """Number of records read for the batch, including empty and malformed ones."""
     tokens: int = 0
 
 
 def gather(
     records: Iterable[tuple[str, Record]], encoder: Encoder, faults: Faults, progress: Progress, most: int
 ) -> Iterator[Batch]:
-    """Batches of at least `most` tokens, but the last. `records`: each with the name of its input."""
+    """Yield batches of at least `most` tokens, except the last. `records`: each with the name of its input."""
     batch = Batch()
     for name, record in records:
         batch.records += 1
@@ -62,15 +62,15 @@ def gather(
 
 @dataclass(frozen=True)
 class Target:
-    """Where the shards of one group go, and in which order their documents: an order that the numbers of the group and
-    of the shard decide, so the same text in another format makes the same shards."""
+    """Destination and document order of the shards of one group. The order depends only on the numbers of the group and
+    of the shard, so the same text in another format makes the same shards."""
 
     folder: Path
     group: int
     vocabulary: int
     end_of_document: int
     sequence: int | None
-    """Tokens of a row into which documents are packed."""
+    """Tokens of a row into which documents are packed; None: no packing."""
 
     def number(self, index: int) -> int:
         if index >= MOST_PER_GROUP:
@@ -81,7 +81,7 @@ class Target:
         return self.group * MOST_PER_GROUP + index
 
     def write(self, index: int, documents: list[Document]) -> tuple[Shard, int]:
-        """The shard, and the number of tokens that only fill rows."""
+        """Write a shard; return it and the number of tokens that only pad rows."""
         padding = 0
         number = self.number(index)
         with ShardWriter(
@@ -96,7 +96,7 @@ class Target:
             return writer.finish(), padding
 
     def _order(self, documents: list[Document], index: int) -> Iterator[int | None]:
-        """Numbers of documents; None for the padding, a document without text."""
+        """Yield indices of documents; None for padding, an empty document."""
         if self.sequence is None:
             yield from self._shuffled(len(documents), index)
             return

@@ -1,7 +1,7 @@
-"""Processes that prepare groups, one group at a time each.
+"""Worker processes that prepare groups, each one group at a time.
 
-They are spawned: the tokenizers' library must not be forked once it has threads. Each has one thread for encoding. They
-end with the process that has started them, however it ends.
+They are spawned, because the tokenizers library must not be forked once it has threads. Each has one thread for
+encoding. They end with the process that started them, even if that process is killed.
 """
 
 import multiprocessing
@@ -35,7 +35,7 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Totals:
-    """How far all groups are. What an earlier run has made counts as read alone."""
+    """Progress of all groups. Shards of an earlier run count only as bytes read."""
 
     read_bytes: int
     """Bytes of the inputs."""
@@ -46,7 +46,7 @@ class Totals:
 
 
 class _GroupProgress:
-    """Counts in memory that the processes share; each group has its own, which one process writes."""
+    """Counters in shared memory. Each group has its own, written by one process."""
 
     def __init__(self, counts: Counts, size: int) -> None:
         self._counts, self._size = counts, size
@@ -72,8 +72,8 @@ class TokenizerPath:
 def prepare_groups(
     works: Sequence[Work], tokenizer: TokenizerPath, workers: int, tick: Callable[[Totals], None]
 ) -> list[GroupRecord]:
-    """What became of each group. `tick` is called again and again meanwhile. Raises InvalidJobError for the first input
-    that cannot be used, and TrainingError when a process fails."""
+    """Return the record of each group. `tick` is called repeatedly meanwhile. Raises InvalidJobError for the first
+    input that cannot be used, and TrainingError if a process fails."""
     shared = _CONTEXT.RawArray("q", _COUNTS * len(works))
     counts = _counts(shared)
     waiting, found = deque(range(len(works))), dict[int, GroupRecord]()
@@ -94,15 +94,15 @@ def prepare_groups(
 
 
 class _Worker:
-    """A process, seen from the one that has started it."""
+    """A worker process, seen from its parent."""
 
     def __init__(self, shared: Any, tokenizer: TokenizerPath) -> None:
         self.connection, theirs = _CONTEXT.Pipe()
         self.process = _CONTEXT.Process(target=_work, args=(theirs, shared, tokenizer), daemon=True)
         self.process.start()
-        theirs.close()  # so that the end of the process is the end of the connection
+        theirs.close()  # so that the connection closes when the process ends
         self.index = -1
-        """Number of the group that it makes."""
+        """Number of the group that it prepares."""
 
     def begin(self, index: int, works: Sequence[Work]) -> None:
         self.index = index
@@ -125,7 +125,7 @@ class _Worker:
 
 @contextmanager
 def _started(count: int, shared: Any, tokenizer: TokenizerPath) -> Iterator[list[_Worker]]:
-    """A context with so many idle processes; none is left after it."""
+    """Yield `count` idle processes, and terminate all of them at the end."""
     workers = [_Worker(shared, tokenizer) for _ in range(count)]
     try:
         yield [*workers]
@@ -136,8 +136,8 @@ def _started(count: int, shared: Any, tokenizer: TokenizerPath) -> Iterator[list
 
 
 def _work(asked: Connection, shared: Any, tokenizer: TokenizerPath) -> None:
-    """Makes one group after the other until the process is ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first of them ends the others
+    """Prepare one group after another until the process is terminated."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent terminates the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["RAYON_NUM_THREADS"] = "1"
     loaded, counts = load_tokenizer(tokenizer.path, tokenizer.end_of_document), _counts(shared)
@@ -163,6 +163,6 @@ def _end_with_parent() -> None:
 
 
 def _counts(shared: Any) -> Counts:
-    """The counts of all groups, [groups, 5]."""
+    """Return the counters of all groups, [groups, 5]."""
     counts: Counts = np.frombuffer(shared, dtype=np.int64).reshape(-1, _COUNTS)
     return counts

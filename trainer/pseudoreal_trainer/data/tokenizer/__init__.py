@@ -1,4 +1,4 @@
-"""Tokenizers: their files, how they are trained, and how many bytes of text each token stands for.
+"""Tokenizers: their files, their training, and the number of text bytes of each token.
 
-Where the text comes from, and where its tokens go, is decided where files are prepared.
+Where text comes from and where tokens go is decided in `prepare`.
 """

@@ -1,5 +1,5 @@
-"""The tokenizer of a job, kept beside its checkpoints: `<work directory>/tokenizer/`. Without it nobody can tell what
-the tokens of the model mean."""
+"""The tokenizer of a job, kept beside its checkpoints: `<work directory>/tokenizer/`. Without it, the model's tokens
+have no meaning."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,20 +15,19 @@ from pseudoreal_trainer.errors import TrainingError
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 BESIDE = (TOKENIZER_CONFIG, "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
-"""Files that say how texts of the tokenizer begin and end."""
+"""Files that say how texts of the tokenizer start and end."""
 _KEPT = "tokenizer"
 _FILES = (TOKENIZER_FILE, *BESIDE, "config.json")
-"""Files that are kept; the last one may name the token that ends a document."""
+"""Files that are kept; the last one may name the end-of-document token."""
 
 
 def tokenizer_file(path: Path) -> Path:
-    """The file of a tokenizer, by its path or that of its folder."""
+    """Return the tokenizer's file for its path or the path of its folder."""
     return path / TOKENIZER_FILE if path.is_dir() else path
 
 
 def keep_tokenizer(config: PhaseConfig) -> None:
-    """Copies the tokenizer.json of the job, if its tokenizer is one, with the files that belong to it. Raises
-    TrainingError."""
+    """Copy the job's tokenizer.json, if it has one, with the files that belong to it. Raises TrainingError."""
     if config.data.tokenizer.path is None:
         return
     file = tokenizer_file(Path(config.data.path) / config.data.tokenizer.path)
@@ -38,7 +37,7 @@ def keep_tokenizer(config: PhaseConfig) -> None:
         for name in _FILES:
             source = file if name == TOKENIZER_FILE else file.parent / name
             if source.exists():
-                # Not read_text, which changes ends of lines: a tokenizer is known by its SHA-256.
+                # Bytes, because read_text changes line ends: a tokenizer is identified by its SHA-256.
                 storage_of(folder / name).replace(source.read_bytes().decode())
     except (OSError, UnicodeDecodeError) as error:
         raise TrainingError(f"the tokenizer {file} cannot be kept in {folder}: {error}") from error
@@ -46,8 +45,8 @@ def keep_tokenizer(config: PhaseConfig) -> None:
 
 @contextmanager
 def kept_tokenizer(work_directory: StoragePath) -> Iterator[Path | None]:
-    """A context with the tokenizer.json of the job in this folder, in a file; None: its tokens are bytes, or nobody has
-    named the tokenizer. Raises OSError."""
+    """Yield the local path of the tokenizer.json kept in the work directory; None if the tokens are bytes, or no
+    tokenizer was named. Raises OSError."""
     folder = work_directory / _KEPT
     if not storage_of(folder / TOKENIZER_FILE).exists():
         yield None

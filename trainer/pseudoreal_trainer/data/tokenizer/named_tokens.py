@@ -1,4 +1,4 @@
-"""Which tokens begin and end a text, from the files beside `tokenizer.json`."""
+"""The tokens that start and end a text, from the files beside `tokenizer.json`."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,11 @@ from pseudoreal_trainer.errors import InvalidJobError
 
 
 def named_token(folder: Path, kind: Literal["bos", "eos"]) -> str | int | None:
-    """The token that begins or ends a text, by its text or its number: what `tokenizer_config.json` says, else
+    """Return the token that starts or ends a text, as text or number: from `tokenizer_config.json`, else from
     `config.json`.
 
-    Models that chat have several ends in `config.json`; the first is that of pre-training. Raises InvalidJobError where
-    a file is damaged.
+    Chat models list several end tokens in `config.json`; the first is the one of pre-training. Raises InvalidJobError
+    if a file is damaged.
     """
     token = json_object(folder / "tokenizer_config.json").get(f"{kind}_token")
     text = token.get("content") if isinstance(token, dict) else token
@@ -24,7 +24,7 @@ def named_token(folder: Path, kind: Literal["bos", "eos"]) -> str | int | None:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """What the file says; nothing where there is none. Raises InvalidJobError where it is damaged."""
+    """Return the JSON object in the file; empty if the file does not exist. Raises InvalidJobError if it is damaged."""
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

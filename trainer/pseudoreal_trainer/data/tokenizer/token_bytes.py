@@ -1,7 +1,7 @@
-"""How many bytes of text each token stands for, from the description of the tokenizer: for exact bits per byte.
+"""Number of text bytes of each token, from the description of the tokenizer: for exact bits per byte.
 
-Decoding tokens one by one does not tell: a token may be a part of a character, which decodes to something longer. What
-a normalizer changes in the text before it is tokenized is not seen here.
+Decoding single tokens does not tell: a token may be a part of a character, which decodes to something longer. Changes
+made to the text by a normalizer before tokenization are not counted.
 """
 
 import math
@@ -16,20 +16,21 @@ from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
 from pseudoreal_trainer.errors import InvalidJobError
 
 TokenBytes = NDArray[np.int64]
-"""For each token, [vocabulary], the bytes of UTF-8 that it stands for; 0 for special tokens and for unused numbers."""
+"""UTF-8 bytes of text for each token, [vocabulary]; 0 for special tokens and unused numbers."""
 
 _FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACE = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's representation of a space."""
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float:
-    """The bits that a byte of text costs. `nats`: the sum of the losses of tokens that stand for `text_bytes` bytes."""
+    """Return bits per byte of text. `nats`: the sum of the losses of the tokens of `text_bytes` bytes."""
     return nats / (math.log(2) * text_bytes)
 
 
 def token_bytes(description: dict[str, Any], vocabulary: int) -> TokenBytes:
-    """The table for a `tokenizer.json`. Raises InvalidJobError for kinds of tokenizers that lose bytes of the text."""
+    """Return the table for a `tokenizer.json`. Raises InvalidJobError for kinds of tokenizers that lose bytes of the
+    text."""
     size = _size_of(description)
     table = np.zeros(vocabulary, dtype=np.int64)
     for token, number in pieces(description["model"]):
@@ -40,7 +41,7 @@ def token_bytes(description: dict[str, Any], vocabulary: int) -> TokenBytes:
 
 
 def pieces(model: dict[str, Any]) -> Iterable[tuple[str, int]]:
-    """The tokens of the `model` of a tokenizer.json with their numbers, without those that were added to it."""
+    """Return the tokens of the `model` of a tokenizer.json with their numbers, without added tokens."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         return vocabulary.items()
@@ -48,7 +49,7 @@ def pieces(model: dict[str, Any]) -> Iterable[tuple[str, int]]:
 
 
 def _size_of(description: dict[str, Any]) -> Callable[[str], int]:
-    """Bytes of a token, as this kind of tokenizer writes tokens."""
+    """Return the function that computes the bytes of a token for this kind of tokenizer."""
     model = description["model"]
     if "ByteLevel" in {*_kinds(description.get("pre_tokenizer")), *_kinds(description.get("decoder"))}:
         return _byte_level_size
@@ -61,7 +62,7 @@ def _size_of(description: dict[str, Any]) -> Callable[[str], int]:
 
 
 def _kinds(part: dict[str, Any] | None) -> Iterable[str]:
-    """The types of a part of the pipeline, of a Sequence those of its parts."""
+    """Yield the type of a part of the pipeline; for a Sequence, also the types of its parts."""
     if part:
         yield part["type"]
         for inner in part.get("pretokenizers") or part.get("decoders") or []:
@@ -72,7 +73,7 @@ _BYTE_SIZES = dict.fromkeys(BYTE_CHARACTERS, 1)
 
 
 def _byte_level_size(token: str) -> int:
-    # A character for each byte; others can only be in tokens that no text has.
+    # One character per byte. Other characters occur only in tokens that no text produces.
     return sum(_BYTE_SIZES.get(character) or len(character.encode()) for character in token)
 
 

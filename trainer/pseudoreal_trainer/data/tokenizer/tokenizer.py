@@ -1,4 +1,4 @@
-"""Text to tokens and back: bytes, or the `tokenizer.json` of the `tokenizers` library."""
+"""Text to tokens and back, by bytes or by the `tokenizer.json` of the `tokenizers` library."""
 
 import hashlib
 import json
@@ -23,35 +23,35 @@ BYTES = "bytes"
 
 
 class Tokenizer(Protocol):
-    """Tokens are the numbers 0..vocabulary-1. Special strings in a text are text like all else: a web page must not be
-    able to forge the end of a document."""
+    """Tokens are the numbers 0..vocabulary-1. Special strings in a text are encoded as plain text: a web page must not
+    be able to forge the end of a document."""
 
     @property
     def vocabulary(self) -> int: ...
 
     @property
     def end_of_document(self) -> int:
-        """The token that ends documents. Raises InvalidJobError where nobody says which one does."""
+        """The token that ends documents. Raises InvalidJobError if no file and no option names it."""
 
     @property
     def sha256(self) -> str:
-        """What tells one tokenizer from another."""
+        """Identity of the tokenizer."""
 
     @property
     def token_bytes(self) -> TokenBytes: ...
 
     def encode(self, text: str) -> Tokens:
-        """Tokens of the text alone, [n]: without a begin or an end."""
+        """Return the tokens of the text, [n], without start or end tokens."""
 
     def decode(self, tokens: Sequence[int] | Tokens) -> str:
-        """Text for people: what is no UTF-8 becomes a replacement character."""
+        """Return text for people; invalid UTF-8 becomes replacement characters."""
 
 
 def load_tokenizer(path: str | Path, end_of_document: int | None = None) -> Tokenizer:
-    """The tokenizer in a file or a folder, or BYTES. Raises InvalidJobError where it cannot be used.
+    """Return the tokenizer in a file or a folder, or for BYTES. Raises InvalidJobError if it cannot be used.
 
-    `end_of_document`: the token that ends documents; None for the one that the files beside `tokenizer.json` name. Not
-    all uses need one, so what is wrong with it is said when it is asked for.
+    `end_of_document`: the token that ends documents; None for the token named by the files beside `tokenizer.json`. Not
+    all uses need one, so an error about it is raised only when it is read.
     """
     if str(path) == BYTES:
         return ByteTokenizer(_checked(0 if end_of_document is None else end_of_document, 256))
@@ -60,8 +60,8 @@ def load_tokenizer(path: str | Path, end_of_document: int | None = None) -> Toke
 
 
 class ByteTokenizer:
-    """256 tokens, the bytes of UTF-8. No byte is free to end documents: by default NUL does, which text does not
-    hold."""
+    """256 tokens, the bytes of UTF-8. No byte is reserved as the end of a document; the default is NUL, which text does
+    not contain."""
 
     vocabulary = 256
 
@@ -83,7 +83,7 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """A `tokenizer.json`."""
+    """The tokenizer of a `tokenizer.json`."""
 
     def __init__(self, file: Path, end_of_document: int | None = None) -> None:
         with from_extra("data"):
@@ -96,7 +96,8 @@ class FileTokenizer:
             raise InvalidJobError(f"{file} is no tokenizer.json ({error}); restore the file") from error
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.vocabulary = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        # The files say nothing of the first; published ones have limits for training other models in the others.
+        # `encode_special_tokens` is not stored in the file; published files have truncation and padding set for
+        # training other models.
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -125,12 +126,12 @@ class FileTokenizer:
         return table
 
     def _number(self, token: str | int | None) -> int | None:
-        """The number of a token by its text or its number; None where it has none."""
+        """Return the number of a token given by its text or its number; None if the tokenizer lacks it."""
         found: int | None = self._tokenizer.token_to_id(token) if isinstance(token, str) else token
         return found
 
     def encode(self, text: str) -> Tokens:
-        # The fast one leaves out where in the text each token is: a seventh of the time.
+        # encode_batch_fast skips the tokens' offsets in the text: it takes a seventh of the time.
         [found] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return np.array(found.ids, dtype=np.uint32)
 

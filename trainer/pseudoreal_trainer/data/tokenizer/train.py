@@ -1,4 +1,4 @@
-"""A tokenizer of one's own: byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), trained on a sample of text."""
+"""Training of a new tokenizer: byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), on a sample of text."""
 
 import json
 from collections.abc import Iterable
@@ -16,15 +16,15 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Where text is cut before its bytes are merged, as for GPT-4 and Llama 3: a word takes the space before it, numbers
-are cut into groups of three digits."""
+"""Pattern that splits text before bytes are merged, as for GPT-4 and Llama 3: a word includes the space before it,
+numbers are split into groups of three digits."""
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
-    """A `tokenizer.json`. The same texts in the same order give the same bytes.
+    """Return the content of a `tokenizer.json`. The same texts in the same order give the same bytes.
 
-    Memory grows with the number of different words. The vocabulary is smaller than asked for when the texts have fewer
-    pairs that occur twice. Raises InvalidJobError when it is too small for all bytes.
+    Memory grows with the number of different words. The vocabulary is smaller than requested if fewer pairs of the
+    texts occur twice. Raises InvalidJobError if `vocabulary` is too small for all bytes.
     """
     with from_extra("data"):
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -53,7 +53,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
 
 
 def write_tokenizer(folder: Path, tokenizer: str) -> None:
-    """Writes the folder that `load_tokenizer` and `transformers` read."""
+    """Write a folder that `load_tokenizer` and `transformers` can read."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BEGIN, "eos_token": END}
     write_atomically(folder / TOKENIZER_FILE, tokenizer)

@@ -1,4 +1,4 @@
 """Token files: their formats, native and foreign, and the reading of windows from them.
 
-In which order windows are taken is decided in `data`; how text becomes tokens is decided where files are prepared.
+The order of windows is defined in `data`; text becomes tokens in `data.prepare`.
 """

@@ -1,7 +1,7 @@
-"""Tokens in arrays: true `.npy` files of numpy, and raw ones without any header, whatever they are called.
+"""Tokens in arrays: true `.npy` files of numpy, and raw files without any header, under any name.
 
-OLMo's and Dolma's `.npy` are of the second kind: `numpy.memmap` wrote them, and `numpy.load` cannot read them
-(OLMo-core, data/utils.py). Either is refused by name where the other one is found.
+The `.npy` files of OLMo and Dolma are raw: `numpy.memmap` wrote them, and `numpy.load` cannot read them (OLMo-core,
+data/utils.py). Each reader rejects the other kind, with a message that names it.
 """
 
 from io import BytesIO
@@ -19,8 +19,8 @@ _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 def numpy_files(files: list[StoragePath]) -> TokenFiles:
-    """True `.npy` files, each an array [tokens] of integers. Raises InvalidJobError where one is missing, damaged, or
-    something else."""
+    """Return true `.npy` files, each an integer array [tokens]. Raises InvalidJobError if a file is missing, damaged,
+    or of another kind."""
     return TokenFiles(tuple(_numpy_run(path) for path in files), ())
 
 
@@ -45,7 +45,8 @@ def _numpy_run(path: StoragePath) -> Run:
 
 
 def _header(path: StoragePath, head: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether it is in Fortran's order and matters, and dtype. Leaves `head` where the numbers begin."""
+    """Return shape, whether the array is in Fortran order (if that matters), and dtype. Leaves `head` at the first
+    number."""
     try:
         version = np.lib.format.read_magic(head)
         if version not in _READERS:
@@ -57,8 +58,8 @@ def _header(path: StoragePath, head: BytesIO) -> tuple[tuple[int, ...], bool, np
 
 
 def raw_files(files: list[StoragePath], dtype: str) -> TokenFiles:
-    """Files of tokens alone, little-endian, of a dtype that nothing but the user knows: uint8, uint16, uint32, int32 or
-    int64. Raises InvalidJobError where one is missing, has another header, or has no whole number of tokens."""
+    """Return files of bare tokens, little-endian; the dtype, known only to the user, is uint8, uint16, uint32, int32 or
+    int64. Raises InvalidJobError if a file is missing, has a numpy header, or has no whole number of tokens."""
     return TokenFiles(tuple(_raw_run(path, np.dtype(dtype).newbyteorder("<")) for path in files), ())
 
 

@@ -1,4 +1,4 @@
-"""Whether documents in token files end with the token that training takes for their end."""
+"""Check that documents in token files end with the token used as the end of a document in training."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,14 +12,14 @@ from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles, read_bytes
 from pseudoreal_trainer.errors import InvalidJobError
 
 _DOCUMENTS = 64
-"""Documents that are looked at, over all files of a source; one at least of each file."""
+"""Number of documents checked, over all files of a source; at least one of each file."""
 _PLACES, _PORTION = 16, 1 << 18
-"""Places of files without a table of documents that are looked at, and tokens at each."""
+"""For files without a table of documents: number of places checked, and tokens read at each."""
 
 
 def check_ends(kind: Format, files: TokenFiles, end: int) -> None:
-    """Looks at a few documents of files that do not say how they end. Raises InvalidJobError where one of them does not
-    end with the token `end`, and where files without a table of documents have no such token anywhere."""
+    """Check a few documents of files that do not record their end token. Raises InvalidJobError if a document does not
+    end with the token `end`, or if files without a table of documents do not contain `end` at any checked place."""
     most = max(1, _DOCUMENTS // max(1, len(files.runs)))
     match kind:
         case "Native":
@@ -56,7 +56,7 @@ def _refuse(run: Run, lacking: int, looked_at: int, end: int) -> None:
 
 
 def _portions(files: TokenFiles) -> Iterator[NDArray[Any]]:
-    """Tokens at places that are spread evenly over the files."""
+    """Yield the tokens at places spread evenly over the files."""
     ends = np.cumsum([run.count for run in files.runs])
     for place in range(_PLACES):
         token = place * files.tokens // _PLACES
@@ -71,6 +71,6 @@ def _token(run: Run, number: int) -> int:
 
 
 def _tokens(run: Run, first: int, end: int) -> NDArray[Any]:
-    """The tokens first..end-1 of a run."""
+    """Return the tokens first..end-1 of a run."""
     width = run.dtype.itemsize
     return np.frombuffer(read_bytes(run.file, run.begin + first * width, (end - first) * width), run.dtype)

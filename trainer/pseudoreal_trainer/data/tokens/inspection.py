@@ -1,4 +1,4 @@
-"""What token files say of themselves, for people who look at them. Nothing here is needed for training."""
+"""Description of token files for people. Training does not use this module."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,7 +15,7 @@ from pseudoreal_trainer.data.tokens.runs import TokenFiles, check_size
 from pseudoreal_trainer.errors import InvalidJobError
 
 _LOOKED_AT = 1 << 20
-"""Tokens in which ends of documents are searched where no table has them."""
+"""Tokens searched for ends of documents, if no table lists them."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,15 @@ class Inspection:
     format: str
     files: TokenFiles
     facts: dict[str, Any] = field(default_factory=dict)
-    """What this format says beyond that."""
+    """Further facts of this format."""
     ends: tuple[int, ...] | None = None
-    """The token behind each of the first documents. None: no table has them."""
+    """Token offset of the end of each of the first documents; None: no table lists them."""
 
 
 def inspect(path: Path, dtype: str | None, documents: int) -> Inspection:
-    """What is at the path: a folder of native token files, X.bin or X.idx of Megatron-LM, X.ds of nanotron, a .npy, or
-    bare tokens if `dtype` is given. `documents`: how many of the first ones are located. Raises InvalidJobError where a
-    file is missing, damaged, or of no known format."""
+    """Inspect the token files at `path`: a folder of native token files, X.bin or X.idx of Megatron-LM, X.ds of
+    nanotron, a .npy file, or bare tokens if `dtype` is given. `documents`: number of first documents to locate. Raises
+    InvalidJobError if a file is missing, damaged, or of no known format."""
     if dtype is not None:
         return Inspection("bare tokens", raw_files([path], dtype))
     if path.is_dir():
@@ -50,7 +50,7 @@ def inspect(path: Path, dtype: str | None, documents: int) -> Inspection:
 
 
 def verify(path: Path) -> None:
-    """Reads all that `inspect` only looks at the size of. Raises InvalidJobError where it is damaged."""
+    """Read in full the files whose sizes `inspect` checks. Raises InvalidJobError if a file is damaged."""
     if path.is_dir():
         index = native.read_index(path)
         for shard in index.shards:
@@ -60,8 +60,8 @@ def verify(path: Path) -> None:
 
 
 def first_documents(found: Inspection, count: int, end_of_document: int, most: int) -> list[Tokens]:
-    """The first documents, at most `count` of them and the first `most` tokens of each. Where no table says where they
-    end, the end-of-document token does."""
+    """Return the first documents: at most `count`, and the first `most` tokens of each. Without a table of documents,
+    the end-of-document token separates them."""
     reader = TokenReader(found.files, 2**31 - 1)
     try:
         ends = found.ends
@@ -83,7 +83,7 @@ def _native(folder: Path, documents: int) -> Inspection:
         check_size(run.file, run.end, folder / native.INDEX)
     facts = {"documents": index.documents, "shards": len(index.shards), "text_bytes": index.text_bytes}
     lengths = folder / f"{index.shards[0].name}.lengths" if index.shards else None
-    if lengths is None or not lengths.exists():  # training does without them
+    if lengths is None or not lengths.exists():  # training does not need the lengths
         return Inspection("native", files, facts)
     ends = np.cumsum(np.fromfile(lengths, native.LENGTHS, documents), dtype=np.int64)
     return Inspection("native", files, facts, tuple(ends.tolist()))

@@ -1,4 +1,4 @@
-"""Megatron-LM's token files, read in place: X.bin holds tokens alone, X.idx says where sequences and documents begin.
+"""Megatron-LM's token files, read in place: X.bin holds tokens alone, X.idx lists where sequences and documents start.
 
     9 bytes   "MMIDIDX\\0\\0"
     uint64    version, 1
@@ -6,12 +6,12 @@
     uint64    S, sequences
     uint64    D, documents + 1
     int32[S]  tokens of each sequence
-    int64[S]  byte of X.bin at which it begins
+    int64[S]  its first byte in X.bin
     int64[D]  first sequence of each document, and S at the end
     int8[S]   modes, of multimodal files alone
 
-All little-endian (Megatron-LM, megatron/core/datasets/indexed_dataset.py). Sequences lie one behind the other, so the
-tokens are one run. Most files have no end-of-document token: `tools/preprocess_data.py` writes it with `--append-eod`.
+All little-endian (Megatron-LM, megatron/core/datasets/indexed_dataset.py). Sequences are contiguous, so the tokens are
+one run. Most files have no end-of-document token: `tools/preprocess_data.py` writes it with `--append-eod`.
 """
 
 import struct
@@ -31,12 +31,12 @@ _MAGIC, _VERSION = b"MMIDIDX\0\0", 1
 _TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _FLOATS = {6: "float64", 7: "float32"}
 _PORTION = 1 << 20
-"""Entries of a table that are in memory at a time."""
+"""Entries of a table in memory at a time."""
 
 
 @dataclass(frozen=True)
 class MegatronIndex:
-    """The header of an `.idx`, and where its tables are. The tables themselves may be larger than the memory."""
+    """The header of an `.idx`, and the locations of its tables. The tables may be larger than the memory."""
 
     path: StoragePath
     dtype: np.dtype[Any]
@@ -58,7 +58,7 @@ class MegatronIndex:
 
 @dataclass(frozen=True)
 class Table:
-    """An array of an index file. Its entries are read when they are asked for."""
+    """An array of an index file. Entries are read on access."""
 
     path: StoragePath
     begin: int
@@ -67,11 +67,11 @@ class Table:
 
     @property
     def end(self) -> int:
-        """Byte behind it."""
+        """Offset of the first byte after the table."""
         return self.begin + self.count * self.dtype.itemsize
 
     def part(self, first: int, end: int) -> NDArray[np.int64]:
-        """The entries first..end-1, [end - first]."""
+        """Return the entries first..end-1, [end - first]."""
         width = self.dtype.itemsize
         content = read_bytes(self.path, self.begin + first * width, (end - first) * width)
         return np.frombuffer(content, self.dtype).astype(np.int64)
@@ -81,19 +81,19 @@ class Table:
 
 
 def megatron_files(tokens: list[StoragePath]) -> TokenFiles:
-    """The files X.bin, each with X.idx beside it. Reads a few bytes of each. Raises InvalidJobError where one of them
-    is missing, damaged, of another version or of no integer type."""
+    """Return the files X.bin, each with X.idx beside it. Reads a few bytes of each. Raises InvalidJobError if a file is
+    missing, damaged, of another version or not of an integer type."""
     pairs = [(path, index_path(path)) for path in tokens]
     return TokenFiles(tuple(_run(*pair) for pair in pairs), tuple(index for _, index in pairs))
 
 
 def index_path(tokens: StoragePath) -> StoragePath:
-    """X.bin -> X.idx."""
+    """Return the path of X.idx for X.bin."""
     return tokens.parent / f"{tokens.name.removesuffix('.bin')}.idx"
 
 
 def read_index(path: StoragePath) -> MegatronIndex:
-    """The header of an `.idx`. Raises InvalidJobError where it is damaged, or does not agree with the file's size."""
+    """Return the header of an `.idx`. Raises InvalidJobError if it is damaged, or contradicts the file's size."""
     size = size_of(path)
     if size < _HEADER.size:
         raise damaged(path, f"has {size} bytes, and the header of a Megatron index alone has {_HEADER.size}")
@@ -123,7 +123,7 @@ def _integer(path: StoragePath, kind: int) -> str:
 
 
 def _run(tokens: StoragePath, path: StoragePath) -> Run:
-    """The tokens of X.bin. Of the tables their ends alone are looked at; `verify` reads all."""
+    """Return the tokens of X.bin. Checks only the ends of the tables; `verify` reads all of them."""
     index = read_index(path)
     if not index.sequences:
         raise InvalidJobError(f"{path} says that {tokens.name} holds no tokens; leave both out of the source's files")
@@ -139,8 +139,8 @@ def _run(tokens: StoragePath, path: StoragePath) -> Run:
 
 
 def verify(index: MegatronIndex) -> None:
-    """Reads all tables, part by part. Raises InvalidJobError where sequences do not lie one behind the other, or
-    documents do not begin in order."""
+    """Read all tables, chunk by chunk. Raises InvalidJobError if sequences are not contiguous, or documents are not in
+    order."""
     byte = 0
     for first, end in _portions(index.sequences):
         pointers = index.pointers.part(first, end)
@@ -156,8 +156,8 @@ def verify(index: MegatronIndex) -> None:
 
 
 def documents_without_end(index: MegatronIndex, tokens: StoragePath, end: int, most: int) -> int:
-    """Number of documents that do not end with the end-of-document token, of at most `most` that are looked at, spread
-    evenly over the file."""
+    """Return the number of documents that do not end with the end-of-document token, out of at most `most` checked
+    ones, spread evenly over the file."""
     found, width = 0, index.dtype.itemsize
     count = min(most, index.documents)
     for number in range(count):

@@ -1,8 +1,8 @@
-"""The token files of datatrove, which nanotron trains on (Nanosets), read in place.
+"""The token files of datatrove, used by nanotron (Nanosets), read in place.
 
 X.ds holds tokens alone, uint16 or uint32, little-endian. X.ds.metadata is text: `tokenizer|bytes of a token`, the
-number of tokens, and that number for people. X.ds.index holds for each document the token behind its end, uint64;
-windows need it for nothing. (datatrove, pipeline/tokens/tokenizer.py.)
+number of tokens, and that number for people. X.ds.index holds the token offset of the end of each document, uint64;
+windows do not need it. (datatrove, pipeline/tokens/tokenizer.py.)
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ _ENDS = np.dtype("<u8")
 
 
 def nanotron_files(tokens: list[StoragePath]) -> TokenFiles:
-    """The files X.ds, each with X.ds.metadata beside it, and X.ds.index if it is there. Raises InvalidJobError where
-    one is missing or damaged."""
+    """Return the files X.ds, each with X.ds.metadata beside it, and X.ds.index if it exists. Raises InvalidJobError if
+    a file is missing or damaged."""
     runs = tuple(_run(path) for path in tokens)
     indices = [_beside(path, "index") for path in tokens]
     present = [index for index in indices if storage_of(index).exists()]
@@ -52,7 +52,7 @@ def _run(tokens: StoragePath) -> Run:
 
 
 def _check_index(path: StoragePath, run: Run) -> None:
-    """Looks at the size and at the last entry."""
+    """Check the size and the last entry."""
     size = size_of(path)
     if size % _ENDS.itemsize:
         raise damaged(path, f"has {size:,} bytes, and each entry has {_ENDS.itemsize}")
@@ -62,7 +62,8 @@ def _check_index(path: StoragePath, run: Run) -> None:
 
 
 def some_ends(tokens: StoragePath, most: int) -> list[int]:
-    """The token behind each of at most `most` documents, spread evenly over the file; none where there is no index."""
+    """Return the token offset of the end of at most `most` documents, spread evenly over the file; empty if there is no
+    index."""
     path = _beside(tokens, "index")
     if not storage_of(path).exists():
         return []

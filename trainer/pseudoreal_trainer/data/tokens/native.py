@@ -1,12 +1,12 @@
-"""Native token files: a folder of shards with one index, which `pseudoreal data prepare` writes.
+"""Native token files: a folder of shards with one index, written by `pseudoreal data prepare`.
 
     index.json      the index, written when all shards are there
     NNNNN.bin       the tokens of a shard, little-endian, without a header; each document ends with the end-of-document
-                    token, which stands nowhere else
+                    token, which occurs nowhere else
     NNNNN.lengths   for each document its number of tokens, the end included; uint32, little-endian
-    NNNNN.json      the shard's entry of the index: the shard is there, whole, if and only if this file is
+    NNNNN.json      the shard's entry of the index: the shard is complete if and only if this file exists
 
-Whoever trains reads `index.json` and the `.bin` files alone.
+Training reads only `index.json` and the `.bin` files.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class Shard(ApiModel):
 
 
 class Index(ApiModel):
-    """What `index.json` says. Its shards are one run of tokens in this order."""
+    """The content of `index.json`. Its shards are one run of tokens in this order."""
 
     version: Literal[1]
     dtype: TokenType
@@ -84,7 +84,7 @@ class Index(ApiModel):
 
 
 def token_type(vocabulary: int) -> TokenType:
-    """The narrowest type that holds every token of the vocabulary."""
+    """Return the narrowest type that holds every token of the vocabulary."""
     return "uint16" if vocabulary <= 2**16 else "uint32"
 
 
@@ -96,9 +96,12 @@ Model = TypeVar("Model", Shard, Index)
 
 
 class ShardWriter:
-    """Writes a shard document by document, as a context. The shard is there, whole, once `finish` returns; left before,
-    by an error or by the death of the process, it is not there, and whoever writes that number again replaces what was
-    begun. Two writers must not have the same number at the same time."""
+    """Context manager that writes a shard document by document.
+
+    The shard exists, complete, once `finish` has returned. If the context ends earlier, by an error or by the death of
+    the process, the shard does not exist, and the next writer with this number replaces the partial files. Two writers
+    must not use one number at the same time.
+    """
 
     def __init__(self, folder: Path, number: int, *, vocabulary: int, end_of_document: int) -> None:
         self._folder, self.name = folder, f"{number:05d}"
@@ -110,13 +113,13 @@ class ShardWriter:
         self._file = self._temporary(".bin").open("wb")
 
     def has_room_for(self, tokens: int) -> bool:
-        """Whether a document of so many tokens fits into the shard beside those that are there."""
+        """Return True if a document of this many tokens still fits into the shard."""
         return (self.tokens + tokens + 1) * self._dtype.itemsize <= MOST_SHARD_BYTES
 
     def append(self, tokens: ArrayLike, text_bytes: int) -> None:
-        """Appends a document. `tokens`: [n], without the end, which is added. `text_bytes`: UTF-8 bytes of its text.
-        Raises ValueError where a token is outside of the vocabulary or is the end of a document, and where the shard
-        has no room."""
+        """Append a document. `tokens`: [n], without the end token, which is added. `text_bytes`: UTF-8 bytes of its
+        text. Raises ValueError if a token is outside of the vocabulary or is the end of a document, or if the shard has
+        no room."""
         document = np.asarray(tokens, dtype=np.int64)
         self._check(document)
         content = np.append(document, self._end).astype(self._dtype)
@@ -153,6 +156,7 @@ class ShardWriter:
             sha256=self._digest.hexdigest(),
             lengths_sha256=hashlib.sha256(lengths).hexdigest(),
         )
+        # Last: the shard is complete if and only if this file exists.
         write_atomically(self._path(".json"), shard.to_json(indent=1))
         return shard
 
@@ -172,8 +176,8 @@ class ShardWriter:
 
 
 def finished_shard(folder: Path, number: int, dtype: TokenType) -> Shard | None:
-    """The shard of that number if an earlier run has finished it. Raises InvalidJobError where its files are not what
-    its entry says."""
+    """Return the shard with this number if an earlier run has finished it. Raises InvalidJobError if its files
+    contradict its entry."""
     path = folder / f"{number:05d}.json"
     if not path.exists():
         return None
@@ -188,8 +192,7 @@ def write_index(folder: Path, index: Index) -> None:
 
 
 def read_index(folder: StoragePath) -> Index:
-    """The index of the folder. Raises InvalidJobError where there is none, and where it is damaged or of another
-    version."""
+    """Return the index of the folder. Raises InvalidJobError if it is missing, damaged or of another version."""
     path = folder / INDEX
     try:
         return _parsed(Index, path, storage_of(path).read())
@@ -201,7 +204,7 @@ def read_index(folder: StoragePath) -> Index:
 
 
 def native_files(folder: StoragePath) -> TokenFiles:
-    """The token files of the folder. Raises InvalidJobError as `read_index` does; the shards are not looked at."""
+    """Return the token files of the folder, without looking at the shards. Raises InvalidJobError like `read_index`."""
     index = read_index(folder)
     shards, dtype = [shard for shard in index.shards if shard.tokens], little_endian(index.dtype)
     return TokenFiles(
@@ -216,7 +219,7 @@ def native_files(folder: StoragePath) -> TokenFiles:
 
 
 def verify(folder: StoragePath, index: Index, shard: Shard) -> None:
-    """Reads a whole shard. Raises InvalidJobError where a file is missing, or differs from what the index says."""
+    """Read a whole shard. Raises InvalidJobError if a file is missing or contradicts the index."""
     for path, size, sha256 in _files(folder, index.dtype, shard):
         check_size(path, size, folder / INDEX)
         found = storage_of(path).sha256()
@@ -228,13 +231,13 @@ def verify(folder: StoragePath, index: Index, shard: Shard) -> None:
 
 
 def _files(folder: StoragePath, dtype: TokenType, shard: Shard) -> Iterator[tuple[StoragePath, int, str]]:
-    """Path, bytes and SHA-256 of each file of a shard."""
+    """Yield path, bytes and SHA-256 of each file of a shard."""
     yield folder / f"{shard.name}.bin", shard.tokens * np.dtype(dtype).itemsize, shard.sha256
     yield folder / f"{shard.name}.lengths", shard.documents * LENGTHS.itemsize, shard.lengths_sha256
 
 
 def _parsed(model: type[Model], path: StoragePath, content: bytes) -> Model:
-    """Raises InvalidJobError with the first thing that is wrong, a wrong version before all else."""
+    """Return the parsed content. Raises InvalidJobError with the first error; a wrong version takes precedence."""
     try:
         return model.model_validate_json(content)
     except ValidationError as error:

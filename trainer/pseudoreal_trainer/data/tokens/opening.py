@@ -16,9 +16,9 @@ RawType = Literal["uint8", "uint16", "uint32", "int32", "int64"]
 
 
 def token_files(kind: Format, folder: StoragePath, pattern: str = "", dtype: RawType = "uint16") -> TokenFiles:
-    """The token files of a folder. `pattern`: the files of tokens, in the order of their names (Megatron's X.bin,
-    nanotron's X.ds); native ones are named by their index. `dtype`: of raw files. Raises InvalidJobError where there
-    are none, and where one is damaged."""
+    """Return the token files of a folder. `pattern`: the files of tokens, in the order of their names (Megatron's
+    X.bin, nanotron's X.ds); native files are listed in their index. `dtype`: of raw files. Raises InvalidJobError if no
+    file matches or a file is damaged."""
     match kind:
         case "Native":
             return native_files(folder)

@@ -17,11 +17,12 @@ Starts = NDArray[np.int64]
 
 
 class TokenReader:
-    """The tokens of token files. It holds a few numbers for each file, and nothing for a document or a window. One
-    thread at a time uses it."""
+    """The tokens of token files as one sequence. Memory is a few numbers per file, independent of documents and
+    windows. Used by one thread at a time."""
 
     def __init__(self, files: TokenFiles, vocabulary: int, spans: SpanReader | None = None) -> None:
-        """`vocabulary`: every token must be below it. `spans`: how to read the files; None: as their paths say."""
+        """`vocabulary`: every token must be below it. `spans`: how to read the files; None: chosen by the type of their
+        paths."""
         self._runs, self._dtype, self._vocabulary = files.runs, files.dtype, vocabulary
         self._unsigned = np.dtype(f"{self._dtype.byteorder}u{self._dtype.itemsize}")
         self._ends = np.cumsum([run.count for run in files.runs], dtype=np.int64)
@@ -34,7 +35,7 @@ class TokenReader:
         return int(self._begins[-1])
 
     def windows(self, starts: Starts, width: int) -> Tokens:
-        """The `width` tokens from each of `starts` on, [len(starts), width]. Raises TrainingError where a file has
+        """Return `width` tokens from each of `starts` on, [len(starts), width]. Raises TrainingError if a file has
         changed, or a token is not below the vocabulary."""
         found = np.empty((len(starts), width), self._dtype)
         if found.size:
@@ -43,7 +44,7 @@ class TokenReader:
         return found.astype(np.int32)
 
     def _check(self, found: NDArray[Any], starts: Starts) -> None:
-        """Looks at the tokens in the files' own type, which is the narrowest. As unsigned numbers, negative ones are
+        """Check the tokens in the files' own type, which is the narrowest. Viewed as unsigned, negative numbers are
         large."""
         unsigned = found.view(self._unsigned)
         if unsigned.max() >= self._vocabulary:
@@ -51,8 +52,8 @@ class TokenReader:
             raise self._wrong_token(int(starts[row]) + column)
 
     def _places(self, starts: Starts, width: int) -> list[Span]:
-        """The bytes of the windows, and where they go. Windows within a file come in the order of their places, so
-        that one file is read after the other."""
+        """Return the bytes of the windows, with their targets in the result. Windows within a file come in file order,
+        so files are read one after another."""
         assert 0 <= starts.min() <= starts.max() <= self.tokens - width
         rows = np.argsort(starts, kind="stable")
         runs = np.searchsorted(self._ends, starts[rows], side="right")
@@ -67,8 +68,8 @@ class TokenReader:
         return found
 
     def _window(self, run: int, begin: int, at: int, count: int) -> Iterator[Span]:
-        """The bytes of `count` tokens from one of a run on, which may go on in the next runs. `at`: the place of the
-        first of them in the result."""
+        """Yield the bytes of `count` tokens, starting at token `begin` of a run; they may continue in the next runs.
+        `at`: index of the first token in the result."""
         width = self._dtype.itemsize
         while count:
             here = min(count, self._runs[run].count - begin)
@@ -87,5 +88,5 @@ class TokenReader:
 
 
 def are_objects(runs: tuple[Run, ...]) -> bool:
-    """Whether the tokens lie on object storage."""
+    """Return True if the tokens are on object storage."""
     return any(isinstance(run.file, ObjectPath) for run in runs)

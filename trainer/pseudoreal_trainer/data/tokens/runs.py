@@ -1,4 +1,4 @@
-"""What all formats of token files have in common: runs of tokens of a fixed width that lie one behind the other."""
+"""The model common to all formats of token files: contiguous runs of tokens of a fixed width."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,18 +12,18 @@ from pseudoreal_trainer.errors import InvalidJobError
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens that lie one behind the other from a byte of a file to its end."""
+    """Contiguous tokens, from an offset in a file to the file's end."""
 
     file: StoragePath
     begin: int
-    """Byte at which the first token begins."""
+    """Offset of the first token in bytes."""
     dtype: np.dtype[Any]
     """Integers, with their byte order."""
     count: int
 
     @property
     def end(self) -> int:
-        """Bytes of the whole file."""
+        """Size of the whole file in bytes."""
         return self.begin + self.count * self.dtype.itemsize
 
 
@@ -33,20 +33,20 @@ class TokenFiles:
 
     runs: tuple[Run, ...]
     indices: tuple[StoragePath, ...]
-    """Files that describe the others: they are part of the identity, byte by byte."""
+    """Files that describe the token files; their bytes are part of the identity."""
     vocabulary: int | None = None
-    """Every token is below it. None: the format does not say."""
+    """Number that every token is below; None: the format does not say."""
     end_of_document: int | None = None
-    """The token that ends each document. None: the format does not say."""
+    """The token that ends each document; None: the format does not say."""
     tokenizer: str | None = None
-    """SHA-256 of the tokenizer's file. None: the format does not say."""
+    """SHA-256 of the tokenizer's file; None: the format does not say."""
     sequence: int | None = None
-    """Tokens of the rows into which documents are packed. None: they are not, or the format does not say."""
+    """Tokens of the rows into which documents are packed; None: not packed, or the format does not say."""
     sha256: tuple[str, ...] | None = None
-    """SHA-256 of each run's file as its writer computed it. None: the format has none."""
+    """SHA-256 of each run's file, computed by its writer; None: the format has none."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidJobError where tokens have several widths: then one of the files is of another corpus."""
+        """Raises InvalidJobError if tokens have several widths: then one of the files belongs to another corpus."""
         for run in self.runs:
             if run.dtype != self.dtype:
                 raise InvalidJobError(
@@ -64,7 +64,8 @@ class TokenFiles:
 
 
 def size_of(path: StoragePath, named_by: StoragePath | None = None) -> int:
-    """Bytes of a file. Raises InvalidJobError where it is missing. `named_by`: the file that says it is there."""
+    """Return the size of a file in bytes. Raises InvalidJobError if it is missing. `named_by`: the file that refers to
+    it."""
     try:
         return storage_of(path).size()
     except FileNotFoundError as error:
@@ -73,14 +74,14 @@ def size_of(path: StoragePath, named_by: StoragePath | None = None) -> int:
 
 
 def check_size(path: StoragePath, expected: int, index: StoragePath) -> None:
-    """Raises InvalidJobError where the file is missing, or has not as many bytes as its index says."""
+    """Raise InvalidJobError if the file is missing, or its size differs from its index."""
     found = size_of(path, index)
     if found != expected:
         raise damaged(path, f"has {found:,} bytes, and by {index.name} it has {expected:,}")
 
 
 def read_bytes(path: StoragePath, begin: int, count: int) -> bytes:
-    """Bytes of a file that has them."""
+    """Read `count` bytes at offset `begin`; the range must lie inside the file."""
     if not count:
         return b""
     out = np.empty(count, np.uint8)
@@ -89,6 +90,6 @@ def read_bytes(path: StoragePath, begin: int, count: int) -> bytes:
 
 
 def damaged(path: StoragePath, what: str) -> InvalidJobError:
-    """The error for a file that was cut, changed or never finished. `what`: what is wrong, with `path` as its
-    subject."""
+    """Return the error for a file that was truncated, changed or never finished. `what`: a predicate whose subject is
+    `path`."""
     return InvalidJobError(f"{path} {what}: it was cut or changed, or is not finished; restore it or make it again")

@@ -1,8 +1,8 @@
 """Bytes from many places of many files: from a file system, or from object storage through a bounded cache.
 
-Files are read, not mapped into memory: a read brings a whole window with one request where a map has a fault for each
-page, says in words that a file was cut where a map kills the process (SIGBUS), and what it brings is not counted as
-memory of the process.
+Files are read instead of mapped. A read brings a whole window with one request, where a map has a page fault for each
+page. A read reports a truncated file as an error, where a map kills the process (SIGBUS). And bytes that are read do
+not count as memory of the process.
 """
 
 import os
@@ -17,52 +17,51 @@ from pseudoreal_trainer.data.tokens.runs import Run
 from pseudoreal_trainer.errors import TrainingError
 
 MOST_OPEN_IN_ALL = 512
-"""Files of all sources that are open at a time: systems allow a process 1,024 of all kinds, or more."""
+"""Most open files of all sources: systems allow a process at least 1,024 descriptors of all kinds."""
 _MOST_OPEN = 64
-"""Those of one source."""
+"""Most open files of one source."""
 _ANNOUNCED = 64
-"""Spans that are not in memory of which the system hears before the first of them is read: a disk answers many requests
-at a time."""
+"""Number of uncached spans announced to the system before the first of them is read: a disk serves many requests
+concurrently."""
 _MOST_REQUESTED = 16 << 20
-"""Bytes of blocks that are requested at a time, one block at least."""
+"""Bytes of blocks requested at a time; at least one block."""
 
 
 class Blocks(NamedTuple):
-    """How objects are cut into blocks, which are requested and kept whole. They are counted over all runs, as if these
-    lay one behind the other, so that they can be those of an order of windows."""
+    """Cutting of objects into blocks, which are requested and cached whole. Blocks are counted over all runs as if
+    these were contiguous, so that they can coincide with the blocks of a window order."""
 
     size: int = 64 << 10
-    """Bytes from one block to the next. In a random order almost no window has a block in common with another one, so
-    blocks are little larger than windows."""
+    """Bytes from one block to the next. In a random order almost no two windows share a block, so blocks are little
+    larger than windows."""
     overlap: int = 0
-    """Bytes of the next block that a block has besides: the target of its last window."""
+    """Bytes of the next block that a block includes: the target of its last window."""
     most: int = 8 << 20
-    """Bytes of blocks that are kept, for each source."""
+    """Bytes of blocks that are cached, per source."""
 
 
 class Span(NamedTuple):
     run: int
     """Number of the run."""
     begin: int
-    """Its first byte in the run's file."""
+    """First byte in the run's file."""
     at: int
-    """Its first byte in the buffer that is filled."""
+    """First byte in the target buffer."""
     size: int
 
 
 class SpanReader(Protocol):
-    """Is used by one thread at a time."""
+    """Used by one thread at a time."""
 
     def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
-        """Fills the buffer's bytes that the spans name. Raises TrainingError where a file is missing, too short, or
-        cannot be read."""
+        """Fill the buffer's bytes named by the spans. Raises TrainingError if a file is missing, too short, or
+        unreadable."""
 
     def close(self) -> None: ...
 
 
 class FileSpans:
-    """Spans of files. A file is opened when it is first read from; the one not used for longest is closed for another
-    one."""
+    """Spans of files. A file is opened at its first read; the least recently used file is closed to make room."""
 
     def __init__(self, runs: Sequence[Run], most_open: int = MOST_OPEN_IN_ALL) -> None:
         self._runs, self._most_open = runs, min(most_open, _MOST_OPEN)
@@ -78,8 +77,8 @@ class FileSpans:
                 self._read(span, buffer)
 
     def _read_from_memory(self, span: Span, buffer: memoryview) -> bool:
-        """Reads what the system's page cache holds; False: not all of the span is there, or the file system cannot
-        tell."""
+        """Read the span from the system's page cache. Return False if not all of it is cached, or the file system
+        cannot tell."""
         run, begin, at, size = span
         try:
             return os.preadv(self._descriptor(run), [buffer[at : at + size]], begin, os.RWF_NOWAIT) == size
@@ -94,7 +93,7 @@ class FileSpans:
                 count = os.preadv(self._descriptor(run), [buffer[at + done : at + size]], begin + done)
             except OSError as error:
                 raise TrainingError(f"{self._runs[run].file} of the token files cannot be read: {error}") from error
-            # A read may bring less than was asked for. Only the end of the file brings nothing.
+            # A read may return fewer bytes than requested. Only at the end of the file it returns none.
             if count == 0:
                 raise _too_short(self._runs[run])
             done += count
@@ -123,25 +122,25 @@ def _opened(run: Run) -> int:
     if os.fstat(descriptor).st_size != run.end:
         os.close(descriptor)
         raise _too_short(run)
-    # Windows are read in a random order: what lies behind one is not needed soon.
+    # Windows are read in random order: read-ahead would be wasted.
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     return descriptor
 
 
 _Block = tuple[int, int]
-"""Number of a run, and of a block of which it has a part."""
+"""Number of a run, and number of a block that overlaps it."""
 
 
 class ObjectSpans:
-    """Spans of objects. Blocks that are not in the cache are requested at the same time."""
+    """Spans of objects. Blocks that are not cached are requested concurrently."""
 
     def __init__(self, runs: Sequence[Run], blocks: Blocks | None = None) -> None:
         self._runs, self._cut = runs, blocks or Blocks()
         self._firsts = [0, *accumulate(run.end - run.begin for run in runs)]
-        """For each run the bytes of all before it."""
+        """For each run, the bytes of all runs before it."""
         self._blocks: OrderedDict[_Block, bytes] = OrderedDict()
         self._kept = 0
-        """Bytes of all blocks that are there."""
+        """Bytes of all cached blocks."""
 
     def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
         for portion in self._portions(spans):
@@ -152,7 +151,7 @@ class ObjectSpans:
                 self._kept -= len(self._blocks.popitem(last=False)[1])
 
     def _portions(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
-        """Parts of the spans whose blocks are requested together."""
+        """Yield parts of the spans whose blocks are requested together."""
         portion: list[Span] = []
         count = 0
         for span in spans:
@@ -185,7 +184,7 @@ class ObjectSpans:
         return contents
 
     def _range(self, run: int, number: int) -> tuple[int, int]:
-        """First byte in the run's file of its part of a block, and the byte behind it."""
+        """Return the first byte, in the run's file, of its part of a block, and the offset after its last byte."""
         first, header = self._firsts[run], self._runs[run].begin
         end = (number + 1) * self._cut.size + self._cut.overlap
         return max(number * self._cut.size, first) - first + header, min(end, self._firsts[run + 1]) - first + header
@@ -196,11 +195,11 @@ class ObjectSpans:
         return [(span.run, number) for number in range(first, max(first, last) + 1)]
 
     def _place(self, span: Span) -> int:
-        """The span's first byte, counted over all runs."""
+        """Return the span's first byte, counted over all runs."""
         return self._firsts[span.run] + span.begin - self._runs[span.run].begin
 
     def _joined(self, span: Span) -> bytes:
-        """The span, from each block as far as it reaches, without what the next one has as well."""
+        """Return the span's bytes, joined from its blocks without their overlaps."""
         pieces, byte, end = [], span.begin, span.begin + span.size
         for block in self._blocks_of(span):
             begin, _ = self._range(*block)

@@ -1,4 +1,4 @@
-"""How many bytes a plan takes of device, host and disk, and which homes fit.
+"""Bytes that a plan takes of device, host and disk, and the choice of homes that fit.
 
-How long it takes is in `forecast.time`.
+Durations are in `forecast.time`.
 """

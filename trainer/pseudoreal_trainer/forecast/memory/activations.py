@@ -1,4 +1,4 @@
-"""Bytes of activations over a step: a walk of a rank's plan. Pure."""
+"""Bytes of activations over a step: a walk through a rank's plan. Pure."""
 
 from dataclasses import replace
 from itertools import accumulate
@@ -22,19 +22,18 @@ from pseudoreal_trainer.plan.records import (
 from pseudoreal_trainer.plan.spread import Part
 
 LEAVING = 2
-"""Number of copies of boundary activations to the host that are under way at a time on a GPU, besides the newest
-one."""
+"""Number of boundary activations on a GPU whose copy to the host is still pending, besides the newest one."""
 
 
 def most_stashed(records: RankPlan) -> int:
-    """Most boundary activations that are on the host at a time."""
+    """Return the most boundary activations that are on the host at a time."""
     changes = (isinstance(record, Stash) - isinstance(record, Unstash) for record in records)
     return max(accumulate(changes), default=0)
 
 
 def activation_peak(layout: Layout, sizes: Sizes, rank: int, records: RankPlan) -> Tiers:
-    """Most bytes of activations at a time, on the data rank with the largest part of a micro-batch, with what a pass
-    needs while it runs."""
+    """Return the peak bytes of activations, including the temporary tensors of a running pass, on the data rank with
+    the largest part of a micro-batch."""
     tokens = sizes.most_tokens(layout.data)
     walk = _Walk(layout, sizes, tokens, rank)
     for record in records:
@@ -49,9 +48,9 @@ class _Walk:
         self._layout, self._rank, self._boundary = layout, rank, sizes.boundary(tokens)
         self._graphs = graphs_by_position(sizes, tokens, layout.loss_chunk)
         self._changes: dict[tuple[int, Part], Change] = {}
-        """What the parts of passes through spread experts change, by the layer's kind."""
+        """Bytes changed by the parts of a pass through expert-parallel experts, by kind of layer and part."""
         self._held = self.peak = 0
-        """Bytes of the device that are held, and the most so far."""
+        """Device bytes held now, and their maximum so far."""
 
     def take(self, record: Record) -> None:
         match record:
@@ -61,10 +60,11 @@ class _Walk:
                 self._hold(change.held, briefly=change.briefly)
                 self._hold(-change.freed)
             case Forward():
-                # The output: the next position's input, or a message, which lives until it is answered by its gradient.
+                # The output is the next position's input, or a message that lives until its gradient arrives.
                 self._hold(self._boundary + self._kept_graph(record.position) + self._kept_choice(record.position))
             case Backward():
-                # The graph that is made again has the choice.
+                # Recomputation saves the routing decision again as part of the new graph, so the copy kept since the
+                # forward pass is freed.
                 self._hold(-self._answered(record.position) - self._kept_choice(record.position))
                 self._hold(0, briefly=self._during_backward(record.position))
                 self._hold(-self._freed_by_backward(record.position))
@@ -76,11 +76,11 @@ class _Walk:
                 self._hold(self._boundary)
 
     def _of_spread(self, record: Record) -> Change | None:
-        """What a part of a pass through spread experts changes; None: it is no such part."""
+        """Return the bytes changed by a part of a pass through expert-parallel experts; None for any other record."""
         if not isinstance(record, Part) or isinstance(record, Count) or not self._layout.spreads(record.position):
             return None
         graphs, keeps_graph = self._graphs[record.position], self._keeps_graph(record.position)
-        # Layers that are alike have the same graphs.
+        # Layers of one kind share one graphs object.
         kind = id(graphs), replace(record, position=0, micro_batch=0)
         if kind not in self._changes:
             spread = SpreadBytes(graphs, keeps_graph, self._layout.expert_ranks, self._layout.expert_groups)
@@ -104,16 +104,16 @@ class _Walk:
         )
 
     def _answered(self, position: int) -> int:
-        """Bytes of the output that was sent to another rank, unless it is part of a graph."""
+        """Return the bytes of an output that was sent to another rank, unless it is part of a graph."""
         was_sent = position < self._layout.head and not self._is_here(position + 1)
         return self._boundary if was_sent and not self._keeps_graph(position) else 0
 
     def _freed_by_backward(self, position: int) -> int:
-        """Bytes that the backward pass of a position frees: its graph, its input and the gradient of its output, less
-        the new gradient of its input."""
+        """Return the bytes that the backward pass of a position frees: its graph, its input and the gradient of its
+        output, minus the new gradient of its input."""
         inputs = int(position > 0)
         if position > 0 and self._is_here(position - 1) and self._keeps_graph(position - 1):
-            # It is the output in the graph before, too.
+            # The input is also the output saved in the graph of the position before.
             inputs -= 1
         if self._keeps_graph(position):
             inputs += 1
@@ -124,7 +124,7 @@ class _Walk:
         return self._graphs[position].block if self._keeps_graph(position) else 0
 
     def _kept_choice(self, position: int) -> int:
-        """Bytes that a pass which is computed again leaves of its choice of experts."""
+        """Return the bytes of the routing decision that a pass keeps for its recomputation."""
         is_kept = self._layout.has_experts(position) and not self._keeps_graph(position)
         return self._graphs[position].choice if is_kept else 0
 

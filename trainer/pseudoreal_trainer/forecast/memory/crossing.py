@@ -1,8 +1,10 @@
-"""Host memory of a rank through which everything passes that crosses the bus to its device. Pure.
+"""Layout of the host arena of a rank: the memory through which everything passes that crosses the bus to its device;
+pinned if the device is a GPU. Pure.
 
-For state it is one region, so that it can be pinned by one call and to the byte: torch's own allocator for pinned
-memory makes every tensor as large as the next power of two. Masters and moments never cross the bus and are not in it.
-Stashed activations, tokens, and checkpoints of units on the device pass through memory of their own, pinned as exactly.
+All state that crosses the bus shares one arena, so that one call pins it to the exact byte: torch's own allocator for
+pinned memory rounds every tensor up to a power of two. Master weights and moments never cross the bus and are outside
+the arena. Offloaded activations, tokens, and checkpoints of units on the device pass through separate memory, pinned to
+the byte as well.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,9 +16,9 @@ from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout, Pool
 
 KEPT_GRADIENTS = 2
-"""Number of reduced gradients of units that are updated at once: that whose update is under way, and the next."""
+"""Number of reduced gradients held at a time: the gradient of the running update, and the next."""
 PAGE = 4096
-"""Alignment in bytes of what a disk reads and writes directly."""
+"""Alignment in bytes for direct I/O with a disk."""
 LINE = 64
 """Alignment in bytes of everything else."""
 
@@ -24,13 +26,13 @@ TOKEN_BYTES = 8
 """Bytes of a token's id."""
 
 Shape = tuple[int, int]
-"""A micro-batch on a rank: its sequences, and the tokens in each."""
+"""A micro-batch on a rank: number of sequences, and tokens per sequence."""
 Use = Literal["staging", "staging of experts", "passing", "weights", "gradient"]
-"""What a piece is for.
+"""Use of a piece of the arena.
 
-staging: weights of a unit on disk, on their way to the device; numbered, for each pool
-passing: a reduced gradient on its way to its update or to the disk; numbered
-weights, gradient: of the unit of that number, whose home is the host
+- staging: weights of a unit on disk, on their way to the device; numbered, per pool
+- passing: a reduced gradient on its way to its update or to the disk; numbered
+- weights, gradient: of the unit with this number, whose home is the host
 """
 STAGING: dict[Pool, Use] = {"Blocks": "staging", "Experts": "staging of experts"}
 
@@ -46,13 +48,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Crossing:
-    """The region's pieces, one behind the other."""
+    """The pieces of the arena, in order of their addresses."""
 
     pieces: tuple[Piece, ...]
 
     @cached_property
     def ranges(self) -> dict[tuple[Use, int], range]:
-        """Bytes of the region that each piece has."""
+        """Range of bytes in the arena of each piece."""
         ranges: dict[tuple[Use, int], range] = {}
         end = 0
         for piece in self.pieces:
@@ -63,7 +65,7 @@ class Crossing:
 
     @property
     def size(self) -> int:
-        """Bytes of the region."""
+        """Bytes of the arena."""
         return max((piece.stop for piece in self.ranges.values()), default=0)
 
     def count(self, use: Use) -> int:
@@ -71,23 +73,23 @@ class Crossing:
 
 
 def crossing(layout: Layout, sizes: Sizes, rank: int) -> Crossing:
-    """What crosses the bus on each data rank of a pipeline rank."""
+    """Return the arena's layout on each data rank of a pipeline rank."""
     return Crossing((*_buffers(layout, sizes, rank), *_of_units(layout, sizes, rank)))
 
 
 def token_bytes(shapes: Iterable[Shape]) -> int:
-    """Bytes of the ids of micro-batches with their last targets, [B, T + 1] each."""
+    """Return the bytes of the token ids of micro-batches with their last targets, [B, T + 1] each."""
     return TOKEN_BYTES * sum(sequences * (tokens + 1) for sequences, tokens in shapes)
 
 
 def takes_tokens(layout: Layout, rank: int, *, masks_documents: bool) -> bool:
-    """Whether a pipeline rank has the embedding, which takes the inputs, or the head, which takes the targets; or
-    finds documents in the tokens, as all do that have a block."""
+    """Return True if a pipeline rank needs tokens: for the embedding (inputs), for the head (targets), or, on every
+    rank with a block, to find documents in them."""
     return masks_documents or rank in (layout.rank_of(0), layout.rank_of(layout.head))
 
 
 def captures_from_device(layout: Layout, rank: int) -> bool:
-    """Whether some of what a pipeline rank saves comes over the bus."""
+    """Return True if some of the state that a pipeline rank saves is copied from the device."""
     return any(layout.home(unit) == "Device" for unit in layout.local_units(rank))
 
 
@@ -96,14 +98,14 @@ def _buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
     for pool, use in STAGING.items():
         units = [unit for unit in on_disk if layout.pool_of(unit) == pool]
         largest = max((sizes.shard(layout, unit) for unit in units), default=0) * sizes.compute_bytes
-        # Those whose fetches are under way, and the one that is read ahead. What stays is fetched one by one.
+        # One buffer per pending fetch, and one for the unit that is read ahead. Resident units are fetched one by one.
         under_way = layout.window if any(map(layout.moves, units)) else 0
         for number in range(under_way + 1) if units else ():
             yield Piece(use, number, _aligned(largest, PAGE), PAGE)
     away = [unit for unit in layout.local_units(rank) if layout.home(unit) != "Device"]
     passing, through = ([], on_disk) if layout.keeps_gradients else (away, [])
     largest = max((sizes.shard(layout, unit) for unit in (*passing, *through)), default=0) * sizes.master_bytes
-    # One gradient at a time is on its way to the disk or from there, to stay.
+    # One gradient at a time is on its way to or from the disk, where it is kept.
     for number in range(min(KEPT_GRADIENTS, len(passing)) + bool(through)):
         yield Piece("passing", number, _aligned(largest, PAGE), PAGE)
 

@@ -1,4 +1,4 @@
-"""How many sequences a validation passes through the model at a time, so that a step's memory is enough. Pure."""
+"""Number of sequences in flight during a validation, chosen so that a training step's memory suffices. Pure."""
 
 from bisect import bisect_right
 from dataclasses import replace
@@ -12,8 +12,8 @@ from pseudoreal_trainer.plan.records import Forward, RankPlan, Receive
 
 
 def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
-    """The most sequences, each in a pass of its own, whose evaluation no rank needs more of its device for than for the
-    activations of a training step. At least 1, and no more than a data rank's part of a step has."""
+    """Return the most sequences, each in a pass of its own, whose evaluation takes no more device memory on any rank
+    than the activations of a training step. At least 1, at most a data rank's sequences in a step."""
     at_home = replace(layout, homes=(), sharding="None")
     peaks = [activation_peak(at_home, sizes, rank, records).device for rank, records in enumerate(step_plan(at_home))]
 
@@ -26,7 +26,7 @@ def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
 
 
 def evaluation_peak(layout: Layout, sizes: Sizes, records: RankPlan) -> int:
-    """Most bytes of a rank's activations at a time in an evaluation plan whose micro-batches are single sequences."""
+    """Return the peak bytes of a rank's activations in an evaluation plan whose micro-batches are single sequences."""
     tokens = sizes.model.sequence_length
     graphs, boundary = graphs_by_position(sizes, tokens, layout.loss_chunk), sizes.boundary(tokens)
     held = peak = 0
@@ -39,9 +39,10 @@ def evaluation_peak(layout: Layout, sizes: Sizes, records: RankPlan) -> int:
                 peak = max(peak, held)
             case Forward(position=position):
                 is_head = position == layout.head
-                # A backward pass makes the forward pass again, so this bounds what the forward pass needs.
+                # A backward pass includes its forward pass by recomputation, so its peak bounds that of the forward
+                # pass.
                 bound = graphs[position].head_backward if is_head else graphs[position].block_backward
                 peak = max(peak, held + bound)
-                # The output takes the place of the input. What is sent stays until the end of the plan.
+                # The output replaces the input. Sent tensors live until the end of the plan.
                 held -= boundary if is_head else 0
     return peak

@@ -1,4 +1,4 @@
-"""From a phase's configuration to what its plan depends on. Pure."""
+"""From a phase's configuration to the inputs of its plan. Pure."""
 
 from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.resolved.config import PhaseConfig
@@ -21,7 +21,7 @@ from pseudoreal_trainer.plan.units import units_of
 
 
 def phase_layout(config: PhaseConfig, device: Device) -> Layout:
-    """The layout of a phase, the same on all ranks. Raises InvalidJobError when the phase does not fit its budget."""
+    """Return the layout of a phase, the same on all ranks. Raises InvalidJobError if the phase exceeds its budget."""
     sizes = phase_sizes(config, device)
     peaks = activation_peaks(fixed_layout(config, sizes), sizes)
     layout = placed_layout(config, sizes, peaks)
@@ -32,15 +32,15 @@ def phase_layout(config: PhaseConfig, device: Device) -> Layout:
 
 
 def placed_layout(config: PhaseConfig, sizes: Sizes, peaks: Peaks) -> Layout:
-    """The layout with the homes that come nearest to the budget, whether that is enough or not. `peaks`: those of the
-    layout before a budget moves anything."""
+    """Return the layout with homes chosen for the budget, even if the budget is still exceeded. `peaks`: activation
+    peaks of the layout before the budget moves any unit."""
     layout = fixed_layout(config, sizes)
     return layout.with_homes(choose_homes(config.offload, layout, sizes, peaks))
 
 
 def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
-    """The layout before a budget moves anything: each unit has the home that the phase names."""
-    assert config.parallelism.layout == "Given", "layout Auto was settled before the ranks began"
+    """Return the layout before the budget moves any unit: each unit has the home that the phase names."""
+    assert config.parallelism.layout == "Given", "layout Auto is resolved before the ranks start"
     return Layout(
         layer_blocks=blocks_of_layers(config.sharing, config.model.layers),
         layer_experts=experts_of_layers(config.sharing, config.model),

@@ -1,12 +1,12 @@
-"""Bytes of a pass: what autograd keeps, and the most that a backward pass needs at a time. Pure.
+"""Bytes of a pass: tensors saved for backward, and the peak of a backward pass. Pure.
 
-Derived from the operations of the modules in model/ on each device, tensor by tensor. Two of them differ: on the CPU a
-norm is a chain of single operations, on a GPU it is one that keeps its input and the inverse root; and the CPU casts
-into memory of its own where it adds tensors of two types. A GPU's attention is torch's flash kernel in bfloat16 and its
-efficient one in float32; in float64 it has neither, and takes more than is said here.
+Derived from the operations of the modules in model/ on each device, tensor by tensor. Devices differ in two operations:
+on the CPU a norm is a chain of single operations, on a GPU it is one operation that saves its input and the inverse
+root; and the CPU casts into separate memory when it adds tensors of two types. Attention on a GPU is torch's flash
+kernel in bfloat16 and its efficient kernel in float32; float64 has neither, and takes more than is counted here.
 
-Only tensors count. What kernels hold for themselves while they run depends on the processor: packed operands of a
-matrix product, workspaces of cuBLAS, sums of an attention's backward pass. `measure-hardware` measures it.
+Only tensors count. Bytes that kernels allocate for themselves while they run depend on the processor: packed operands
+of a matrix product, workspaces of cuBLAS, sums of an attention's backward pass. `measure-hardware` measures them.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ _FIRST_NORMS = (".attention_norm.", ".attention.query_norm.", ".attention.key_no
 
 @dataclass(frozen=True)
 class Graphs(Kept):
-    """Passes over some tokens: what they keep, and what they need."""
+    """Passes over some tokens: bytes saved for backward, and peaks."""
 
     most: int | None = None
-    """Most tokens of a chunk of the loss; None: there is one chunk."""
+    """Most tokens of a chunk of the loss; None: the loss has one chunk."""
 
     @property
     def boundary(self) -> int:
@@ -34,9 +34,10 @@ class Graphs(Kept):
 
     @cached_property
     def block_backward(self) -> int:
-        """Most bytes at a time besides the input and the gradient of the output; the forward pass is part of it.
+        """Peak bytes of a block's backward pass, including its forward pass, without the block's input and the gradient
+        of its output.
 
-        As the graph shrinks, the parameters' gradients grow.
+        While the graph shrinks, the gradients of the parameters grow.
         """
         moments = [
             self._at_the_last_norm,
@@ -52,7 +53,7 @@ class Graphs(Kept):
 
     @cached_property
     def backward_up_to_experts(self) -> int:
-        """The same of a pass up to experts on other ranks, without these."""
+        """Peak bytes of the backward pass up to expert-parallel experts, without the experts."""
         moments = [
             self.kept_up_to_experts + self.boundary,
             self._at_attention,
@@ -64,19 +65,19 @@ class Graphs(Kept):
 
     @cached_property
     def first_gradients_of_experts(self) -> int:
-        """Gradients of features in the middle of experts, for as many rows as there are tokens."""
+        """Bytes of the gradients of the experts' MLP intermediates, for one row per token."""
         names = 2 if self._is_gated else 1
         return names * self._tensors.inner
 
     @cached_property
     def head_backward(self) -> int:
-        """Most bytes at a time of the final norm, the head and the loss behind it, counted as in `block_backward`."""
+        """Peak bytes of the final norm, the head and the loss after it, counted as in `block_backward`."""
         t, chunk = self._tensors, self._of_chunk
         features = {"input of the head [B, T, H], whose place its gradient takes": t.hidden}
         made = {"gradient of the chunk [c, H]": chunk.hidden, "gradient of the head [V, H]": t.vocabulary}
         at_the_product = made | {"gradient of the logits [c, V]": chunk.compute_logits}
         as_it_is_added = made | {"gradient of the head [V, H], master": t.cast_vocabulary}
-        # On a GPU the features' gradient is counted as that of the norm's output.
+        # On a GPU, the gradient of the features is counted as the gradient of the norm's output.
         at_the_norm = {"gradient of the norm's weight [H]": t.norm_weight} | ({} if t.is_fused else features)
         return max(
             total(self._cast_input, self._norm, features, self._logits),
@@ -87,11 +88,12 @@ class Graphs(Kept):
 
     @property
     def _logits(self) -> Table:
-        """What is as wide as the vocabulary where it is the most, [c, V] each, master."""
+        """The vocabulary-wide tensors alive at the peak, [c, V] each, in the master type."""
         logits = self._of_chunk.logits
         names = ["log-probabilities", "their gradient", "gradient of the logits"]
         if self.sizes.has_z_loss:
-            # Behind it its backward pass is first; the log-probabilities wait meanwhile.
+            # The z-loss comes last in the forward pass, so its backward pass runs first; the log-probabilities wait
+            # until then.
             names = ["log-probabilities", "logits", "logits less their log-sum-exp", "probabilities", "gradient"]
         if self.sizes.model.logit_soft_cap is not None:
             names.append("hyperbolic tangents")
@@ -107,11 +109,11 @@ class Graphs(Kept):
         """The tensors of c tokens, a chunk of the loss."""
         return Tensors(self.sizes, chunk_length(self.tokens, self.most))
 
-    # What lives at those moments of a block's backward pass that may need the most.
+    # Bytes alive at the possible peaks of a block's backward pass.
 
     @property
     def _at_the_last_norm(self) -> int:
-        """At the norm behind the feed-forward part."""
+        """At the MLP's post-norm."""
         if not self._has_norm_behind:
             return 0
         return self.block - total(self._norm) + total(self._norm_backward, {"output [B, T, H]": self.boundary})
@@ -128,21 +130,21 @@ class Graphs(Kept):
             first = total(self._first_gradients(t.inner)) + self._gradients_of(".ffn.down.")
         return self.block - total(self._norm_behind) + total(table) + first
 
-    # At these moments of a mixture's backward pass: what is needed besides what is kept.
+    # Possible peaks of a mixture's backward pass: temporary bytes, in addition to the saved tensors.
 
     @property
     def _at_the_sum_of_outputs(self) -> int:
-        """At the outputs of experts, each times its gate."""
+        """At the sum over the experts' outputs, each multiplied by its gate."""
         return 2 * self.sizes.choices * self._tensors.hidden
 
     @property
     def _at_shared_experts(self) -> int:
-        """They come before the others, as the pass runs backward."""
+        """Shared experts precede the others, because the pass runs backward."""
         return total(self._first_gradients(self._tensors.shared_inner)) + self._gradients_of(".shared.down.")
 
     @property
     def _at_experts(self) -> int:
-        """What the sum and shared experts have kept is free."""
+        """Here the tensors saved by the sum and by shared experts are already free."""
         t = self._tensors
         of_choice = self._first_gradients(t.inner) | {"gradient of the output [N, H]": t.hidden}
         made = self.sizes.choices * total(of_choice) + self._gradients_of(".experts.down.")
@@ -151,18 +153,18 @@ class Graphs(Kept):
         return made - total(self._outputs_of_experts, self._of_shared)
 
     def _gradients_of(self, part: str) -> int:
-        """Gradients of the layer's parameters with this part in their names."""
+        """Return the bytes of the gradients of the layer's parameters with `part` in their names."""
         return self._tensors.parameters(lambda name: part in name)
 
     def _first_gradients(self, inner: int) -> Table:
-        """Gradients of features in the middle, [B, T, F] of `inner` bytes, as the backward pass of a feed-forward part
-        starts. With gates the gradient of the product has taken the place of the product, which is counted as kept."""
+        """Return the gradients of the MLP intermediates, [B, T, F] of `inner` bytes each, at the start of an MLP's
+        backward pass. With gates, the gradient of the product has replaced the product, which is counted as saved."""
         names = ["gate's activation", "up"] if self._is_gated else ["activation"]
         return {f"gradient of the {name} [B, T, F]": inner for name in names}
 
     @property
     def _at_the_second_norm(self) -> int:
-        """At the norm before the feed-forward part, or at that behind attention."""
+        """At the MLP's pre-norm, or at the post-norm of attention."""
         t = self._tensors
         later = t.parameters(lambda name: ".attention." not in name and ".attention_norm." not in name)
         table = {"output [B, T, H]": self.boundary, "gradients of the parameters behind attention": later}
@@ -188,7 +190,7 @@ class Graphs(Kept):
 
     @property
     def _at_the_norms_of_queries_and_keys(self) -> int:
-        """At that of the queries, which is the last of the two."""
+        """At the queries' norm, the last of the two."""
         t, kept = self._tensors, self._norm_of_heads("query")
         if not kept:
             return 0
@@ -222,17 +224,19 @@ class Graphs(Kept):
         t = self._tensors
         table = {"output [B, T, H]": t.hidden, "gradients of all parameters": t.parameters()}
         if t.is_fused or t.norm_casts:
-            # Else the norm's own is added to it at once.
+            # Otherwise the norm's own gradient is added to it in place.
             table["gradient of the sum of input and attention [B, T, H]"] = t.hidden
         return total(self._cast_input, self._norm_backward, table)
 
     @property
     def _norm_backward(self) -> Table:
-        """Gradients of a norm's features, [B, T, H] each. The norm keeps nothing but its input any more."""
+        """Gradients of a norm's features, [B, T, H] each. Of the saved tensors, only the norm's input is still
+        alive."""
         return self._norm_backward_of(self._tensors.hidden, self._tensors.wide_hidden)
 
     def _norm_backward_of(self, features: int, wide: int) -> Table:
-        """The same for features of other sizes: their bytes in the compute type, and in the wide one."""
+        """Return the same for features of other sizes, given in bytes of the compute type and of the accumulation
+        type."""
         if self._tensors.is_fused:
             return {"gradient of the output": features, "gradient of the input": features}
         return {
@@ -245,7 +249,7 @@ class Graphs(Kept):
 
     @property
     def _as_gradients_are_added(self) -> int:
-        """At the end, as the parameters' gradients are added to the unit's."""
+        """At the end, when the parameters' gradients are added to the unit's gradient."""
         t = self._tensors
         table = {
             "output [B, T, H]": t.hidden,
@@ -257,7 +261,7 @@ class Graphs(Kept):
 
 
 def graphs_by_position(sizes: Sizes, tokens: int, most: int | None = None) -> list[Graphs]:
-    """The passes of each position over some tokens. `most`: most tokens of a chunk of the loss."""
+    """Return the passes of each position over `tokens` tokens. `most`: most tokens of a chunk of the loss."""
     kinds: dict[tuple[bool, bool], Graphs] = {}
     layers = [kinds.setdefault(sizes.kind(i), Graphs(sizes, tokens, i, most)) for i in range(sizes.model.layers)]
     return [layers[0], *layers, layers[-1]]

@@ -1,7 +1,7 @@
-"""Where the state of each unit lives. Pure.
+"""The home of each unit's state. Pure.
 
-A budget moves as few units as it can. First go the blocks that the forward pass needs last: their updates have the
-longest time to end before the next step needs them, and their copies may stay in the window at the turn.
+A budget moves as few units as possible. The blocks that the forward pass needs last move first: their updates have the
+longest time until the next step needs them, and their copies may stay in the window between forward and backward pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from pseudoreal_trainer.quantity import readable_bytes
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits in bytes for a rank. None: there is none."""
+    """Limits in bytes for a rank. None: no limit."""
 
     device: int | None = None
     host: int | None = None
@@ -34,18 +34,19 @@ def bounds_of(budget: OffloadBudget | None) -> Bounds:
 
 
 Peaks = tuple[Tiers, ...]
-"""Most bytes of activations on each pipeline rank."""
+"""Peak bytes of activations on each pipeline rank."""
 
 
 def activation_peaks(layout: Layout, sizes: Sizes) -> Peaks:
-    """The peaks of a step: neither homes nor sharding have a part in them. They take a plan of the whole step."""
+    """Return the activation peaks of a step, which depend on neither homes nor sharding. Builds the plan of a whole
+    step."""
     at_home = replace(layout, homes=(), sharding="None")
     return tuple(activation_peak(layout, sizes, rank, records) for rank, records in enumerate(step_plan(at_home)))
 
 
 def named_homes(offload: Offload, sizes: Sizes) -> tuple[Home, ...]:
-    """The home of each unit as `homes` says, else as `home` says. What it says of a block is said of the experts of the
-    same number, too, unless these are named themselves."""
+    """Return the home of each unit from `homes`, else from `home`. An entry for a block also applies to the experts of
+    the same number, unless they have an entry of their own."""
     if not offload.homes:
         return (offload.home,) * len(sizes.units)
     named: dict[str, Home] = {entry.unit: entry.home for entry in offload.homes}
@@ -59,15 +60,18 @@ def _block_name(unit: Unit) -> str:
 
 
 def choose_homes(offload: Offload, layout: Layout, sizes: Sizes, peaks: Peaks) -> tuple[Home, ...]:
-    """The home of each unit: the one that is named, and farther away as far as the budget forces it."""
+    """Return the home of each unit: the named home, or a farther one if the budget forces the unit out."""
     taken = [peak.device for peak in peaks]
     return _moved(offload, layout, sizes, taken, lambda now, rank: held(now, sizes, rank).device)
 
 
 def nearest_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
-    """Homes than which no unit's is nearer, whatever activations take: those with none of these, and with the least
-    that is held. A rank moves units in one order until they fit; where less fits, it moves these and more. Where ranks
-    have units in common, one rank may move what makes room on another: then nothing is known but what is named."""
+    """Return, for each unit, the nearest home possible: the one it has with no activations and with the fewest bytes
+    held.
+
+    A rank moves units in one order until they fit; with less room, it moves the same units and more. If ranks share
+    units, one rank may move a unit and thereby make room on another: then only the named homes are certain.
+    """
     if any(len(users) > 1 for users in layout.users):
         return named_homes(offload, sizes)
     return _moved(offload, layout, sizes, [0] * layout.pipeline, lambda now, rank: least_held(now, sizes, rank))
@@ -76,8 +80,8 @@ def nearest_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home,
 def _moved(
     offload: Offload, layout: Layout, sizes: Sizes, taken: Sequence[int], needs: Callable[[Layout, int], int]
 ) -> tuple[Home, ...]:
-    """`taken`: bytes of each pipeline rank's device for activations. `needs`: bytes that a rank's device needs
-    besides."""
+    """`taken`: device bytes of activations on each pipeline rank. `needs`: returns all other device bytes that a rank
+    needs."""
     named = {entry.unit for entry in offload.homes}
     movable = [
         unit
@@ -110,8 +114,9 @@ class _Choice:
         part: Callable[[Tiers], int],
         needs: Callable[[Layout, int], int] | None = None,
     ) -> None:
-        """Moves units until every rank fits, or all of its units that may move have. `part`: the bytes of a unit's
-        state that take of the room; `needs`: all that does, with the state, if there is more."""
+        """Move units until every rank fits, or has no movable unit left. `part`: returns the bytes of a unit's state
+        that use the room. `needs`: returns all bytes of a rank that use the room, including the state; None: only the
+        state does."""
         near, far = (self.layout.with_homes((home,) * self.layout.units) for home in (source, target))
         for rank in range(self.layout.pipeline):
             now, local = self._now, self.layout.local_units(rank)
@@ -119,7 +124,7 @@ class _Choice:
             for unit in self.movable:
                 if rank not in self.layout.users[unit] or self.homes[unit] != source:
                     continue
-                # The state alone is quickly told.
+                # The state alone is cheap to compute.
                 if state <= room[rank] and (needs is None or needs(self._now, rank) <= room[rank]):
                     break
                 self.homes[unit] = target
@@ -131,13 +136,13 @@ class _Choice:
 
 
 def host_state(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Bytes of state whose home is the host of a rank."""
+    """Return the bytes of state whose home is the host of a rank."""
     return sum(unit_state(layout, sizes, unit).host for unit in layout.local_units(rank))
 
 
 def budget_shortfalls(layout: Layout, sizes: Sizes, peaks: Peaks, budget: Bounds) -> list[str]:
-    """A sentence for each bound of the budget that some rank exceeds, of the rank that exceeds it most. On the host a
-    budget bounds the state alone."""
+    """Return a sentence for each limit of the budget that some rank exceeds, about the rank that exceeds it most. On
+    the host, a budget limits only the state."""
     state = [host_state(layout, sizes, rank) for rank in range(layout.pipeline)]
     return [
         *_too_much(
@@ -151,8 +156,7 @@ def budget_shortfalls(layout: Layout, sizes: Sizes, peaks: Peaks, budget: Bounds
 
 
 def machine_shortfalls(layout: Layout, sizes: Sizes, peaks: Peaks, machine: Bounds) -> list[str]:
-    """A sentence for each bound of the machine that some rank exceeds: on the host, buffers take of a rank's part as
-    well."""
+    """Return a sentence for each limit of the machine that some rank exceeds. On the host, buffers count as well."""
     needs, profile = _most(layout, sizes, peaks), "the hardware profile's"
     return [
         *_too_much([most.device for most in needs], machine.device, f"{profile} device_bytes", _device_remedy(layout)),
@@ -173,7 +177,7 @@ _HOST = "let units move to disk (offload.budget, offload.homes), or take more ra
 
 
 def _most(layout: Layout, sizes: Sizes, peaks: Peaks) -> list[Tiers]:
-    """Most bytes on each pipeline rank, by tier."""
+    """Return the peak bytes of each pipeline rank, by tier."""
     return [held(layout, sizes, rank) + peak for rank, peak in enumerate(peaks)]
 
 
@@ -190,8 +194,8 @@ def _too_much(needs: Sequence[int], bound: int | None, source: str, remedy: str)
 
 
 def _moving_order(layout: Layout, sizes: Sizes) -> list[int]:
-    """Experts, those whose first use is last before the others; blocks in the same order; then the two small units at
-    the ends. Experts are the most bytes, and each token needs few of them."""
+    """Return the units in the order in which they move: experts, latest first use first; blocks in the same order; then
+    the two small units at the ends. Experts have the most bytes, and each token needs few of them."""
     positions = reversed(range(layout.head + 1))
     first_use = {unit: position for position in positions for unit in layout.units_of(position)}
     ends = [unit for unit in first_use if sizes.units[unit].name in (EMBEDDING, HEAD)]

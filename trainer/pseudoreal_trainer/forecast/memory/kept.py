@@ -1,4 +1,8 @@
-"""What autograd keeps of a block's forward pass, tensor by tensor. Pure."""
+"""Device bytes of the tensors that autograd saves in a block's forward pass, tensor by tensor. Pure.
+
+A norm's output is counted under its reader (a projection, the router), not under the norm. A block's input, output and
+weights are not counted here.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,40 +14,43 @@ from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.forecast.memory.tensors import Tensors
 
 Table = dict[str, int]
-"""Tensor, with its shape (and its type, where that is not the compute type) -> bytes. Letters and types as in
-`Tensors`; N is B * T."""
+"""Tensor, with its shape (and its type, unless it is the compute type) -> bytes. Letters and types as in `Tensors`; N
+is B * T."""
 
 _INDEX_BYTES = 8
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The tensors that passes over some tokens keep. What reads a norm's output keeps it."""
+    """Tensors saved for backward by passes of a block over `tokens` tokens."""
 
     sizes: Sizes
     tokens: int
     layer: int = 0
-    """The layer whose block it is."""
+    """The layer of the block."""
 
     @cached_property
     def block(self) -> int:
-        """What autograd keeps of a block's forward pass besides its input, its output and its weights."""
+        """Bytes saved for backward by a block's forward pass, without its input, its output and its weights."""
         return total(self._kept_until_attention, self._kept_between, self._feed_forward, self._norm_behind)
 
     @cached_property
     def kept_up_to_experts(self) -> int:
-        """The same of a pass up to experts on other ranks."""
+        """Bytes saved for backward up to expert-parallel experts."""
         return total(self._kept_until_attention, self._kept_between, self._router, self._of_shared)
 
     @cached_property
     def kept_of_experts(self) -> int:
-        """What experts keep of as many rows as there are tokens, besides these and what they make of them."""
+        """Bytes of the experts' MLP intermediates for N rows, one per token, without their input and output rows."""
         return total(self._inner)
 
     @cached_property
     def choice(self) -> int:
-        """A choice of experts, which is kept for the pass that is computed again: the experts of each token, the rows
-        in their order, whether prototypes refuse tokens, and how often each expert is chosen."""
+        """Bytes of a routing decision, kept so that the recomputed pass routes identically.
+
+        Expert index and row order (int64 per choice); refusals (1 byte per choice, prototypes only); tokens per expert,
+        twice if a balance loss also needs the counts without the balancing bias.
+        """
         sizes, top_k = self.sizes, self.sizes.model.top_k
         rows = sizes.choices * self.tokens
         has_unbiased = top_k is not None and top_k.balance_over == "Step" and top_k.bias_update_rate is not None
@@ -52,7 +59,7 @@ class Kept:
 
     @property
     def counts(self) -> int:
-        """How often each expert is chosen, [experts]."""
+        """Bytes of the counts of tokens per expert, [experts]."""
         return self.sizes.allocated(_INDEX_BYTES * self.sizes.experts)
 
     @cached_property
@@ -65,7 +72,7 @@ class Kept:
 
     @property
     def _kept_between(self) -> Table:
-        """What is kept behind attention and before the feed-forward part."""
+        """Tensors saved after attention and before the MLP."""
         t = self._tensors
         before = {"sum of input and attention [B, T, H]": t.hidden}
         if self._has_norm_before:
@@ -78,7 +85,7 @@ class Kept:
 
     @property
     def _norm_behind(self) -> Table:
-        """What a norm of an output keeps."""
+        """Tensors saved by a post-norm."""
         if not self._has_norm_behind:
             return {}
         kept = {f"{name}, of the norm behind": size for name, size in self._norm.items()}
@@ -86,13 +93,13 @@ class Kept:
 
     @property
     def _cast_input(self) -> Table:
-        """The copy of its input that the first or the final norm makes; the input itself, which is that of the block or
-        the head, is not counted."""
+        """Copy of its input made by the first or the final norm. The input itself belongs to the block or the head, and
+        is not counted."""
         return {"input of the norm [B, T, H], wide": self._tensors.wide_hidden} if self._tensors.norm_casts else {}
 
     @property
     def _input_of_attention(self) -> Table:
-        """Nothing where that is the input of the block."""
+        """Empty if it is the block's input."""
         return {"input of attention [B, T, H]": self._tensors.hidden} if self._has_norm_before else {}
 
     @property
@@ -118,7 +125,8 @@ class Kept:
 
     @property
     def _rotation_of_tokens(self) -> Table:
-        """Positions in documents differ from sequence to sequence; else all have one table, which stays."""
+        """Rotary tables of masked documents, whose positions differ from sequence to sequence. Without masking, all
+        sequences share one resident table."""
         if not self.sizes.masks_documents:
             return {}
         part = self._tensors.of(self.tokens * self.sizes.model.head_size // 2, self.sizes.compute_bytes)
@@ -159,7 +167,7 @@ class Kept:
         return self._inner_of(self._tensors.inner)
 
     def _inner_of(self, inner: int) -> Table:
-        """`inner`: bytes of [B, T, F]."""
+        """Return the MLP intermediates. `inner`: bytes of [B, T, F]."""
         if self._is_gated:
             return {
                 "gate [B, T, F]": inner,
@@ -171,19 +179,19 @@ class Kept:
 
     @property
     def _mixture(self) -> Table:
-        """The router and the experts, as if none were ever full."""
+        """Tensors saved by the router and the experts, as if no expert were ever full."""
         experts = self.sizes.model.experts
-        assert experts is not None, "only a mixture has these"
+        assert experts is not None, "only a mixture has a router and experts"
         routed = self._prototypes if experts.top_k is None else self._top_k(experts.top_k)
         return self._router | self._ends | routed
 
     @property
     def _router(self) -> Table:
         t, model, experts = self._tensors, self.sizes.model, self.sizes.model.experts
-        assert experts is not None, "only a mixture has these"
+        assert experts is not None, "only a mixture has a router"
         casts = t.wide_bytes != self.sizes.compute_bytes
         return {
-            # Without a norm before, and a cast, it is the sum of input and attention.
+            # Without a pre-norm and a cast, the input is the sum of input and attention, already counted.
             "input of the router [B, T, H], wide": t.wide_hidden if casts or self._has_norm_before else 0,
             "router [experts, H], wide": t.of(experts.count * model.hidden_size, t.wide_bytes) if casts else 0,
             "probabilities [B, T, experts], wide": t.of(self.tokens * experts.count, t.wide_bytes),
@@ -191,17 +199,17 @@ class Kept:
 
     @property
     def _ends(self) -> Table:
-        """What torch's product for all experts at once keeps of their numbers of rows."""
+        """Row offsets that torch's grouped matrix product saves."""
         t, experts = self._tensors, self.sizes.model.experts
-        assert experts is not None, "only a mixture has these"
+        assert experts is not None, "only a mixture has experts"
         is_grouped = self.sizes.compute_bytes == 2 if t.is_fused else self.sizes.compute_bytes <= 4
         return {"ends of the rows of each expert [experts], int32": t.of(experts.count, 4)} if is_grouped else {}
 
     @property
     def _outputs_of_experts(self) -> Table:
-        """What is kept of the outputs of experts until the backward pass of their sum."""
+        """Outputs of experts that are saved until the backward pass of their sum."""
         t, experts = self._tensors, self.sizes.model.experts
-        assert experts is not None, "only a mixture has these"
+        assert experts is not None, "only a mixture has experts"
         table = {"outputs [N, H]": t.hidden}
         if experts.top_k is None:
             table["outputs times gates [N, H]"] = t.hidden
@@ -209,7 +217,7 @@ class Kept:
 
     @property
     def _prototypes(self) -> Table:
-        """Each prototype has all N tokens once, and so as much of `_inner` as a block without experts."""
+        """Each prototype processes all N tokens once, and so has as much of `_inner` as a block without experts."""
         t = self._tensors
         of_prototype = {
             "tokens in the order of the experts [N, H]": t.hidden,
@@ -223,11 +231,11 @@ class Kept:
     @property
     def _tally(self) -> Table:
         t, experts = self._tensors, self.sizes.model.experts
-        assert experts is not None, "only a mixture has these"
+        assert experts is not None, "only a mixture has router statistics"
         return {"what is learned of the experts [experts + 3], float64": t.of(experts.count + 3, 8)}
 
     def _top_k(self, spec: TopK) -> Table:
-        """Each of the k choices has all N tokens once. Shared experts have them once more."""
+        """Each of the k choices processes all N tokens once, and shared experts once more."""
         t, compute, wide = self._tensors, self.sizes.compute_bytes, self._tensors.wide_bytes
         of_choice = {
             "tokens in the order of the experts [N, H]": t.hidden,
@@ -245,7 +253,7 @@ class Kept:
 
     @property
     def _of_shared(self) -> Table:
-        """What experts keep that all tokens go through."""
+        """Tensors saved by shared experts, which process all tokens."""
         t = self._tensors
         if self.sizes.model.shared_expert is None:
             return {}
@@ -255,9 +263,9 @@ class Kept:
         return shared
 
     def _balance(self, spec: TopK) -> Table:
-        """What the tally of the experts and the auxiliary loss keep."""
+        """Return the tensors saved by the router statistics and the auxiliary loss."""
         t, experts = self._tensors, self.sizes.model.experts
-        assert experts is not None, "only a mixture has these"
+        assert experts is not None, "only a mixture has router statistics"
         table = self._tally
         if float(spec.router_z_loss):
             table["outputs of the router [B, T, experts], wide"] = t.of(self.tokens * experts.count, t.wide_bytes)

@@ -1,4 +1,4 @@
-"""Bytes that a rank holds through the whole step, by tier: state, working copies, the window, buffers. Pure."""
+"""Bytes that a rank holds through the whole step, by tier: state, working copies, window, buffers. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 
 MOMENTS = 2
 CHUNK_ELEMENTS = 2**20
-"""Number of elements of each vector that are in memory at a time during an update of a unit on disk."""
+"""Elements of each vector in memory at a time, during an update of a unit on disk."""
 CHUNKS_AT_A_TIME = 3
-"""Number of chunks in memory at a time: one is read, one updated, one written."""
+"""Number of chunks in memory at a time: one is read, one is updated, one is written."""
 PIECE_ELEMENTS = 1 << 18
-"""Number of elements that a thread updates at a time on the host; it scales their gradient in memory of its own."""
+"""Elements that a thread updates at a time on the host; their gradient is scaled in memory of the thread."""
 PORTION_BYTES = 4 << 20
-"""Most bytes that a checkpoint takes out of a home at a time."""
+"""Most bytes that a checkpoint copies out of a home at a time."""
 PORTION_ROOM = PORTION_BYTES + 2 * PAGE
-"""Most bytes that are read for such a portion from a disk."""
+"""Most bytes read from a disk for such a chunk."""
 
 _MEASURING_PARTS = 4
 
@@ -28,7 +28,7 @@ class Tiers:
     host: int = 0
     disk: int = 0
     pinned: int = 0
-    """Bytes of `host` that are locked for copies to and from a GPU."""
+    """Bytes of `host` that are pinned for copies to and from a GPU."""
 
     def __add__(self, other: "Tiers") -> "Tiers":
         return Tiers(
@@ -37,7 +37,7 @@ class Tiers:
 
 
 def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    """Bytes of the data rank of a pipeline rank that holds the most, without activations."""
+    """Return the bytes, without activations, held by the most loaded data rank of a pipeline rank."""
     state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
     passing = Tiers(
         device=sum(
@@ -54,8 +54,8 @@ def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 
 def least_held(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Bytes of the device, of those that `held` counts, which the order of passes has no part in: state, the window,
-    and two gradients in buffers, one of which is reduced while the other grows."""
+    """Return the device bytes that do not depend on the order of passes: state, the window, and two gradient buffers,
+    one being reduced while the other accumulates. A lower bound of `held`."""
     state = sum(unit_state(layout, sizes, unit).device for unit in layout.local_units(rank))
     return state + sum(
         _window(layout, sizes, rank, pool)
@@ -65,12 +65,12 @@ def least_held(layout: Layout, sizes: Sizes, rank: int) -> int:
 
 
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
-    """Bytes of a unit's master weights, moments, gradient and the copies that stay."""
+    """Return the bytes of a unit's master weights, moments, gradient and resident copies."""
     c, f, shard = sizes.compute_bytes, sizes.master_bytes, sizes.shard(layout, unit)
     masters_and_moments = (1 + MOMENTS) * f * shard
-    # Where both have one type, master weights serve as they are.
+    # If the types are equal, master weights also serve as working copies.
     copy = c * shard if sizes.has_own_copies else 0
-    # Where the update follows at once, a gradient passes through a buffer that units share.
+    # If the update follows the reduction at once, the gradient passes through a buffer shared by all units.
     gradient = f * shard if layout.keeps_gradients else 0
     gathered = c * sizes.whole(layout, unit) if layout.is_common(unit) else 0
     match layout.home(unit):
@@ -101,8 +101,8 @@ def _of_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool, buffers: in
 
 
 def _measuring(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
-    """Bytes that a measuring step needs: whole gradients of the layers that are under way at a time, and of each shared
-    unit the reduced ones: of the layer, of the one above it, and two sums."""
+    """Return the bytes that a measuring step needs: whole gradients of all layers in flight, and for each shared unit
+    four reduced ones: of the layer, of the layer above, and two sums."""
     shared = [unit for position in layout.positions(rank) for unit in layout.shared_units(position)]
     uses = [unit for unit in shared if layout.pool_of(unit) == pool]
     if not layout.measures or not uses:
@@ -113,14 +113,15 @@ def _measuring(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
 
 
 def _crossing_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    """Bytes of what crosses the bus, without the state of units: buffers that units share, and what aligns them."""
+    """Return the bytes of the arena without the state of units: shared buffers and padding for alignment. Pinned bytes
+    count the whole arena."""
     region = crossing(layout, sizes, rank)
     of_units = sum(piece.size for piece in region.pieces if piece.use in ("weights", "gradient"))
     return Tiers(host=region.size - of_units, pinned=region.size if sizes.device == "cuda" else 0)
 
 
 def _tokens(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    """Bytes of the tokens of a step, on their way to a GPU."""
+    """Return the bytes of the tokens of a step, on their way to a GPU."""
     if sizes.device == "cpu" or not takes_tokens(layout, rank, masks_documents=sizes.masks_documents):
         return Tiers()
     shape = (sizes.most_sequences(layout.data), sizes.model.sequence_length)
@@ -134,18 +135,19 @@ def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 
 def _scaled_gradients(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Bytes that the threads of an update in host memory have for clipped gradients."""
+    """Return the bytes in which threads scale clipped gradients during an update in host memory."""
     on_host = [u for u in layout.local_units(rank) if sizes.device == "cpu" or layout.home(u) != "Device"]
     return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if on_host and layout.clipping != "None" else 0
 
 
 def _chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Bytes of host memory through which updates and checkpoints of units on disk pass, however many units they are."""
+    """Return the bytes of host memory through which updates and checkpoints of units on disk pass, independent of the
+    number of units."""
     on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "Disk"]
     if not on_disk:
         return 0
     elements = min(max(sizes.shard(layout, unit) for unit in on_disk), CHUNK_ELEMENTS)
-    # Weights, moments and gradient, and the weights in the compute type.
+    # Master weights, moments, gradient, and the weights in the compute type.
     vectors = (2 + MOMENTS) * aligned(elements * sizes.master_bytes)
     if sizes.has_own_copies:
         vectors += aligned(elements * sizes.compute_bytes)
@@ -153,5 +155,5 @@ def _chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
 
 
 def aligned(size: int) -> int:
-    """`size` rounded up to whole pages, in bytes."""
+    """Round `size` up to whole pages, in bytes."""
     return -(-size // PAGE) * PAGE

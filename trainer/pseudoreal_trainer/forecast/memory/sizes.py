@@ -1,4 +1,4 @@
-"""What bytes depend on besides the layout. Pure."""
+"""Everything besides the layout that byte counts depend on. Pure."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,11 +10,11 @@ from pseudoreal_trainer.plan.records import Leg
 from pseudoreal_trainer.plan.units import Unit
 
 Device = Literal["cpu", "cuda"]
-"""Type of the device that trains, as torch names it."""
+"""Type of the device that trains, as in torch."""
 
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 _ALLOCATED = {"cpu": 1, "cuda": 512}
-"""Bytes that allocations are multiples of: 1 on the CPU; on a GPU the smallest block of torch's caching allocator
+"""Allocation granularity in bytes: 1 on the CPU; on a GPU the smallest block of torch's caching allocator
 (kMinBlockSize of CUDACachingAllocator, torch 2.11 to 2.15)."""
 
 
@@ -22,7 +22,7 @@ _ALLOCATED = {"cpu": 1, "cuda": 512}
 class Sizes:
     model: Model
     units: tuple[Unit, ...]
-    """Units as a rank has them: where experts are spread over ranks, with as many as each has."""
+    """Units as one rank has them: with expert parallelism, each has only the rank's own experts."""
     compute_bytes: int
     """Bytes of an element in the forward and backward pass."""
     master_bytes: int
@@ -30,54 +30,57 @@ class Sizes:
     micro_batch: int
     """Sequences of a micro-batch, over all data ranks."""
     checkpoint_buffer: int = 0
-    """Bytes through which checkpoints pass."""
+    """Bytes of the buffer through which checkpoints pass."""
     device: Device = "cpu"
     threads: int = 1
     """Number of threads of a rank, for one operation on the host."""
     has_z_loss: bool = False
     masks_documents: bool = False
-    """Whether tokens attend within documents alone."""
+    """True if tokens attend only within their document."""
 
     @property
     def has_own_copies(self) -> bool:
-        """Whether working copies differ in type from the master weights."""
+        """True if working copies differ in type from the master weights."""
         return self.compute_bytes != self.master_bytes
 
     def most_sequences(self, data_ranks: int) -> int:
-        """Most sequences of a micro-batch on a data rank; see `stream.rank_parts`."""
+        """Return the most sequences of a micro-batch on a data rank; see `stream.rank_parts`."""
         return -(-self.micro_batch // data_ranks)
 
     def most_tokens(self, data_ranks: int) -> int:
-        """Most tokens of a micro-batch that a data rank takes as inputs."""
+        """Return the most tokens of a micro-batch that a data rank takes as inputs."""
         return self.most_sequences(data_ranks) * self.model.sequence_length
 
     def allocated(self, size: int) -> int:
-        """Bytes of the device that a tensor of `size` bytes takes."""
+        """Return the device bytes that a tensor of `size` bytes takes."""
         unit = _ALLOCATED[self.device]
         return -(-size // unit) * unit
 
     def boundary(self, tokens: int) -> int:
-        """Bytes of the device for what passes from position to position, [B, T, H]."""
+        """Return the device bytes of the tensor passed from position to position, [B, T, H]."""
         return self.allocated(self.boundary_on_host(tokens))
 
     def boundary_on_host(self, tokens: int) -> int:
         return tokens * self.model.hidden_size * self.compute_bytes
 
     def block_flops(self, tokens: int, layer: int = 0, twice_the_pairs: int | None = None) -> int:
-        """Floating-point operations of a layer's forward pass: two for each weight of a matrix that a token meets, and
-        attention to half of the tokens or to those in its window. With experts a token meets the router, its own and
-        the shared ones, as if none were full. `twice_the_pairs`: twice the number of pairs of tokens one of which
-        attends to the other, where documents are masked; None: as in whole sequences."""
+        """Return the floating-point operations of a layer's forward pass.
+
+        Two operations count for each weight of a matrix that a token meets; attention counts half of the tokens, or the
+        tokens in its window. With experts, a token meets the router, its own experts and the shared experts, as if no
+        expert were full. `twice_the_pairs`: twice the number of (query, key) pairs, where documents are masked; None:
+        pairs of whole sequences.
+        """
         if twice_the_pairs is None:
             length = self.model.sequence_length
             window = min(self.model.window_of(layer) or length, length)
-            # In the mean over the tokens of a sequence, half of window * (2 - window / length) are attended to.
+            # Averaged over the tokens of a sequence, a token attends to half of window * (2 - window / length) tokens.
             twice_the_pairs = tokens * window * (2 * length - window) // length
         return self._matrix_flops(tokens, layer) + self._attention_flops(twice_the_pairs)
 
     def pass_flops(self, tokens: int, layer: int) -> int:
-        """Operations that are executed in that pass: under a mask, attention to all tokens. Where documents are masked
-        it is an upper bound, as nothing is known of their lengths."""
+        """Return the operations executed in that pass: under a mask, attention to all tokens. With masked documents
+        this is an upper bound, because the lengths of documents are unknown."""
         if not self.is_masked(layer):
             return self.block_flops(tokens, layer)
         return self._matrix_flops(tokens, layer) + self._attention_flops(2 * tokens * self.model.sequence_length)
@@ -87,11 +90,11 @@ class Sizes:
         return 2 * tokens * model.hidden_size * (2 * model.query_size + 2 * model.key_size + self._met(layer))
 
     def _attention_flops(self, twice_the_pairs: int) -> int:
-        """`twice_the_pairs`: twice the number of pairs of tokens one of which attends to the other."""
+        """`twice_the_pairs`: twice the number of (query, key) pairs."""
         return 2 * self.model.query_size * twice_the_pairs
 
     def _met(self, layer: int) -> int:
-        """Number of the rows, H wide each, of the router and the feed-forward matrices that a token meets."""
+        """Return the number of rows, H wide each, of the router and the MLP matrices that a token meets."""
         model, matrices = self.model, 3 if self.model.feed_forward.activation == "SwiGLU" else 2
         if model.experts is None or not model.has_experts(layer):
             return matrices * model.feed_forward.size
@@ -100,7 +103,7 @@ class Sizes:
 
     @property
     def choices(self) -> int:
-        """Number of experts of a mixture that a token goes to, without shared ones."""
+        """Number of experts per token, without shared experts."""
         experts = self.model.experts
         assert experts is not None, "the model has experts"
         return experts.top_k.per_token if experts.top_k else experts.prototypes
@@ -112,44 +115,44 @@ class Sizes:
         return self.model.experts.count
 
     def rows(self, tokens: int, leg: Leg) -> int:
-        """Bytes of the rows that some tokens exchange with their experts, a row for each choice; where gradients go,
-        with one for its weight."""
+        """Return the bytes of the rows that `tokens` tokens exchange with their experts: one row per choice, with one
+        more element for the weight if gradients travel."""
         gradients = leg in (Leg.COMBINE_GRADIENT, Leg.DISPATCH_GRADIENT)
         return self.choices * tokens * (self.model.hidden_size + gradients) * self.compute_bytes
 
     def expert_flops(self, tokens: int) -> int:
-        """Those of `block_flops` that are of experts which each token goes to by choice."""
+        """Return the part of `block_flops` computed by routed experts."""
         matrices = 3 if self.model.expert.activation == "SwiGLU" else 2
         return 2 * tokens * self.model.hidden_size * matrices * self.choices * self.model.expert.size
 
     def units_of_layer(self, layer: int) -> list[Unit]:
-        """Units of the same parameters as those of this layer."""
+        """Return units with the same parameters as the units of this layer."""
         has_experts = self.model.has_experts(layer)
         blocks = [unit for unit in self.units[1:] if not unit.is_experts and unit.is_of_mixture == has_experts]
         experts = [unit for unit in self.units if unit.is_experts]
         return [blocks[0], *(experts[:1] if has_experts else [])]
 
     def is_masked(self, layer: int) -> bool:
-        """Whether a layer's attention has a mask: a window that is shorter than a sequence."""
+        """Return True if a layer's attention has a mask: a window shorter than a sequence."""
         window = self.model.window_of(layer)
         return window is not None and window < self.model.sequence_length
 
     def kind(self, layer: int) -> tuple[bool, bool]:
-        """What the passes of layers may differ in: whether there is a mask, and whether there are experts."""
+        """Return the properties in which the passes of layers differ: mask, experts."""
         return self.is_masked(layer), self.model.has_experts(layer)
 
     @property
     def mask(self) -> int:
-        """Bytes of the device for the mask of all windows, [T, T], in the compute type."""
+        """Device bytes of the mask for all windows, [T, T], in the compute type."""
         is_needed = any(map(self.is_masked, range(self.model.layers)))
         return self.allocated(self.model.sequence_length**2 * self.compute_bytes) if is_needed else 0
 
     def shard(self, layout: Layout, unit: int) -> int:
-        """Number of elements of a unit's state on each rank that has a part of it."""
+        """Return the number of elements of a unit's state on each rank that holds a shard."""
         return self.units[unit].shard_length(layout.shards(unit))
 
     def whole(self, layout: Layout, unit: int) -> int:
-        """Number of elements of all shards, with the padding behind the last."""
+        """Return the number of elements of all shards, with the padding at the end."""
         return self.shard(layout, unit) * layout.shards(unit)
 
 
@@ -158,5 +161,5 @@ def compute_bytes(compute: str) -> int:
 
 
 def master_bytes(compute: str) -> int:
-    """Bytes of an element of a master: float32, or float64 with float64."""
+    """Return the bytes of an element of a master weight: float32, or float64 if the compute type is float64."""
     return max(4, _COMPUTE_BYTES[compute])

@@ -7,23 +7,23 @@ from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.units import Parameter
 
 _EFFICIENT_BLOCK = 32
-"""Tokens of a block (kAlignLSE of torch's efficient attention)."""
+"""Tokens per block (kAlignLSE of torch's efficient attention)."""
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """Bytes on the device of each tensor of a pass over B sequences of T tokens, with H features, F in the middle of
-    the feed-forward part, Q in all queries and K in all keys.
+    """Device bytes of each tensor of a pass over B sequences of T tokens, with H hidden features, F MLP intermediates,
+    Q features in all queries and K in all keys.
 
-    Three types: `compute`, that of the passes; `wide`, that of norms, routers and sums of attention, which is float32
-    at least; and `master`, that of the loss and of gradients that are added up.
+    Three types: `compute`, for the passes; `wide`, the accumulation type of norms, routers and sums of attention, at
+    least float32; and `master`, for the loss and for gradient accumulation.
     """
 
     sizes: Sizes
     tokens: int
     """B * T"""
     layer: int = 0
-    """The layer, where it is one."""
+    """The layer, for tensors of a layer."""
 
     @property
     def hidden(self) -> int:
@@ -47,16 +47,16 @@ class Tensors:
 
     @property
     def normed_hidden(self) -> int:
-        """[B, T, H], of a norm's type."""
+        """[B, T, H], in a norm's type."""
         return self.normed(self.sizes.model.hidden_size)
 
     def normed(self, features: int) -> int:
-        """[B, T, features], of a norm's type."""
+        """[B, T, features], in a norm's type."""
         return self.of(self.tokens * features, self.wide_bytes if self.norm_casts else self.sizes.compute_bytes)
 
     @property
     def inner(self) -> int:
-        """[B, T, F], compute; of an expert, for as many tokens."""
+        """[B, T, F], compute; for an expert, as if it received all tokens."""
         return self.of(self.tokens * self.inner_size, self.sizes.compute_bytes)
 
     @property
@@ -73,12 +73,13 @@ class Tensors:
 
     @property
     def inverse_root(self) -> int:
-        """[B, T, 1], wide: what a norm multiplies each token with."""
+        """[B, T, 1], wide: a norm's factor for each token."""
         return self.of(self.tokens, self.wide_bytes)
 
     @property
     def log_sum_exp(self) -> int:
-        """[B, heads, T], wide: of the scores of each token. Torch's efficient attention has it for whole blocks."""
+        """[B, heads, T], wide: log-sum-exp of each token's scores. Torch's efficient attention pads T to whole
+        blocks."""
         model, tokens = self.sizes.model, self.tokens
         if self.has_efficient_attention:
             tokens = tokens // model.sequence_length * _multiple(model.sequence_length, _EFFICIENT_BLOCK)
@@ -106,13 +107,13 @@ class Tensors:
         return self.of(model.vocabulary_size * model.hidden_size, self.sizes.compute_bytes)
 
     def parameters(self, counts: Callable[[str], bool] = lambda name: True) -> int:  # noqa: ARG005
-        """Gradients of those of the layer's parameters whose names `counts` accepts, compute."""
+        """Return the bytes of the gradients of the layer's parameters whose names `counts` accepts, compute."""
         return sum(self.of(p.numel, self.sizes.compute_bytes) for p in self._parameters if counts(p.name))
 
     @property
     def cast(self) -> int:
-        """The gradient of the layer's largest parameter, master, where the CPU makes it in order to add it. A GPU casts
-        as it adds."""
+        """The gradient of the layer's largest parameter, master, as the CPU casts it before adding. 0 on a GPU, which
+        casts while adding."""
         return self._cast(max(parameter.numel for parameter in self._parameters))
 
     @property
@@ -121,7 +122,7 @@ class Tensors:
 
     @property
     def cast_vocabulary(self) -> int:
-        """[V, H], master, likewise."""
+        """[V, H], master, cast like `cast`."""
         return self._cast(self.sizes.model.vocabulary_size * self.sizes.model.hidden_size)
 
     def _cast(self, elements: int) -> int:
@@ -133,18 +134,18 @@ class Tensors:
 
     @property
     def is_fused(self) -> bool:
-        """Whether a norm is one operation, as on a GPU; else it is a chain of them."""
+        """True if a norm is one operation, as on a GPU; else a norm is a chain of operations."""
         return self.sizes.device == "cuda"
 
     @property
     def norm_casts(self) -> bool:
-        """Whether a norm makes a copy of its input in its own type."""
+        """True if a norm copies its input into its own type."""
         return not self.is_fused and self.wide_bytes != self.sizes.compute_bytes
 
     @property
     def has_efficient_attention(self) -> bool:
-        """Whether attention leaves its heads side by side; else they are apart, and a copy brings them together.
-        Torch's flash attention takes no mask."""
+        """True if the attention kernel returns its heads side by side; else a copy brings the heads together. Torch's
+        flash attention takes no mask."""
         return self.is_fused and (self.sizes.compute_bytes != 2 or self.sizes.is_masked(self.layer))
 
     def of(self, elements: int, width: int) -> int:
@@ -152,5 +153,5 @@ class Tensors:
 
 
 def _multiple(number: int, of: int) -> int:
-    """The next multiple."""
+    """Return the next multiple of `of`."""
     return -(-number // of) * of

@@ -1,4 +1,4 @@
-"""Which traffic crosses which level of a cluster, and how ranks are numbered so that little does.
+"""Traffic across the levels of a cluster, and a numbering of ranks that keeps it low.
 
 Levels are domains of a topology, such as racks, the nodes in them, and the workers on a node.
 """

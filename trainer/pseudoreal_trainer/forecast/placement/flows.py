@@ -1,4 +1,4 @@
-"""Which ranks exchange how much in a step, from its plan. Pure."""
+"""Traffic matrix of a step, from its plan. Pure."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -13,32 +13,38 @@ from pseudoreal_trainer.plan.mesh import Groups
 from pseudoreal_trainer.plan.records import Count, Fetch, Plan, RankPlan, Reduce, Send, SumChoices
 
 Exchange = Literal["pipeline", "shards", "replicas", "experts"]
-"""Messages between pipeline ranks; gathers and sums of the shards of a replica, or of whole gradients, on all pipeline
-ranks that use a unit; the same between replicas; tokens on their way to experts on other ranks and back."""
+"""Kind of traffic.
+
+- pipeline: messages between pipeline ranks
+- shards: gathers and sums of the shards of a replica, or of whole gradients, on all pipeline ranks that use a unit
+- replicas: the same between replicas
+- experts: tokens on their way to experts on other ranks and back
+"""
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Ranks that exchange something in each step, in a ring: as NCCL and gloo do it, and two of them in any case."""
+    """Ranks that exchange bytes in each step, as a ring: the algorithm of NCCL and gloo, and trivially true of two
+    ranks."""
 
     exchange: Exchange
     ranks: tuple[int, ...]
     bytes: int
-    """Bytes that each of them sends to the next."""
+    """Bytes that each rank sends to the next."""
 
 
 def flows_of(layout: Layout, sizes: Sizes, plan: Plan) -> list[Flow]:
-    """All flows of a step that have bytes. `plan`: that of each pipeline rank."""
+    """Return all flows of a step that have bytes. `plan`: the plan of each pipeline rank."""
     of_ranks = (_of_pipeline_rank(layout, sizes, rank, records) for rank, records in enumerate(plan))
     made = chain(_messages(layout, sizes, plan), _of_users(layout, sizes, plan), *of_ranks)
     return [flow for flow in made if flow.bytes]
 
 
 def crossing(flows: Iterable[Flow], places: Sequence[Hashable]) -> dict[Exchange, int]:
-    """Bytes a step between different places, of each exchange. `places`: those of the ranks.
+    """Return the bytes per step between different places, for each kind of traffic. `places`: place of each rank.
 
-    A ring enters each place once: neighbours in it are in one place where they can be.
+    A ring enters each place once: ranks of one place are neighbours in the ring wherever possible.
     """
     total: Counter[Exchange] = Counter()
     for flow in flows:
@@ -48,7 +54,7 @@ def crossing(flows: Iterable[Flow], places: Sequence[Hashable]) -> dict[Exchange
 
 
 def _of_users(layout: Layout, sizes: Sizes, plan: Plan) -> Iterator[Flow]:
-    """Flows among the ranks of a replica that use a unit: all of them have the same records of it."""
+    """Yield the flows among the ranks of a replica that use a unit. All of them have the same records of the unit."""
     sent: Counter[tuple[Pool, Users]] = Counter()
     for pipeline_rank, records in enumerate(plan):
         for record in records:
@@ -61,7 +67,7 @@ def _of_users(layout: Layout, sizes: Sizes, plan: Plan) -> Iterator[Flow]:
 
 
 def _of_pipeline_rank(layout: Layout, sizes: Sizes, pipeline_rank: int, records: RankPlan) -> Iterator[Flow]:
-    """Flows between the replicas of a pipeline rank, and between its ranks with other experts."""
+    """Yield the flows between the replicas of a pipeline rank, and between its ranks with different experts."""
     mesh, together = layout.mesh, traffic_bytes(layout, sizes, records)
     summed = sum(moved(layout, sizes, record)["collective"] for record in records if isinstance(record, SumChoices))
     told = sum(agreed(layout, record.position) for record in records if isinstance(record, Count))
@@ -74,7 +80,7 @@ def _of_pipeline_rank(layout: Layout, sizes: Sizes, pipeline_rank: int, records:
     for ranks in here(mesh.groups("replica")):
         yield Flow("replicas", ranks, together["replicas"])
     for ranks in here(mesh.expert_groups("expert")):
-        # Each sends as much to each other one.
+        # All-to-all: each rank sends the same number of bytes to every other rank.
         for pair in combinations(ranks, 2):
             yield Flow("experts", pair, (together["experts"] - told) // (len(ranks) - 1))
     if told:
@@ -83,7 +89,8 @@ def _of_pipeline_rank(layout: Layout, sizes: Sizes, pipeline_rank: int, records:
 
 
 def _messages(layout: Layout, sizes: Sizes, plan: Plan) -> Iterator[Flow]:
-    """Flows between pipeline ranks. What goes forward comes back as a gradient, so both of two send as much."""
+    """Yield the flows between pipeline ranks. Each activation is answered by a gradient of the same size, so both ends
+    send equally much."""
     sent: Counter[tuple[int, int]] = Counter()
     for pipeline_rank, records in enumerate(plan):
         for record in records:

@@ -1,7 +1,7 @@
-"""Which worker has which ranks, so that little crosses between domains, and then between nodes. Pure.
+"""Assignment of ranks to workers with little traffic between domains, and then between nodes. Pure.
 
-The ranks of a worker are neighbours, so what is chosen is the order of the workers. Worker 0 stays the first: it holds
-the rendezvous, and the operator listens to it. Most meshes look alike from both ends, so that this costs nothing.
+The ranks of a worker are consecutive, so only the order of the workers is chosen. Worker 0 stays first: it holds the
+rendezvous, and the operator listens to it. Most meshes are symmetric, so fixing one end costs nothing.
 """
 
 from collections import Counter
@@ -14,28 +14,28 @@ from pseudoreal_trainer.forecast.placement.flows import Flow
 from pseudoreal_trainer.plan.mesh import DIMENSIONS, Coordinates, Dimension, Mesh
 
 _MOST_TRIED = 7
-"""Most workers of which all orders are tried: 720 of 7."""
+"""Most workers for which all orders are tried: 720 orders of 7 workers, since the first is fixed."""
 _MOST_EXCHANGED = 64
-"""Most workers of which pairs are tried in each other's places: two seconds of 64."""
+"""Most workers for which pairs are exchanged: two seconds for 64."""
 
 Order = tuple[int, ...]
-"""Entry i is the worker with the i-th ranks."""
+"""Entry i is the worker with the i-th block of ranks."""
 Cost = tuple[int, int]
-"""Bytes a step between domains, and between nodes."""
+"""Bytes per step between domains, and between nodes."""
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where a worker runs."""
+    """Location of a worker."""
 
     domain: str
-    """Value of the label of its node; empty where nobody says it."""
+    """Value of the topology label of the node; empty if unknown."""
     node: str
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """`places`: those of the workers, by number."""
+    """`places`: place of each worker, by its number."""
 
     places: Sequence[Place]
     mesh: Mesh
@@ -47,7 +47,7 @@ class _Problem:
 
     @cached_property
     def between_slots(self) -> list[tuple[frozenset[int], int]]:
-        """The flows between slots, a slot being the ranks of a worker: slots and bytes."""
+        """Slots and bytes of each flow between slots. A slot is the ranks of one worker."""
         merged: Counter[frozenset[int]] = Counter()
         for flow in self.flows:
             merged[frozenset(rank // self.ranks_per_worker for rank in flow.ranks)] += flow.bytes
@@ -55,7 +55,7 @@ class _Problem:
 
     @cached_property
     def of_slot(self) -> list[list[int]]:
-        """For each slot the numbers of the flows between slots that it takes part in."""
+        """For each slot, the indices of its flows in `between_slots`."""
         found: list[list[int]] = [[] for _ in self.places]
         for number, (slots, _) in enumerate(self.between_slots):
             for slot in slots:
@@ -66,7 +66,7 @@ class _Problem:
         return self._cost(range(len(self.between_slots)), order)
 
     def cost_around(self, slots: Sequence[int], order: Sequence[int]) -> Cost:
-        """The part of the cost that depends on who is in these slots."""
+        """Return the part of the cost that depends on the workers in these slots."""
         return self._cost({number for slot in slots for number in self.of_slot[slot]}, order)
 
     def _cost(self, numbers: Iterable[int], order: Sequence[int]) -> Cost:
@@ -82,12 +82,12 @@ class _Problem:
 
 
 def worker_order(places: Sequence[Place], mesh: Mesh, flows: Sequence[Flow]) -> Order:
-    """The order of the workers with which the fewest bytes cross between domains, and of these the fewest between
-    nodes. `places`: those of the workers, which have equally many of the mesh's ranks.
+    """Return the order of the workers with the fewest bytes between domains, then between nodes. `places`: place of
+    each worker; all workers have equally many ranks of the mesh.
 
-    Of few workers every order is tried. Of more, domain after domain is filled along the dimensions of the mesh, and
-    what comes of that is improved by exchanging pairs: it may miss the optimum. Of orders that cost the same it is the
-    first by numbers.
+    For few workers, every order is tried. For more, candidates fill domain after domain along the dimensions of the
+    mesh, and are then improved by exchanging pairs, which may miss the optimum. Among orders of equal cost, the first
+    in order of worker numbers wins.
     """
     problem = _Problem(places, mesh, flows)
     workers = range(len(places))
@@ -117,12 +117,13 @@ def _forwards(_: Mesh, at: Coordinates, dimension: Dimension) -> int:
 
 
 def _backwards(mesh: Mesh, at: Coordinates, dimension: Dimension) -> int:
-    """The first, then from the last one down: the first and the last pipeline rank may have a unit in common."""
+    """Return coordinate 0 first, then the others from last to first: the first and the last pipeline rank may share a
+    unit."""
     return -_forwards(mesh, at, dimension) % mesh.sizes[dimension]
 
 
 def _by_place(places: Sequence[Place], largest_first: bool) -> list[int]:
-    """The workers domain by domain and node by node, those of worker 0 first, then by size."""
+    """Return the workers domain by domain and node by node: first the domain and node of worker 0, then by size."""
     sign = -1 if largest_first else 1
     domains, nodes = Counter(place.domain for place in places), Counter(places)
     first = places[0]
@@ -136,7 +137,7 @@ def _by_place(places: Sequence[Place], largest_first: bool) -> list[int]:
 
 
 def _improved(problem: _Problem, order: Order) -> Order:
-    """The order after exchanges of two workers, as long as one of them lowers the cost."""
+    """Return the order after exchanging pairs of workers for as long as an exchange lowers the cost."""
     best, pairs = list(order), [*combinations(range(1, len(order)), 2)]
     while sum(_lowers(problem, best, pair) for pair in pairs):
         pass
@@ -144,7 +145,7 @@ def _improved(problem: _Problem, order: Order) -> Order:
 
 
 def _lowers(problem: _Problem, order: list[int], pair: tuple[int, int]) -> bool:
-    """Exchanges the workers in two slots where that lowers the cost: whether it did."""
+    """Exchange the workers in two slots if that lowers the cost; return True if exchanged."""
     first, second = pair
     before = problem.cost_around(pair, order)
     order[first], order[second] = order[second], order[first]

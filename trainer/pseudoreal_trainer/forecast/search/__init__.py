@@ -1,4 +1,5 @@
-"""The fastest layouts of a phase on given hardware: which there are, a bound of each one's seconds, and the search.
+"""Search for the fastest layouts of a phase on given hardware: candidates, a lower bound on the seconds of each, and
+the search itself.
 
-What one layout costs is in `memory` and `time`. Never torch.
+The costs of a single layout are in `memory` and `time`. No module imports torch.
 """

@@ -1,4 +1,4 @@
-"""The layout of a phase whose job leaves it to the trainer (`layout: Auto`): the fastest that fits. Never torch."""
+"""The layout of a phase with `layout: Auto`: the fastest that fits. Does not import torch."""
 
 from pathlib import Path
 
@@ -22,7 +22,8 @@ def is_auto(config: PhaseConfig) -> bool:
 
 
 def profile_of(config: PhaseConfig) -> HardwareProfile:
-    """The profile that the job names, else that of an assumed machine. Raises ValueError where it is none."""
+    """Return the profile that the job names, else the profile of an assumed machine. Raises ValueError if the named
+    file is not a profile."""
     named = config.parallelism.hardware
     return read_profile(Path(named)) if named else assumed_profile("cuda" if config.gpus else "cpu")
 
@@ -32,8 +33,8 @@ def device_of(config: PhaseConfig, profile: HardwareProfile) -> Device:
 
 
 def choose(config: PhaseConfig, profile: HardwareProfile, threads: int) -> ChosenLayout:
-    """The fastest layout that fits, of those that take equally long the simplest. `threads`: those of a rank. Raises
-    InvalidJobError where none fits, and ValueError where the profile lacks what the phase needs."""
+    """Return the fastest layout that fits; of equally fast ones, the simplest. `threads`: number of threads per rank.
+    Raises InvalidJobError if none fits, and ValueError if the profile lacks a figure that the phase needs."""
     device = device_of(config, profile)
     found = next(Search(config, device, profile, threads).fastest(), None)
     if found is None:
@@ -59,6 +60,7 @@ def choose(config: PhaseConfig, profile: HardwareProfile, threads: int) -> Chose
 
 
 def laid_out(config: PhaseConfig, layout: ChosenLayout) -> PhaseConfig:
-    """The phase with a layout that was chosen for it. Raises ValueError where a later release chose it."""
+    """Return the phase with a layout chosen earlier. Raises ValueError if a later release chose a layout unknown to
+    this one."""
     fields = layout.model_dump(include=set(Choice.__dataclass_fields__))
     return chosen(config, _CHOICE.validate_python(fields | {"sharding": layout.state_sharding}))

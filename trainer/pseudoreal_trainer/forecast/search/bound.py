@@ -1,6 +1,6 @@
-"""Seconds that a step of a layout takes at least, from sums alone: no plan is made. Pure.
+"""Lower bound on the seconds of a step, from sums alone, without a plan. Pure.
 
-Layers that are alike cost the same, so each kind is looked at once.
+Layers of one kind cost the same, so each kind is computed once.
 """
 
 from collections import Counter
@@ -30,12 +30,12 @@ from pseudoreal_trainer.plan.records import (
 from pseudoreal_trainer.plan.spread import with_parts
 
 _ROUNDING = 1e-9
-"""Share by which a simulation, which adds in another order, may be below the same sum."""
+"""Relative slack: a simulation adds the same numbers in another order and may round below their sum."""
 
 
 def least_seconds(layout: Layout, sizes: Sizes, costs: Costs) -> float:
-    """A bound from below of a step's seconds, in the mean of many steps: what the busiest part of a rank does in a
-    step, and where steps have a common end the way of a micro-batch through all layers besides."""
+    """Return a lower bound on the mean seconds of a step over many steps: the load of the busiest lane of a rank; if
+    steps end with global clipping, also the latency of a micro-batch through all layers."""
     return max(_bounds(_Least(layout, sizes, costs))) * (1 - _ROUNDING)
 
 
@@ -46,11 +46,11 @@ def _bounds(least: "_Least") -> Iterator[float]:
     lanes = [*map(least.collectives, ranks), *map(least.exchanges, ranks), *map(least.side, ranks), *least.messages]
     yield from lanes
     yield from mains
-    # Where copies do not run beside passes, they run while the first thread waits.
+    # Where copies do not overlap passes, they run while the first thread waits.
     yield from (compute + wait for compute, wait in zip(computes, waits, strict=True))
     yield from map(least.copies, ranks)
     if costs.cores is not None:
-        # What the first thread waits for is another lane's work.
+        # While the first thread waits, other lanes work.
         yield (sum(mains) + sum(lanes)) / costs.cores
     if layout.clipping == "Global":
         yield least.turn + max(map(sum, zip(least.ways, computes, waits, strict=True)))
@@ -58,39 +58,40 @@ def _bounds(least: "_Least") -> Iterator[float]:
 
 @dataclass(frozen=True)
 class _Passes:
-    """What a micro-batch costs at a position, both ways, in seconds."""
+    """Seconds of a micro-batch at a position, forward and backward."""
 
     compute: float
     exchange: float
     """Exchanges with experts."""
     wait: float
-    """The part of them that nothing runs beside."""
+    """The part of `exchange` that overlaps nothing."""
     way: float
-    """What it takes from the input to the gradient of the input, where what is between them is known at once: all but
-    what can be computed again before the gradient comes."""
+    """Latency from the input to the gradient of the input: everything except work that can be recomputed before the
+    gradient arrives."""
 
 
 @dataclass(frozen=True)
 class _Least:
-    """The least seconds of what the ranks of a layout do in a step."""
+    """Lower bounds on the seconds of the lanes of a layout's ranks in a step."""
 
     layout: Layout
     sizes: Sizes
     costs: Costs
 
     def compute(self, rank: int) -> float:
-        """All micro-batches pass through all positions of the rank."""
+        """Return the seconds of all passes of all micro-batches at the rank's positions."""
         return self._of_micro_batches(rank, lambda passes: passes.compute)
 
     def main(self, rank: int) -> float:
-        """The first thread: it passes them, and copies where nothing else does."""
+        """Return the seconds of the first thread: passes, and copies if they do not overlap."""
         return self.compute(rank) + (0.0 if self.costs.overlaps else self.copies(rank))
 
     def waits(self, rank: int) -> float:
-        """What the first thread waits for with nothing else to do."""
+        """Return the seconds in which the first thread waits with nothing else to do."""
         spread = [position for position in self.layout.positions(rank) if self.layout.spreads(position)]
         counts = sum(self.costs.network(Count(position, 0, 1)) for position in spread)
-        # In groups, the next micro-batch's gradients travel while one goes back: only the first are waited for.
+        # With groups, the next micro-batch's gradients travel during a backward pass: only the first exchange is waited
+        # for.
         times = 1 if self.layout.expert_groups > 1 else self.layout.micro_batches
         return times * sum(self._passes[position].wait for position in self.layout.positions(rank)) + counts
 
@@ -98,7 +99,7 @@ class _Least:
         return self._of_micro_batches(rank, lambda passes: passes.exchange)
 
     def collectives(self, rank: int) -> float:
-        """Each gradient is summed, and what is cut is gathered."""
+        """Return the seconds of the collectives: each gradient is reduced, and sharded units are gathered."""
         refreshed = filter(self.layout.refreshed, self.layout.local_units(rank))
         return (
             self._sum(self._summed, self.layout.local_units(rank))
@@ -110,19 +111,20 @@ class _Least:
         return self._fetched(rank, self._copy)
 
     def side(self, rank: int) -> float:
-        """The second thread: it finishes the reductions of a step behind the updates of the one before."""
+        """Return the seconds of the second thread, which finishes the reductions of a step after the updates of the
+        step before."""
         units = self.layout.local_units(rank)
         return self._sum(self._settled, units) + self._sum(self._updated, units)
 
     @cached_property
     def messages(self) -> list[float]:
-        """Messages from one pipeline rank to another."""
+        """Seconds of the messages on each channel from one pipeline rank to another."""
         return [self.layout.micro_batches * self._message * count for count in Counter(_channels(self.layout)).values()]
 
     @property
     def turn(self) -> float:
-        """From one step to the next, where no rank begins before all have ended: the gradient of the first unit is
-        summed last, all agree, and the unit is updated."""
+        """Seconds from the end of one step to the start of the next, if no rank starts before all have ended: the
+        gradient of the first unit is reduced last, all ranks agree, and the unit is updated and fetched."""
         layout, (unit,) = self.layout, self.layout.units_of(0)
         begin = self._updated(unit)
         if layout.moves(unit) or layout.refreshed(unit):
@@ -131,7 +133,7 @@ class _Least:
 
     @property
     def ways(self) -> list[float]:
-        """The way of a micro-batch to the first position of each rank, and back from it."""
+        """For each rank, the latency of a micro-batch to the rank's first position and back."""
         layout = self.layout
         legs = [
             passes.way + (2 * self._message if layout.rank_of(here) != layout.rank_of(here + 1) else 0)
@@ -141,8 +143,8 @@ class _Least:
         return [to_position[min(layout.positions(rank))] for rank in range(layout.pipeline)]
 
     def _fetched(self, rank: int, cost: Callable[[int], float]) -> float:
-        """What moves is fetched for the forward and for the backward pass, but for what stays in the window between
-        them; the head has one pass."""
+        """Return the seconds of fetches: streamed units are fetched for the forward and for the backward pass, except
+        those that stay in the window in between; the head has one pass."""
         return sum(self._fetched_in(rank, pool, cost) for pool in POOLS)
 
     def _fetched_in(self, rank: int, pool: Pool, cost: Callable[[int], float]) -> float:
@@ -161,7 +163,7 @@ class _Least:
 
     @cached_property
     def _passes(self) -> list[_Passes]:
-        """What a micro-batch costs at each position."""
+        """Seconds of a micro-batch at each position."""
         known: dict[Hashable, _Passes] = {}
         found = []
         for position in range(self.layout.head + 1):
@@ -172,7 +174,7 @@ class _Least:
         return found
 
     def _first_passes(self, position: int) -> _Passes:
-        # The head's backward pass holds its forward pass.
+        # The head's backward pass includes its forward pass.
         passes = [Forward(position, 0)] if position != self.layout.head else []
         parts = with_parts(self.layout, [*passes, Backward(position, 0)])
         exchanges = [part for part in parts if isinstance(part, Exchange)]
@@ -192,7 +194,7 @@ class _Least:
     def _of_unit(self, cost: Callable[[int], float], unit: int) -> float:
         layout = self.layout
         home, pool, users = layout.home(unit), layout.pool_of(unit), layout.users[unit]
-        # Pipeline ranks that are further apart may not be on one machine.
+        # The distance matters: pipeline ranks that are further apart may be on different machines.
         key = (cost.__name__, self.sizes.units[unit].numel, home, pool, len(users), users[-1] - users[0])
         if key not in self._of_units:
             self._of_units[key] = cost(unit)
@@ -219,7 +221,7 @@ class _Least:
 
 
 def _channels(layout: Layout) -> Iterator[tuple[int, int]]:
-    """From which pipeline rank to which a micro-batch's activations and gradients go, message by message."""
+    """Yield (source, target) pipeline ranks of each message of a micro-batch, activations and gradients."""
     for position in range(layout.head):
         here, there = layout.rank_of(position), layout.rank_of(position + 1)
         if here != there:

@@ -1,4 +1,4 @@
-"""Quick tests of what cannot fit: they take no plan of a step, or no choice of homes. Pure."""
+"""Quick tests for layouts that cannot fit, without a plan of a step or a choice of homes. Pure."""
 
 from pseudoreal_api.resolved.config import PhaseConfig
 
@@ -11,21 +11,21 @@ from pseudoreal_trainer.plan.layout import Layout
 
 
 def least_state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> bool:
-    """Whether the device has room for the state of a rank alone that stays there. Where a budget moves units, for the
-    weights and the gradient of the largest: while it is used they are on the device."""
+    """Return True if the device can hold the resident state of a rank. With a budget, units may move: then only the
+    weights and the gradient of the largest unit must fit, because both are on the device while the unit is used."""
     if profile.device_bytes is None:
         return True
     units = max((layout.local_units(rank) for rank in range(layout.pipeline)), key=len)
     if config.offload.budget is None:
         return sum(unit_state(layout, sizes, unit).device for unit in units) <= profile.device_bytes
     of_each = sizes.compute_bytes + sizes.master_bytes
-    # Units of the same size and users are cut alike.
+    # Units of the same size and users are sharded alike.
     kinds = {(sizes.units[unit].numel, layout.pool_of(unit), len(layout.users[unit])): unit for unit in units}
     return max(sizes.whole(layout, unit) for unit in kinds.values()) * of_each <= profile.device_bytes
 
 
 def state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> bool:
-    """Whether a phase fits the machine before its first pass. Where a budget moves units, True."""
+    """Return True if a phase fits the machine before its first pass. Always True with a budget, which moves units."""
     if config.offload.budget is not None:
         return True
     machine = room(layout, sizes, profile, config.precision.compute)
@@ -34,7 +34,7 @@ def state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: Hardw
 
 
 def activations_fit(config: PhaseConfig, layout: Layout, sizes: Sizes, peaks: Peaks, profile: HardwareProfile) -> bool:
-    """Whether activations alone are within the phase's budget and the machine, wherever the state lives."""
+    """Return True if activations alone fit the phase's budget and the machine, wherever the state lives."""
     bounds: list[Bounds] = [bounds_of(config.offload.budget), room(layout, sizes, profile, config.precision.compute)]
     return all(_is_within([peak.device for peak in peaks], bound.device) for bound in bounds)
 

@@ -1,9 +1,10 @@
 """The fastest layouts of a phase, best first. Pure.
 
-Layouts wait in the order of a bound of their seconds; one that reaches the front is simulated, and waits again with
-its true seconds. So the first that reaches the front simulated is the fastest of all, and most are never simulated.
-Where a budget moves units, the first bound is of homes than which none is nearer, and a layout that reaches the front
-waits once more with the bound of its own homes, whose choice takes a plan of the step.
+Layouts wait in a priority queue ordered by a lower bound on their seconds. A layout that reaches the front is
+simulated, and waits again with its simulated seconds. The first simulated layout to reach the front is therefore the
+fastest of all, and most layouts are never simulated. With a budget that moves units, the first bound assumes the
+nearest possible homes; a layout that reaches the front waits once more with the bound for its own homes, whose choice
+needs a plan of the step.
 """
 
 import heapq
@@ -33,7 +34,7 @@ Homes = tuple[Home, ...]
 
 @dataclass(frozen=True)
 class Found:
-    """A layout that fits, and what its step takes."""
+    """A layout that fits, and the seconds of its step."""
 
     choice: Choice
     seconds: float
@@ -41,7 +42,7 @@ class Found:
 
 @dataclass
 class Counts:
-    """What became of the layouts of a search."""
+    """Statistics of a search."""
 
     layouts: int = 0
     too_large: int = 0
@@ -54,22 +55,23 @@ class Search:
     def __init__(self, config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int) -> None:
         self._config, self._profile = config, profile
         self._least = profile if config.offload.budget is None else _with_fastest_updates(profile)
-        """The machine by which bounds are found: a budget may move a unit to where its update is faster."""
+        """The machine used for lower bounds: a budget may move a unit to where its update is faster."""
         self._device, self._threads = device, threads
         self._sizes: dict[int, Sizes] = {}
-        """What a rank has of the units, by the number of expert ranks."""
+        """Number of expert ranks -> sizes with a rank's own part of the units."""
         self._peaks: dict[Choice, Peaks] = {}
-        """Activations of the layouts that differ in nothing but their sharding: planning a step takes the longest."""
+        """Activation peaks, shared by layouts that differ only in sharding and replicas: building the plan of a step
+        takes the longest."""
         self._alike: dict[tuple[int, bool], Layout] = {}
-        """A layout for each way in which layers may be on pipeline ranks."""
+        """The first layout of each assignment of layers to pipeline ranks; later ones share its cached properties."""
         self._nearest: dict[StateChoice, Homes | None] = {}
         self._homes: dict[Choice, Homes | None] = {}
-        """Homes in layouts that differ in nothing but their replicas; None where these do not fit."""
+        """Homes, shared by layouts that differ only in replicas; None: they do not fit."""
         self.counts = Counts()
 
     def fastest(self) -> Iterator[Found]:
-        """Layouts that fit, the fastest first; of those that take equally long, the simplest. Raises ValueError when
-        the profile lacks what the phase needs."""
+        """Yield the layouts that fit, fastest first; among equally fast ones, the simplest first. Raises ValueError if
+        the profile lacks a figure that the phase needs."""
         waiting = [entry for choice in choices(self._config) if (entry := self._begun(choice)) is not None]
         heapq.heapify(waiting)
         while waiting:
@@ -82,7 +84,7 @@ class Search:
                 self.counts.too_large += 1
 
     def _begun(self, choice: Choice) -> "_Entry | None":
-        """A choice with a first bound; None where it cannot fit."""
+        """Return a choice with its first bound; None if it cannot fit."""
         self.counts.layouts += 1
         state = choice.of_state
         if state not in self._nearest:
@@ -97,14 +99,15 @@ class Search:
         return _Entry(bound, choice.simplicity, choice)
 
     def _nearest_homes(self, choice: Choice) -> Homes | None:
-        """Homes than which none is nearer; None where the state cannot fit."""
+        """Return the nearest possible homes; None if the state cannot fit."""
         layout, sizes, offload = self._fixed_layout(choice), self._sizes_of(choice), self._config.offload
         if not least_state_fits(self._config, layout, sizes, self._profile):
             return None
         return layout.homes if offload.budget is None else nearest_homes(offload, layout, sizes)
 
     def _further(self, entry: "_Entry") -> "_Entry | None":
-        """The entry with what was not looked at before; None where it does not fit."""
+        """Return the entry after its next step: own homes and their bound, or the simulation. None if the layout does
+        not fit."""
         if entry.layout is not None:
             return self._simulated(entry, entry.layout)
         layout = self._fitting(entry.choice)
@@ -121,8 +124,8 @@ class Search:
         return layout.as_in(self._alike.setdefault((choice.pipeline, choice.is_modular), layout))
 
     def _fitting(self, choice: Choice) -> Layout | None:
-        """The layout of a choice; None where it does not fit."""
-        # Bytes are the same with any number of replicas.
+        """Return the layout of a choice; None if it does not fit."""
+        # Bytes do not depend on the number of replicas.
         of_bytes = replace(choice, replicas=1)
         if of_bytes not in self._homes:
             self._homes[of_bytes] = self._fitting_homes(choice)
@@ -146,7 +149,7 @@ class Search:
         self.counts.simulated += 1
         costs = self._costs(layout, self._sizes_of(entry.choice), self._profile)
         line = timeline(layout, step_plan(layout), costs, STEPS)
-        # Where ranks do not wait for each other, one of few steps may have been begun in the step before.
+        # Where ranks do not wait for each other, one of few steps may have started during the step before.
         return replace(entry, seconds=max(line.seconds, entry.seconds), simulated=True, layout=None)
 
     def _costs(self, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> MeasuredCosts:
@@ -161,7 +164,7 @@ class Search:
 
 
 def _with_fastest_updates(profile: HardwareProfile) -> HardwareProfile:
-    """The machine, on whose devices updates are no slower than on its hosts."""
+    """Return the machine with updates on devices that are no slower than updates on hosts."""
     speeds = [
         known.model_copy(
             update={
@@ -178,9 +181,9 @@ def _with_fastest_updates(profile: HardwareProfile) -> HardwareProfile:
 @dataclass(order=True, frozen=True)
 class _Entry:
     seconds: float
-    """Seconds of a step: a bound from below, or what the simulation says."""
+    """Seconds of a step: a lower bound, or the simulated time."""
     simplicity: tuple[int, ...]
     choice: Choice = field(compare=False)
     layout: Layout | None = field(default=None, compare=False)
-    """With its homes, where a budget has moved units and the bound is of these."""
+    """The layout with its own homes, if a budget moved units and `seconds` is the bound for these homes."""
     simulated: bool = False

@@ -1,4 +1,4 @@
-"""The layouts that a phase may have on its ranks. Pure."""
+"""The candidate layouts of a phase on its ranks. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from pseudoreal_trainer.plan.layout import MODULAR
 
 _SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 _FORWARD_FIRST: tuple[Schedule, ...] = ("Layered", "GPipe")
-"""Schedules in which all micro-batches pass a layer before the first goes back through it."""
+"""Schedules in which all micro-batches pass a layer forward before the first passes it backward."""
 _SHARDINGS: tuple[StateSharding, ...] = get_args(StateSharding)
 
 
 StateChoice = tuple[int, bool, StateSharding, int]
-"""What bytes of the state depend on: pipeline ranks, whether layers go round them, sharding, expert ranks."""
+"""The fields on which bytes of state depend: pipeline ranks, whether layers go round them, sharding, expert ranks."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a search decides. Everything else stays as the phase says."""
+    """The fields decided by a search. Everything else is as in the phase."""
 
     pipeline: int
     micro_batches: int
@@ -43,15 +43,16 @@ class Choice:
 
     @property
     def simplicity(self) -> tuple[int, ...]:
-        """Less is simpler: of layouts that take equally long, the least is chosen."""
+        """Sort key; smaller is simpler. Of equally fast layouts, the simplest is chosen."""
         order, cut = _SCHEDULES.index(self.schedule), _SHARDINGS.index(self.sharding)
         mesh = (self.pipeline, self.expert_ranks, self.replicas)
         return (*mesh, cut, order, self.micro_batches, int(self.keep == "All"))
 
 
 def choices(config: PhaseConfig) -> Iterator[Choice]:
-    """Every choice that the phase's ranks, layers, experts and batch allow: pipeline ranks divide the ranks, replicas
-    the data ranks, expert ranks those of a replica; and each data rank has a sequence of each micro-batch."""
+    """Yield every choice allowed by the phase's ranks, layers, experts and batch: pipeline ranks divide the ranks,
+    replicas divide the data ranks, expert ranks divide the ranks of a replica; and each data rank has at least one
+    sequence of each micro-batch."""
     keeps: tuple[Keep, ...] = ("Inputs",) if config.activations.home == "Host" else ("Inputs", "All")
     for pipeline in _divisors(config.ranks, config.model.layers):
         data = config.ranks // pipeline
@@ -64,7 +65,7 @@ def choices(config: PhaseConfig) -> Iterator[Choice]:
 
 
 def chosen(config: PhaseConfig, choice: Choice) -> PhaseConfig:
-    """The phase, laid out by `choice`."""
+    """Return the phase with the layout of `choice`."""
     asked = ResolvedParallelism(
         pipeline=choice.pipeline,
         schedule=choice.schedule,
@@ -86,14 +87,15 @@ def _divisors(number: int, most: int) -> list[int]:
 
 
 def _cuts(data: int) -> Iterator[tuple[int, StateSharding]]:
-    """Numbers of replicas, with what is split. Replicas of one rank each are one replica by another name."""
+    """Yield (replicas, sharding). As many replicas as data ranks equal a single unsharded replica, so that case is left
+    out."""
     yield 1, "None"
     for replicas in _divisors(data, data - 1):
         yield from ((replicas, sharding) for sharding in _SHARDINGS if sharding != "None")
 
 
 def _spreads(config: PhaseConfig, of_replica: int) -> list[int]:
-    """Numbers of ranks over which a layer's experts may be spread."""
+    """Return the possible numbers of ranks over which a layer's experts are spread."""
     model = config.model
     if model.experts is None or model.norm.placement != "Pre":
         return [1]
@@ -105,7 +107,7 @@ def _spreads(config: PhaseConfig, of_replica: int) -> list[int]:
 
 
 def _schedules_of(config: PhaseConfig, pipeline: int, micro_batches: int) -> Iterator[Schedule]:
-    """The schedules that the phase allows: where experts come and go in groups, Layered alone."""
+    """Yield the schedules that the phase allows: with groups of experts, only Layered."""
     if config.offload.expert_groups > 1:
         yield "Layered"
         return
@@ -113,8 +115,9 @@ def _schedules_of(config: PhaseConfig, pipeline: int, micro_batches: int) -> Ite
 
 
 def _schedules(model: Model, pipeline: int, micro_batches: int) -> Iterator[Schedule]:
-    """The schedules that differ: one micro-batch passes in one way; on one pipeline rank, Interleaved is 1F1B. A loss
-    over the choices of a step must know them before a micro-batch goes back."""
+    """Yield the schedules that differ: with one micro-batch on one pipeline rank, all are Layered; on one pipeline
+    rank, Interleaved equals 1F1B. A loss over the routing decisions of a step needs all of them before the first
+    backward pass."""
     if pipeline == micro_batches == 1:
         yield "Layered"
         return

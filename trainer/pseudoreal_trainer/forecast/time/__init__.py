@@ -1,4 +1,4 @@
-"""How long the steps of a plan take on a machine whose profile was measured.
+"""Duration of the steps of a plan on a machine with a measured profile.
 
-The measuring is in `measure`; the bytes that move are counted in `forecast.memory`.
+Measurements are made in `measure`; the bytes that move are counted in `forecast.memory`.
 """

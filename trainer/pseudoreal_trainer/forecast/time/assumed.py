@@ -1,4 +1,4 @@
-"""Machines that are assumed where no profile is given: the figures of examples/hardware/gpu-cluster.yaml, and a CPU."""
+"""Assumed machines for phases without a profile: the figures of examples/hardware/gpu-cluster.yaml, and a CPU."""
 
 from pseudoreal_trainer.forecast.memory.sizes import Device
 from pseudoreal_trainer.forecast.time.hardware import (
@@ -12,12 +12,12 @@ from pseudoreal_trainer.forecast.time.hardware import (
 
 
 def assumed_profile(device: Device) -> HardwareProfile:
-    """A profile by which layouts can be compared, of which nothing was measured."""
+    """Return a profile for comparing layouts. Nothing in it was measured."""
     return _GPUS if device == "cuda" else _CPU
 
 
 def _passes(speeds: dict[Precision, float]) -> list[PassSpeed]:
-    """The same speed for all sizes, in operations a second."""
+    """Return the same speed for all sizes, in operations per second."""
     return [
         PassSpeed(
             compute=compute,

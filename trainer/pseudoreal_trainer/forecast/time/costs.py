@@ -1,4 +1,4 @@
-"""Seconds of what the records of a plan do: as a hardware profile says, or in units of a layer's forward pass. Pure."""
+"""Seconds of a plan's records, from a hardware profile or in units of a layer's forward pass. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from pseudoreal_trainer.plan.records import (
 from pseudoreal_trainer.plan.spread import units_grown
 
 Load = Traffic | Literal["optimizer"]
-"""What takes time in a step besides compute."""
+"""Loads of a step besides compute."""
 
 
 _Sent = Fetch | Reduce | Send | Agree | Count | SumChoices | Exchange
@@ -44,23 +44,23 @@ _Sent = Fetch | Reduce | Send | Agree | Count | SumChoices | Exchange
 class Costs(Protocol):
     @property
     def overlaps(self) -> bool:
-        """Whether copies run beside compute; else they are part of it."""
+        """True if copies overlap compute; else copies are part of compute."""
 
     @property
     def cores(self) -> float | None:
-        """Number of cores that the simulated ranks share, one for each task at a time. None: enough."""
+        """Number of cores shared by the simulated ranks; a running task takes at most one. None: enough for all."""
 
     def compute(self, record: Pass, /) -> float: ...
 
     def copy(self, record: Fetch | Stash | Unstash, /) -> float:
-        """Seconds of a copy between device and host."""
+        """Return the seconds of a copy between device and host."""
 
     def read(self, record: Read, /) -> float: ...
 
     def network(self, record: _Sent, /) -> float: ...
 
     def settle(self, record: Reduce, /) -> float:
-        """Seconds of what follows the sum: the way home of a reduced gradient, and its norm."""
+        """Return the seconds after the sum: copying the reduced gradient to its home, and computing its norm."""
 
     def update(self, record: Update, /) -> float: ...
 
@@ -71,12 +71,12 @@ class UnitTime:
 
     layout: Layout
     backward: float = 3.0
-    """Time of a backward pass, with the forward pass that recomputation repeats."""
+    """Time of a backward pass, including the recomputed forward pass."""
     overlaps: bool = True
     cores: float | None = None
 
     def compute(self, record: Pass, /) -> float:
-        """Spread experts have half of their layer's time, and the sum of what they made has none."""
+        """Expert-parallel experts take half of their layer's time, and the sum of their outputs takes none."""
         if not 0 < record.position < self.layout.head:
             return 0.0
         again = 0.5 if self.layout.recompute else 0.0
@@ -118,12 +118,12 @@ class MeasuredCosts:
     def __init__(
         self, profile: HardwareProfile, layout: Layout, sizes: Sizes, compute: Precision, imbalance: float = 1.0
     ) -> None:
-        """`imbalance`: rows that the experts of the busiest rank get, as a multiple of the mean over the ranks. Raises
-        ValueError when the profile lacks what the phase needs."""
+        """`imbalance`: routed tokens of the experts of the busiest rank, as a multiple of the mean over the ranks.
+        Raises ValueError if the profile lacks a figure that the phase needs."""
         self._layout, self._sizes, self._imbalance = layout, sizes, imbalance
         self._speeds = profile.for_ranks(layout.pipeline * layout.data)
         self.overlaps = profile.overlaps
-        # One data rank of each pipeline rank is simulated; the others do the same at the same time.
+        # One data rank per pipeline rank is simulated; the others do the same at the same time.
         self.cores = None if profile.overlaps else self._speeds.ranks / layout.data
         self._tokens = sizes.most_tokens(layout.data)
         self._chunks = -(-self._tokens // chunk_length(self._tokens, layout.loss_chunk))
@@ -132,7 +132,7 @@ class MeasuredCosts:
         self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in spans - {1}}
 
     def loads(self, record: Record) -> dict[Load, float]:
-        """Seconds of a record for each kind of traffic, and of the optimizer's arithmetic."""
+        """Return the seconds of a record for each kind of traffic, and for the optimizer's arithmetic."""
         speeds: dict[Traffic, Transfer] = {
             "h2d": self._speeds.h2d,
             "d2h": self._speeds.d2h,
@@ -179,11 +179,11 @@ class MeasuredCosts:
 
     def update(self, record: Update, /) -> float:
         loads = self.loads(record)
-        # Chunk by chunk: one is updated while others are read and written.
+        # Chunks are pipelined: one is updated while others are read and written.
         return max(loads["optimizer"], loads.get("disk_read", 0.0) + loads.get("disk_write", 0.0))
 
     def _collective(self, record: Record, traffic: Traffic) -> Transfer | None:
-        """The speed of the record's collective; None: this rank is alone."""
+        """Return the speed of the record's collective; None if its group has only this rank."""
         known = self._collectives.get(self._span(record, traffic))
         if known is None:
             return None
@@ -193,12 +193,12 @@ class MeasuredCosts:
         return known.reduce_scatter if is_split else known.all_reduce
 
     def _span(self, record: Record, traffic: Traffic) -> int:
-        """Number of neighbouring ranks that a collective lies within, which decides whether it leaves a machine; 1:
-        there is none."""
+        """Return the number of consecutive ranks that the collective's group spans, which decides whether it leaves a
+        machine; 1: there is no collective."""
         layout = self._layout
         if isinstance(record, SumChoices):
             return layout.data
-        assert isinstance(record, Fetch | Reduce), "only these are of the holders of a unit"
+        assert isinstance(record, Fetch | Reduce), "only Fetch and Reduce have a group of the ranks that hold a unit"
         if traffic == "replicas":
             return layout.data if layout.replicas > 1 else 1
         users, of_replica = layout.users[record.unit], layout.data // layout.replicas
@@ -223,16 +223,16 @@ class MeasuredCosts:
         forward = flops / passes.block_forward_flops_per_second
         match record:
             case Forward() if layout.spreads(position):
-                # A sum of what the experts made: all of it is read.
+                # The sum over the experts' outputs reads all rows once.
                 return self._sizes.rows(self._tokens, Leg.COMBINE) / self._speeds.memory_bytes_per_second
             case Forward() | Route() | ExpertForward() | Recompute():
                 return forward
-        # A part that was computed again by a record of its own is not computed again here.
+        # A part that was recomputed by a Recompute record is not recomputed here.
         again = layout.recompute and not (isinstance(record, Backward) and layout.spreads(position))
         return 2 * flops / passes.block_backward_flops_per_second + (forward if again else 0.0)
 
     def _flops(self, record: Pass) -> float:
-        """Operations of a forward pass of what the record computes, on the busiest rank."""
+        """Return the operations of the forward pass of the record's computation, on the busiest rank."""
         flops, layout = self._sizes.pass_flops(self._tokens, record.position - 1), self._layout
         if not layout.spreads(record.position):
             return flops
@@ -242,8 +242,8 @@ class MeasuredCosts:
         return flops - of_experts
 
     def _accumulation(self, record: Pass) -> float:
-        """Seconds in which a backward pass adds its parameters' gradients to the unit's: two are read, one is written;
-        at the head once for each chunk of the loss."""
+        """Return the seconds in which a backward pass adds its parameters' gradients to the unit's gradient: two
+        tensors are read, one is written; at the head, once per chunk of the loss."""
         elements = sum(self._sizes.units[unit].numel for unit in units_grown(self._layout, record))
         touched = elements * (self._sizes.compute_bytes + 2 * self._sizes.master_bytes)
         times = self._chunks if record.position == self._layout.head else 1
@@ -251,7 +251,7 @@ class MeasuredCosts:
 
 
 def _collectives(layout: Layout) -> Iterator[tuple[Record, Traffic]]:
-    """What may be a collective of the layout, each as one record of its kind."""
+    """Yield one example record for every kind of collective that this layout can issue."""
     for unit in range(layout.units):
         yield from ((Fetch(unit), "collective"), (Fetch(unit), "replicas"))
     if layout.balances_steps:

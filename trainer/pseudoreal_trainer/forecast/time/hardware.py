@@ -1,4 +1,4 @@
-"""How fast a machine is: the profile that `pseudoreal measure-hardware` writes and predictions read."""
+"""Hardware profile: the speeds of a machine. `pseudoreal measure-hardware` writes it, predictions read it."""
 
 from bisect import bisect
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Transfer(_Model):
 
 
 class Collectives(_Model):
-    """Speeds of collectives between ranks that all take part at the same time."""
+    """Speeds of collectives among `ranks` ranks, all active at the same time."""
 
     ranks: int = Field(ge=2)
     all_gather: Transfer = Field(description="For the bytes that each rank sends, as in bytes_moved_per_step.")
@@ -36,7 +36,7 @@ class Collectives(_Model):
 
 
 class PassSpeed(_Model):
-    """The speed of one pass over some tokens, with everything that it takes besides arithmetic."""
+    """Speed of one pass over some tokens, including everything besides arithmetic."""
 
     compute: Precision
     hidden: int = Field(ge=1)
@@ -53,7 +53,7 @@ class PassSpeed(_Model):
 
 
 class Speeds(_Model):
-    """Speeds of one rank while as many ranks as named do the same on one machine."""
+    """Speeds of one rank while `ranks` ranks do the same on one machine."""
 
     ranks: int = Field(ge=1)
     passes: list[PassSpeed] = Field(min_length=1)
@@ -84,13 +84,13 @@ class HardwareProfile(_Model):
     speeds: list[Speeds] = Field(min_length=1)
 
     def for_ranks(self, ranks: int) -> Speeds:
-        """The speeds measured with as many ranks on the machine, or with the most below that."""
+        """Return the speeds measured with this number of ranks on the machine, or with the next smaller number."""
         known = sorted(self.speeds, key=lambda speeds: speeds.ranks)
         return known[max(0, bisect([speeds.ranks for speeds in known], ranks) - 1)]
 
 
 def read_profile(path: Path) -> HardwareProfile:
-    """The profile at `path`. Raises ValueError with a sentence."""
+    """Return the profile at `path`. Raises ValueError with a sentence."""
     try:
         return HardwareProfile.model_validate(yaml.safe_load(path.read_text()))
     except ValidationError as error:
@@ -105,8 +105,8 @@ def read_profile(path: Path) -> HardwareProfile:
 
 
 def collectives_for(speeds: Speeds, ranks: int) -> Collectives:
-    """The collectives of the smallest group that so many ranks fit in, else those of the largest: a group that is
-    larger than that of one machine leaves it. Raises ValueError when there are none."""
+    """Return the collectives of the smallest measured group with at least `ranks` ranks, else of the largest: a group
+    larger than one machine's leaves the machine. Raises ValueError if there are none."""
     if not speeds.collectives:
         raise ValueError(
             f"the hardware profile has no collectives, but the phase has groups of {ranks} ranks; measure it on a"
@@ -117,8 +117,8 @@ def collectives_for(speeds: Speeds, ranks: int) -> Collectives:
 
 
 def pass_speed(speeds: Speeds, compute: Precision, hidden: int, tokens: int) -> PassSpeed:
-    """The speed of a pass. Between the measured points it follows straight lines of logarithms; outside of them it is
-    that of the nearest. Raises ValueError when nothing was measured in that precision."""
+    """Return the speed of a pass: log-linear interpolation between measured points, and the nearest point outside of
+    them. Raises ValueError if the profile has no measurement in this precision."""
     rows = [row for row in speeds.passes if row.compute == compute]
     if not rows:
         raise ValueError(
@@ -127,7 +127,7 @@ def pass_speed(speeds: Speeds, compute: Precision, hidden: int, tokens: int) -> 
         )
 
     def value(field: str, more: float = 0.0) -> float:
-        """`more`: added meanwhile, as 0 has no logarithm."""
+        """`more`: added during the interpolation, because 0 has no logarithm."""
         widths = sorted({row.hidden for row in rows})
         found = _between([(width, _along_tokens(rows, width, tokens, field, more)) for width in widths], hidden)
         return max(0.0, found - more)

@@ -1,7 +1,8 @@
-"""How unevenly tokens may go to experts on several ranks, and what that costs. Pure.
+"""Worst-case load imbalance of expert-parallel experts, and its cost. Pure.
 
-Forecasts count as many rows for each rank's experts. How many come depends on the data; here is the most, as if in
-every layer and micro-batch the experts of one rank were chosen by as many tokens as can be.
+Estimates assume equally many routed tokens for the experts of each rank. The real number depends on the data. This
+module computes the maximum: in every layer and micro-batch, the experts of one rank are chosen by as many tokens as
+possible.
 """
 
 from collections import Counter
@@ -16,11 +17,12 @@ from pseudoreal_trainer.plan.records import Plan
 
 
 def most_rows(sizes: Sizes, expert_ranks: int) -> float:
-    """Most rows that the experts of one rank may get, as a multiple of the mean over the ranks; at least 1."""
+    """Return the most routed tokens that the experts of one rank can get, as a multiple of the mean over the ranks; at
+    least 1."""
     experts = sizes.experts
     own = experts // expert_ranks
     if sizes.model.top_k is not None:
-        # A token goes to several experts, and to each once.
+        # A token goes to several experts, at most once to each.
         return min(sizes.choices, own) * expert_ranks / sizes.choices
     first_experts = range(0, experts, own)
     most = max(_rows_of_sequence(sizes, range(first, first + own)) for first in first_experts)
@@ -28,8 +30,9 @@ def most_rows(sizes: Sizes, expert_ranks: int) -> float:
 
 
 def _rows_of_sequence(sizes: Sizes, own: range) -> int:
-    """Most rows of a sequence for these experts: a prototype has one for each token, an expert accepts its capacity.
-    Where documents are masked that counts in each, and a sequence may have many."""
+    """Return the most routed tokens of a sequence for these experts: a prototype routes each token once, and an expert
+    accepts at most its capacity. With masked documents the capacity applies per document, and a sequence may have
+    many."""
     length = sizes.model.sequence_length
     capacity = length if sizes.masks_documents else sizes.model.expert_capacity
     of_prototypes = Counter(expert * sizes.choices // sizes.experts for expert in own)
@@ -37,7 +40,7 @@ def _rows_of_sequence(sizes: Sizes, own: range) -> int:
 
 
 def seconds_at_most(layout: Layout, sizes: Sizes, plan: Plan, profile: HardwareProfile, compute: Precision) -> float:
-    """Seconds of a step in which the busiest rank gets the most rows. Raises ValueError when the profile lacks what the
-    phase needs."""
+    """Return the seconds of a step in which the busiest rank gets the most routed tokens. Raises ValueError if the
+    profile lacks a figure that the phase needs."""
     costs = MeasuredCosts(profile, layout, sizes, compute, imbalance=most_rows(sizes, layout.expert_ranks))
     return timeline(layout, plan, costs, STEPS).seconds

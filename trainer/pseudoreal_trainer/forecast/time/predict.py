@@ -1,4 +1,4 @@
-"""Step time, idle share and the bottleneck of a phase on given hardware. Pure."""
+"""Step time, idle share and bottleneck of a phase on given hardware. Pure."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.records import Fetch, Pass, Plan, Read, Reduce, Update
 
 STEPS = 3
-"""Number of simulated steps: updates overlap the next step, so one step alone is not like those that follow."""
+"""Number of simulated steps: updates overlap the next step, so a single step is not representative."""
 _BUSY = 0.5
-"""Least share of the step that a bottleneck is busy; below it nothing is one, and what costs the time is waiting."""
+"""Least busy share of a bottleneck; below it, no lane is the bottleneck, and the time is lost in waiting."""
 
 _WORDS = {
     COMPUTE: "the forward and backward passes",
@@ -44,12 +44,12 @@ class Prediction:
     idle_share: float
     bottleneck: str
     tokens_to_hide: dict[Load, int]
-    """Load that a step has once, however many tokens it has -> tokens of a step, over all ranks, from which on compute
-    takes longer."""
+    """Load that occurs once per step, for any number of tokens -> number of tokens per step, over all ranks, above
+    which compute takes longer than the load."""
 
 
 def predict(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> Prediction:
-    """The prediction for a phase. Raises ValueError when the profile lacks what the phase needs."""
+    """Return the prediction for a phase. Raises ValueError if the profile lacks a figure that the phase needs."""
     costs = MeasuredCosts(profile, layout, sizes, compute)
     plan = step_plan(layout)
     line = timeline(layout, plan, costs, STEPS)
@@ -59,13 +59,13 @@ def predict(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Pre
 
 
 def idle_share(line: Timeline, ranks: int) -> float:
-    """Share of the step in which a pipeline rank's first thread does nothing; the mean of the ranks."""
+    """Return the share of the step in which a pipeline rank's first thread is idle; the mean over the ranks."""
     busy = busy_seconds(line)
     return 1 - sum(busy[rank, COMPUTE] for rank in range(ranks)) / (ranks * line.seconds) if line.seconds else 0.0
 
 
 def busy_seconds(line: Timeline) -> defaultdict[tuple[int, str], float]:
-    """Seconds that each lane is busy within the step."""
+    """Return the seconds that each lane is busy within the step."""
     found: defaultdict[tuple[int, str], float] = defaultdict(float)
     for task, span in zip(line.tasks, line.spans, strict=True):
         if task.record is not None:

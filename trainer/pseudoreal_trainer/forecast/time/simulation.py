@@ -1,4 +1,4 @@
-"""When tasks begin and end that follow each other on lanes, wait for others and share cores. Pure."""
+"""Discrete-event simulation of tasks on lanes that depend on each other and share cores. Pure."""
 
 import heapq
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from pseudoreal_trainer.plan.records import Record
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task. It begins when the task before it on its lane has ended, and all that it follows."""
+    """A task. It starts when its predecessor on the lane and all tasks in `follows` have ended."""
 
     lane: tuple[int, str]
-    """Rank and lane: each lane does one task at a time, in the order of the list."""
+    """Rank and lane. A lane runs one task at a time, in the order of the list."""
     seconds: float
     follows: tuple[int, ...]
-    """Indices of the tasks that it follows."""
+    """Indices of the tasks that must end first."""
     needs_core: bool
     record: Record | None = None
-    """The record of the plan that it does."""
+    """The plan's record executed by the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Span:
 
 
 def simulate(tasks: Sequence[Task], cores: float | None) -> list[Span]:
-    """The span of each task. `cores` are shared evenly by the tasks that need one and run at the same time; a task
-    never gets more than one. None: enough for all. Raises ValueError when some task never begins."""
+    """Return the span of each task. Running tasks that need a core share `cores` evenly; a task never gets more than
+    one. None: enough cores for all. Raises ValueError if some task never starts."""
     return _Simulation(tasks, cores).run()
 
 
 class _Simulation:
-    """Tasks that share cores all advance at one pace, so they end in the order of a clock that goes at that pace."""
+    """Tasks that share cores all advance at one pace, so they end in the order of a shared clock with that pace."""
 
     def __init__(self, tasks: Sequence[Task], cores: float | None) -> None:
         self._tasks, self._cores = tasks, cores
@@ -42,7 +42,7 @@ class _Simulation:
         self._begin, self._end = [0.0] * len(tasks), [-1.0] * len(tasks)
         self._now = self._shared_clock = 0.0
         self._own: list[tuple[float, int]] = []
-        """Tasks that run by themselves: (time of the end, task)."""
+        """Tasks that run on their own: (time of the end, task)."""
         self._sharing: list[tuple[float, int]] = []
         """Tasks that share cores: (shared clock at the end, task)."""
 
@@ -56,7 +56,7 @@ class _Simulation:
         return [Span(begin, end) for begin, end in zip(self._begin, self._end, strict=True)]
 
     def _start(self, ready: list[int]) -> None:
-        """Starts tasks; ends those that take no time, and starts what waited for them."""
+        """Start tasks; end those that take no time, and start the tasks that waited for them."""
         while ready:
             index = ready.pop()
             task = self._tasks[index]
@@ -69,7 +69,7 @@ class _Simulation:
                 heapq.heappush(self._own, (self._now + task.seconds, index))
 
     def _next_to_end(self) -> list[int]:
-        """Goes on to the next end: the tasks that may begin then."""
+        """Advance to the next end of a task; return the tasks that may start then."""
         pace = min(1.0, self._cores / len(self._sharing)) if self._cores is not None and self._sharing else 1.0
         shared_end = self._now + (self._sharing[0][0] - self._shared_clock) / pace if self._sharing else float("inf")
         own_end = self._own[0][0] if self._own else float("inf")
@@ -93,7 +93,7 @@ class _Simulation:
 
 
 def _followers(tasks: Sequence[Task]) -> tuple[list[list[int]], list[int]]:
-    """For each task those that wait for it, and how many it waits for."""
+    """Return for each task the tasks that wait for it, and the number of tasks that it waits for."""
     followers: list[list[int]] = [[] for _ in tasks]
     missing = [0] * len(tasks)
     last: dict[tuple[int, str], int] = {}

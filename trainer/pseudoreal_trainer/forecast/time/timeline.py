@@ -1,8 +1,8 @@
-"""From a plan to tasks on the lanes of its ranks, and when they run. Pure.
+"""From a plan to tasks on the lanes of its ranks, and their simulated times. Pure.
 
-A rank's first thread goes through the plan and computes; its second finishes reductions and updates, in the plan's
-order; copies, collectives and messages have lanes of their own. All data ranks of a pipeline rank do the same, so one
-stands for them.
+A rank's first thread executes the plan and computes; its second thread finishes reductions and updates, in plan order;
+copies, collectives and messages have lanes of their own. All data ranks of a pipeline rank do the same, so one of them
+is simulated.
 """
 
 from collections import Counter
@@ -56,22 +56,23 @@ _TAKEN: dict[type, tuple[Leg, ...]] = {
     ExpertBackward: (Leg.DISPATCH_AGAIN, Leg.COMBINE_GRADIENT),
     Backward: (Leg.DISPATCH_GRADIENT,),
 }
-"""Passes -> the exchanges that they wait for, where experts are spread."""
+"""Passes -> the exchanges that they wait for, if experts are spread."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The times of one step among several; what it started may end in the next."""
+    """Times of one of several steps. Tasks started by this step may end in the next."""
 
     tasks: list[Task]
     spans: list[Span]
-    """Span of each task, counted from the step's begin."""
+    """Span of each task, relative to the step's start."""
     seconds: float
-    """Seconds until all ranks know the step's loss, from when they knew that of the step before."""
+    """Seconds between two moments: all ranks know the loss of the step before, and all ranks know the loss of this
+    step."""
 
 
 def timeline(layout: Layout, plan: Plan, costs: Costs, steps: int = 1) -> Timeline:
-    """The timeline of the last of `steps` steps, one after the other. Raises ValueError when the plan does not end."""
+    """Return the timeline of the last of `steps` consecutive steps. Raises ValueError if the plan deadlocks."""
     builder = _Builder()
     ranks = [_Rank(builder, layout, rank, costs) for rank in range(len(plan))]
     ends: list[list[int]] = [[]]
@@ -88,11 +89,11 @@ def timeline(layout: Layout, plan: Plan, costs: Costs, steps: int = 1) -> Timeli
 
 
 class _Builder:
-    """Builds tasks, which may follow what is named only later, by another rank."""
+    """Collects tasks. A task may wait for a name that another rank defines only later."""
 
     def __init__(self) -> None:
         self._drafts: list[tuple[tuple[int, str], float, list[int], Record | None]] = []
-        """Drafts of tasks: lane, seconds, what it follows, record."""
+        """Drafts of tasks: lane, seconds, dependencies, record."""
         self._named: dict[Hashable, int] = {}
         self._awaited: list[tuple[int, Hashable]] = []
 
@@ -144,7 +145,7 @@ class _Rank:
         self._to_finish: list[int] = []
 
     def step(self, number: int, plan: Iterable[Record]) -> int:
-        """Adds the tasks of a step: the one that ends it."""
+        """Add the tasks of a step; return the task that ends it."""
         self._number, self._to_finish = number, []
         for record in plan:
             self._add(record)
@@ -187,7 +188,7 @@ class _Rank:
         return index
 
     def _wait(self, follows: Iterable[int | None]) -> int:
-        """Makes the first thread wait: the task that it goes on with."""
+        """Make the first thread wait; return the task with which it continues."""
         self._main = self._builder.add((self._rank, COMPUTE), 0.0, follows)
         return self._main
 
@@ -215,10 +216,10 @@ class _Rank:
         )
 
     def _exchange(self, record: Exchange) -> None:
-        """The other ranks of the exchange have the same plan: they begin it at the same time."""
+        """The other ranks of the exchange have the same plan, so they start the exchange at the same time."""
         awaits = self._awaited(record)
         if awaits:
-            # The first thread waits for the message, and begins the exchange then.
+            # The first thread waits for the message, then starts the exchange.
             self._main = self._builder.add((self._rank, COMPUTE), 0.0, [self._main], awaits=awaits)
         self._exchanged[record] = self._task(EXCHANGE, self._costs.network(record), [self._main], record)
 
@@ -227,7 +228,7 @@ class _Rank:
         return [] if message is None else [("sent", self._number, *_message(message))]
 
     def _take_buffer(self, unit: int) -> int | None:
-        """The reduction that gave the buffer back before, if it was in use."""
+        """Return the reduction that freed the buffer's previous use; None if the buffer is new."""
         self._growing.add(unit)
         pool = self._layout.pool_of(unit)
         before = self._taken[pool] - self._buffers[pool]
@@ -235,8 +236,8 @@ class _Rank:
         return self._given_back[pool][before] if before >= 0 else None
 
     def _fetch(self, record: Fetch) -> None:
-        # Beside compute it begins when its unit is ready, and the first thread goes on; but not before what other
-        # pipeline ranks gather with it has begun.
+        # A fetch starts when its unit is ready, while the first thread continues. For a unit that several pipeline
+        # ranks gather together, the first thread continues only once the unit is ready.
         ready = [self._here(), self._updated.get(record.unit), self._read.get(record.unit)]
         if self._layout.is_common(record.unit):
             ready = [self._wait(ready)]
@@ -244,8 +245,8 @@ class _Rank:
         self._fetched[record.unit] = self._collective(record, copied)
 
     def _collective(self, record: Fetch | Reduce, follows: int) -> int:
-        """The task of a gather or a sum, which begins when what it follows is done on all pipeline ranks that use the
-        unit."""
+        """Return the task of a gather or a sum. It starts when its predecessor has ended on all pipeline ranks that use
+        the unit."""
         if not self._layout.is_common(record.unit):
             return self._task(COLLECTIVE, self._costs.network(record), [follows], record)
         name = ("ready", self._number, record)
@@ -269,7 +270,7 @@ class _Rank:
             self._given_back[self._layout.pool_of(record.unit)].append(settled)
 
     def _agree(self, record: Agree) -> int:
-        """Makes the second threads of all pipeline ranks wait for each other."""
+        """Make the second threads of all pipeline ranks wait for each other."""
         arrived = self._builder.add((self._rank, SIDE), 0.0, [self._main])
         self._builder.name(("arrived", self._number, self._rank), arrived)
         awaited = [("arrived", self._number, rank) for rank in range(self._layout.pipeline)]

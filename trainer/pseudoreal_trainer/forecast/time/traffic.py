@@ -1,4 +1,4 @@
-"""Bytes that the records of a plan move over buses and networks. Pure; the engine counts the same as it goes."""
+"""Bytes that the records of a plan move over buses and networks. Pure; the engine counts the same while it runs."""
 
 from collections import Counter
 from typing import Literal, get_args
@@ -22,16 +22,22 @@ from pseudoreal_trainer.plan.records import (
 )
 
 Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replicas", "pipeline", "experts"]
-"""Host to device, device to host, from disk, to disk, between the ranks of a replica that use a unit, between
-replicas, between pipeline ranks, between ranks with other experts; with the last, what ranks with the same experts tell
-each other of their tokens."""
+"""Kind of traffic.
+
+- h2d, d2h: host to device, device to host
+- disk_read, disk_write: from disk, to disk
+- collective: between the ranks of a replica that use a unit
+- replicas: between replicas
+- pipeline: between pipeline ranks
+- experts: between ranks with different experts, including the token counts exchanged by ranks with the same experts
+"""
 COUNT_BYTES = 8
-"""Bytes in which a number of tokens is told."""
+"""Bytes of a token count in a message."""
 TRAFFIC: tuple[Traffic, ...] = get_args(Traffic)
 
 
 def traffic_bytes(layout: Layout, sizes: Sizes, records: RankPlan) -> Counter[Traffic]:
-    """Bytes that a rank sends or moves in a step, of each kind; those of the data rank with the largest part of a
+    """Return the bytes of each kind that a rank sends or moves in a step, for the data rank with the largest part of a
     micro-batch."""
     total: Counter[Traffic] = Counter()
     for record in records:
@@ -40,8 +46,8 @@ def traffic_bytes(layout: Layout, sizes: Sizes, records: RankPlan) -> Counter[Tr
 
 
 def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
-    """Bytes that one record moves, of each kind; of exchanges as if all experts got as many tokens, and none were
-    full. So every group of experts is fetched."""
+    """Return the bytes of each kind that one record moves. Exchanges are counted as if all experts got equally many
+    tokens and none were full, so every group of experts is fetched."""
     match record:
         case Read(unit):
             return {"disk_read": sizes.shard(layout, unit) * sizes.compute_bytes}
@@ -68,12 +74,13 @@ def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
 
 
 def _elsewhere(layout: Layout, size: int) -> int:
-    """Bytes that leave a rank, of those that are spread evenly over the ranks with a layer's experts."""
+    """Return the bytes that leave a rank, out of `size` bytes spread evenly over the ranks with a layer's experts."""
     return size * (layout.expert_ranks - 1) // layout.expert_ranks
 
 
 def agreed(layout: Layout, position: int) -> int:
-    """Bytes in which ranks that gather groups of experts together tell each other which of these got tokens."""
+    """Return the bytes in which ranks that gather groups of experts together agree on the groups that received
+    tokens."""
     if not layout.asks_for_groups(position) or layout.sharding == "None":
         return 0
     holders = layout.data // layout.expert_ranks
@@ -89,8 +96,8 @@ def _fetched(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
 
 
 def _reduced(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
-    """Bytes of a reduction, of each kind. To shards it is a reduce-scatter; to whole gradients an all-reduce, which is
-    that and an all-gather."""
+    """Return the bytes of a reduction of each kind. Sharded gradients use a reduce-scatter; whole gradients use an
+    all-reduce, which is a reduce-scatter and an all-gather."""
     part = sizes.shard(layout, unit) * sizes.master_bytes
     holders = layout.holders(unit)
     to_wholes: dict[Traffic, int] = {"collective": 2 * (holders - 1) * part // holders}
@@ -103,8 +110,8 @@ def _reduced(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
 
 
 def _between_shards(layout: Layout, unit: int, part: int) -> dict[Traffic, int]:
-    """Bytes that a rank sends when parts of so many bytes are gathered over replicas and then over shards, or sums are
-    scattered the other way."""
+    """Return the bytes that a rank sends when shards of `part` bytes are gathered across replicas and then within the
+    replica, or sums are scattered in the opposite order."""
     neighbours = part * layout.parts_of_replica
     return {"collective": layout.shards(unit) * part - neighbours, "replicas": neighbours - part}
 

@@ -1,9 +1,9 @@
-"""How much of a device's peak a training step uses. Pure.
+"""Model FLOPs utilisation: the share of a device's peak used by a training step. Pure.
 
-The operations of a step are counted as Megatron-LM does: two for each weight of a matrix that a token meets, attention
-to the half of the tokens that come before (of those, to the ones in a window, and in the same document where documents
-are masked), the backward pass twice the forward pass, and nothing for what is computed again. Others count attention to
-all tokens (torchtitan, nanoGPT): at long sequences their shares are larger by a tenth.
+The operations of a step are counted as in Megatron-LM: two for each weight of a matrix that a token meets; attention to
+the preceding half of the tokens (only the tokens in a window, and only in the same document if documents are masked);
+the backward pass as twice the forward pass; nothing for recomputation. Others count attention to all tokens
+(torchtitan, nanoGPT): at long sequences their shares are larger by a tenth.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ _PEAKS: Sequence[tuple[str, float]] = (
     ("A800", 312e12),
     ("L40S", 362e12),
 )
-"""Part of a device's name -> operations a second in bfloat16, dense, from the vendor's data sheets. The first part that
-is in the name counts."""
+"""Part of a device's name -> dense bfloat16 operations per second, from the vendor's data sheets. The first part found
+in the name counts."""
 
 
 def step_operations(sizes: Sizes, tokens: int, twice_the_pairs: Mapping[int | None, int] | None = None) -> int:
-    """Floating-point operations of the model for a training step on so many tokens. `twice_the_pairs`: as
-    `Sizes.block_flops` has it, by the window of a layer; None: tokens attend in whole sequences."""
+    """Return the model's floating-point operations for a training step on `tokens` tokens. `twice_the_pairs`: as in
+    `Sizes.block_flops`, by the window of a layer; None: tokens attend in whole sequences."""
     model, pairs = sizes.model, twice_the_pairs
     head = 2 * tokens * model.vocabulary_size * model.hidden_size
     layers = [
@@ -39,5 +39,5 @@ def step_operations(sizes: Sizes, tokens: int, twice_the_pairs: Mapping[int | No
 
 
 def peak_operations(device: str) -> float | None:
-    """Operations a second in bfloat16 of the device with this name; None where it is not known."""
+    """Return the bfloat16 operations per second of the device with this name; None if unknown."""
     return next((peak for part, peak in _PEAKS if part in device), None)

@@ -11,7 +11,7 @@ __all__ = ["bucket", "endpoint"]
 
 @pytest.fixture
 def remote(job_body: dict[str, Any], bucket: Bucket) -> Bucket:
-    """From here on the job's checkpoints are in the bucket, one after every second step."""
+    """The bucket, after pointing the job's checkpoints to it; a checkpoint is saved every second step."""
     storage = {"type": "ObjectStorage", "objectStorage": {"url": bucket.url}}
     job_body["spec"]["checkpoint"] = {"storage": storage, "everySteps": 2, "keepLast": 9}
     return bucket
@@ -19,7 +19,7 @@ def remote(job_body: dict[str, Any], bucket: Bucket) -> Bucket:
 
 @pytest.fixture(params=["files", "objects"])
 def store(request: pytest.FixtureRequest, job_body: dict[str, Any], tmp_path: Path) -> CheckpointStore:
-    """The job's checkpoints on either storage, one after every second step."""
+    """The job's checkpoints on either storage, saved every second step."""
     if request.param == "objects":
         return store_of(request.getfixturevalue("remote"))
     job_body["spec"]["checkpoint"]["everySteps"] = 2

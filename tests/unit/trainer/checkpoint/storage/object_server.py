@@ -1,4 +1,4 @@
-"""A server that speaks S3, and a look at its buckets by another client than the one that is tested."""
+"""An S3-compatible server, and access to its buckets by a client other than the one under test."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ class Bucket:
         return f"s3://{self.name}/prefix"
 
     def found(self) -> list[str]:
-        """Keys below the prefix."""
+        """Return the keys below the prefix."""
         listed = self.client.list_objects_v2(Bucket=self.name).get("Contents", [])
         return [one["Key"].removeprefix("prefix/") for one in listed]
 
@@ -45,12 +45,12 @@ class Bucket:
         self.client.delete_object(Bucket=self.name, Key=f"prefix/{key}")
 
     def unfinished(self) -> list[str]:
-        """Keys of uploads that were begun and neither finished nor given up."""
+        """Return the keys of uploads that were started, and neither finished nor aborted."""
         listed = self.client.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
         return [one["Key"].removeprefix("prefix/") for one in listed]
 
     def part_sizes(self) -> list[int]:
-        """Sizes of the parts of the one upload that is unfinished."""
+        """Return the sizes of the parts of the only unfinished upload."""
         (upload,) = self.client.list_multipart_uploads(Bucket=self.name)["Uploads"]
         listed = self.client.list_parts(Bucket=self.name, Key=upload["Key"], UploadId=upload["UploadId"])
         return [part["Size"] for part in listed.get("Parts", [])]
@@ -58,7 +58,7 @@ class Bucket:
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """The server's URL."""
+    """Yield the URL of a running server."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
@@ -70,11 +70,11 @@ def serving() -> Iterator[str]:
 
 
 _endpoints: list[str] = []
-"""The server that the clients of this process know, if they know one: to make one takes as long as many a test."""
+"""The server known to the clients of this process, if any. Creating a client takes as long as many tests."""
 
 
 def use(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the environment as a user does; clients that were made for another server are forgotten."""
+    """Set the environment as a user does, and drop cached clients of another server."""
     for name, value in _environment(endpoint).items():
         monkeypatch.setenv(name, value)
     if _endpoints != [endpoint]:
@@ -83,7 +83,7 @@ def use(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_clients() -> None:
-    """Forgets those that were made for another environment."""
+    """Drop clients that were created for another environment."""
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()
@@ -91,21 +91,21 @@ def forget_clients() -> None:
 
 
 def _environment(endpoint: str) -> dict[str, str]:
-    """The environment as a user sets it."""
+    """Return the environment as set by a user."""
     keys = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "something", "AWS_DEFAULT_REGION": "us-east-1"}
     nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     return {"AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_DISABLED": "true"} | keys | nowhere
 
 
 def make_bucket() -> Bucket:
-    """On the server of the environment."""
+    """Create a bucket on the server in the environment."""
     bucket = Bucket(boto3.client("s3"), f"bucket-{next(_numbers)}")
     bucket.client.create_bucket(Bucket=bucket.name)
     return bucket
 
 
 def store_of(bucket: Bucket) -> CheckpointStore:
-    """The checkpoints of the job of `job_body`."""
+    """Return the checkpoints of the job of `job_body`."""
     return CheckpointStore(storage_path(f"{bucket.url}/{FOLDER}"), UID)
 
 

@@ -1,5 +1,5 @@
-"""What saves and starts ask of the storage, in requests: it grows with neither the checkpoints that are kept nor the
-square of the ranks."""
+"""Requests to the storage by saves and starts: independent of the number of kept checkpoints, and not quadratic in the
+number of ranks."""
 
 import errno
 import gc
@@ -39,7 +39,7 @@ _ASKING = ("exists", "read", "size", "sha256", "find", "folders", "remove_folder
 
 @contextmanager
 def _requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Requests by kind: of a file system the calls that ask for something, of object storage those that are sent."""
+    """Count requests by kind: file system calls, or the requests sent to object storage."""
     import s3fs
 
     counts = Counter[str]()
@@ -66,7 +66,7 @@ def _requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 
 def _save(store: CheckpointStore, step: int, keep_last: int) -> None:
-    """As the first rank does, but for the tensors' files."""
+    """Save like the first rank, except for the tensors' files."""
     committed(store, step, uid=UID)
     store.prune(keep_last, None, [], Fence(store.work_directory, 1).check)
     store.sweep(store.names())
@@ -152,7 +152,7 @@ def test_a_manifest_that_is_restated_is_read_as_it_is(store: CheckpointStore) ->
 
 @pytest.fixture
 def of_1024_ranks(tmp_path: Path) -> tuple[CheckpointStore, Manifest]:
-    """A checkpoint of 80 blocks on 1,024 ranks, each of whose files has one byte."""
+    """A checkpoint of 80 blocks on 1,024 ranks; each file has one byte."""
     store, digest = CheckpointStore(tmp_path / "work", UID), hashlib.sha256(b"x").hexdigest()
     manifest = manifest_of(1, uid=UID).revised(
         tensors=tensors_of(saves.layout_of(1024), saves.UNITS, "float32"), files=saves.files_of(1024, digest)
@@ -166,7 +166,7 @@ def of_1024_ranks(tmp_path: Path) -> tuple[CheckpointStore, Manifest]:
 
 
 class Rank:
-    """One of 1,024 ranks of which no other finds a fault. What the first one says is in `said`."""
+    """One of 1,024 ranks; no other rank finds a fault. `said` holds the broadcasts of the first rank."""
 
     def __init__(self, rank: int, said: list[Any]) -> None:
         self.rank, self.world, self._said, self._turn = rank, 1024, said, iter(list(said))
@@ -224,7 +224,7 @@ def test_object_storage_is_not_asked_for_what_it_shows_at_once(
 def test_a_file_that_a_rank_does_not_see_yet_is_waited_for_where_it_is_opened(
     of_1024_ranks: tuple[CheckpointStore, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was verified by another rank."""
+    """Another rank has verified the file, so it must appear."""
     store, manifest = of_1024_ranks
     looks: list[Path] = []
 
@@ -245,7 +245,7 @@ def test_a_file_that_a_rank_does_not_see_yet_is_waited_for_where_it_is_opened(
 
 
 def test_heads_of_many_large_manifests_take_little_memory(tmp_path: Path) -> None:
-    """Each manifest is 0.5 MB, and would be 3.3 MB of objects."""
+    """Each manifest has 0.5 MB of text, which would become 3.3 MB of objects."""
     store, ranks, count = CheckpointStore(tmp_path, UID), 64, 40
     manifest = manifest_of(0, uid=UID).revised(
         tensors=tensors_of(saves.layout_of(ranks), saves.UNITS, "float32"), files=saves.files_of(ranks)
@@ -264,7 +264,7 @@ def test_heads_of_many_large_manifests_take_little_memory(tmp_path: Path) -> Non
 
 
 def test_a_manifest_whose_middle_makes_no_sense_is_corrupt_and_the_one_before_is_taken(store: CheckpointStore) -> None:
-    """Its head is sound, and so is its end."""
+    """Head and end of the manifest are intact."""
     for step in (1, 2):
         committed(store, step, uid=UID)
     file = storage_of(store.folder / "pseudo-00000002" / MANIFEST)
@@ -279,7 +279,8 @@ def test_a_manifest_whose_middle_makes_no_sense_is_corrupt_and_the_one_before_is
 
 
 def test_a_manifest_that_was_cut_off_after_its_head_counts_as_not_committed(store: CheckpointStore) -> None:
-    """On a volume whose rename is not atomic; in object storage none is cut off, and this one is corrupt."""
+    """Truncation happens on a volume without atomic rename. Object storage truncates nothing, so there the manifest
+    counts as corrupt."""
     for step in (1, 2):
         committed(store, step, uid=UID)
     file = storage_of(store.folder / "pseudo-00000002" / MANIFEST)
@@ -341,7 +342,8 @@ def test_objects_of_a_checkpoint_are_removed_together(bucket: Bucket, monkeypatc
 def test_a_server_that_does_not_remove_many_at_once_is_asked_for_each(
     how: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some know no such request, and it does not tell which objects a server refused to remove."""
+    """Some servers do not support the bulk request, and its response does not name the objects that were not
+    removed."""
     import s3fs
 
     async def refuses(_: Any, paths: list[str], **__: Any) -> list[str]:
@@ -381,7 +383,7 @@ def test_the_manifest_goes_first(store: CheckpointStore, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def with_200(tmp_path: Path) -> CheckpointStore:
-    """200 checkpoints of 1,024 ranks, of which the oldest three have files of one byte."""
+    """200 checkpoints of 1,024 ranks; the files of the oldest three have one byte each."""
     store, manifest = CheckpointStore(tmp_path, "u1"), manifest_of(1)
     full = manifest.revised(
         tensors=tensors_of(saves.layout_of(1024), saves.UNITS, "float32"), files=saves.files_of(1024)
@@ -401,7 +403,7 @@ POLICY = CheckpointPolicy(every_steps=1, mode="Async", buffer_bytes="1Mi", keep_
 def test_saves_of_1024_ranks_hold_the_interpreter_for_50_ms(
     rank: int, with_200: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 200 checkpoints, of which each save removes one with 2,048 files."""
+    """With 200 checkpoints; each save removes a checkpoint with 2,048 files."""
     assert len(with_200.committed()) == 200
     saver = saves.saver_of(with_200, rank, 1024, POLICY, monkeypatch)
     gc.collect()  # what came before the first save is not of it
@@ -414,7 +416,7 @@ def test_saves_of_1024_ranks_hold_the_interpreter_for_50_ms(
 def test_manifests_of_1024_ranks_take_less_than_100_mb(
     with_200: CheckpointStore, of_1024_ranks: tuple[CheckpointStore, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the first rank, which starts from one and saves another."""
+    """Memory of the first rank, which starts from one manifest and saves another."""
     started, manifest = of_1024_ranks
     digest, kept = started.digest(manifest), []
     tracemalloc.start()

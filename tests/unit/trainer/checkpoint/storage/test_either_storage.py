@@ -1,4 +1,4 @@
-"""What an execution must not do to checkpoints, on a file system and in object storage alike."""
+"""Writes to checkpoints that an execution must not make, on a file system and in object storage."""
 
 import threading
 from typing import Any
@@ -42,7 +42,8 @@ def test_one_that_is_replaced_while_it_writes_does_not_commit(
 def test_a_start_that_made_no_step_is_restated_not_rewritten(
     store: CheckpointStore, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of a phase that a later execution finds finished but not marked so; its files stay where they are."""
+    """A later execution finds that a phase has finished without being marked complete. The checkpoint's files stay
+    where they are."""
     train(config(0))
     ended = store.whole(store.committed("pseudo")[-1])
     store.restate(ended.model_copy(update={"phase_complete": False}))

@@ -1,4 +1,4 @@
-"""Files that are cut, fail or are there already, on file systems that can less than others."""
+"""Files that are truncated, fail or exist already, on file systems with missing features."""
 
 import errno
 import os
@@ -71,7 +71,7 @@ def test_a_header_that_is_nested_too_deep_is_an_error_with_the_files_name(tmp_pa
 def test_a_checkpoint_that_is_cut_while_it_is_loaded_names_its_file(
     config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the digests were compared."""
+    """The file is truncated after its digest was verified."""
     train(config(0))
     checkpoint: Reader = newest_of(config(0))
     path = next(Path(str(checkpoint.checkpoints)).rglob("weights-*.safetensors"))
@@ -86,12 +86,12 @@ def _no_model(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _without_rename(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on NFS."""
+    """Disable renameat2, as on NFS."""
     monkeypatch.setattr(durable, "_rename_new", lambda *_: errno.EINVAL)
 
 
 def _without_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CIFS."""
+    """Disable hard links, as on CIFS."""
 
     def refuses(*_: Any) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))

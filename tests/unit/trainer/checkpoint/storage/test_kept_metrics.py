@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl outlive the pod, where only object storage does."""
+"""With object storage, the lines of metrics.jsonl outlive the pod."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from tests.unit.trainer.checkpoint.storage.object_server import FOLDER, Bucket
 
 
 def kept(bucket: Bucket) -> list[tuple[int, float]]:
-    """Steps and losses."""
+    """Return steps and losses."""
     lines = [json.loads(line) for line in metrics_of(storage_path(f"{bucket.url}/{FOLDER}"))]
     return [(line["step"], line["loss"]) for line in lines]
 

@@ -1,4 +1,4 @@
-"""Whoever can write one manifest, or one link, leads nobody out of the folder of checkpoints."""
+"""A forged manifest or link must not lead reads or removals out of the folder of checkpoints."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ OUTSIDE = ["../../precious", "/precious", "..", ".", "a/../../precious", "Upper"
 
 @pytest.fixture
 def saved(store: CheckpointStore) -> CheckpointStore:
-    """Two checkpoints, and beside the job's folder and in it what does not belong to them."""
+    """Two checkpoints, with unrelated files inside the job's folder and beside it."""
     for step in (1, 2):
         committed(store, step, uid=UID)
     for place in _precious(store):
@@ -75,7 +75,7 @@ def test_a_manifest_that_refers_to_files_elsewhere_counts_as_not_committed(
 
 
 def test_a_checkpoint_in_a_folder_with_another_name_is_neither_read_nor_removed(saved: CheckpointStore) -> None:
-    """A manifest of step 2 in the folder of step 1: to remove that checkpoint would remove another folder."""
+    """The folder of step 1 holds a manifest of step 2: removing that checkpoint would remove the other folder."""
     _edit(saved, NAMES[0], step=2)
     assert [manifest.name for manifest in saved.committed()] == [NAMES[1]]
     assert saved.prune(1, None) == []
@@ -92,7 +92,8 @@ def test_a_lineage_that_leads_elsewhere_is_refused(saved: CheckpointStore, confi
 
 @pytest.fixture
 def linked(tmp_path: Path) -> tuple[CheckpointStore, Path]:
-    """A folder of checkpoints in which one is a symbolic link to a folder elsewhere, and holds one to a file."""
+    """A folder of checkpoints in which one is a symbolic link to a folder elsewhere, which contains a symbolic link to
+    a file."""
     store = CheckpointStore(tmp_path / "work", UID)
     for step in (1, 2):
         committed(store, step, uid=UID)

@@ -1,4 +1,4 @@
-"""Checkpoints in object storage, on a real server that speaks S3: the same state to the bit as on a file system."""
+"""Checkpoints on a real S3-compatible server: bit for bit the same state as on a file system."""
 
 import gc
 import json
@@ -49,7 +49,8 @@ FILES = ["manifest.json", "moments-00000.safetensors", "weights-00000.safetensor
 
 @pytest.fixture
 def local(train_job: Callable[[str], Any], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> CheckpointStore:
-    """The whole job on a file system, trained once for all tests, which only read it; named before `remote`."""
+    """The job's checkpoints on a file system, trained once for all tests, which only read them. Request it before
+    `remote`, which changes the job."""
     folder = tmp_path_factory.getbasetemp() / "the whole job on files"
     if not folder.exists():
         train_job("local")
@@ -62,7 +63,7 @@ def _steps(store: CheckpointStore) -> list[int]:
 
 
 def _after(steps: int) -> Callable[[], bool]:
-    """Asks to stop after so many steps."""
+    """Return a function that asks to stop after `steps` steps."""
     calls = count(1)
     return lambda: next(calls) >= steps
 
@@ -104,8 +105,8 @@ def test_a_whole_job_of_real_pods(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`pseudoreal run`: a phase on one rank, a delink, and a phase on two, which write two files each. The address of
-    the server is in the job; the environment names another one, where nobody answers."""
+    """`pseudoreal run`: a phase on one rank, a delink, and a phase on two ranks, which write two files each. The job
+    contains the server's address; the environment contains another address, without a server."""
     use("http://127.0.0.1:1", monkeypatch)
     job_body["spec"]["checkpoint"]["storage"]["objectStorage"]["endpoint"] = endpoint
     del job_body["metadata"]["uid"]
@@ -181,7 +182,7 @@ def test_nothing_sound_is_an_error_not_a_fresh_start(remote: Bucket, config: Any
 
 
 def _train_until(environment: dict[str, str], config: PhaseConfig, call: str, deadly: int) -> None:
-    """Is killed instead of the call of that number."""
+    """Train in a process that is killed in place of call number `deadly`."""
     os.environ.update(environment)
     owner = {"complete": ObjectStorage, "finish": ObjectOutput, "write": ObjectOutput}[call]
     act, calls = getattr(owner, call), count(1)
@@ -211,7 +212,7 @@ def test_a_writer_that_is_killed_leaves_the_checkpoint_before(
 
 
 def test_an_attempt_that_is_late_replaces_neither_file_nor_manifest(remote: Bucket, config: Any, train: Any) -> None:
-    """It has read the fence, and sleeps; then its successor saves the same step."""
+    """The late attempt has read the fence and then stalls; meanwhile its successor saves the same step."""
     train(config(0), _after(2))
     store = store_of(remote)
     manifest = store.whole(*store.committed())
@@ -344,7 +345,7 @@ def test_ranges_are_read_in_blocks(bucket: Bucket, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def saved(remote: Bucket, config: Any, train: Any) -> Bucket:
-    """Saved after steps 2, 4 and 6, where the phase ends."""
+    """Checkpoints after steps 2, 4 and 6, the last step of the phase."""
     train(config(0))
     return remote
 

@@ -1,4 +1,5 @@
-"""One text in every format that can be prepared. MDS and Fast-LLM are written as their documents say, byte by byte."""
+"""One text in every format that can be prepared. MDS and Fast-LLM files are written byte by byte from the descriptions
+of their formats."""
 
 import gzip
 import json
@@ -21,14 +22,14 @@ def write_jsonl(folder: Path, texts: Sequence[str]) -> Path:
 
 
 def write_gzip(folder: Path, texts: Sequence[str]) -> Path:
-    """Two members, as `cat a.gz b.gz` makes them."""
+    """Write two members, like `cat a.gz b.gz`."""
     half = len(texts) // 2
     members = [gzip.compress(json_lines(texts[:half])), gzip.compress(json_lines(texts[half:]))]
     return _written(folder / "a.jsonl.gz", b"".join(members))
 
 
 def write_zstandard(folder: Path, texts: Sequence[str]) -> Path:
-    """Two frames, and between them one that is to be passed over, as pzstd makes them."""
+    """Write two frames with a skippable frame in between, like pzstd."""
     import pyarrow
 
     half = len(texts) // 2
@@ -65,7 +66,7 @@ def write_mds_text(folder: Path, texts: Sequence[str]) -> Path:
 def write_mds(
     folder: Path, columns: dict[str, tuple[str, int | None]], shards: Sequence[Sequence[dict[str, bytes]]]
 ) -> Path:
-    """`columns`: name -> encoding and its size in bytes, None where it varies."""
+    """Write an MDS folder. `columns`: name -> encoding and size in bytes; None: variable size."""
     names = sorted(columns)
     described = []
     for number, rows in enumerate(shards):
@@ -101,15 +102,15 @@ def _mds_sample(names: list[str], columns: dict[str, Any], row: dict[str, bytes]
 
 
 def write_foundry(folder: Path, documents: Sequence[Tokens], row: int) -> Path:
-    """Rows of tokens, int64 in a column of bytes, as llm-foundry writes them: documents are cut anywhere, and what does
-    not fill a row at the end is missing, so the last document is made to end with one."""
+    """Write rows of tokens, int64 in a column of bytes, like llm-foundry: rows cut documents anywhere, and a last
+    incomplete row is missing, so the test's last document ends with a row."""
     tokens = np.concatenate([np.array(document, "<i8") for document in documents])
     rows = [{"tokens": part.tobytes()} for part in np.split(tokens, range(row, len(tokens), row))]
     return write_mds(folder, {"tokens": ("bytes", None)}, [rows[:5], rows[5:6], rows[6:]])
 
 
 def write_arrays(folder: Path, documents: Sequence[Tokens]) -> Path:
-    """A document a row, as arrays whose type and shape vary."""
+    """Write one document per row, as arrays of variable type and shape."""
     rows = [
         {"tokens": bytes([33, 1 << 2 | 1]) + struct.pack("<H", len(document)) + np.array(document, "<i4").tobytes()}
         for document in documents

@@ -1,5 +1,5 @@
 class Silent:
-    """Progress that nobody sees."""
+    """Progress without output."""
 
     def wrote(self, document: object) -> None: ...
     def read(self, position: int, malformed: int) -> None: ...

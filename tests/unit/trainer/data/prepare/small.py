@@ -16,15 +16,15 @@ TEXTS = [f"document {number} " * (number % 7 + 1) for number in range(20)]
 
 
 def prepare_small(inputs: Path, output: Path) -> None:
-    """The tokens of TEXTS in one file: three shards."""
+    """Prepare the tokens of TEXTS in one file: three shards."""
     [group] = groups_of(find_inputs([inputs]))
     output.mkdir(exist_ok=True)
     prepare_group(Work(group, Settings(shard_bytes=600), output), ByteTokenizer(), Silent())
 
 
 def prepare_until(inputs: Path, output: Path, renames: int) -> None:
-    """Kills itself at the rename of that number. A file is there once it has its name, so what happens between two
-    renames is seen by nobody."""
+    """Prepare, and kill this process at rename number `renames`. A file exists once it has its name, so states between
+    two renames are equivalent."""
     seen = 0
 
     def hook(event: str, _: object) -> None:

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _prepared(path: Path, tokenizer: Tokenizer, settings: Settings = SETTINGS) -> dict[str, bytes]:
-    """Name and content of the files of the shards."""
+    """Prepare the inputs; return name -> content of the shards' files."""
     [group] = groups_of(find_inputs([path]))
     output = path.parent / "tokens"
     output.mkdir(exist_ok=True)
@@ -47,7 +47,7 @@ def _prepared(path: Path, tokenizer: Tokenizer, settings: Settings = SETTINGS) -
 
 
 def _documents(files: dict[str, bytes], end: int) -> list[list[int]]:
-    """Documents in the order in which they lie, without their ends. Looks at the files' bytes alone."""
+    """Return the documents in order, without their end tokens, from the files' bytes alone."""
     found = []
     for name in sorted(name for name in files if name.endswith(".bin")):
         tokens = np.frombuffer(files[name], "<u2")
@@ -61,7 +61,7 @@ def _documents(files: dict[str, bytes], end: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The shards of the text as JSON lines, which hold every document once."""
+    """The shards of the text as JSON lines; they contain every document once."""
     inputs = tmp_path_factory.mktemp("expected") / "inputs"
     inputs.mkdir()
     files = _prepared(corpora.write_jsonl(inputs, TEXTS), tokenizer)
@@ -89,7 +89,7 @@ def test_text(
 
 @pytest.mark.parametrize("kind", ["rows that cut documents", "arrays", "Fast-LLM"])
 def test_tokens(kind: str, folder: Path, tokenizer: Tokenizer, expected: dict[str, bytes]) -> None:
-    """Their bytes of text are those of their tokens, which are those of the text."""
+    """Inputs that are already tokens give the same shards, text sizes included, as the text."""
     documents = [[*tokenizer.encode(text).tolist(), tokenizer.end_of_document] for text in TEXTS]
     settings = SETTINGS.model_copy(update={"text_field": "tokens"})
     match kind:
@@ -127,7 +127,7 @@ def test_packed_shards_are_rows(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 class TestLongDocuments:
-    """They are encoded in pieces, so that memory is bounded."""
+    """Long documents are encoded in pieces, so that memory is bounded."""
 
     @pytest.fixture(autouse=True)
     def _short_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ class TestLongDocuments:
         assert "".join(text_files.pieces(text)) == text
 
     def test_a_file_is_cut_as_a_text_is(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whatever portions it is read in, even such that cut characters."""
+        """For any chunk size of the reads, even one that cuts characters."""
         text = "".join(TEXTS) + "é漢🏖" * 100
         (folder / "a.txt").write_text(text)
         monkeypatch.setattr("pseudoreal_trainer.data.prepare.formats.compressed._PORTION", 77)
@@ -155,7 +155,7 @@ class TestLongDocuments:
         assert [*record.content()] == [*text_files.pieces(text)]
 
     def test_their_tokens_are_mostly_those_of_the_whole(self, folder: Path, tokenizer: Tokenizer) -> None:
-        """All of them, where lines end: the pattern that cuts words begins anew there in any case."""
+        """All of them, if pieces end at line ends: the tokenizer's pattern splits there anyway."""
         text = "\n".join(line.strip() for line in "".join(TEXTS).splitlines() if line.strip())
         (folder / "a.txt").write_text(text)
         [document] = _documents(_prepared(folder, tokenizer), tokenizer.end_of_document)
@@ -163,7 +163,7 @@ class TestLongDocuments:
 
 
 class TestDamaged:
-    """Files that were cut are refused by name; none ends early in silence."""
+    """Truncated files are rejected by name; none is silently read as shorter."""
 
     @pytest.mark.parametrize("write", [corpora.write_gzip, corpora.write_zstandard, corpora.write_parquet])
     def test_compressed_files(
@@ -219,7 +219,7 @@ class TestDamaged:
 
 
 class TestBombs:
-    """A small file may hold more than any memory has room for."""
+    """A small file may expand beyond any memory."""
 
     SIZE = 64 << 20
 
@@ -246,7 +246,7 @@ class TestBombs:
         assert most < 8 << 20
 
     def test_what_fills_a_portion_exactly_is_whole(self, folder: Path) -> None:
-        """The last bytes of a member that gzip has taken in are read when nothing of the file is left."""
+        """The last bytes that gzip has buffered must be read after the end of the file."""
         for size in ((1 << 20) - 1, 1 << 20, (1 << 20) + 1, 1 << 21):
             (folder / "a.txt.gz").write_bytes(gzip.compress(bytes(size)))
             chunks = [content for content, _ in compressed.read_chunks(folder / "a.txt.gz")]
@@ -269,7 +269,7 @@ class TestBombs:
     def test_a_document_that_no_shard_has_room_for_is_given_up_when_that_is_known(
         self, bomb: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And not when all of it was decompressed, which may be never."""
+        """The decision must not wait until the whole document is decompressed, which may never end."""
         monkeypatch.setattr(encoding, "MOST_SHARD_BYTES", 1 << 20)
         taken, chunks = [], compressed.read_chunks
 

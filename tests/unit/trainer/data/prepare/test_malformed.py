@@ -1,4 +1,4 @@
-"""Documents that cannot be used are counted, and refused beyond a bound by a sentence that says where they are."""
+"""Malformed documents are counted; beyond a limit, an error says where they are."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_the_first_one_is_named(line: bytes, tmp_path: Path) -> None:
 
 
 def test_as_many_as_are_allowed_are_left_out(tmp_path: Path) -> None:
-    """The one that is too many is named, also by a run that goes on behind the first ones."""
+    """The first one over the limit is named, also by a run that resumes after the earlier ones."""
     good = json.dumps({"text": "good"}).encode()
     lines = [line for bad in BAD for line in (bad, good)]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))

@@ -1,4 +1,4 @@
-"""Best-fit packing, and what training makes of it."""
+"""Best-fit packing, and its effect on training."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,7 +11,7 @@ lengths_and_row = st.tuples(st.lists(st.integers(1, 70), max_size=60), st.intege
 
 
 def _laid_out(lengths: list[int], sequence: int) -> list[tuple[int | None, int]]:
-    """Documents in the order of the packing, None for the padding, each with the token at which it begins."""
+    """Return the documents in packed order, None for padding, each with the position of its first token."""
     places: list[tuple[int | None, int]] = []
     at = 0
     for block in best_fit(lengths, sequence):
@@ -37,7 +37,7 @@ def test_each_document_is_there_once_and_cut_as_seldom_as_can_be(case: tuple[lis
 @settings(deadline=None)
 @given(lengths_and_row)
 def test_it_is_best_fit_decreasing(case: tuple[list[int], int]) -> None:
-    """A slow one that looks at every block has blocks with the same room."""
+    """A slow reference that searches every block gives blocks with the same room."""
     lengths, sequence = case
     rooms: list[int] = []
     for size in sorted((length % sequence for length in lengths), reverse=True):
@@ -49,8 +49,8 @@ def test_it_is_best_fit_decreasing(case: tuple[list[int], int]) -> None:
 
 
 def test_documents_of_all_lengths_need_little_padding() -> None:
-    """Lengths as those of web pages, drawn from a log-normal distribution; books; and what is hardest, documents that
-    are all a little longer than a row."""
+    """Log-normal lengths like those of web pages; books; and the hardest case, documents that are all slightly longer
+    than a row."""
     random = np.random.default_rng(3)
     pages = np.maximum(1, random.lognormal(6.3, 1.1, 5000)).astype(int).tolist()
     books = random.integers(3000, 90_000, 400).tolist()
@@ -62,7 +62,7 @@ def test_documents_of_all_lengths_need_little_padding() -> None:
 @settings(deadline=None)
 @given(lengths_and_row)
 def test_training_counts_no_loss_for_padding_and_all_else_once(case: tuple[list[int], int]) -> None:
-    """The windows that training reads, with masked documents, have all targets of all documents once."""
+    """The windows read in training, with masked documents, contain every target of every document once."""
     lengths, sequence = case
     tokens: list[int] = []
     for document, _ in _laid_out(lengths, sequence):

@@ -1,4 +1,4 @@
-"""The whole of `pseudoreal data prepare`: its processes, its folder, and the end of it."""
+"""The command `pseudoreal data prepare`: its processes, its folder, and its end."""
 
 import fcntl
 import os
@@ -90,7 +90,7 @@ def test_ten_thousand_small_files_are_few_groups(tmp_path: Path, monkeypatch: py
 
 
 def test_whoever_begins_a_folder_otherwise_is_refused(folder: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
-    """But for the number of malformed documents, which changes no shard."""
+    """Except for the number of malformed documents, which changes no shard."""
     output = tmp_path / "tokens"
     _prepare([folder], output)
     before = _content(output)
@@ -156,7 +156,7 @@ class TestKilled:
         return subprocess.Popen(command, stderr=subprocess.PIPE)
 
     def test_by_the_system_and_started_again(self, corpus: Path, tmp_path: Path) -> None:
-        """Another run makes the same files as if nothing had happened."""
+        """A second run makes the same files as an uninterrupted run."""
         output = tmp_path / "tokens"
         killed = self._start(corpus, output)
         wait_for("a first shard", lambda: [*output.glob(f"{RECORDS}/*.json")], pause=0.01)
@@ -167,14 +167,14 @@ class TestKilled:
         assert _content(output) == _content(tmp_path / "whole")
 
     def test_in_the_middle_of_a_file_that_takes_hours(self, corpus: Path, tmp_path: Path) -> None:
-        """The process that reads it ends as well."""
+        """The worker process that reads the file ends as well."""
         os.truncate(corpus / "00.txt", 1 << 40)
         killed = self._start(corpus, tmp_path / "tokens")
         wait_for("somebody who reads", lambda: str(corpus / "00.txt") in _open_in(corpus))
         _kill(killed)
 
     def test_a_process_alone(self, corpus: Path, tmp_path: Path) -> None:
-        """The run ends with a sentence."""
+        """The run ends with an error message."""
         output = tmp_path / "tokens"
         run = self._start(corpus, output)
         wait_for("a first shard", lambda: [*output.glob(f"{RECORDS}/*.json")], pause=0.01)
@@ -187,7 +187,7 @@ class TestKilled:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Returns when nobody writes any more: those that it has started end at once, but by themselves."""
+    """Kill the process, and return once its children have ended, which happens on their own shortly after."""
     children = _children(process)
     process.kill()
     process.communicate()
@@ -206,7 +206,7 @@ def _runs(process: str) -> bool:
 
 
 def _open_in(folder: Path) -> set[str]:
-    """Files below the folder that any process of this machine has open."""
+    """Return the files below the folder that any process of this machine has open."""
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):

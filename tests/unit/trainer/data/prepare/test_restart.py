@@ -1,4 +1,4 @@
-"""A run that is killed anywhere and started again leaves the files of one that was not."""
+"""A run that is killed at any point and started again leaves the same files as an uninterrupted run."""
 
 import os
 import signal
@@ -59,7 +59,7 @@ class TestWhatIsThere:
         assert _times(output) == before
 
     def test_a_file_that_changed_is_prepared_anew(self, inputs: Path, output: Path, tmp_path: Path) -> None:
-        """Its size and its name are the same."""
+        """The changed file has the same size and name."""
         size = inputs.stat().st_size
         corpora.write_gzip(inputs.parent, [text.replace("document", "tnemucod") for text in TEXTS])
         os.truncate(inputs, inputs.stat().st_size)

@@ -26,7 +26,7 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
 
 
 def _files(folder: Path, *, tokenizer_config: Any = None, config: Any = None) -> Path:
-    """A byte-level tokenizer with two special tokens, beside files that say so much."""
+    """Write a byte-level tokenizer with two special tokens, and the given configuration files beside it."""
     library = Library(models.BPE(vocab={character: number for number, character in enumerate("abc")}, merges=[]))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.add_special_tokens([BEGIN, END])
@@ -76,7 +76,7 @@ class TestText:
         assert tokenizer.token_bytes[tokens].sum() == len(text.encode()) - text.count("\0")
 
     def test_bytes_of_a_token_are_not_those_that_it_decodes_to(self, tokenizer: Tokenizer) -> None:
-        """A part of a character decodes to a replacement character, of three bytes."""
+        """A part of a character decodes to a replacement character of three bytes."""
         decoded = [len(tokenizer.decode([token]).encode()) for token in range(tokenizer.vocabulary)]
         assert (tokenizer.token_bytes != decoded).sum() > 100
 
@@ -101,7 +101,7 @@ class TestText:
 
 
 def _falling_back(*, falls_back: bool = True) -> dict[str, Any]:
-    """A tokenizer such as that of Llama 2: SentencePiece's spaces, and tokens for bytes that no other covers."""
+    """Return a tokenizer like Llama 2's: SentencePiece's spaces, and tokens for bytes that no other token covers."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "é", "▁a"]
     return {
         "version": "1.0",

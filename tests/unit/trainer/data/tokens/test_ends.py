@@ -1,4 +1,4 @@
-"""Files whose documents do not end with the token that training takes for their end are refused."""
+"""Files are refused if their documents do not end with the token used as the end of a document in training."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
 
 
 def _megatron(folder: Path, tokens: bytes) -> TokenFiles:
-    """The documents of tokens 0 to 2, and 3 and 4."""
+    """Write two documents: tokens 0 to 2, and tokens 3 and 4."""
     (folder / "X.idx").write_bytes(MEGATRON_INDEX)
     (folder / "X.bin").write_bytes(tokens)
     return megatron_files([folder / "X.bin"])
@@ -46,7 +46,8 @@ def test_files_of_nanotron_without_an_index_are_believed(tmp_path: Path) -> None
 
 
 def test_bare_tokens_must_have_the_end_somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two files have 100 and 60 tokens. Looked at are places 0, 10, 20, … of both together, two tokens at each."""
+    """Two files have 100 and 60 tokens. The check reads two tokens at each of the places 0, 10, 20, … of their
+    concatenation."""
     monkeypatch.setattr(ends, "_PORTION", 2)
     places = [*range(0, 160, 10), *range(1, 160, 10)]
     for place in range(160):
@@ -63,7 +64,7 @@ def test_bare_tokens_must_have_the_end_somewhere(tmp_path: Path, monkeypatch: py
 
 
 def test_native_files_are_not_looked_at(tmp_path: Path) -> None:
-    """Their writer has ended every document."""
+    """Their writer has ended every document with the token."""
     check_ends("Native", raw_files([_file(tmp_path)], "uint16"), 9)
 
 

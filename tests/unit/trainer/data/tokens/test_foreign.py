@@ -47,7 +47,7 @@ def _golden_numpy(folder: Path) -> list[StoragePath]:
 
 
 def _golden_raw(folder: Path) -> list[StoragePath]:
-    """Dolma's, whose name is wrong."""
+    """Write Dolma's raw file, whose suffix is misleading."""
     (folder / "X.npy").write_bytes(FIVE)
     return [folder / "X.npy"]
 
@@ -74,13 +74,13 @@ def test_golden_bytes(tmp_path: Path, opened: Open) -> None:
 
 
 def test_golden_header_is_numpys_own(tmp_path: Path) -> None:
-    """Else the test would say nothing about numpy."""
+    """Otherwise the golden file would not test numpy's format."""
     np.save(tmp_path / "numpys.npy", np.array([1, 2, 3, 4, 5], "<u2"))
     assert (tmp_path / "numpys.npy").read_bytes() == NUMPY_HEADER + FIVE
 
 
 def _write_megatron(folder: Path, name: str, documents: list[Documents], kind: int, letter: str) -> StoragePath:
-    """Documents of sequences, as the description says it."""
+    """Write documents of sequences according to the description of the format."""
     sequences = [sequence for document in documents for sequence in document]
     width = struct.calcsize(letter)
     pointers = [width * sum(map(len, sequences[:number])) for number in range(len(sequences))]
@@ -99,7 +99,7 @@ megatron_documents = st.lists(st.lists(small, min_size=1, max_size=3), min_size=
 
 
 def _named(value: object) -> str | None:
-    """Names of tests, without the bytes of whole files."""
+    """Return names for tests, without the bytes of whole files."""
     return f"{len(value)} bytes" if isinstance(value, bytes) else None
 
 

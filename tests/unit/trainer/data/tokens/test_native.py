@@ -111,7 +111,8 @@ def test_left_by_an_error_it_is_not_there(tmp_path: Path) -> None:
 def test_killed_at_any_moment_it_is_whole_or_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
 ) -> None:
-    """The process dies before its first rename, before the second, …, and after the last; and then tries again."""
+    """The process dies before its first rename, before the second, …, and after the last; then the write is
+    repeated."""
     rename = Path.rename
     left = [None] * renames
 

@@ -1,4 +1,4 @@
-"""Windows from object storage: with a storage made up for many cases, and with a server that speaks S3."""
+"""Windows from object storage: a fake storage for many cases, and a real S3-compatible server."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +23,11 @@ from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
 from tests.unit.trainer.data.written import write_native
 
 BLOCK, AT_ONCE, MOST = 16, 5, 4
-"""Bytes of a block, and the blocks that are requested and kept at a time."""
+"""Bytes of a block, number of blocks requested at a time, and number of blocks cached."""
 
 
 class _Storage:
-    """Objects whose byte number i is (i * step) mod 251, and what was asked of them."""
+    """Objects whose byte number i is (i * step) mod 251, and a record of the requests."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.contents = {run.file: _content(number, run.end) for number, run in enumerate(runs)}
@@ -55,7 +55,7 @@ drawn = st.tuples(st.integers(0, 2), st.integers(0, 32), st.integers(1, 80)).map
 
 
 def _read(reader: ObjectSpans, drawn: list[Drawn]) -> bytes:
-    """The bytes of the spans, one behind the other, which are asked for last to first."""
+    """Return the concatenated bytes of the spans, which are requested in reverse order."""
     ats = [sum(size for _, _, size in drawn[:number]) for number in range(len(drawn) + 1)]
     buffer = bytearray(ats[-1])
     spans = [Span(run, begin, at, size) for (run, begin, size), at in zip(drawn, ats, strict=False)]
@@ -76,7 +76,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> _Storage:
 def test_blocks_in_a_cache_of_any_state_give_the_bytes(
     storage: _Storage, calls: list[list[Drawn]], overlap: int
 ) -> None:
-    """Blocks are counted over all objects, as if these lay one behind the other."""
+    """Blocks are counted over all objects, as if these were contiguous."""
     storage.asked.clear()
     reader = ObjectSpans(RUNS, Blocks(BLOCK, overlap, MOST * BLOCK))
     for call in calls:

@@ -11,7 +11,7 @@ from tests.unit.trainer.data.written import write_native
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The same tokens in every format, in folders below."""
+    """A folder with the same tokens in every format, in subfolders."""
     for name in ("m", "n", "p", "r"):
         (tmp_path / name).mkdir()
     (tmp_path / "m" / "X.bin").write_bytes(FIVE)

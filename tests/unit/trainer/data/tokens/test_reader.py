@@ -21,7 +21,7 @@ KINDS = ["<u2", ">u2", "<u4", "<i4", "<i8", "|u1"]
 
 
 def _files(folder: Path, parts: list[tuple[int, int]], kind: str = "<u2") -> tuple[TokenFiles, list[int]]:
-    """Files with so many tokens behind so many bytes of something else; and all their tokens."""
+    """Write files from (number of tokens, number of unrelated bytes before them); return the files and all tokens."""
     runs, flat = [], list[int]()
     for number, (count, skipped) in enumerate(parts):
         tokens = [(len(flat) + place) * 7 % 251 for place in range(count)]
@@ -89,7 +89,7 @@ def test_files_are_opened_when_they_are_needed_and_a_few_stay_open(
     ],
 )
 def test_a_token_outside_of_the_vocabulary_is_named(tmp_path: Path, kind: str, wrong: int) -> None:
-    """No number of any width looks like a token that it is not."""
+    """No invalid number of any width is mistaken for a valid token."""
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_bytes(np.array([99] * 4, kind).tobytes())
     bad.write_bytes(np.array([1, 2, wrong, 3], kind).tobytes())
@@ -138,13 +138,13 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, monkeypatch: pyte
 
 
 def _memory() -> int:
-    """Bytes of this process in memory, those of mapped files included."""
+    """Return the resident bytes of this process, including mapped files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 def test_two_trillion_samples_need_no_memory(tmp_path: Path) -> None:
-    """2e12 samples of 1,000 tokens: 1,000 files of 4 TB, which are the same one here, without anything in it."""
+    """2e12 samples of 1,000 tokens: 1,000 files of 4 TB, all of them the same sparse file."""
     path, count = tmp_path / "sparse", 2 * 10**12
     with path.open("wb") as file:
         file.truncate(2 * count)
@@ -164,7 +164,7 @@ def test_two_trillion_samples_need_no_memory(tmp_path: Path) -> None:
 
 
 class _Counted(FileSpans):
-    """Spans that say how much of them is asked for."""
+    """Spans that count the bytes requested."""
 
     def __init__(self, runs: Any) -> None:
         super().__init__(runs)
@@ -186,7 +186,7 @@ def test_no_more_is_read_than_the_windows(tmp_path: Path) -> None:
 def test_what_is_not_in_memory_is_announced_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
-    """And what is there is read with one call for each window."""
+    """Cached bytes are read with one call per window."""
     files, flat = _files(tmp_path, [(100, 0)])
     calls: list[str] = []
     read = os.preadv
@@ -212,7 +212,7 @@ def test_files_of_two_widths_are_no_source(tmp_path: Path) -> None:
 
 
 def test_a_read_that_brings_less_than_was_asked_for_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a file system of FUSE may, or one that a signal interrupts."""
+    """As on a FUSE file system, or when a signal interrupts the read."""
     files, flat = _files(tmp_path, [(100, 3)])
     read = os.preadv
 

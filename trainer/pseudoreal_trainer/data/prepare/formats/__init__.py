@@ -1,4 +1,4 @@
-"""Inputs of every format as records, which are documents that are parsed when they are asked for.
+"""Inputs of every format as records: documents that are parsed on access.
 
-Which files are read is decided one room above, and what becomes of a document there, too.
+The choice of files, and the processing of documents, are in `prepare`.
 """

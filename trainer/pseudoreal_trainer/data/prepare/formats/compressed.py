@@ -1,5 +1,5 @@
-"""The bytes of a file, decompressed by the end of its name: .gz or .zst. A small file may hold more than any memory has
-room for, so no more of it is there at a time than a portion."""
+"""The bytes of a file, decompressed according to its suffix: .gz or .zst. A small file may expand beyond any memory, so
+the content is read in chunks."""
 
 import zlib
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ _PORTION = 1 << 20
 
 
 def read_chunks(file: Path) -> Iterator[tuple[bytes, int]]:
-    """Contents of a portion each at most, with the bytes of the file read so far. Raises InvalidJobError where the file
-    is damaged or was cut: neither may look like the end of a text."""
+    """Yield contents in chunks, with the number of bytes of the file read so far. Raises InvalidJobError if the file is
+    damaged or truncated: neither may look like the end of a text."""
     match file.suffix:
         case ".gz":
             return _gzip(file)
@@ -31,11 +31,11 @@ def _read(file: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _gzip(file: Path) -> Iterator[tuple[bytes, int]]:
-    """Of all members of the file."""
+    """Yield the content of all members of the file."""
     member = None
     for portion, position in _read(file):
         rest, content = portion, b""
-        # A member may have more to say than its portion's room, also of what it has taken in already.
+        # A member may produce more than one chunk from its input, even from input already consumed.
         while rest or len(content) == _PORTION:
             member = member or zlib.decompressobj(wbits=31)
             try:
@@ -52,7 +52,7 @@ def _gzip(file: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _zstandard(file: Path) -> Iterator[tuple[bytes, int]]:
-    """Of all frames of the file. A frame whose window is larger than 128 MiB is refused."""
+    """Yield the content of all frames of the file. A frame with a window larger than 128 MiB is rejected."""
     with from_extra("data"):
         import pyarrow
     with pyarrow.OSFile(str(file)) as opened, pyarrow.CompressedInputStream(opened, "zstd") as decompressed:
@@ -63,7 +63,7 @@ def _zstandard(file: Path) -> Iterator[tuple[bytes, int]]:
 def _next(file: Path, read: Callable[[int], bytes]) -> bytes:
     try:
         return read(_PORTION)
-    except OSError as error:  # with a number it is of the disk, without one of the content
+    except OSError as error:  # with an errno the error is from the disk, without one from the content
         if error.errno is not None:
             raise
         raise _damaged(file, error) from error

@@ -1,8 +1,8 @@
-"""Files that Fast-LLM has prepared (`fast_llm_prepared_dataset`).
+"""Files prepared by Fast-LLM (`fast_llm_prepared_dataset`).
 
-The magic; u64 big-endian where the description is; "lm begin", and in it "token begin", the tokens,
-i64[documents + 1] where documents begin and the last one ends, "token end"; perhaps more, and the description at the
-end: u32 big-endian size, and JSON.
+Layout: the magic; u64 big-endian offset of the description; "lm begin", and in it "token begin", the tokens,
+i64[documents + 1] starts of documents and the end of the last one, "token end"; perhaps more; and the description at
+the end: u32 big-endian size, and JSON.
 """
 
 import os
@@ -35,7 +35,7 @@ class _Tokens(BaseModel):
 
     @property
     def size(self) -> int:
-        """Bytes from `begin` to `end`."""
+        """Number of bytes from `begin` to `end`."""
         content = self.num_tokens * self.dtype.itemsize + 8 * (self.num_documents + 1)
         return len(_BEGIN) + content + len(_END)
 
@@ -45,7 +45,7 @@ class _Description(BaseModel):
 
 
 def fast_llm_records(file: Path) -> Iterator[Record]:
-    """One document for each of the file's. Raises InvalidJobError where it is damaged."""
+    """Yield one record per document. Raises InvalidJobError if the file is damaged."""
     size = file.stat().st_size
     try:
         described = _description(file)
@@ -70,7 +70,7 @@ def _description(file: Path) -> _Tokens:
 
 
 def _bounds(file: Path, described: _Tokens) -> Ids:
-    """Where documents begin, and the last one ends, [documents + 1], counted in tokens."""
+    """Return the starts of documents and the end of the last one, [documents + 1], in tokens."""
     end, content = described.end - len(_END), 8 * (described.num_documents + 1)
     with file.open("rb") as opened:
         is_framed = _read(opened, described.begin, len(_BEGIN)) == _BEGIN and _read(opened, end, len(_END)) == _END
@@ -85,7 +85,7 @@ def _bounds(file: Path, described: _Tokens) -> Ids:
 def _document(file: Path, described: _Tokens, begin: int, end: int) -> Ids:
     width = described.dtype.itemsize
     try:
-        # Read, not mapped into memory: a map kills the process where the file is cut meanwhile.
+        # Read instead of mapped: a memory map kills the process if the file is truncated meanwhile.
         with file.open("rb") as opened:
             content = _read(opened, described.begin + len(_BEGIN) + begin * width, (end - begin) * width)
     except (ValueError, OSError) as error:
@@ -95,7 +95,7 @@ def _document(file: Path, described: _Tokens, begin: int, end: int) -> Ids:
 
 
 def _read(opened: BinaryIO, begin: int, size: int) -> bytes:
-    """The bytes from `begin` on. Raises ValueError where there are fewer."""
+    """Return `size` bytes from `begin` on. Raises ValueError if there are fewer."""
     if begin < 0 or begin + size > os.fstat(opened.fileno()).st_size:
         raise ValueError(f"it ends before byte {begin + size:,}")
     opened.seek(begin)

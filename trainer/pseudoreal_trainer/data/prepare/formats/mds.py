@@ -1,8 +1,9 @@
 """MDS, the format of MosaicML Streaming: a folder with an index and shards of samples, which are rows of columns.
 
-A shard: u32 number of samples n; u32[n + 1] where each sample begins and the last one ends, from the begin of the file;
-a description that the index repeats; the samples. A sample: u32 size of each column whose size varies, then the columns
-in the order of their names. llm-foundry keeps tokens in a column of bytes that are int64, in rows that cut documents.
+A shard: u32 number of samples n; u32[n + 1] start of each sample and the end of the last one, counted from the start of
+the file; a description that the index repeats; the samples. A sample: u32 size of each column of variable size, then
+the columns in the order of their names. llm-foundry keeps tokens in a bytes column of int64, in rows that cut
+documents.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +23,10 @@ from pseudoreal_trainer.errors import InvalidJobError
 
 INDEX = "index.json"
 _MOST_BYTES = 2**32
-"""Bytes of a shard that can be numbered."""
+"""Largest size of a shard with u32 offsets."""
 _FOUNDRY = np.dtype("<i8")
 _INTEGERS = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
-"""Codes of the types of arrays whose type varies."""
+"""MDS dtype codes -> NumPy dtypes, for arrays that store their dtype per sample."""
 _TYPES = {"uint8": 8, "int8": 9, "uint16": 16, "int16": 17, "uint32": 32, "int32": 33, "uint64": 64, "int64": 65}
 
 
@@ -59,9 +60,9 @@ class MdsDataset:
         return (self.folder / INDEX, *(self._file(shard) for shard in self.shards))
 
     def records(self, field: str, end_of_document: int) -> Iterator[Record]:
-        """One document for each sample with a text in the column `field`. Rows of tokens are joined, and a document
-        ends where its end-of-document token is. Raises InvalidJobError where the column holds neither, and where a file
-        is damaged."""
+        """Yield one record per sample with a text in the column `field`. Rows of tokens are joined, and split into
+        documents at the end-of-document token. Raises InvalidJobError if the column holds neither text nor tokens, or a
+        file is damaged."""
         joined, before = Joined(end_of_document), 0
         for shard, file in zip(self.shards, self.files[1:], strict=True):
             column, size = _Column.named(self.folder, shard, field), file.stat().st_size
@@ -79,7 +80,7 @@ class MdsDataset:
 
 
 def read_mds(folder: Path) -> MdsDataset | None:
-    """The dataset in the folder; None if there is none. Raises InvalidJobError where its index is damaged, or a
+    """Return the dataset in the folder; None if there is none. Raises InvalidJobError if its index is damaged, or a
     file is missing."""
     path = folder / INDEX
     if not path.is_file() or b'"shards"' not in path.read_bytes():
@@ -98,14 +99,14 @@ def read_mds(folder: Path) -> MdsDataset | None:
 
 
 class Joined:
-    """Documents of rows of tokens that cut them anywhere."""
+    """Documents joined from rows of tokens, which may cut documents anywhere."""
 
     def __init__(self, end_of_document: int) -> None:
         self._end = end_of_document
         self._begun: list[Ids] = []
 
     def join(self, row: Ids) -> Iterator[Ids]:
-        """The documents that end in this row, their ends included."""
+        """Yield the documents that end in this row, their end tokens included."""
         first = 0
         for end in np.flatnonzero(row == self._end) + 1:
             yield np.concatenate([*self._begun, row[first:end]])
@@ -113,7 +114,7 @@ class Joined:
         self._begun.append(row[first:])
 
     def rest(self) -> Iterator[Ids]:
-        """The last document, if the rows end before it does."""
+        """Yield the last document if the rows end before its end token."""
         if rest := [part for part in self._begun if len(part)]:
             yield np.concatenate(rest)
 
@@ -122,7 +123,7 @@ class Joined:
 class _Column:
     encoding: str
     sizes: tuple[int | None, ...]
-    """Bytes of all columns of the sample; None where it varies."""
+    """Bytes of each column of a sample; None: variable."""
     number: int
 
     @classmethod
@@ -140,7 +141,8 @@ class _Column:
         return cls(encoding, tuple(shard.column_sizes), shard.column_names.index(field))
 
     def value_in(self, sample: memoryview) -> bytes:
-        """The column's part of a sample. Raises ValueError where the sizes of its columns do not add up to its own."""
+        """Return the column's bytes of a sample. Raises ValueError if the sizes of the columns do not add up to the
+        sample's size."""
         varying = sum(size is None for size in self.sizes)
         given = iter(np.frombuffer(sample[: 4 * varying], "<u4").tolist())
         sizes = [next(given) if size is None else size for size in self.sizes]
@@ -153,7 +155,7 @@ class _Column:
 def _documents(
     place: str, column: _Column, sample: memoryview, joined: Joined
 ) -> Iterator[Callable[[], Text] | Callable[[], Ids]]:
-    """What ends in this sample."""
+    """Yield the documents that end in this sample."""
     try:
         value = column.value_in(sample)
         if column.encoding == "str":
@@ -165,7 +167,7 @@ def _documents(
 
 
 def _content(file: Path, most: int) -> bytes:
-    """The whole shard, which has 64 MiB by default. Raises InvalidJobError where it has more than `most` bytes."""
+    """Return the whole shard, 64 MiB by default. Raises InvalidJobError if it has more than `most` bytes."""
     parts, size = list[bytes](), 0
     for content, _ in read_chunks(file):
         parts.append(content)
@@ -188,7 +190,7 @@ def _samples(file: Path, shard: _Shard, content: bytes) -> Iterator[memoryview]:
 
 
 def _begins(content: bytes, samples: int) -> list[int] | None:
-    """Where samples begin, and the last one ends, [samples + 1]; None where the shard is not sound."""
+    """Return the starts of samples and the end of the last one, [samples + 1]; None if the shard is damaged."""
     size = 4 * (samples + 2)
     if len(content) < size:
         return None
@@ -205,8 +207,8 @@ def _text(value: bytes) -> Text:
 
 
 def _ids(encoding: str, value: bytes) -> Ids:
-    """Tokens of a row. An array is written as its type, where that varies; its number of axes times 4 and log2 of the
-    bytes of a length, and the lengths, where those vary; and its numbers."""
+    """Return the tokens of a row. An array is stored as: its dtype code, if the dtype varies; 4 times the number of
+    axes plus log2 of the bytes of a length, and the lengths, if the shape varies; and its numbers."""
     kind, _, form = encoding.partition(":")
     if kind == "bytes":
         return np.frombuffer(value, _FOUNDRY)

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pyarrow import Schema
 
 _ROWS = 256
-"""Rows that are decoded at once."""
+"""Number of rows decoded at once."""
 
 
 def parquet_records(file: Path, field: str) -> Iterator[Record]:
-    """One document for each row, with its text in the column `field`. Raises InvalidJobError where the file is damaged
-    or has no such column of text."""
+    """Yield one record per row, with its text in the column `field`. Raises InvalidJobError if the file is damaged or
+    has no such text column."""
     with from_extra("data"):
         import pyarrow
         import pyarrow.parquet

@@ -1,5 +1,5 @@
-"""Documents of an input, one after the other, each parsed only when it is asked for: a run that goes on passes over
-those that it has already."""
+"""Records of an input: documents that are parsed on access, so that a resumed run can skip those that it already
+has."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Text = Iterable[str]
 """The text of a document in pieces, so that it need not be in memory as a whole."""
 Ids = NDArray[np.integer]
-"""A document that is tokens already, [n]; the token that ends documents may be its last."""
+"""A document that is already tokens, [n]; the last one may be the end-of-document token."""
 
 
 class Malformed(ValueError):
@@ -20,8 +20,8 @@ class Malformed(ValueError):
 @dataclass(frozen=True, slots=True)
 class Record:
     place: str
-    """Where it is in the input, as "line 17"."""
+    """Location in the input, such as "line 17"."""
     position: int
-    """Bytes of the input that were read when it was met."""
+    """Bytes of the input read up to this record."""
     content: Callable[[], Text | Ids]
-    """The document. Calling it, or taking its pieces, raises Malformed."""
+    """Returns the document. Calling it, or iterating over the text, raises Malformed."""

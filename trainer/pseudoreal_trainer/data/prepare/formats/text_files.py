@@ -10,18 +10,18 @@ from pseudoreal_trainer.data.prepare.formats.compressed import read_chunks
 from pseudoreal_trainer.data.prepare.formats.records import Malformed, Record, Text
 
 MOST_LINE_BYTES = 256 << 20
-"""Most bytes of a line of JSON, which is parsed as a whole."""
+"""Most bytes of a JSON line, which is parsed as a whole."""
 PIECE = 1 << 20
-"""Characters of a piece of text, about: a tokenizer needs some hundred bytes of memory for each."""
+"""Approximate characters of a piece of text: a tokenizer needs some hundred bytes of memory per character."""
 
 
 def text_records(file: Path) -> Iterator[Record]:
-    """The whole file as one document."""
+    """Yield the whole file as one record."""
     yield Record("as a whole", file.stat().st_size, partial(_file_pieces, file))
 
 
 def json_records(file: Path, field: str) -> Iterator[Record]:
-    """One document for each line, which is an object with its text in `field`. Empty lines are none."""
+    """Yield one record per line, an object with its text in `field`. Empty lines are skipped."""
     for number, (line, position) in enumerate(_lines(file), start=1):
         if line is None:
             yield Record(f"line {number:,}", position, _too_long)
@@ -30,7 +30,8 @@ def json_records(file: Path, field: str) -> Iterator[Record]:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text, cut at ends of lines where it is long. Where a word begins, a tokenizer begins anew in any case."""
+    """Yield the text; a long text is cut into pieces, at line ends if possible. A tokenizer starts a new word at a line
+    end in any case."""
     begin = 0
     while len(text) - begin > PIECE:
         end = _cut(text, begin, begin + PIECE)
@@ -40,8 +41,8 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _cut(text: str, begin: int, limit: int) -> int:
-    """Where a piece ends: after the last end of a line that no space follows, else before the last space, else at the
-    limit."""
+    """Return the end of a piece: after the last line end that is not followed by whitespace, else before the last
+    space, else `limit`."""
     end = limit
     while (end := text.rfind("\n", begin, end)) >= 0:
         if not text[end + 1].isspace():
@@ -80,7 +81,7 @@ def _too_long() -> Text:
 
 
 def _lines(file: Path) -> Iterator[tuple[bytes | None, int]]:
-    """Lines without their ends, None for one that is too long, each with the bytes of the file read so far."""
+    """Yield lines without line ends, None for a line that is too long, each with the bytes of the file read so far."""
     begun = _Line()
     position = 0
     for content, position in read_chunks(file):
@@ -96,7 +97,7 @@ def _lines(file: Path) -> Iterator[tuple[bytes | None, int]]:
 
 
 class _Line:
-    """A line of which no more is kept than it may have."""
+    """A line of limited size; a longer line is discarded while it is read."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -111,7 +112,7 @@ class _Line:
             self._parts.clear()
 
     def take(self) -> bytes | None:
-        """The line, after which another one begins; None: it is too long."""
+        """Return the line and start the next one; None if the line is too long."""
         line = b"".join(self._parts) if self.size <= MOST_LINE_BYTES else None
         self.size, self._parts = 0, []
         return line
