@@ -26,7 +26,7 @@ def boot_seconds() -> float:
 
 
 class Fence:
-    """Closed at first. `clock` counts seconds, also while the machine is suspended."""
+    """Closed at first. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
