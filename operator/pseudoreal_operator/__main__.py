@@ -97,6 +97,7 @@ async def _lead(
             await stack.enter_async_context(serve_reports(reports, certificate, settings.reports.port))
         await stack.enter_async_context(loop.leading())
         if settings.lease:
+            # Last, so that the Service leads here once the endpoint serves and jobs are followed.
             await lead_reports_here(api, settings.lease)
         await asyncio.Event().wait()
 

@@ -106,8 +106,8 @@ class _Request:
 
 
 class Api:
-    """Requests to the API server. Every method raises ApiException for an answer that it does not expect, OSError if
-    there is no answer, and Unreadable for an answer beyond its bounds."""
+    """Requests to the API server. Every method raises ApiException for an answer that it does not expect,
+    ClientError or OSError if there is no complete answer, and Unreadable for an answer beyond its bounds."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client

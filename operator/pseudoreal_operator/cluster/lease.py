@@ -84,6 +84,7 @@ async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None
     try:
         yield
     except asyncio.CancelledError:
+        # A renewal that has ended has cancelled this task; its LeaseLost is raised below.
         if not renewal.done():
             raise
         owner.uncancel()
@@ -91,6 +92,7 @@ async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None
         renewal.cancel()
         await asyncio.wait([renewal])
         fence.close()
+        # After the fence is closed: once the Lease is released, another operator may write.
         await _release(api, lease, fence, term)
     if not renewal.cancelled():
         renewal.result()

@@ -33,7 +33,7 @@ async def lead_reports_here(api: Api, lease: Lease) -> None:
 
 async def _label(api: Api, lease: Lease) -> None:
     others = [body["metadata"]["name"] async for body in api.each("Pod", lease.namespace, f"{LABEL}={LEADS}")]
-    # The own pod first: two labelled pods for a moment are better than none.
+    # Label this operator's pod first: two labelled pods for a moment are better than none.
     for name, value in [(lease.holder, LEADS), *((name, None) for name in others if name != lease.holder)]:
         labels: dict[str, Any] = {LABEL: value}
         if await api.find("Pod", lease.namespace, name):

@@ -107,8 +107,8 @@ class Identities:
         )
 
     async def of(self, token: str, address: str) -> Speaker:
-        """Return the pod that reports with a token. Raises Refused; ApiException and OSError if the API server
-        cannot tell."""
+        """Return the pod that reports with a token. Raises Refused; ApiException, ClientError or OSError if the API
+        server cannot tell."""
         # Keep a digest, not the secret; a digest is short however long the token is.
         key = hashlib.sha256(token.encode()).hexdigest()
         now, sources = self._clock(), sources_of(address)

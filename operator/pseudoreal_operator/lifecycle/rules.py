@@ -303,7 +303,7 @@ def start(view: View) -> Decision:
 
 
 RULES = (
-    # Fills status.phases: without phases there is no stage, which every other rule reads.
+    # Fills status.phases: without phases there is no stage, which later rules read.
     first_sight,
     # Before `overdue`: work that was done in time counts, even if the operator was away and finds it late.
     stage_done,

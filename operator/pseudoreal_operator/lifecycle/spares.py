@@ -53,8 +53,8 @@ def taken_over(view: View) -> Decision | None:
     lost, ready = _lost(view), ready_spares(view.seen, view.execution, view.now)
     if not 0 < len(lost.workers) <= min(len(ready), view.workers - 1):
         return None
-    # A worker that lost its connection reports that it waits. A connection to a stuck pod may last long, so nobody may
-    # report.
+    # A worker that lost its connection reports that it waits. A connection to a stuck pod may last long, so there may
+    # be no report.
     if lost.stuck is None and not any(heard.waits_to_restart for heard in view.speaking):
         return None
     verdict = _verdict(view, lost)

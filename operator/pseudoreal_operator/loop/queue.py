@@ -217,6 +217,7 @@ class WorkQueue(Generic[Key]):
             self._running.discard(key)
             self._running_of[group] -= 1
             self._running_of += Counter()
+        # Added during the pass: another pass follows at once.
         if self._wanted.pop(key, None) is not None:
             wait = 0.0
         if wait is not None:

@@ -183,6 +183,7 @@ async def _pass(means: Means, body: Json, calls: Calls) -> float | None:
     metadata = JobMetadata.model_validate(body["metadata"])
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
     hands = _Hands(means, metadata, status, body["metadata"]["resourceVersion"], calls.wrote)
+    # Events of an earlier status write that got no answer: post them if its status turns out to be stored.
     means.news.tell(hands.name, means.news.settle(metadata.uid, status))
     try:
         job = await run(means.specs.job, body)

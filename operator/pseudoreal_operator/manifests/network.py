@@ -35,7 +35,7 @@ def environment(network: Network) -> dict[str, str]:
     found = dict(_MODES[network.mode])
     if network.interface:
         found["NCCL_SOCKET_IFNAME"] = network.interface
-        # gloo accepts only complete interface names, without NCCL's prefixes.
+        # gloo takes only whole interface names: neither NCCL's exclusions (^) nor its = sign.
         if not network.interface.startswith("^"):
             found["GLOO_SOCKET_IFNAME"] = network.interface.removeprefix("=")
     if network.ib_adapters:
