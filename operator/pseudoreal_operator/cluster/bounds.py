@@ -137,7 +137,8 @@ def page_head_of(head: bytes) -> Json:
 
 def guessed_name(line: bytes) -> tuple[str, str] | None:
     """Return the guessed namespace and name of a custom resource that cannot be parsed; None if there is no guess.
-    Its managed fields come before them. Users can make the guess wrong, so it may only serve to request that object."""
+    In the line, managed fields come before namespace and name. Users can make the guess wrong, so it may only serve
+    to request that object."""
     before, mark, after = line.partition(_MANAGED_FIELDS)
     found = _NAME.search(after if mark else before)
     return (found[2].decode(), found[1].decode()) if found else None

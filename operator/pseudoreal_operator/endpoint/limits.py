@@ -19,6 +19,8 @@ class _Bucket:
 
 
 class Limiter:
+    """A token bucket per caller: `per_second` tokens are added each second, up to `burst`."""
+
     def __init__(self, per_second: float, burst: float, clock: Clock = time.monotonic) -> None:
         self._per_second, self._burst, self._clock = per_second, burst, clock
         self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()

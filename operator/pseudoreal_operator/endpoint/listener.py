@@ -44,6 +44,8 @@ log = structlog.get_logger()
 
 
 class Listener:
+    """The listening socket and its connections: strangers, and at most one connection per pod."""
+
     def __init__(self, tls: ssl.SSLContext) -> None:
         take_small_buffers()
         self._tls = tls

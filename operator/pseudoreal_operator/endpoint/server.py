@@ -37,6 +37,8 @@ log = structlog.get_logger()
 
 
 class Reports:
+    """Handler of reports: identifies the pod, stores its report, and answers."""
+
     def __init__(
         self,
         identities: Identities,

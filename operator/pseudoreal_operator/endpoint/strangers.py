@@ -45,6 +45,8 @@ class Stranger:
 
 
 class Strangers:
+    """Strangers by source, within the limits above."""
+
     def __init__(self, most: int = MOST, clock: Clock = time.monotonic) -> None:
         self._most = most
         self._rates = (

@@ -67,7 +67,8 @@ class Missing:
 def classify(
     job_name: str, pods: Sequence[Pod], rules: Sequence[RestartRule] = (), missing: Missing | None = None
 ) -> Verdict:
-    """Return the verdict on an execution. `pods`: its pods that still exist; a pod that ended by deletion does not."""
+    """Return the verdict on an execution. `pods`: its pods that still exist; a pod that ended by deletion is not
+    among them."""
     ended = sorted((pod for pod in pods if pod.phase is PodPhase.FAILED or pod.disruption), key=_from_the_origin)
     for rule in (*rules, *_BUILT_IN):
         culprit = next((pod for pod in ended if meets(pod, rule)), None)
@@ -100,7 +101,8 @@ def _blamed_on(missing: Missing, job_name: str, witness: Pod) -> Verdict:
 
 
 def is_for_another_pod(verdict: Verdict) -> bool:
-    """Return whether another pod in the same place would do better. A pod with as much memory would not."""
+    """Return whether another pod in the same place would do better. After an out-of-memory failure it would not,
+    because it has as much memory."""
     return verdict.action != "Fail" and verdict.reason != "OutOfMemory"
 
 

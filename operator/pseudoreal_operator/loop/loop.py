@@ -229,6 +229,8 @@ def _holds(status: Json, condition: str) -> bool:
 
 
 class Loop:
+    """Watches and passes of one operator, in its event loop. Every operator watches; only the leader makes passes."""
+
     def __init__(self, means: Means, identities: Identities | None, census: Census, fence: Fence | None = None) -> None:
         """`identities` receives the changes of pods as well, if pods report. While `fence` is closed no pass starts,
         because it could write nothing."""

@@ -33,6 +33,8 @@ log = structlog.get_logger()
 
 
 class News:
+    """Events that wait to be posted: in order within a job, at most MOST_WAITING in all."""
+
     def __init__(self, api: Api, counts: Counts) -> None:
         self._api, self._counts = api, counts
         self._waiting: dict[Name, deque[Json]] = {}

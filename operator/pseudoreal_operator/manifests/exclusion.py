@@ -25,8 +25,8 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def excluded_nodes(status: PseudoRealJobStatus) -> dict[str, datetime]:
-    """Return the nodes that the present execution must not use, with the time until which each is excluded. They
-    follow from the faults in the status, as of the time at which the execution was requested."""
+    """Return the nodes that the present execution must not use, with the time until which each is excluded. The
+    times follow from the faults in the status, as of the time at which the execution was requested."""
     if status.execution_time is None:
         return {}
     asked = clock.from_text(status.execution_time)
