@@ -1,6 +1,6 @@
 """`python -m pseudoreal_operator`: runs until SIGTERM. Liveness is at :8080/healthz.
 
-Every operator watches; the one that holds the Lease leads: it makes passes, and pods report to it.
+Every operator watches; the holder of the Lease leads: it makes passes, and pods report to it.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from pseudoreal_operator.tasks import running
 
 
 async def run(settings: Settings) -> None:
-    """Runs the operator. Raises LeaseLost."""
+    """Run the operator. Raises LeaseLost."""
     ending = _noted_signals()
     board, counts = Board(), Counts()
     REGISTRY.register(counts)
@@ -50,14 +50,15 @@ async def run(settings: Settings) -> None:
         def said() -> dict[str, int]:
             return {"watchers": loop.live_watches + jobs.watched + 1, **vars(counts)}
 
-        # Before anything is asked of the API server, which may be away.
+        # Before the first request to the API server, which may be away.
         await stack.enter_async_context(serve_health(said, lambda: loop.has_seen_all, settings.health_port))
         watching = await stack.enter_async_context(connect(connections=0))
         await stack.enter_async_context(loop.watching(watching))
         certificate = _certificate(settings, loop)
         reports = Reports(identities, board, authorities=certificate.beyond) if identities and certificate else None
         if certificate:
-            # Also while another operator leads: what it serves until this one does must not be lost with it.
+            # On a standby too: it must know the certificate that the leader still serves, and whose key is in no file
+            # any more.
             await stack.enter_async_context(kept_fresh(certificate))
         await stack.enter_async_context(running("watch of jobs", jobs.run()))
         leading = asyncio.create_task(_lead(settings, fence, api, loop, reports, certificate), name="leading")
@@ -85,10 +86,10 @@ async def _lead(
     reports: Reports | None,
     certificate: Certificate | None,
 ) -> None:
-    """Leads from the moment at which this operator may, until it is cancelled. Raises LeaseLost."""
+    """Lead from the time at which this operator may, until cancelled. Raises LeaseLost."""
     async with AsyncExitStack() as stack:
         if settings.lease and fence:
-            # With connections of its own: no other request holds up a renewal.
+            # With its own connections, so that no other request holds up a renewal.
             lease_api = await stack.enter_async_context(connect())
             await stack.enter_async_context(keep_lease(lease_api, settings.lease, fence))
         LEADER.set_function(lambda: float(fence is None or fence.is_open))
@@ -96,12 +97,14 @@ async def _lead(
             await stack.enter_async_context(serve_reports(reports, certificate, settings.reports.port))
         await stack.enter_async_context(loop.leading())
         if settings.lease:
+            # Last, so that the Service leads here once the endpoint serves and jobs are followed.
             await lead_reports_here(api, settings.lease)
         await asyncio.Event().wait()
 
 
 def _noted_signals() -> "asyncio.Future[None]":
-    """What SIGTERM and SIGINT end: the first process of a container ignores signals that it does not handle."""
+    """Return a future that SIGTERM and SIGINT resolve: the first process of a container ignores signals without
+    handlers."""
     ending = asyncio.get_running_loop().create_future()
 
     def end() -> None:

@@ -1,6 +1,6 @@
-"""Copies of a status, or of a phase in it, that differ in some fields. Pure.
+"""Copies of a status, or of a phase in it, with some fields changed. Pure.
 
-pydantic's own way takes names of fields as strings, which nobody checks; here mypy knows them and their types.
+pydantic's `model_copy` takes names of fields as unchecked strings; here mypy checks the names and their types.
 """
 
 from typing import TypedDict, Unpack
@@ -56,7 +56,7 @@ class StatusFields(TypedDict, total=False):
 
 
 class Result(TypedDict, total=False):
-    """What a phase has at its end."""
+    """Fields that a phase gets at its end."""
 
     completion_time: str | None
     end_checkpoint: str | None
@@ -68,7 +68,7 @@ class Result(TypedDict, total=False):
 
 
 class PhaseFields(Result, total=False):
-    """All but the name."""
+    """All fields of a phase but its name."""
 
     state: str
     start_time: str | None

@@ -1,4 +1,4 @@
-"""Times as Kubernetes writes them: RFC 3339, UTC, whole seconds; microseconds for the moment of an event."""
+"""Times as Kubernetes writes them: RFC 3339, UTC, whole seconds; microseconds for the time of an event."""
 
 from datetime import UTC, datetime
 

@@ -1,26 +1,26 @@
-"""Text from outside: of pods, nodes, admission webhooks, users. It is cleaned where it is read. Pure."""
+"""Untrusted text, from pods, nodes, admission webhooks and users; it is sanitized where it is read. Pure."""
 
 import re
 
 MOST_CHARACTERS = 2000
 _CUT = " … "
 _END_SHARE = 0.75
-"""Share of what is kept that is taken from the end: an error usually comes last."""
+"""Share of the kept characters that are taken from the end: an error usually comes last."""
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that cannot be shown: control characters other than tab and line feed, which a terminal would obey, and
-lone surrogates, which stand for none."""
+lone surrogates, which stand for no character."""
 _PICTURES = 0x2400
-"""Unicode block "Control Pictures": a sign for each of the ASCII control characters."""
+"""Start of the Unicode block "Control Pictures": a sign for each of the ASCII control characters."""
 
 
 def clean(text: str, most: int = MOST_CHARACTERS) -> str:
-    """`text` with a visible sign for each character that cannot be shown, and with `most` characters at most: the
-    beginning and the end of what is longer."""
+    """Return `text` with a visible sign for each character that cannot be shown, and with at most `most` characters:
+    a longer text is reduced to its start and its end."""
     return _UNPRINTABLE.sub(_sign, cut(text, most))
 
 
 def cut(text: str, most: int) -> str:
-    """`text` with at most `most` characters; what is longer loses its middle."""
+    """Return `text` with at most `most` characters; a longer text loses its middle."""
     if len(text) <= most:
         return text
     end = int((most - len(_CUT)) * _END_SHARE)

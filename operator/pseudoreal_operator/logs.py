@@ -1,4 +1,4 @@
-"""Log lines as JSON on stdout, those of kopf and other libraries too."""
+"""Log lines as JSON on stdout, including those of kopf and other libraries."""
 
 import logging
 import sys

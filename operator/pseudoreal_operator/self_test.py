@@ -1,4 +1,4 @@
-"""`helm test`: the API server takes a good job and refuses a bad one, and the operator is available.
+"""`helm test`: the API server accepts a valid job and rejects an invalid one, and the operator is available.
 
 Usage: python -m pseudoreal_operator.self_test NAMESPACE DEPLOYMENT
 """
@@ -34,7 +34,7 @@ def job(layers: int) -> dict[str, Any]:
 
 
 async def run(namespace: str, deployment: str) -> None:
-    """Runs the test. Raises RuntimeError with what is wrong."""
+    """Run the test. Raises RuntimeError with a sentence on the fault."""
     config.load_incluster_config()
     async with client.ApiClient() as api:
         await _dry_run(api, namespace, layers=4)

@@ -1,4 +1,4 @@
-"""What the operator's Deployment sets, from environment variables."""
+"""Settings of the operator, from the environment variables of its Deployment."""
 
 import json
 import os
@@ -12,15 +12,15 @@ REPORT_PORT = 8443
 USER = 10001
 """Id of the user in both images."""
 FILE_BYTES = 64 * 1024
-"""Size limit of a file that goes into each training pod: it is an annotation there, and the API server takes no more
-than 256 KiB of those together."""
+"""Maximum size of a file that goes into each training pod: the file is an annotation there, and the API server
+accepts at most 256 KiB of annotations together."""
 POD_IDS = ("runAsUser", "runAsGroup", "fsGroup")
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
 @dataclass(frozen=True)
 class ReportServer:
-    """The address to listen at, and the files of a certificate, its key and its authorities."""
+    """Endpoint for reports: its port, and the files of a certificate, its key and its CAs."""
 
     port: int
     certificate: str
@@ -37,7 +37,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the Deployment sets. `namespaces` is empty when the whole cluster is watched."""
+    """Settings of the Deployment. `namespaces` is empty if the whole cluster is watched."""
 
     trainer_image: str
     pull_policy: PullPolicy
@@ -46,9 +46,9 @@ class Settings:
     metrics_port: int | None = None
     """Port of the operator's own /metrics; None: it has none."""
     reports: ReportServer | None = None
-    """The endpoint for reports; None: pods do not report."""
+    """Endpoint for reports; None: pods do not report."""
     lease: Lease | None = None
-    """The lease to hold; None: no lease is used, and two operators may run at once."""
+    """Lease to hold; None: no Lease is used, and two operators may run at once."""
     pod_ids: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(POD_IDS, USER))
     """runAsUser, runAsGroup and fsGroup of training pods, as far as the cluster does not choose them."""
     nccl_config: str | None = None
@@ -56,15 +56,16 @@ class Settings:
     report_url: str | None = None
     """URL that training pods report to; None: they do not report."""
     report_ca: str | None = None
-    """Certificates, in PEM, by which the training pods of new executions know who answers there."""
+    """CA certificates, in PEM, by which the training pods of new executions verify the endpoint for reports; None:
+    there are none."""
     trainer_metrics_port: int | None = None
     """Port of /metrics in training pods; None: they have none."""
     scrapers: tuple[Mapping[str, Any], ...] = ()
-    """NetworkPolicyPeers that reach that port of isolated pods; nobody else does."""
+    """NetworkPolicyPeers that may reach `trainer_metrics_port` of isolated pods; no others may."""
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings. Raises ValueError for a variable that is missing or wrong."""
+    """Return the settings. Raises ValueError for a variable that is missing or wrong."""
     image = environment.get("PSEUDOREAL_TRAINER_IMAGE", "")
     if not image:
         raise ValueError("PSEUDOREAL_TRAINER_IMAGE is not set; set it to the trainer image of this release")
@@ -111,7 +112,7 @@ def _read_scrapers(environment: Mapping[str, str]) -> tuple[Mapping[str, Any], .
         found = json.loads(text)
     except ValueError:
         found = None
-    # A peer without a selector would be everybody.
+    # A peer without a selector would match everybody.
     if not isinstance(found, list) or not all(isinstance(peer, dict) and peer for peer in found):
         raise ValueError(f"PSEUDOREAL_SCRAPERS is {text}; set it to a JSON list of NetworkPolicyPeers")
     return tuple(found)
@@ -146,7 +147,8 @@ def read_namespaces(environment: Mapping[str, str] = os.environ) -> tuple[str, .
 
 
 def _text_of(environment: Mapping[str, str], variable: str) -> str | None:
-    """The text of the file that the variable names; None when it is not set, or the file is empty."""
+    """Return the text of the file that the variable names; None if the variable is not set or the file is empty.
+    Raises ValueError for a file that cannot be read, is no text, or is too large."""
     path = environment.get(variable)
     if not path:
         return None

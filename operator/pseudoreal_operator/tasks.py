@@ -1,4 +1,4 @@
-"""Tasks without which the operator does not work. One that has ended fails the liveness probe."""
+"""Tasks without which the operator does not work. If one ends, the liveness probe fails."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -14,7 +14,7 @@ _tasks: set[asyncio.Task[Any]] = set()
 
 @asynccontextmanager
 async def running(name: str, coroutine: Coroutine[Any, Any, object]) -> AsyncIterator[asyncio.Task[Any]]:
-    """Runs a task that must not end before the context does, which cancels it."""
+    """Run a task that must not end before the context does; the context cancels it at its end."""
     task = asyncio.create_task(coroutine, name=name)
     watch_over(task)
     try:
@@ -26,7 +26,7 @@ async def running(name: str, coroutine: Coroutine[Any, Any, object]) -> AsyncIte
 
 
 def watch_over(task: asyncio.Task[Any]) -> None:
-    """From now on the task is expected to run, until `let_go`."""
+    """Expect the task to run, until `let_go`."""
     _tasks.add(task)
     task.add_done_callback(_tell)
 
@@ -48,4 +48,4 @@ def _tell(task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
         log.error("task_died", task=task.get_name(), exc_info=error)
     elif not task.cancelled():
-        task.exception()  # it was told by who let go of it, or nobody asks any more
+        task.exception()  # retrieve the error: it was reported elsewhere, or nobody asks any more

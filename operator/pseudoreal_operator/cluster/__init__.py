@@ -1,4 +1,4 @@
 """The API server: requests, watches, credentials, and the Lease by which one operator works at a time.
 
-What is asked for, and why, the other rooms decide.
+Other folders decide which requests are made, and why.
 """

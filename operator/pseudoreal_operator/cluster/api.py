@@ -1,6 +1,6 @@
-"""The few requests that the operator makes, as JSON in and JSON out.
+"""The few requests that the operator makes, JSON in and JSON out.
 
-The generated models of the client would refuse objects of a newer Kubernetes; only its transport is used.
+The generated models of the client would reject objects of a newer Kubernetes, so only its transport is used.
 """
 
 import json
@@ -46,22 +46,22 @@ REQUEST_SECONDS = 20.0
 LOG_SECONDS = 5.0
 """Time limit for reading a log: a kubelet that does not answer must not hold up a pass."""
 LOG_BYTES = 2**20
-"""Most bytes of a log that are read: a line may be of any length."""
+"""Maximum bytes of a log that are read: a line may have any length."""
 _ERROR_BYTES = 2**16
-"""Most bytes that are read of an error."""
+"""Maximum bytes that are kept of an error's body."""
 PAGE = 100
-"""Most objects of one answer; fewer where they are large, which users decide."""
+"""Maximum number of objects in one answer; fewer if they are large, which users decide."""
 _LARGER, _SMALLER = 2, 4
-"""The next page has so many times the objects of one that could be read; one that cannot is asked for again with a
-fraction of them."""
+"""Factors of the page size: a page that could be read makes the next one larger; one that could not is requested
+again with fewer objects."""
 WATCH_SECONDS = 300
-"""Seconds after which the API server ends a watch: a connection that a load balancer dropped silently must end some
-day."""
+"""Seconds after which the API server ends a watch: a connection that a load balancer dropped silently must end at
+some time."""
 _SILENT_SECONDS = 90.0
-"""Seconds of silence after which a watch is taken for dead: it is told something once a minute, be it a bookmark."""
+"""Seconds of silence after which a watch counts as dead: it receives something once a minute, at least a bookmark."""
 
 _TYPE = re.compile(rb'\{"type": ?"([A-Z]+)"')
-"""Beginning of a line of a watch."""
+"""Start of a line of a watch."""
 _JSON = "application/json, */*"
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json"
 _LIST_OF_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
@@ -85,7 +85,7 @@ log = structlog.get_logger()
 
 
 class Name(NamedTuple):
-    """Namespace and name of a job. Another job of that name may come later; a pass reads which one it is."""
+    """Namespace and name of a job. A later job may have the same name; a pass reads which one it is."""
 
     namespace: str
     name: str
@@ -106,23 +106,23 @@ class _Request:
 
 
 class Api:
-    """Requests to the API server. Every method raises ApiException for an answer that it does not expect, OSError when
-    there is none, and Unreadable for one that is beyond its bounds."""
+    """Requests to the API server. Every method raises ApiException for an answer that it does not expect,
+    ClientError or OSError if there is no complete answer, and Unreadable for an answer beyond its bounds."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
     async def find(self, kind: str, namespace: str, name: str) -> Json | None:
-        """The object; None when there is none."""
+        """Return the object; None if it does not exist."""
         return await self.find_within(MOST_BYTES, kind, namespace, name)
 
     async def find_within(self, most: int, kind: str, namespace: str, name: str) -> Json | None:
-        """The object, of so many bytes at most; None when there is none."""
+        """Return the object, of at most `most` bytes; None if it does not exist."""
         return await self._unless_missing(self._json(_Request("GET", _path(kind, namespace, name)), most))
 
     async def find_metadata(self, kind: str, namespace: str, name: str) -> Json | None:
-        """Name, namespace, uid and version of an object, and what follows them within the bounds: those of an object
-        that is beyond them, too. None when there is none."""
+        """Return name, namespace, uid and version of an object and the further metadata within the bounds, even if
+        the object itself is beyond them. None if it does not exist."""
         return await self._unless_missing(
             self._metadata(_Request("GET", _path(kind, namespace, name), accept=_METADATA))
         )
@@ -147,9 +147,9 @@ class Api:
         name: str = "",
         skipped: Callable[[Json, Unreadable], None] | None = None,
     ) -> AsyncIterator[Json]:
-        """The objects of a kind, page by page, so that only one page is in memory. Without a namespace: those of all
-        namespaces. `name`: only the object of that name. `skipped`: hears of each object that is beyond the bounds, as
-        far as its metadata can be read; it is left out."""
+        """Yield the objects of a kind, page by page, so that only one page is in memory. `namespace`: None for all.
+        `name`: only the object of this name. An object beyond the bounds is left out; `skipped` receives it, as far
+        as its metadata can be read."""
         query = [("labelSelector", selector)] if selector else []
         request, size = _Request("GET", _path(kind, namespace), [*query, *_named(name)]), PAGE
         following: str | None = None
@@ -169,20 +169,20 @@ class Api:
                     skipped({"metadata": metadata}, reason)
                 continue
             following, size = (page.get("metadata") or {}).get("continue") or "", min(PAGE, size * _LARGER)
-            # Who takes them may wait for something else meanwhile: what was taken goes.
+            # The consumer may await between two objects, so an object is dropped from the page once it is yielded.
             items = (page.pop("items", None) or [])[::-1]
             while items:
                 yield items.pop()
 
     async def is_listed(self, kind: str, namespace: str, name: str) -> bool:
-        """Whether a list has the object, be it beyond the bounds."""
+        """Return whether a list has the object, even if the object is beyond the bounds."""
         query = [*_limited(1), *_named(name)]
         head = await self._head(_Request("GET", _path(kind, namespace), query, accept=_LIST_OF_METADATA))
         page_head_of(head)
         return metadata_of(head) is not None
 
     async def version(self, kind: str, namespace: str | None, selector: str) -> str:
-        """The version from which a watch goes on."""
+        """Return the version from which a watch can continue."""
         query = [("labelSelector", selector), *_limited(1)]
         head = await self._head(_Request("GET", _path(kind, namespace), query, accept=_LIST_OF_METADATA))
         return str(page_head_of(head)["resourceVersion"])
@@ -190,10 +190,10 @@ class Api:
     async def watch(
         self, kind: str, namespace: str | None, selector: str, version: str, *, name: str = ""
     ) -> AsyncIterator[tuple[str, Json]]:
-        """The changes after that version, as (type, object), until the API server ends the watch. Of bookmarks only the
-        version counts, and of an object that is beyond the bounds there are only metadata. `name`: only the object of
-        that name. Raises ApiException as well for an error that the API server tells in the stream, and Unreadable for
-        a change of which not even the version can be read."""
+        """Yield the changes after `version` as (type, object), until the API server ends the watch. Of a bookmark
+        only the version counts; of an object beyond the bounds only the metadata are yielded. `name`: only the
+        object of this name. Also raises ApiException for an error that the API server sends in the stream, and
+        Unreadable for a change whose version cannot be read."""
         query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(WATCH_SECONDS))]
         query += [("labelSelector", selector), ("resourceVersion", version), *_named(name)]
         timeout = ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=_SILENT_SECONDS)
@@ -207,7 +207,7 @@ class Api:
                 yield told["type"], told["object"]
 
     async def apply(self, manifest: Json, subresource: str = "", *, manager: str = FIELD_MANAGER) -> Json:
-        """Applies an object (server-side apply): the object as it is now."""
+        """Apply an object (server-side apply); return the object as it is stored."""
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"], metadata["name"], subresource)
         query = [("fieldManager", manager), ("force", "true")]
@@ -218,19 +218,19 @@ class Api:
         await self._done(_Request("PATCH", path, [], patch, "application/merge-patch+json"))
 
     async def ask(self, review: Json) -> Json:
-        """Posts an object of the cluster that is only an answer."""
+        """Post a cluster-scoped review, which the API server only answers; return the answer."""
         return await self._json(_Request("POST", _path(review["kind"], None), [], review))
 
     async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
-        """Creates an object. `dry_run`: the API server answers as it would, and stores nothing; and it refuses fields
-        that it does not know, which it would drop."""
+        """Create an object. `dry_run`: the API server answers as it would, and stores nothing; it also rejects
+        unknown fields, which it would otherwise drop."""
         query = [("fieldManager", FIELD_MANAGER)]
         query += [("dryRun", "All"), ("fieldValidation", "Strict")] if dry_run else []
         path = _path(kind_of(manifest), manifest["metadata"]["namespace"])
         await self._done(_Request("POST", path, query, manifest))
 
     async def post(self, manifest: Json) -> None:
-        """Creates an object. One of that name that is there already is left as it is."""
+        """Create an object; an existing one of this name is left as it is."""
         try:
             await self.create(manifest)
         except ApiException as error:
@@ -240,10 +240,10 @@ class Api:
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str = "", grace_seconds: int | None = None
     ) -> None:
-        """Deletes an object, and in the background what it owns; no error when the object, or the one of that uid, is
-        gone. `grace_seconds`: the grace period of a pod, in place of its own. A deletion that is under way can only be
-        made shorter."""
-        # All in the body: where there is one, the API server reads no query, and would leave the children of a Job.
+        """Delete an object and, in the background, all objects that it owns. No error if the object, or the one with
+        `uid`, does not exist. `grace_seconds`: grace period of a pod, in place of its own. A deletion in progress
+        can only be made shorter."""
+        # All options in the body: with a body the API server reads no query, and would leave the children of a Job.
         options: Json = {"propagationPolicy": "Background"}
         options |= {"preconditions": {"uid": uid}} if uid else {}
         options |= {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
@@ -271,12 +271,13 @@ class Api:
             return await read_head(response.content)
 
     async def _done(self, request: _Request) -> None:
-        """Makes a request of whose answer only the status counts."""
+        """Send a request; only the status of its answer counts."""
         async with (await self._send(request)).response as response:
             await read_head(response.content)
 
     async def _send(self, request: _Request) -> Any:
-        """The client's answer, whose body is yet to be read."""
+        """Send a request; return the client's answer, whose body is still to be read. Raises ApiException for a
+        status other than 2xx."""
         sent = await self._client.param_serialize(
             request.method,
             request.path,
@@ -302,24 +303,25 @@ class Api:
 
 
 def kind_of(manifest: Json) -> str:
-    """The kind of an object as requests name it: with the API version, where several schedulers have such a kind."""
+    """Return the kind of an object as requests name it: with the API version for a kind that several schedulers
+    have."""
     kind = str(manifest["kind"])
     return f"{kind} {manifest['apiVersion']}" if kind == "PodGroup" else kind
 
 
 def is_taken(refusal: ApiException) -> bool:
-    """Whether the request was refused because an object of that name is there. Other conflicts, such as that of two
-    writers of a quota, mean that nothing was made."""
+    """Return whether the request was rejected because an object of this name exists. Other conflicts, for instance
+    between two writers of a quota, mean that nothing was created."""
     return bool(status_of(refusal).get("reason") == "AlreadyExists")
 
 
 def message_of(error: ApiException) -> str:
-    """The sentence that the API server sent, or a webhook through it; else the client's own."""
+    """Return the message that the API server sent, or a webhook through it; else the client's own."""
     return clean(str(status_of(error).get("message") or f"{error.status} {error.reason}"))
 
 
 def status_of(error: ApiException) -> Json:
-    """The Status that the API server sent; empty when the answer is another's."""
+    """Return the Status that the API server sent; empty if the answer is not a Status."""
     try:
         found = read_json((error.body or "").encode())
     except ValueError:
@@ -328,7 +330,7 @@ def status_of(error: ApiException) -> Json:
 
 
 def _change(kind: str, line: bytes | Overlong) -> Json:
-    """What a line of a watch tells. Raises Unreadable."""
+    """Return the change that a line of a watch reports. Raises Unreadable."""
     if not isinstance(line, Overlong):
         try:
             told: Json = read_json(line)

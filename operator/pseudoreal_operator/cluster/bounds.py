@@ -1,7 +1,7 @@
-"""Bounds on everything that the API server sends: bytes, values and depth of an answer or of a line of a watch.
+"""Bounds on everything that the API server sends: bytes, values and depth of an answer, or of a line of a watch.
 
-Whoever may write an object in a namespace decides what the operator has to read. An object beyond the bounds is named,
-counted and left alone; everything else is read. What is read costs little: of at most MOST_BYTES and MOST_VALUES,
+Anyone who may write an object in a namespace decides what the operator has to read. An object beyond the bounds is
+named, counted and left alone; everything else is read. Reading costs little: from at most MOST_BYTES and MOST_VALUES,
 Python makes objects of some 25 MB, in some 20 ms.
 """
 
@@ -16,13 +16,14 @@ from pydantic_core import from_json
 Json = dict[str, Any]
 
 MOST_BYTES = 2**21
-"""Most bytes of an object, and of a line of a watch: etcd stores 1.5 MiB of one."""
+"""Maximum bytes of an object, and of a line of a watch: etcd stores 1.5 MiB of one."""
 MOST_PAGE_BYTES = 2**22
-"""Most bytes of a page of several objects."""
+"""Maximum bytes of a page of several objects."""
 MOST_VALUES = 100_000
-"""Most values of an object or a page: an empty map takes two bytes on the wire, and a hundred in memory."""
+"""Maximum number of values of an object or a page: an empty map takes two bytes on the wire, and a hundred in
+memory."""
 _DEPTH_WORDS = "recursion limit"
-"""How the parser says that something is nested more deeply than its 200 levels."""
+"""Part of the parser's message about a text that is nested more deeply than its 200 levels."""
 
 TOO_LARGE, TOO_MANY_VALUES, TOO_DEEP, NO_JSON = "TooLarge", "TooManyValues", "TooDeep", "NoJson"
 """Reasons for which an object is not read."""
@@ -34,7 +35,7 @@ _NAME = re.compile(rb'"name":"([a-z0-9.-]{1,253})","namespace":"([a-z0-9-]{1,63}
 
 
 class Unreadable(ValueError):
-    """An object or a page is beyond a bound. `reason`: one of the words above."""
+    """An object or a page is beyond a bound. `reason`: one of the constants above."""
 
     def __init__(self, reason: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -42,21 +43,22 @@ class Unreadable(ValueError):
 
 
 class Stream(Protocol):
-    """Bytes that arrive, such as the content of an answer."""
+    """A stream of bytes, such as the content of an answer."""
 
     def iter_any(self) -> AsyncIterator[bytes]: ...
 
 
 @dataclass(frozen=True)
 class Overlong:
-    """A line that is longer than its bound: its first bytes."""
+    """A line that is longer than its bound; `head` is its start."""
 
     head: bytes
 
 
 def read_json(data: bytes | bytearray) -> Any:
     """Return the value of a JSON text. Raises Unreadable, never RecursionError."""
-    # Each value but the first stands behind one of these; inside strings they are counted as well, which are few.
+    # Every value except the first comes after one of these characters. Occurrences inside strings, which are few, are
+    # counted as well.
     if sum(map(data.count, (b"{", b"[", b","))) > MOST_VALUES:
         raise Unreadable(TOO_MANY_VALUES, f"it has more than {MOST_VALUES:,} values")
     try:
@@ -88,8 +90,8 @@ async def read_head(stream: Stream) -> bytes:
 
 
 async def read_lines(stream: Stream) -> AsyncIterator[bytes | Overlong]:
-    """Yield the lines of a stream, and of those that are too long the beginning. What comes after the last line feed
-    was cut off, and is no line."""
+    """Yield the lines of a stream; of lines that are too long only the start. Bytes after the last line feed belong
+    to a line that was cut off, and are dropped."""
     kept, is_overlong = bytearray(), False
     async for chunk in stream.iter_any():
         start = 0
@@ -108,10 +110,13 @@ async def read_lines(stream: Stream) -> AsyncIterator[bytes | Overlong]:
 
 
 def metadata_of(head: bytes) -> Json | None:
-    """Return what the beginning of an object, of a change of one, or of a list of metadata says of the metadata of the
-    (first) object; None where that is not its name. Objects of built-in kinds, and metadata alone, are written in the
-    order of their fields: name, namespace, uid and version come before everything that users write, and the managed
-    fields, which mirror the depth of the object, come last."""
+    """Return the metadata of the (first) object in the start of an object, of a change, or of a list of metadata; None
+    if the start does not hold its name.
+
+    Objects of built-in kinds, and metadata alone, are written in the order of their fields: name, namespace, uid and
+    version come before everything that users write; the managed fields, which mirror the depth of the object, come
+    last.
+    """
     body = _partial(_AFTER_METADATA.split(head, 1)[0])
     body = body.get("object", body) if isinstance(body, dict) else {}
     items = body.get("items") if isinstance(body, dict) else None
@@ -121,8 +126,8 @@ def metadata_of(head: bytes) -> Json | None:
 
 
 def page_head_of(head: bytes) -> Json:
-    """Return the metadata of a list of metadata, which come before its items. Raises ClientPayloadError for an answer
-    that is none."""
+    """Return the metadata of a list of metadata, which come before its items. Raises ClientPayloadError for an
+    answer that is not a list."""
     page = _partial(head.partition(_ITEMS)[0])
     metadata = page.get("metadata") if isinstance(page, dict) else None
     if not isinstance(metadata, dict) or "resourceVersion" not in metadata:
@@ -131,8 +136,9 @@ def page_head_of(head: bytes) -> Json:
 
 
 def guessed_name(line: bytes) -> tuple[str, str] | None:
-    """Return namespace and name of a custom resource that cannot be parsed, as well as they can be guessed: its managed
-    fields come before them. Users can make this say another name, so it is good for asking about that object only."""
+    """Return the guessed namespace and name of a custom resource that cannot be parsed; None if there is no guess.
+    In the line, managed fields come before namespace and name. Users can make the guess wrong, so it may only serve
+    to request that object."""
     before, mark, after = line.partition(_MANAGED_FIELDS)
     found = _NAME.search(after if mark else before)
     return (found[2].decode(), found[1].decode()) if found else None

@@ -1,4 +1,4 @@
-"""Makes the children of a job: by creating them, so that what has such a name already is never changed."""
+"""Creation of a job's children: an object that has the name already is never changed."""
 
 from base64 import b64encode
 from secrets import token_bytes
@@ -15,15 +15,15 @@ log = structlog.get_logger()
 
 
 class NameConflict(Exception):
-    """An object that is not the job's has the name of a child; the text names it."""
+    """An object that does not belong to the job has the name of a child; the text names it."""
 
 
 class NotServed(Exception):
-    """The cluster has no objects of the kind of a child; the text names it."""
+    """The cluster does not serve the kind of a child; the text names it."""
 
 
 async def make(api: Api, manifest: Json) -> None:
-    """Creates a child. One that is there already and has the same owner is what another pass made. Raises NameConflict,
+    """Create a child. An existing one with the same owner was created by another pass. Raises NameConflict,
     NotServed, or ApiException."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     try:
@@ -34,9 +34,9 @@ async def make(api: Api, manifest: Json) -> None:
         if not is_taken(refusal):
             raise
         if kind == "Secret":
-            return  # the operator may not read any; one that somebody else made opens this job alone, and to him
+            return  # the operator may not read Secrets; a foreign one exposes only this job, to its author
         found = await api.find(kind_of(manifest), metadata["namespace"], metadata["name"])
-        # One that went away meanwhile is made by the next pass.
+        # An object that was deleted meanwhile is created by the next pass.
         if found is None:
             raise
         _check_owner(kind, found["metadata"], metadata)
@@ -45,7 +45,7 @@ async def make(api: Api, manifest: Json) -> None:
 
 
 def _with_data(manifest: Json) -> Json:
-    """The manifest, in a Secret with data that nobody has seen before: it is in no plan, and in no log."""
+    """Return the manifest; a Secret with fresh random data, which appears in no plan and in no log."""
     if manifest["kind"] != "Secret":
         return manifest
     return manifest | {"data": {RENDEZVOUS_SECRET_FILE: b64encode(token_bytes(SECRET_BYTES)).decode()}}
@@ -59,8 +59,8 @@ def _not_served(version: str) -> str:
 
 
 def _check_owner(kind: str, found: Json, wanted: Json) -> None:
-    """Checks that the object found is the one wanted. A claim that stays after its job is wanted without an owner, and
-    is used whoever made it. Raises NameConflict."""
+    """Check that the object found is the one wanted. A claim that outlives its job is wanted without an owner, and
+    is used whoever created it. Raises NameConflict."""
     owner = _controller(wanted)
     if owner is None or _controller(found) == owner:
         return
@@ -72,6 +72,6 @@ def _check_owner(kind: str, found: Json, wanted: Json) -> None:
 
 
 def _controller(metadata: Json) -> str | None:
-    """Uid of the owner that controls the object."""
+    """Return the uid of the owner that controls the object; None if there is none."""
     owners = metadata.get("ownerReferences") or []
     return next((owner["uid"] for owner in owners if owner.get("controller")), None)

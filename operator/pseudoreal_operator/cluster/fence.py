@@ -1,7 +1,8 @@
-"""Who may write: the holder of the Lease, while nobody else can have it.
+"""Write fence: the holder of the Lease may write, while no other operator can hold it.
 
-The right to write has an end that each renewal moves on. It is looked at last of all, when the connection stands and
-the request is about to go out, for a process may be stopped at any moment and go on after minutes.
+The right to write expires at a time that each renewal of the Lease extends. It is checked last of all, when the
+connection stands and the request is about to be sent, because a process may be stopped at any moment and continue
+minutes later.
 """
 
 import math
@@ -16,22 +17,22 @@ _READS = ("GET", "HEAD", "OPTIONS")
 
 
 class NotLeading(ClientError):
-    """A write that is not sent: another operator may hold the Lease by now."""
+    """A write was not sent: another operator may hold the Lease by now."""
 
 
 def boot_seconds() -> float:
-    """Seconds since the machine started, those among them for which it was suspended."""
+    """Return the seconds since boot, including the time that the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Fence:
-    """Closed at first. `clock` counts seconds."""
+    """Closed at first. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
         self._until = -math.inf
         self._unanswered = -math.inf
-        """When the fate of a write became unknown last."""
+        """Time at which the outcome of a write last became unknown."""
 
     def now(self) -> float:
         return self._clock()
@@ -47,17 +48,18 @@ class Fence:
         return self._clock() < self._until
 
     def check(self) -> None:
-        """Raises NotLeading."""
+        """Raise NotLeading if the fence is closed."""
         if not self.is_open:
             raise NotLeading("this operator does not hold the Lease, or has not renewed it in time: it writes nothing")
 
     def settled_for(self, seconds: float) -> bool:
-        """Whether every write of the last `seconds` has its answer. One that has none may still arrive."""
+        """Return whether no write of the last `seconds` went without an answer. A write without an answer may still
+        arrive."""
         return self._clock() - self._unanswered >= seconds
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Surrounds a write until its answer comes. Raises NotLeading."""
+        """Surround a write until its answer comes. Raises NotLeading."""
         self.check()
         try:
             yield
@@ -68,14 +70,14 @@ class Fence:
             raise
 
     async def guard(self, request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
-        """A middleware that surrounds every write."""
+        """Middleware around every write."""
         if request.method in _READS:
             return await send(request)
         with self.writing():
             return await send(request)
 
     def requests(self) -> type[ClientRequest]:
-        """Requests that look at the fence when their connection stands."""
+        """Return a class of requests that check the fence once their connection stands."""
         fence = self
 
         class Fenced(ClientRequest):

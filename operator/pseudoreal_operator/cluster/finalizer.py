@@ -1,4 +1,4 @@
-"""Releases up to 0.2 put a finalizer on every job, and a job that has it cannot be deleted: it is taken off."""
+"""Removal of the finalizer that releases up to 0.2 put on every job: a job that has it cannot be deleted."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def has_finalizer(metadata: dict[str, Any]) -> bool:
 
 
 async def take_off(api: Api, metadata: dict[str, Any]) -> None:
-    # With the version, so that a finalizer that somebody adds meanwhile is not lost.
+    # With resourceVersion, so that a finalizer that someone adds meanwhile is not lost.
     patch = {
         "resourceVersion": metadata["resourceVersion"],
         "finalizers": [finalizer for finalizer in metadata["finalizers"] if finalizer != FINALIZER],

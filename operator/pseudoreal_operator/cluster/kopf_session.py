@@ -1,12 +1,12 @@
-"""The connections of kopf to the API server: it reads nothing of jobs but what is made for it here, within bounds.
+"""kopf's connections to the API server: kopf reads nothing about jobs except bounded answers prepared here.
 
-kopf reads an answer as a whole, and a list of jobs may have any size and depth. So its list has no items and only the
-version that its watch begins with: the operator lists the jobs itself, in pages that are bounded. A line of its watch
-is parsed within the bounds and told on with the fields that are used; one that is beyond them is not told at all, and
-the operator is told of the job in another way.
+kopf reads an answer as a whole, and a list of jobs may have any size and depth. So kopf's list has no items, only the
+version at which its watch begins: the operator lists the jobs itself, in bounded pages. Each line of kopf's watch is
+parsed within the bounds and passed on with the fields that are used. A line beyond the bounds is dropped, and the
+operator learns of the job in another way.
 
-All that is used of kopf and of aiohttp is public: kopf's own sessions (AiohttpSession), and aiohttp's middlewares and
-classes of responses.
+All parts of kopf and aiohttp that are used are public: kopf's own sessions (AiohttpSession), and aiohttp's middlewares
+and response classes.
 """
 
 import asyncio
@@ -50,39 +50,40 @@ Json = dict[str, Any]
 
 _LIST_OF_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
 _MOST_TOLD_BYTES = 2**18
-"""Most bytes that kopf gets of a job: it may keep those of all jobs at once. A status has far fewer."""
+"""Maximum bytes of a job that kopf receives: it may keep the objects of all jobs at once. A status has far fewer."""
 _GONE = 410
 _MOST_PAUSE_SECONDS = 10.0
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp", "finalizers")
 _SPEC = ("cleanUp", "deadlines")
-"""Fields of a job that are told on; of its status all are."""
+"""Fields of a job's metadata and spec that kopf receives; it receives the status as a whole."""
 
 log = structlog.get_logger()
 
 
 @dataclass
 class Contact:
-    """What kopf hears of the API server, and what becomes of what it must not hear. It is called in kopf's thread."""
+    """Record of kopf's contact with the API server, and callbacks for what kopf must not receive. Used in kopf's
+    thread."""
 
     missed: Callable[[], object]
-    """Called when a watch is about to begin: what happened before it is not told by it."""
+    """Called when a watch is about to begin: the watch does not report earlier changes."""
     unreadable: Callable[[str, str], object]
-    """Called with namespace and name of a job that cannot be read, as far as they can be guessed."""
+    """Called with namespace and name of a job that cannot be read, if they can be guessed."""
     asks: int = 0
     """Number of requests whose answer has not begun."""
     last: float = field(default_factory=time.monotonic)
-    """Moment at which kopf last asked for something, or was told something."""
+    """Monotonic time of kopf's last request, answer or line of a watch."""
     watched: frozenset[str] = frozenset()
     """Paths at which a watch of jobs has begun."""
     has_asked_for_jobs: bool = False
     failures: int = 0
-    """Number of errors in a row that the API server has told in watches."""
+    """Number of consecutive errors that the API server has sent in watches."""
 
     def note(self) -> None:
         self.last = time.monotonic()
 
     async def guard(self, request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
-        """A middleware that surrounds every request of kopf."""
+        """Middleware around every request of kopf."""
         if _is_of_jobs(request.url.path):
             self.has_asked_for_jobs = True
             if "watch" not in request.url.query:
@@ -101,7 +102,7 @@ class Contact:
 
 
 def make_session(info: ConnectionInfo, contact: Contact) -> AiohttpSession:
-    """Makes what kopf talks to the API server with. It is called in kopf's loop."""
+    """Create the session by which kopf talks to the API server. Called in kopf's event loop."""
     session = ClientSession(
         connector=TCPConnector(limit=0, ssl=info.as_ssl_context()),
         headers=info.as_http_headers(),
@@ -130,7 +131,7 @@ class _Response(ClientResponse):
         return self
 
     def follow(self, contact: Contact) -> None:
-        """Begins to hide jobs from kopf, where this is an answer with jobs."""
+        """Hide jobs from kopf from now on, if this is an answer with jobs."""
         if not _is_of_jobs(self.url.path):
             return
         self._contact = contact
@@ -139,21 +140,21 @@ class _Response(ClientResponse):
             self.content = _JobChanges(self.content, contact)  # type: ignore[assignment]
 
     async def json(self, **_: Any) -> Any:
-        """Return what the body holds; of a list of jobs only the version. Raises JSONDecodeError for what is no JSON,
-        as kopf expects it of errors."""
+        """Return the parsed body; of a list of jobs only the version. Raises JSONDecodeError for invalid JSON, as
+        kopf expects for errors."""
         try:
             if self._contact is None:
                 return read_json(await self.content.read())
             version = page_head_of(await read_head(self.content))["resourceVersion"]
         except Unreadable as error:
             raise json.JSONDecodeError(str(error), "", 0) from error
-        # It begins its watch at this version, so what is listed from now on misses nothing.
+        # kopf's watch begins at this version, so if the operator lists the jobs from now on, no change is missed.
         self._contact.missed()
         return {"metadata": {"resourceVersion": version}, "items": []}
 
 
 class _Content:
-    """A stream of bytes that is read as a whole within bounds only."""
+    """A byte stream whose `read` is bounded."""
 
     def __init__(self, stream: "StreamReader | _Content") -> None:
         self._stream = stream
@@ -165,7 +166,7 @@ class _Content:
         return self._stream.iter_any()
 
     async def read(self, _most: int = -1) -> bytes:
-        """Return all bytes. Raises ClientPayloadError where they are too many."""
+        """Return all bytes. Raises ClientPayloadError if there are too many."""
         try:
             return await read_all(self._stream, MOST_BYTES)
         except Unreadable as error:
@@ -173,7 +174,7 @@ class _Content:
 
 
 class _JobChanges(_Content):
-    """The lines of a watch of jobs, as kopf gets them."""
+    """Lines of a watch of jobs, as kopf receives them."""
 
     def __init__(self, stream: "StreamReader | _Content", contact: Contact) -> None:
         super().__init__(stream)
@@ -190,7 +191,8 @@ class _JobChanges(_Content):
                 self._skip(line, error)
                 continue
             if code := _error_in(told):
-                # Of the others kopf would end. It goes on after the last change that it was told.
+                # Errors other than 410 would end kopf, so only the stream ends; kopf then watches on from the last
+                # change that it received.
                 WATCH_ERRORS.labels(kind=KIND).inc()
                 self._contact.failures += 1
                 pause = min(0.5 * 2.0 ** min(self._contact.failures, 10), _MOST_PAUSE_SECONDS)
@@ -214,7 +216,7 @@ class _JobChanges(_Content):
 
 
 def _error_in(told: Any) -> int:
-    """The code of the error that is told; 0 where it is a change."""
+    """Return the code of the error that a line reports; 0 if it reports a change."""
     if not isinstance(told, dict) or told.get("type") != "ERROR":
         return 0
     said = told.get("object")
@@ -222,7 +224,7 @@ def _error_in(told: Any) -> int:
 
 
 def _told(line: bytes | Overlong) -> Any:
-    """The change as kopf gets it. Raises Unreadable."""
+    """Return the change as kopf receives it. Raises Unreadable."""
     if isinstance(line, Overlong):
         raise Unreadable(TOO_LARGE, f"it has more than {MOST_BYTES:,} bytes")
     told = read_json(line)

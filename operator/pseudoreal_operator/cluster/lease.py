@@ -1,7 +1,7 @@
-"""One operator leads: the one that holds the Lease, by the rules and the times of client-go.
+"""Leader election: the operator that holds the Lease leads, by the rules and the times of client-go.
 
-A holder that cannot renew writes nothing any more when its time is over; it goes on when it can renew and nobody held
-the Lease in between, however long that takes. So an API server that is away ends no operator.
+A holder that cannot renew the Lease stops writing when its time is over. It continues when it can renew again and no
+other operator held the Lease in between, however long that takes. So an API server that is away ends no operator.
 """
 
 import asyncio
@@ -32,7 +32,8 @@ log = structlog.get_logger()
 DURATION_SECONDS = 15.0
 """Seconds without a renewal after which another operator may take the Lease."""
 WRITE_SECONDS = 10.0
-"""Seconds after a renewal for which its holder writes; what it sent last has the rest of the duration to arrive."""
+"""Seconds after a renewal for which its holder writes; the requests sent last have the rest of DURATION_SECONDS to
+arrive."""
 _REQUEST_SECONDS = 3.0
 _RETRY_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
@@ -42,8 +43,9 @@ _MOST_DURATION_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class _Seen:
-    """A version of the Lease. `moment`: when it was first seen by this machine's clock: clocks of other machines are
-    not compared. `term` counts the holders; `seconds` is for how long this one may be silent: releases differ."""
+    """A version of the Lease. `moment`: when this machine first saw it, by its own clock; clocks of other machines
+    are never compared. `term` counts the holders; `seconds`: for how long the holder may be silent, which differs
+    between releases."""
 
     version: str
     moment: float
@@ -71,17 +73,18 @@ class LeaseLost(Exception):
 
 @asynccontextmanager
 async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None]:
-    """Waits until the Lease is free, and holds it while the context lasts, with the fence open. Raises LeaseLost,
-    having cancelled what runs inside."""
+    """Wait until the Lease is free, and hold it in this context, with the fence open. Raises LeaseLost, after it has
+    cancelled the code inside the context."""
     term = await _acquire(api, lease, fence)
     log.info("lease_acquired", holder=lease.holder, term=term)
     owner = asyncio.current_task()
-    assert owner is not None, "this runs in a task"
+    assert owner is not None, "the context is entered in a task"
     renewal = asyncio.create_task(_renew(api, lease, fence, term), name="lease")
     renewal.add_done_callback(lambda task: task.cancelled() or owner.cancel())
     try:
         yield
     except asyncio.CancelledError:
+        # A renewal that has ended has cancelled this task; its LeaseLost is raised below.
         if not renewal.done():
             raise
         owner.uncancel()
@@ -89,20 +92,22 @@ async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None
         renewal.cancel()
         await asyncio.wait([renewal])
         fence.close()
+        # After the fence is closed: once the Lease is released, another operator may write.
         await _release(api, lease, fence, term)
     if not renewal.cancelled():
         renewal.result()
 
 
 async def _acquire(api: Api, lease: Lease, fence: Fence) -> int:
-    """Takes the Lease when it is free: its term. The fence is open from then on."""
+    """Take the Lease when it is free; return its term. The fence is open from then on."""
     seen: _Seen | None = None
     while True:
         asked, before = fence.now(), seen
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
                 found = await _look(api, lease, seen)
-                # One that somebody deleted still has its holder, who makes it again.
+                # If someone deleted the Lease, its holder may still be alive and create it again: keep the last version
+                # seen.
                 seen = found or seen
                 if seen is None or seen.holder in ("", lease.holder) or _now() >= seen.end:
                     term = await _take(api, lease, found)
@@ -117,8 +122,8 @@ async def _acquire(api: Api, lease: Lease, fence: Fence) -> int:
 
 
 async def _wait(api: Api, lease: Lease, seen: _Seen) -> _Seen:
-    """Waits until the Lease may be free, or its watch ends: the Lease as it was seen last. Raises what the watch
-    raises."""
+    """Wait until the Lease may be free, or its watch ends; return the Lease as it was seen last. Raises the errors
+    of the watch."""
     with suppress(TimeoutError):
         async with asyncio.timeout_at(seen.end) as limit:
             async for change, body in api.watch("Lease", lease.namespace, "", seen.version, name=lease.name):
@@ -134,8 +139,8 @@ async def _wait(api: Api, lease: Lease, seen: _Seen) -> _Seen:
 
 
 async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
-    """Renews the Lease again and again. Raises LeaseLost. What counts is when a renewal was sent: others count from
-    when they see it, which is later."""
+    """Renew the Lease again and again. Raises LeaseLost. The fence counts from when a renewal was sent: other
+    operators count from when they see it, which is later."""
     LEASE_AGE.set_function(partial(_seconds_since, time.monotonic()))
     while True:
         await asyncio.sleep(_RETRY_SECONDS)
@@ -146,7 +151,7 @@ async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
         except LeaseLost:
             fence.close()
             raise
-        # Whatever it is: the fence closes by itself.
+        # Whatever the error is, the fence closes by itself.
         except Exception as error:
             log.warning("lease_not_renewed", error=f"{type(error).__name__}: {error}", writes=fence.is_open)
         else:
@@ -155,8 +160,8 @@ async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
 
 
 async def _prolong(api: Api, lease: Lease, term: int) -> int:
-    """Renews the Lease: its term, which is another one only where somebody deleted it. Raises LeaseLost. Who holds it
-    again after another one did has not kept it."""
+    """Renew the Lease; return its term, which changes only if someone deleted the Lease. Raises LeaseLost, even if
+    this operator holds the Lease again after another one held it."""
     seen = await _look(api, lease, None)
     if seen is not None and (seen.holder != lease.holder or seen.term != term):
         raise LeaseLost("another operator took the lease")
@@ -164,7 +169,7 @@ async def _prolong(api: Api, lease: Lease, term: int) -> int:
 
 
 async def _release(api: Api, lease: Lease, fence: Fence, term: int) -> None:
-    """Lets go of the Lease, unless something that was sent may still arrive: then it runs out."""
+    """Release the Lease, unless a write that was sent may still arrive: then let the Lease expire."""
     if not fence.settled_for(DURATION_SECONDS):
         log.info("lease_runs_out", seconds=DURATION_SECONDS)
         return
@@ -182,7 +187,7 @@ async def _look(api: Api, lease: Lease, before: _Seen | None) -> _Seen | None:
 
 
 async def _take(api: Api, lease: Lease, seen: _Seen | None) -> int:
-    """Writes this holder into the Lease: the term."""
+    """Write this holder into the Lease; return the term."""
     if seen is None:
         await api.create(_manifest(lease) | {"spec": _claim(lease) | {"acquireTime": _time(), "leaseTransitions": 0}})
         return 0
@@ -195,7 +200,7 @@ async def _take(api: Api, lease: Lease, seen: _Seen | None) -> int:
 
 
 async def _write(api: Api, lease: Lease, seen: _Seen, spec: Json) -> None:
-    # With the version, so that of two who try one fails.
+    # With resourceVersion, so that of two operators that try at once one fails.
     patch = _manifest(lease) | {"spec": spec}
     patch["metadata"]["resourceVersion"] = seen.version
     await api.merge("Lease", lease.namespace, lease.name, patch)
@@ -222,7 +227,8 @@ def _time() -> str:
 
 
 def _seconds_since(moment: float) -> float:
-    """Whoever reads metrics may be outside of the loop, whose clock this is."""
+    """Return the seconds since a monotonic time. Metrics may be read outside of the event loop, whose clock is this
+    one."""
     return time.monotonic() - moment
 
 

@@ -1,4 +1,4 @@
-"""Credentials for both clients: those of KUBECONFIG when it is set, else those of the pod."""
+"""Credentials for both clients: from KUBECONFIG if it is set, else from the pod's service account."""
 
 import os
 from collections.abc import AsyncIterator
@@ -14,13 +14,12 @@ from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.cluster.kopf_session import Contact, make_session
 
 _BUFFER_BYTES = 2**16
-"""Bytes that each connection keeps until they are read."""
+"""Size in bytes of the buffer in which each connection keeps received data until it is read."""
 
 
 @asynccontextmanager
 async def connect(connections: int = 100, fence: Fence | None = None) -> AsyncIterator[Api]:
-    """A client with a pool of `connections` connections of its own; 0: of any number. `fence` is before what it
-    writes."""
+    """Yield a client with its own pool of `connections` connections; 0: no limit. `fence` checks every write."""
     session: dict[str, Any] = {"middlewares": (send_utf8,), "read_bufsize": _BUFFER_BYTES}
     if fence is not None:
         session |= {"middlewares": (fence.guard, send_utf8), "request_class": fence.requests()}
@@ -35,10 +34,10 @@ async def connect(connections: int = 100, fence: Fence | None = None) -> AsyncIt
 
 
 def register_login(registry: kopf.OperatorRegistry, contact: Contact) -> None:
-    """Has kopf log in with the same credentials, and with a session by which it hears of jobs within bounds."""
+    """Make kopf log in with the same credentials, and with a session that receives jobs within bounds."""
     find = kopf.login_with_kubeconfig if os.environ.get("KUBECONFIG") else kopf.login_with_service_account
 
-    # Not in a thread: a session belongs to a loop.
+    # Async, so that kopf calls it in its loop, not in a thread: a session belongs to a loop.
     @kopf.on.login(registry=registry, id="login")
     async def login(**given: Any) -> kopf.AiohttpSession | None:
         info = find(**given)

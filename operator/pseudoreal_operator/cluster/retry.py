@@ -1,4 +1,4 @@
-"""How long to wait after a failure. Pure."""
+"""Waits after failures. Pure."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,14 @@ from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
 
 UNAVAILABLE = (ApiException, ClientError, OSError, TimeoutError)
-"""Errors of an API server that refuses, does not answer, or cannot be reached; any other error is a mistake of ours."""
+"""Errors of an API server that rejects, does not answer, or cannot be reached; any other error is a bug of the
+operator."""
 
 CONFLICT = 409
 _FIRST_SECONDS, _MOST_SECONDS = 1.0, 60.0
 _FIRST_AFTER_CONFLICT, _MOST_AFTER_CONFLICT = 0.1, 5.0
-"""Seconds to wait after a conflict, at first and at most. Somebody else wrote: what is there now is to be looked at
-soon, but not for ever."""
+"""Seconds to wait after a conflict, first and maximum. Another writer changed the object, so a new attempt is made
+soon, but not at that rate forever."""
 _MOST_RETRY_AFTER = 600.0
 
 
@@ -20,12 +21,12 @@ _MOST_RETRY_AFTER = 600.0
 class Pause:
     seconds: float
     binding: bool = False
-    """Whether the API server asked for it: then no event ends it early."""
+    """Whether the API server asked for the pause (Retry-After): then no event ends it early."""
 
 
 def pause_after(error: Exception, failures: int, chance: float) -> Pause:
-    """The wait after a failure. `failures`: how many there were in a row, this one included. `chance`, from 0 to 1,
-    takes up to half of the time off: what failed together does not come back together."""
+    """Return the wait after a failure. `failures`: number of failures in a row, this one included. `chance`, from 0
+    to 1, shortens the wait by up to half, so that requests that failed together are not repeated together."""
     conflict = isinstance(error, ApiException) and error.status == CONFLICT
     first, most = (_FIRST_AFTER_CONFLICT, _MOST_AFTER_CONFLICT) if conflict else (_FIRST_SECONDS, _MOST_SECONDS)
     seconds = min(most, first * 2.0 ** min(failures - 1, 10)) * (1 - chance / 2)

@@ -1,6 +1,6 @@
-"""The Service of reports leads to one pod: that of the operator which leads, by a label.
+"""The Service of reports leads to one pod by a label: the pod of the leading operator.
 
-All operators are ready, and only the one that leads can use what pods report.
+All operators are ready, but only the leader can use the pods' reports.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 async def lead_reports_here(api: Api, lease: Lease) -> None:
-    """Labels the pod of the lease's holder, and takes the label off others; tries until it is done."""
+    """Label the pod of the lease's holder, and remove the label from others; retry until it is done."""
     failures = 0
     while True:
         try:
@@ -33,7 +33,7 @@ async def lead_reports_here(api: Api, lease: Lease) -> None:
 
 async def _label(api: Api, lease: Lease) -> None:
     others = [body["metadata"]["name"] async for body in api.each("Pod", lease.namespace, f"{LABEL}={LEADS}")]
-    # First here: two for a moment are better than none.
+    # Label this operator's pod first: two labelled pods for a moment are better than none.
     for name, value in [(lease.holder, LEADS), *((name, None) for name in others if name != lease.holder)]:
         labels: dict[str, Any] = {LABEL: value}
         if await api.find("Pod", lease.namespace, name):

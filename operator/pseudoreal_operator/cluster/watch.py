@@ -1,4 +1,4 @@
-"""Watches that never end: what becomes of the children of all jobs, told as it happens. Nothing of it is kept."""
+"""Watches that never end: changes of the children of all jobs are reported as they happen, and none is stored."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ _GONE = 410
 _PAUSE_SECONDS = 0.1
 """Seconds between two connections."""
 _MOST_PAUSE_SECONDS = 10.0
-"""Seconds within which an API server that is back is noticed."""
+"""Maximum pause, so that an API server that is back is noticed soon."""
 
 log = structlog.get_logger()
 
@@ -34,13 +34,13 @@ class Watch:
     namespace: str | None
     label: str
     tell: Callable[[str, Json], None]
-    """Called with the type of each change and the object."""
+    """Called with the event type and the object of each change."""
     missed: Callable[[], None]
-    """Called when changes may have been missed: at the start, and when the API server does not know any more what came
-    after the last one that was told."""
+    """Called when changes may have been missed: at the start, and when the API server does not have the changes any
+    more that follow the last one reported."""
 
     async def run(self, begun: asyncio.Event) -> NoReturn:
-        """Watches until it is cancelled. Sets `begun` when nothing is missed from then on."""
+        """Watch until cancelled. Set `begun` once no further change is missed."""
         version, failures = "", 0
         told = LAST_EVENT.labels(kind=self.kind, namespace=self.namespace or "")
         while True:
@@ -56,10 +56,11 @@ class Watch:
                     if change != "BOOKMARK":
                         self.tell(change, body)
                 pause = _PAUSE_SECONDS
-            # Whatever it is: without this watch all jobs stand still.
+            # Catch every error: without this watch all jobs stand still.
             except Exception as error:
                 failures += 1
-                # A change that cannot be taken would be told again and again after that version.
+                # Start from a new version after a bug: a change that cannot be processed would be sent again after the
+                # old one.
                 version = "" if _is_gone(error) or not isinstance(error, UNAVAILABLE) else version
                 found = pause_after(error, failures, random.random())
                 pause = found.seconds if found.binding else min(found.seconds, _MOST_PAUSE_SECONDS)

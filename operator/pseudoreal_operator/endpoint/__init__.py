@@ -1,4 +1,4 @@
-"""The endpoint to which the pods report while they run: who may, and how often.
+"""The endpoint to which running pods report: authentication, limits on clients, TLS.
 
-What reports mean is decided in `observe` and `failures`.
+Reports are interpreted in `observe` and `failures`.
 """

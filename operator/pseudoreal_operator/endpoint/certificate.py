@@ -1,12 +1,13 @@
-"""The endpoint's certificate, and the authorities by which pods know it: files that a certificate manager replaces.
+"""The endpoint's certificate, and the certificate authorities (CAs) by which pods verify it: files that a certificate
+manager replaces.
 
-A pod trusts the authorities that it was made with, and those that an answer to one of its reports named since. So a
-certificate whose authority is another one, as one that is its own authority and was renewed, is not served at once:
-the one before it is, for a day and until shortly before it expires at most, while new executions and answers have both
-authorities. A certificate that the known authorities accept is served at once.
+A pod trusts the CAs that it was created with, and CAs that later answers to its reports named. So a certificate with an
+unknown CA, such as a renewed self-signed one, is not served at once: its predecessor is, for a day and until shortly
+before it expires at most, while new executions and answers get the CAs of both. A certificate that the known CAs accept
+is served at once.
 
-The old certificate lives in the memory of both operators, the one that leads and the one that stands by: its key is in
-no file any more. An operator that starts afterwards serves the new one, to pods that have learned of it since.
+The old certificate lives in the memory of both operators, the leader and the standby: its key is in no file any more.
+An operator that starts later serves the new certificate, to pods that have learned of its CA since.
 """
 
 import asyncio
@@ -25,8 +26,8 @@ from pseudoreal_operator.settings import ReportServer
 
 READ_AGAIN_SECONDS = 15.0
 HOLD_SECONDS = 86_400.0
-"""Most seconds for which a certificate is served after another one came: every pod that can report has learned of it
-then."""
+"""Maximum seconds for which a certificate is served after a new one came: every pod that can report has learned of
+the new CA by then."""
 _MARGIN = 1 / 30
 """Share of its lifetime that a certificate has left when the next one is served, whoever trusts that: three days of
 90."""
@@ -35,7 +36,8 @@ log = structlog.get_logger()
 
 
 class Certificate:
-    """What is served, and what pods are told to trust. Raises OSError for files that cannot be read at the start."""
+    """The served certificate, and the CAs that pods are told to trust. Raises OSError if the files cannot be read at
+    the start."""
 
     def __init__(
         self,
@@ -44,37 +46,37 @@ class Certificate:
         changed: Callable[[str], None] = lambda _: None,
         clock: Clock = time.time,
     ) -> None:
-        """`host`: the name by which pods know the endpoint; None: none reports. `changed` hears what the pods of new
-        executions are to trust."""
+        """`host`: name by which pods know the endpoint; None: no pod reports. `changed` receives the CAs that pods
+        of new executions are to trust."""
         self._files, self._host, self._changed, self._clock = files, host, changed, clock
         self._content = _contents(files)
         self.context = _loaded(files)
-        """What is served; it stays the same object."""
+        """TLS context of the endpoint, always the same object; `_serve` loads new certificates into it."""
         self._trusted = _certificates(self._content[-1])
-        """Authorities that the pods were made with, as far as this process knows."""
+        """CAs that the pods were created with, as far as this process knows."""
         self._until = self._served_until(self.context)
         self._is_pending = False
         self.authorities = self._trusted
-        """Authorities that pods are to trust from now on."""
+        """CAs that pods are to trust from now on."""
         if self._until is None and self._trusted and host is not None:
             log.error("certificate_untrusted", host=host, what_to_do="let ca.crt hold the authority of tls.crt")
 
     def beyond(self, digest: str) -> str | None:
-        """What a pod is to trust that says this digest of what it trusts; None: nothing else, or it says nothing."""
+        """Return the CAs for a pod that trusts the CAs with this digest; None: the pod has them, or sent no digest."""
         if not digest or not self.authorities or digest == authorities_digest(self.authorities):
             return None
         return self.authorities
 
     def look(self) -> None:
-        """Reads the files again, where they have changed. Raises OSError; what is served stays."""
+        """Read the files again if they have changed. Raises OSError or ValueError; the served certificate stays."""
         content = _contents(self._files)
         if content == self._content and not self._is_pending:
             return
         if content != self._content:
-            # Elsewhere first: a new certificate with the old key would spoil the one that is served.
+            # Load into another context first: a new certificate with the old key would break the served one.
             new = _loaded(self._files)
             if _contents(self._files) != content:
-                return  # it changes just now
+                return  # the files are being replaced right now
             if len(_certificates(content[-1])) > AUTHORITIES_BYTES:
                 raise ValueError(f"{self._files.authority} holds more than {AUTHORITIES_BYTES} bytes of certificates")
             self._content = content
@@ -84,7 +86,7 @@ class Certificate:
 
     def _take(self, new: ssl.SSLContext) -> None:
         offered = _certificates(self._content[-1])
-        # Those of the certificate that was to come next are left out: it is never served.
+        # Leave out the CAs of a certificate that was pending until now: it is never served.
         self.authorities = _together(offered, self._trusted)
         self._is_pending = self._until is not None and self._validity(new) is None
         if self._is_pending and self._until is not None:
@@ -105,8 +107,8 @@ class Certificate:
         return None if self._until is None else round(self._until - self._clock())
 
     def _served_until(self, served: ssl.SSLContext) -> float | None:
-        """The time, in seconds since 1970, until which a certificate can be served to pods that trust no later
-        authority; None where they do not accept it anyway."""
+        """Return until when a certificate can be served to pods that trust no newer CA, in seconds since 1970; None
+        if they do not accept it anyway."""
         found = self._validity(served)
         if found is None:
             return None
@@ -120,7 +122,7 @@ class Certificate:
 
 @asynccontextmanager
 async def kept_fresh(certificate: Certificate, every: float = READ_AGAIN_SECONDS) -> AsyncIterator[None]:
-    """Looks at the certificate's files again and again while the context lasts."""
+    """Check the certificate's files periodically in this context."""
     looking = asyncio.create_task(_look_again(certificate, every), name="certificate")
     try:
         yield
@@ -140,7 +142,7 @@ async def _look_again(certificate: Certificate, every: float) -> None:
 
 
 def _contents(files: ReportServer) -> tuple[str, ...]:
-    """Texts of the certificate, its key and the authorities."""
+    """Return the texts of the certificate, its key and its CAs."""
     read = (Path(file).read_text() for file in (files.certificate, files.key))
     return (*read, Path(files.authority).read_text() if files.authority else "")
 
@@ -156,7 +158,7 @@ def _certificates(text: str) -> str:
 
 
 def _together(first: str, second: str) -> str:
-    """The certificates of both; those of the second as far as there is room for them."""
+    """Return the certificates of both texts, without duplicates; those of the second as far as there is room."""
     found = first
     for certificate in certificates_in(second):
         if certificate not in found and len(found) + len(certificate) <= AUTHORITIES_BYTES:
@@ -165,14 +167,15 @@ def _together(first: str, second: str) -> str:
 
 
 def _validity(authorities: str, served: ssl.SSLContext, host: str) -> tuple[float, float] | None:
-    """When the certificate of a server begins and ceases to be valid, in seconds since 1970; None where a client that
-    trusts these authorities does not accept it."""
+    """Return when the certificate of a server begins and ceases to be valid, in seconds since 1970; None if a client
+    that trusts these CAs does not accept it."""
     found = (_handshake(trusted, served, host) for trusted in trust_sets(authorities))
     return next((validity for validity in found if validity), None)
 
 
 def _handshake(trusted: str, served: ssl.SSLContext, host: str) -> tuple[float, float] | None:
-    """Shakes hands in memory, as a pod and the endpoint do: the validity of the certificate, if it is accepted."""
+    """Perform a TLS handshake in memory, as between a pod and the endpoint. Return the validity of the certificate;
+    None if the client rejects it."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = served.wrap_bio(to_server, to_client, server_side=True)
     try:

@@ -1,7 +1,7 @@
-"""Who reports: the pod that a service-account token was made for, and the job that it belongs to.
+"""Identity of a reporting pod: the pod that a service-account token was issued for, and its job.
 
-The API server says so, in a review of the token; what the token claims of itself is only used to share out the reviews,
-and, once it was reviewed, for how long that holds.
+The API server confirms the identity in a TokenReview. The claims of the token itself are only used to share out the
+reviews and, after a review, to tell how long its result holds.
 """
 
 import hashlib
@@ -25,37 +25,38 @@ from pseudoreal_operator.observe.stages import StageKind
 Json = dict[str, Any]
 
 BELIEVED_SECONDS, LEAST_BELIEVED_SECONDS = 3600.0, 10.0
-"""Most seconds for which a review of a token is believed, unless its pod changes meanwhile: as long as kubelets let a
-token live. A token that says when it expires is believed until then; and for the least seconds, where the API server
-takes it although our clock says that it has expired."""
+"""Maximum seconds for which a review of a token is believed, unless its pod changes: as long as kubelets let a token
+live. A token that names its expiry is believed until then; and at least for the minimum, if the API server accepts
+it although the operator's clock says that it has expired."""
 DENIED_SECONDS = 30.0
-"""Seconds for which a token that was refused is refused again without a review."""
+"""Seconds for which a rejected token is rejected again without a review."""
 DOUBTED_SECONDS = 60.0
-"""Seconds after a refusal for which an address gets its reviews of what is left for such addresses."""
+"""Seconds after a rejection for which an address gets its reviews from the share of doubted addresses."""
 REVIEWS_PER_SECOND, REVIEWS_AT_ONCE = 50, 200
-"""Limits on reviews of all tokens together: each costs the API server something."""
+"""Limits on reviews of all tokens together: each review costs the API server something."""
 SHARE_PER_SECOND, SHARE_AT_ONCE = 10, 50
-"""Reviews that a namespace has in any case. Beyond them, it gets as many as leave half of all for the others."""
+"""Reviews that each namespace has in any case. Beyond these, a namespace gets reviews while more than half of the
+common limit is left for the others."""
 REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 1, 50
-"""Limits on refusals of one address, so that a flood of wrong tokens from one does not silence the others. Behind one
-address there may be many pods: tokens that turn out good do not count."""
+"""Limits on rejections per address, so that a flood of wrong tokens from one address does not silence the others.
+Many pods may share an address: tokens that turn out valid do not count."""
 NETWORK_FACTOR = 10
-"""How many times as many refusals an IPv6 network may have."""
+"""How many times as many rejections an IPv6 network may have as an address."""
 _REMEMBERED = 20_000
 _MOST_CLAIMS = 8192
-"""Most characters of a token whose claims are read; a header holds no more."""
+"""Maximum number of characters of a token that are parsed for claims; a header holds no more."""
 _MOST_NAMESPACE = 63
 _MOST_SECONDS = 1e12
-"""Bound of times that are read, in seconds since 1970."""
+"""Bound on accepted times, in seconds since 1970."""
 _NOBODY = ""
-"""The namespace of tokens that claim none, and of addresses whose tokens are doubted."""
+"""Namespace of tokens that claim none, and of addresses whose tokens are doubted."""
 _REMEMBERED_GONE = 1000
 _USER = "system:serviceaccount:"
 _POD_NAME, _POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
 
 
 class Refused(Exception):
-    """A report that is refused. `status` is the HTTP status; the text says why."""
+    """A report is rejected. `status`: the HTTP status; the text says why."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -64,7 +65,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class TokenPod:
-    """The pod that a token was made for."""
+    """The pod that a token was issued for."""
 
     namespace: str
     name: str
@@ -80,22 +81,22 @@ class _Belief:
 
 
 class Identities:
-    """Reviews tokens. The result is remembered as long as the watch of the pods tells of no change of the pod that
-    speaks. No `namespaces`: all are watched."""
+    """Reviews tokens. A result is remembered until the watch reports a change of the pod's identity. Empty
+    `namespaces`: all are watched."""
 
     def __init__(
         self, api: Api, namespaces: tuple[str, ...], clock: Clock = time.monotonic, wall: Clock = time.time
     ) -> None:
-        """`wall`: the clock by which tokens expire, in seconds since 1970."""
+        """`wall`: clock by which tokens expire, in seconds since 1970."""
         self._api, self._namespaces, self._clock, self._wall = api, namespaces, clock, wall
         self._known: OrderedDict[str, _Belief] = OrderedDict()
-        """Token -> what is believed of it; at most one token of each pod."""
+        """Digest of a token -> result of its review; at most one token of each pod."""
         self._tokens: dict[str, str] = {}
-        """Uid of a pod -> its token."""
+        """Uid of a pod -> digest of its token."""
         self._gone: deque[str] = deque(maxlen=_REMEMBERED_GONE)
-        """Pods that were deleted, perhaps while their tokens were reviewed."""
+        """Uids of deleted pods, whose tokens may have been under review meanwhile."""
         self._denied: OrderedDict[str, tuple[float, Refused]] = OrderedDict()
-        """Token -> until when it is refused, and how."""
+        """Digest of a token -> until when it is rejected, and how."""
         self._doubted: OrderedDict[str, float] = OrderedDict()
         """Address -> until when its tokens are doubted."""
         self._reviews = Limiter(REVIEWS_PER_SECOND, REVIEWS_AT_ONCE, clock)
@@ -106,9 +107,9 @@ class Identities:
         )
 
     async def of(self, token: str, address: str) -> Speaker:
-        """The pod that speaks with a token. Raises Refused; ApiException and OSError when the API server cannot
-        tell."""
-        # Secrets are not kept, and a digest is short however long the token is.
+        """Return the pod that reports with a token. Raises Refused; ApiException, ClientError or OSError if the API
+        server cannot tell."""
+        # Keep a digest, not the secret; a digest is short however long the token is.
         key = hashlib.sha256(token.encode()).hexdigest()
         now, sources = self._clock(), sources_of(address)
         belief = self._known.get(key)
@@ -127,7 +128,7 @@ class Identities:
             _keep(self._denied, key, (now + DENIED_SECONDS, refusal))
             _keep(self._doubted, sources[0], now + DOUBTED_SECONDS)
             if share != _NOBODY:
-                # Whoever forges tokens of a namespace takes nothing from it.
+                # Forged tokens of a namespace must not use up its share.
                 self._shares.give_back(share)
             raise
         for source, limit in zip(sources, self._refusals, strict=False):
@@ -144,14 +145,15 @@ class Identities:
         return self._reviews.allows("all")
 
     def _lifetime(self, claims: Json) -> float:
-        """Seconds for which a review is believed of a token with these claims, which are true if the token is good."""
+        """Return the seconds for which the review of a token with these claims is believed; the claims are true if
+        the token is valid."""
         expires = claims.get("exp")
         if not isinstance(expires, int | float) or not abs(expires) < _MOST_SECONDS:
             return BELIEVED_SECONDS
         return min(BELIEVED_SECONDS, max(LEAST_BELIEVED_SECONDS, expires - self._wall()))
 
     def pod_changed(self, change: str, body: Json) -> None:
-        """Takes a change that the watch tells. A pod whose labels changed speaks for another job, or for none."""
+        """Process a change from the watch of pods. A pod whose labels changed reports for another job, or for none."""
         pod = body["metadata"]["uid"]
         if change == "DELETED":
             self._gone.append(pod)
@@ -193,7 +195,7 @@ def _keep(those: OrderedDict[str, Any], key: str, value: object) -> None:
 
 
 def _claims_of(token: str) -> Json:
-    """What a token claims of itself; nothing where that cannot be read."""
+    """Return the unverified claims of a token; empty if they cannot be read."""
     try:
         _, claims, _ = token[:_MOST_CLAIMS].split(".")
         found = json.loads(urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
@@ -203,7 +205,7 @@ def _claims_of(token: str) -> Json:
 
 
 def _namespace_of(claims: Json) -> str:
-    """The namespace of the account that a token claims to be of."""
+    """Return the namespace of the service account that a token claims."""
     account = claims.get("sub")
     is_account = isinstance(account, str) and account.startswith(_USER)
     return str(account).removeprefix(_USER).split(":")[0][:_MOST_NAMESPACE] if is_account else _NOBODY
@@ -217,7 +219,7 @@ def _speaks_as(speaker: Speaker, body: Json) -> bool:
 
 
 def pod_of_review(review: Json) -> TokenPod:
-    """The pod that a TokenReview tells of. Raises Refused."""
+    """Return the pod that a TokenReview names. Raises Refused."""
     status = review.get("status", {})
     if not status.get("authenticated") or REPORT_AUDIENCE not in (status.get("audiences") or []):
         raise Refused(401, f"the token is not valid, or not for audience {REPORT_AUDIENCE}")
@@ -231,7 +233,7 @@ def pod_of_review(review: Json) -> TokenPod:
 
 
 def speaker_of(body: Json) -> Speaker:
-    """The pod as its labels say. Raises Refused for a pod that trains nothing."""
+    """Return the reporting pod as its labels describe it. Raises Refused for a pod that trains nothing."""
     metadata = body["metadata"]
     stranger = Refused(403, f"pod {metadata['name']} trains no PseudoRealJob")
     try:

@@ -1,4 +1,4 @@
-"""Token buckets: how often somebody may ask."""
+"""Token buckets: rate limits for each caller."""
 
 import time
 from collections import OrderedDict
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 Clock = Callable[[], float]
 
 _REMEMBERED = 20_000
-"""Number of callers that are remembered. Those that were not seen for longest are forgotten first, with a full
+"""Number of remembered callers. The caller that was not seen for longest is forgotten first, and then has a full
 bucket."""
 
 
@@ -19,6 +19,8 @@ class _Bucket:
 
 
 class Limiter:
+    """A token bucket per caller: `per_second` tokens are added each second, up to `burst`."""
+
     def __init__(self, per_second: float, burst: float, clock: Clock = time.monotonic) -> None:
         self._per_second, self._burst, self._clock = per_second, burst, clock
         self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
@@ -31,11 +33,11 @@ class Limiter:
         return True
 
     def left(self, caller: Hashable) -> float:
-        """How often the caller may ask now."""
+        """Return how many tokens the caller has now."""
         return self._filled(caller).tokens
 
     def give_back(self, caller: Hashable) -> None:
-        """Gives back what the caller was allowed last."""
+        """Give the caller's last token back."""
         bucket = self._filled(caller)
         bucket.tokens = min(self._burst, bucket.tokens + 1)
 

@@ -1,8 +1,8 @@
-"""Takes connections for the endpoint, within bounds, and keeps those that bring good tokens.
+"""Accepts connections for the endpoint, within bounds, and keeps connections that bring valid tokens.
 
-A connection is a stranger until it brings one, for STRANGER_SECONDS at most; `strangers` says what strangers may do. It
-costs nothing but a file until it says something, and its handshake, which takes the loop a millisecond, waits its turn.
-Then it belongs to its pod, which has one at a time.
+A connection is a stranger until it brings a valid token, for STRANGER_SECONDS at most; `strangers` has the limits for
+strangers. A silent connection costs only a file descriptor; its TLS handshake, which occupies the event loop for a
+millisecond, waits its turn. With a valid token the connection belongs to its pod, which has one at a time.
 """
 
 import asyncio
@@ -26,22 +26,26 @@ from pseudoreal_operator.observe.board import Speaker
 from pseudoreal_operator.sockets import listening_socket
 
 MOST_CONNECTIONS = 4000
-"""Most connections of pods whose tokens were good; with more, that goes which was silent for longest."""
+"""Maximum number of connections of pods with valid tokens; beyond it, the connection that was silent for longest is
+closed."""
 STRANGER_SECONDS = 10.0
-"""Seconds from a connection to its first good token."""
+"""Maximum seconds from a connection to its first valid token."""
 HANDSHAKE_SECONDS = 5.0
 PER_SECOND, AT_ONCE = 100, 200
-"""Limits on handshakes that lead to no good token, of all clients together: what they take of the loop."""
+"""Limits on handshakes of all clients together that lead to no valid token, because handshakes occupy the event
+loop."""
 IDLE_SECONDS = 15.0
-"""Seconds of silence after which a connection is closed: a pod reports every few seconds."""
+"""Seconds of silence after which a connection is closed: pods report every few seconds."""
 _OTHER_FILES = 512
-"""Files that are left to the rest of the operator."""
+"""File descriptors that are left to the rest of the operator."""
 _MOST_FILES = 16_384
 
 log = structlog.get_logger()
 
 
 class Listener:
+    """The listening socket and its connections: strangers, and at most one connection per pod."""
+
     def __init__(self, tls: ssl.SSLContext) -> None:
         take_small_buffers()
         self._tls = tls
@@ -52,19 +56,19 @@ class Listener:
         self._complaints = Limiter(per_second=0.1, burst=1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: dict[Stranger, asyncio.Future[None]] = {}
-        """Strangers that wait for their handshakes."""
+        """Strangers that wait for their handshakes -> future of their turn."""
         self._asked = asyncio.Event()
-        """Set when somebody may have a handshake."""
+        """Set when a stranger may have a handshake."""
         self._meeting: dict[RequestHandler, asyncio.Future[None]] = {}
-        """Connections of strangers -> what is done when they bring a good token."""
+        """Connections of strangers -> future that a valid token resolves."""
         self._speakers: OrderedDict[Speaker, RequestHandler] = OrderedDict()
-        """Pods -> their connections; the pod that was silent for longest first."""
+        """Pods -> their connections; the pod that was silent for longest comes first."""
         CONNECTIONS.labels(known="false").set_function(lambda: len(self._strangers))
         CONNECTIONS.labels(known="true").set_function(lambda: len(self._speakers))
 
     @asynccontextmanager
     async def listening(self, server: web.Server, port: int) -> AsyncIterator[int]:
-        """Listens, and hands what it takes to `server`: the port; a free one where 0 was asked for."""
+        """Listen, and hand accepted connections to `server`. Yield the port; a free one if `port` is 0."""
         with listening_socket(port) as listening:
             listening.setblocking(False)
             self._start(self._accept(listening, server))
@@ -77,7 +81,7 @@ class Listener:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def recognize(self, handler: RequestHandler, speaker: Speaker) -> None:
-        """Notes that a connection has brought the good token of a pod: it is the pod's only one from now on."""
+        """Note that a connection has brought the valid token of a pod, and close the pod's previous connection."""
         if (meeting := self._meeting.get(handler)) is not None and not meeting.done():
             meeting.set_result(None)
         before = self._speakers.pop(speaker, None)
@@ -96,7 +100,7 @@ class Listener:
         while True:
             try:
                 connection, address = await loop.sock_accept(listening)
-            # No more files, or a connection that broke at once.
+            # No file descriptor left, or a connection that broke at once.
             except OSError as error:
                 self._complain(str(error))
                 await asyncio.sleep(1)
@@ -108,11 +112,11 @@ class Listener:
                 connection.close()
                 continue
             stranger.close = self._start(self._meet(connection, server, stranger)).cancel
-            # The task begins, so that it closes the connection whatever comes; and others have their turn.
+            # Let the task start, so that it closes the connection in any case, and let other tasks run.
             await asyncio.sleep(0)
 
     async def _meet(self, connection: socket.socket, server: web.Server, stranger: Stranger) -> None:
-        """Serves a connection until it has brought a good token. Without one, it is closed."""
+        """Serve a connection until it has brought a valid token; close it if it brings none."""
         known = asyncio.get_running_loop().create_future()
         handler: RequestHandler | None = None
         transport: asyncio.BaseTransport | None = None
@@ -149,7 +153,7 @@ class Listener:
 
     @asynccontextmanager
     async def _turn(self, stranger: Stranger) -> AsyncIterator[None]:
-        """The turn of a stranger for its handshake, once it has come."""
+        """Wait for the turn of a stranger; its handshake runs in this context."""
         turn = self._turns[stranger] = asyncio.get_running_loop().create_future()
         self._strangers.ask(stranger)
         self._asked.set()
@@ -173,7 +177,7 @@ class Listener:
                 self._asked.clear()
                 self._pace.give_back("all")
             elif (turn := self._turns[stranger]).done():
-                self._strangers.shaken(stranger)  # its time is over
+                self._strangers.shaken(stranger)  # it timed out while it waited
                 self._pace.give_back("all")
             else:
                 turn.set_result(None)
@@ -190,7 +194,7 @@ class Listener:
 
 
 async def _has_spoken(connection: socket.socket) -> None:
-    """Waits until the other end has sent something, or closed the connection."""
+    """Wait until the client has sent something, or closed the connection."""
     loop = asyncio.get_running_loop()
     spoken = asyncio.Event()
     loop.add_reader(connection, spoken.set)
@@ -205,16 +209,16 @@ def _is_open(handler: RequestHandler) -> bool:
 
 
 def _reason_of(error: OSError) -> str:
-    """Why a handshake failed, in one of three words."""
+    """Return why a handshake failed, as one of three metric labels."""
     said = error.reason or "" if isinstance(error, ssl.SSLError) else ""
-    # Alerts of a client that does not know the authority, or finds another fault in the certificate.
+    # Alerts of a client that does not know the CA, or finds another fault in the certificate.
     if "UNKNOWN_CA" in said or "CERTIFICATE" in said:
         return "untrusted"
     return "silent" if isinstance(error, ConnectionAbortedError | TimeoutError) else "other"
 
 
 def _files() -> int:
-    """Number of files that connections may take, after as many are allowed as the system lets us have."""
+    """Raise the limit on open files as far as the system allows; return how many connections may use."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -1,4 +1,4 @@
-"""The endpoint that training pods report to: HTTPS, and only for the job of the pod that calls."""
+"""The HTTPS endpoint to which training pods report; each pod reports for its own job only."""
 
 import asyncio
 import logging
@@ -29,13 +29,16 @@ READ_SECONDS = 10.0
 RETRY_SECONDS = 10
 _AGAIN_LATER = (429, 503)
 _STAYS = (200, 503)
-"""Answers after which a connection stays. Whoever is refused needs a handshake for each try, and those are bounded."""
+"""Statuses after which a connection stays open. A client that is rejected needs a handshake for each attempt, and
+handshakes are limited."""
 _SPEAKER = web.RequestKey("speaker", Speaker)
 
 log = structlog.get_logger()
 
 
 class Reports:
+    """Handler of reports: identifies the pod, stores its report, and answers."""
+
     def __init__(
         self,
         identities: Identities,
@@ -43,9 +46,10 @@ class Reports:
         clock: Clock = time.monotonic,
         authorities: Callable[[str], str | None] = lambda _: None,
     ) -> None:
-        """`authorities`: what a pod is to trust beyond what it says that it trusts, as `Certificate` knows it."""
+        """`authorities` maps the digest of the CAs that a pod trusts to the CAs that it is to trust, as
+        `Certificate.beyond` does; None: no others."""
         self._identities, self._board, self._authorities = identities, board, authorities
-        # Of pods, not of tokens: those are made anew as often as their owner likes.
+        # Per pod, not per token: its owner may create as many tokens as they like.
         self._limiter = Limiter(PER_SECOND, BURST, clock)
         self._complaints = Limiter(per_second=0.1, burst=1, clock=clock)
 
@@ -75,7 +79,7 @@ class Reports:
             raise Refused(503, "the API server cannot tell whose token this is; report again later") from error
 
     def complain(self, event: str, **facts: object) -> None:
-        """Logs what goes wrong, at most once in ten seconds: anybody may cause it as often as they like."""
+        """Log a problem, at most once in ten seconds: anyone may cause it as often as they like."""
         if self._complaints.allows("all"):
             log.warning(event, **facts)
 
@@ -123,16 +127,16 @@ async def serve_reports(reports: Reports, certificate: Certificate, port: int) -
 
 @asynccontextmanager
 async def bounded(reports: Reports, tls: ssl.SSLContext, port: int) -> AsyncIterator[int]:
-    """Starts the endpoint: its port; a free one where 0 was asked for."""
+    """Start the endpoint. Yield its port; a free one if `port` is 0."""
     listener = Listener(tls)
     served = application(reports, listener)
-    # What it logs with a traceback is what clients send that is no HTTP.
+    # aiohttp logs a traceback for each client that sends something other than HTTP.
     quiet = logging.getLogger("pseudoreal.reports")
     quiet.setLevel(logging.CRITICAL)
     runner = web.AppRunner(served, access_log=None, logger=quiet, shutdown_timeout=2.0, keepalive_timeout=IDLE_SECONDS)
     await runner.setup()
     try:
-        assert runner.server is not None, "it is set up"
+        assert runner.server is not None, "setup() creates the server"
         async with listener.listening(runner.server, port) as found:
             yield found
     finally:

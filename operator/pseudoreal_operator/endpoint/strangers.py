@@ -1,10 +1,11 @@
-"""Connections that have not brought a good token yet: how many of whom are kept, and whose handshake is next. Pure, but
-for its clock.
+"""Connections that have not brought a valid token yet: how many are kept, and which one has the next handshake. Pure,
+except for its clock.
 
-Pods whose token is good do not count here, however many share an address (pods in the network of their node, a network
-plugin that translates addresses): what they took of their address's rate is given back. So the bounds of an address
-bind those alone that have shown nothing yet. Where one is reached, the oldest connection of the address that has the
-most makes room: an honest client needs a fraction of a second, so whoever only holds connections loses them first.
+Pods with valid tokens do not count here, however many share an address (pods in the network of their node, a network
+plugin that translates addresses): the tokens that they took from their address's rate limit are given back. So the
+limits of an address bind only connections that have proved nothing yet. At a limit, the oldest connection of the
+address with the most connections is closed: an honest client needs a fraction of a second, so clients that only hold
+connections lose them first.
 """
 
 import time
@@ -16,20 +17,20 @@ from pseudoreal_operator.endpoint.address import sources_of
 from pseudoreal_operator.endpoint.limits import Clock, Limiter
 
 MOST = 2000
-"""Most strangers at a time."""
+"""Maximum number of strangers at a time."""
 MOST_OF_ADDRESS, MOST_OF_NETWORK = 64, 512
-"""Most strangers at a time of one address, and of one IPv6 network."""
+"""Maximum number of strangers at a time of one address, and of one IPv6 network."""
 HANDSHAKES_OF_ADDRESS, HANDSHAKES_OF_NETWORK = 5, 40
-"""Most handshakes at a time, likewise."""
+"""Maximum number of handshakes at a time, likewise."""
 PER_SECOND, AT_ONCE = 10, 200
-"""Limits on new connections of one address that bring no good token."""
+"""Limits on new connections of one address that bring no valid token."""
 NETWORK_FACTOR = 10
-"""How many times as many an IPv6 network may open: clusters have all of their pods in one."""
+"""How many times as many connections an IPv6 network may open as an address: clusters have all of their pods in one."""
 
 
 @dataclass(eq=False)
 class Stranger:
-    """A connection. `close` ends it, whatever it does."""
+    """A connection without a valid token. `close` ends it in any state."""
 
     address: str
     close: Callable[[], object] = lambda: None
@@ -44,6 +45,8 @@ class Stranger:
 
 
 class Strangers:
+    """Strangers by source, within the limits above."""
+
     def __init__(self, most: int = MOST, clock: Clock = time.monotonic) -> None:
         self._most = most
         self._rates = (
@@ -56,15 +59,15 @@ class Strangers:
         """Source -> its strangers, the oldest first."""
         self._sizes = _Sizes()
         self._waiting: OrderedDict[str, OrderedDict[Stranger, None]] = OrderedDict()
-        """Address -> its strangers that wait for a handshake; the address whose turn it is comes first."""
+        """Address -> its strangers that wait for a handshake; the address with the next turn comes first."""
         self._shaking: Counter[str] = Counter()
-        """Source -> handshakes that go on."""
+        """Source -> number of its running handshakes."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def enter(self, stranger: Stranger) -> bool:
-        """Takes a new connection, for which others may have to go: whether it may stay."""
+        """Add a new connection, for which others may be closed; return whether it may stay."""
         if not self._takes_of_rate(stranger):
             return False
         self._held[stranger] = None
@@ -75,7 +78,7 @@ class Strangers:
         return True
 
     def leave(self, stranger: Stranger, *, known: bool = False) -> None:
-        """Takes a connection off: it is over, or `known`, as it has brought a good token. May be called twice."""
+        """Remove a connection: it is over or, if `known`, has brought a valid token. May be called twice."""
         if stranger not in self._held:
             return
         del self._held[stranger]
@@ -88,13 +91,13 @@ class Strangers:
                 rate.give_back(source)
 
     def ask(self, stranger: Stranger) -> None:
-        """Asks for a handshake."""
+        """Request a handshake."""
         if stranger in self._held:
             self._waiting.setdefault(stranger.source, OrderedDict())[stranger] = None
 
     def next(self) -> Stranger | None:
-        """The stranger whose handshake is to begin, one address after the other; None where nobody may have one. The
-        handshake goes on until `shaken`."""
+        """Return the stranger whose handshake is to start, one address after the other; None if none may start. The
+        handshake lasts until `shaken` is called."""
         for source, those in self._waiting.items():
             stranger = next(iter(those))
             if self._may_shake(stranger):
@@ -105,7 +108,7 @@ class Strangers:
         return None
 
     def shaken(self, stranger: Stranger) -> None:
-        """Ends a handshake, well or not."""
+        """End a handshake, whether it succeeded or failed."""
         self._shaking.subtract(stranger.sources)
         for source in stranger.sources:
             if self._shaking[source] <= 0:
@@ -128,7 +131,7 @@ class Strangers:
             self._close(self._sizes.largest())
 
     def _close(self, address: str) -> None:
-        """Closes the oldest stranger of an address."""
+        """Close the oldest stranger of an address."""
         oldest = next(iter(self._of[address]))
         self.leave(oldest)
         oldest.close()
@@ -140,7 +143,7 @@ class _Sizes:
     def __init__(self) -> None:
         self._of: dict[str, int] = {}
         self._addresses: dict[int, OrderedDict[str, None]] = {}
-        """Number of strangers -> the addresses that have so many, that which has them longest first."""
+        """Number of strangers -> the addresses with this number, in the order in which they reached it."""
         self._most = 0
 
     def largest(self) -> str:
@@ -152,7 +155,7 @@ class _Sizes:
 
     def shrank(self, address: str) -> None:
         size = self._moved(address, -1)
-        # Sizes change by one, so where the largest is gone, the next is one smaller.
+        # Sizes change by one, so if no address has the largest size any more, the new largest is one smaller.
         if self._most not in self._addresses:
             self._most = size
 
@@ -169,7 +172,7 @@ class _Sizes:
 
 
 def _discard(those: dict[str, OrderedDict[Stranger, None]], source: str, stranger: Stranger) -> None:
-    """Takes a stranger out of the entry of a source, and the entry with its last one."""
+    """Remove a stranger from the entry of a source, and the entry with its last stranger."""
     if (held := those.get(source)) is not None:
         held.pop(stranger, None)
         if not held:

@@ -1,7 +1,7 @@
-"""The one place that reaches into asyncio's TLS: how much memory it takes for each connection.
+"""Size of asyncio's TLS buffers: the one place that reaches into asyncio's TLS.
 
-asyncio gives each a buffer of 256 KiB, filled with zeros; there is no public way to say less. A thousand pods that
-report would take 270 MB. A TLS record has 16 KiB at most, so no more are ever read at a time.
+asyncio gives each connection a buffer of 256 KiB, filled with zeros; no public setting makes it smaller. A thousand
+reporting pods would take 270 MB. A TLS record has at most 16 KiB, so no read at a time needs more.
 """
 
 from asyncio.sslproto import SSLProtocol
@@ -10,6 +10,6 @@ BUFFER_BYTES = 16 * 1024
 
 
 def take_small_buffers() -> None:
-    """Makes small buffers the default for all connections of the process that are made from now on, those to the API
-    server among them."""
+    """Make small buffers the default for all later connections of the process, including connections to the API
+    server."""
     SSLProtocol.max_size = BUFFER_BYTES

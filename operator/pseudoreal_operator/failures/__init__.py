@@ -1,4 +1,4 @@
-"""What failures, waits and results mean, and who is at fault. Pure.
+"""Interpretation of failures, waits and results, and of the pod at fault. Pure.
 
-What follows from it for the job is decided in `lifecycle`.
+Consequences for the job are decided in `lifecycle`.
 """

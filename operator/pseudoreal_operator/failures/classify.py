@@ -1,4 +1,4 @@
-"""What a failed execution means, by ordered rules: the job's own, then the built-in ones. Pure."""
+"""Classification of a failed execution by ordered rules: the job's own, then the built-in ones. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from pseudoreal_operator.foreign import cut
 from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
 
 _QUOTED = 600
-"""Most characters of a pod's own words that go into a sentence."""
+"""Maximum number of characters that a sentence quotes from a pod."""
 _OUT_OF_MEMORY = "OOMKilled"
 _NODES_DOING = ("TerminationByKubelet", "DeletionByTaintManager", "NodeLost")
-"""Kubernetes' words for disruptions by the node itself: the kubelet's eviction, for instance because of a full disk; a
-node that is lost."""
+"""Kubernetes' reasons for disruptions by the node itself: eviction by the kubelet, for instance because of a full
+disk, or a lost node."""
 
 POD_REJECTED = "PodRejected"
-"""Reason of a failure: the node took a pod that the scheduler sent there, and refused to run it."""
+"""Reason of a failure: the scheduler sent the pod to a node, and the node refused to run it."""
 NODE_FAILED = "NodeFailed"
 """Reason of a failure: the node lost the pod's containers, as by a reboot."""
 _OF_THE_POD = (
@@ -27,14 +27,14 @@ _OF_THE_POD = (
     "PodOSNotSupported",
     "PodOSSelectorNodeLabelDoesNotMatch",
 )
-"""Kubernetes' words for pods that ended before they ran, by what stands in them: any node would refuse them."""
+"""Kubernetes' reasons for pods that ended before they ran because of their own spec: any node would refuse them."""
 _SHUT_DOWN = ("Terminated", "NodeShutdown", "Shutdown")
-"""Kubernetes' words for pods that a node ended as it shut down."""
+"""Kubernetes' reasons for pods that a node ended as it shut down."""
 _UNKNOWN_EXIT_CODE = 255
-"""Exit code that a container runtime tells, with the reason Unknown, of a container that ended with its node."""
+"""Exit code that a container runtime reports, with the reason Unknown, for a container that ended with its node."""
 
-# A disruption of one pod makes its partners fail, so it explains their failures too. Memory comes before it: a
-# container at its limit would fail again in any place.
+# The first rule that any pod meets decides. A disruption of one pod makes its peers fail, so it explains their failures
+# too. Out of memory comes before it: a container at its limit would fail again in any place.
 _BUILT_IN = (
     RestartRule(on_exit_codes=[ExitCode.INVALID_JOB], action="Fail"),
     RestartRule(on_reasons=[_OUT_OF_MEMORY], action="Restart"),
@@ -46,8 +46,8 @@ _BUILT_IN = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a failed execution means. `reason` is one word for programs; `pod` is where the failure began; None: that is
-    not known."""
+    """Classification of a failed execution. `reason`: one word for programs; `pod`: where the failure began; None:
+    unknown."""
 
     action: RuleAction
     reason: str
@@ -57,8 +57,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Missing:
-    """Pods that cannot say how they ended: `stuck` cannot be ended, as on a node that is off; `workers` are the numbers
-    of those that are gone, though the operator has not ended them."""
+    """Pods without a termination message. `stuck`: a pod that cannot be ended, as on a node that is off; `workers`:
+    numbers of missing workers whose pods the operator has not ended."""
 
     stuck: Pod | None = None
     workers: Sequence[int] = ()
@@ -67,7 +67,8 @@ class Missing:
 def classify(
     job_name: str, pods: Sequence[Pod], rules: Sequence[RestartRule] = (), missing: Missing | None = None
 ) -> Verdict:
-    """`pods` are those of the execution that still exist; a pod that ends by deletion leaves none."""
+    """Return the verdict on an execution. `pods`: its pods that still exist; a pod that ended by deletion is not
+    among them."""
     ended = sorted((pod for pod in pods if pod.phase is PodPhase.FAILED or pod.disruption), key=_from_the_origin)
     for rule in (*rules, *_BUILT_IN):
         culprit = next((pod for pod in ended if meets(pod, rule)), None)
@@ -87,7 +88,7 @@ def classify(
 
 
 def _blamed_on(missing: Missing, job_name: str, witness: Pod) -> Verdict:
-    """The verdict when all pods that ended lost their connection to another one, and none says more."""
+    """Return the verdict when every pod that ended blames a lost peer and none reports a cause of its own."""
     said = f"{_who(witness)} lost its connection to it"
     if missing.stuck:
         lost = f"{_who(missing.stuck)} does not answer, as on a node that is off; {said}."
@@ -100,32 +101,33 @@ def _blamed_on(missing: Missing, job_name: str, witness: Pod) -> Verdict:
 
 
 def is_for_another_pod(verdict: Verdict) -> bool:
-    """Whether another pod in the same place would do better: one with as much memory would not."""
+    """Return whether another pod in the same place would do better. After an out-of-memory failure it would not,
+    because it has as much memory."""
     return verdict.action != "Fail" and verdict.reason != "OutOfMemory"
 
 
 def lost_its_peer(pod: Pod) -> bool:
-    """Whether the pod ended because its connection to another one broke: what is wrong is wrong there, whichever of
-    them ended first."""
+    """Return whether the pod ended because its connection to another pod broke: the cause is in the other pod,
+    whichever of them ended first."""
     message = pod.termination.message if pod.termination else None
     return message is not None and message.peer_lost
 
 
 def is_of_its_node(pod: Pod) -> bool:
-    """Whether the pod was disrupted by what is wrong with its node, which may be so again: not by a scheduler that
-    makes room, nor by somebody who drains the node."""
+    """Return whether the pod was disrupted by a fault of its node, which may recur. A scheduler that makes room, or
+    a node that is drained, is no such fault."""
     return node_fault(pod) is not None or (pod.disruption is not None and pod.disruption.startswith(_NODES_DOING))
 
 
 def was_rejected(pod: Pod) -> bool:
-    """Return whether its node refused to run the pod. The scheduler, which does not know why, may send the next one
-    there again."""
+    """Return whether its node refused to run the pod. The scheduler does not know the reason, and may send the next
+    pod there again."""
     return node_fault(pod) == POD_REJECTED
 
 
 def node_fault(pod: Pod) -> str | None:
-    """Return the reason of a failure that is the node's and that Kubernetes does not call a disruption; None where it
-    is none."""
+    """Return the reason of a failure that is due to the node and that Kubernetes does not call a disruption; None if
+    the failure is not of this kind."""
     if pod.phase is not PodPhase.FAILED or pod.disruption is not None:
         return None
     if not pod.has_run:

@@ -1,11 +1,12 @@
-"""Whether a training stage stands still, and which rank is to blame. Pure.
+"""Detection of a hung training stage, and of the rank to blame. Pure.
 
-Three clocks: from the first sign of the last pod (or its start, where there is none) to the first step, from step to
-step where nothing is saved, from the start of a save to its commit.
-They live in what was heard of the present execution, so each of them starts anew with every one. A clock has run out
-when somebody says so: a pod that reports about then that nothing has happened, or a log that was read and stood still.
-Silence says nothing. Where no pod is heard, the pods may not reach the operator, and training does not need it; a pod
-that fell silent is a suspect only of a stall of which others tell.
+Three clocks: from the first report of the last pod (or its start, if it has not reported) to the first step; from step
+to step while nothing is saved; from the start of a save to its commit. They are derived from reports of the present
+execution, so each execution starts them from zero.
+
+A clock has run out only if a witness confirms it: a pod that reports about then that nothing has happened, or a log
+that was read and had nothing new. Silence proves nothing: if no pod is heard, the pods may not reach the operator, and
+training does not need that. A pod that fell silent is suspected only of a hang that other pods report.
 """
 
 from collections.abc import Iterator
@@ -23,14 +24,14 @@ from pseudoreal_operator.observe.view import Heard, Pod, PodPhase, View
 STALLS = ("StartStalled", "StepStalled", "CheckpointStalled")
 """Reasons of a Stall."""
 _NAMED = 4
-"""Most ranks that a sentence names."""
+"""Maximum number of ranks that a sentence names."""
 _STILL = 0.8
-"""Share of the straggler factor below which a rank is no straggler any more."""
+"""Share of the straggler factor below which a known straggler is none any more."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A training stage that stands still. `culprit` is the pod of the first suspect."""
+    """A hung training stage. `culprit`: pod of the first suspected rank; None: no pod is suspected."""
 
     reason: str
     sentence: str
@@ -39,7 +40,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class _Clock:
-    """A clock that runs; `waited` and `allowed` in seconds."""
+    """A running clock; `waited` and `allowed` in seconds."""
 
     reason: str
     missing: str
@@ -48,7 +49,8 @@ class _Clock:
     field: str
 
     def is_over(self, unheard: float) -> bool:
-        """Whether it has run out, and somebody was heard about then who could have said otherwise."""
+        """Return whether the clock has run out, and a witness was heard about then. `unheard`: seconds since the
+        last witness."""
         return self.waited > self.allowed and self.waited - unheard >= self.allowed - REPORT_SECONDS
 
 
@@ -59,8 +61,8 @@ def find_stall(view: View) -> Stall | None:
 
 
 def seconds_to_stall(view: View) -> float | None:
-    """Seconds until one of the clocks may have run out; None where none runs. One that has, and of which nobody was
-    heard since, is looked at again while pods report."""
+    """Return the seconds until one of the clocks may have run out; None if none runs. A clock that has run out
+    without a witness since is checked again while pods report."""
     unheard = _unheard_seconds(view)
     speaks = unheard <= QUIET_SECONDS
     if speaks and _is_cut_off(view):
@@ -71,14 +73,14 @@ def seconds_to_stall(view: View) -> float | None:
 
 
 def _unheard_seconds(view: View) -> float:
-    """Seconds since anybody last said how the execution is."""
+    """Return the seconds since a report, or a log with nothing new, last told the state of the execution."""
     said = [heard.last for heard in view.speaking]
     said += [heard.log_stood for heard in view.speaking if heard.log_stood]
     return _seconds(view, max(said, default=view.now))
 
 
 def _is_cut_off(view: View) -> bool:
-    """Whether a pod of the execution is silent while most jobs are."""
+    """Return whether a pod of the execution is silent while most jobs are."""
     return view.seen.path_is_cut and any(_is_silent(view, heard) for heard in view.speaking)
 
 
@@ -95,7 +97,7 @@ def _each_clock(view: View) -> Iterator[_Clock]:
     clocks = view.spec.hang
     begun = [heard.begun for heard in view.speaking if heard.begun]
     if not begun and view.started_pods < view.workers:
-        return  # pods that wait for a node have a deadline of their own
+        return  # pods that wait for a node have their own deadline
     if not begun:
         waited = _seconds(view, max([heard.first for heard in view.speaking] + _starts(view)))
         yield _Clock("StartStalled", "first step", waited, clocks.start_seconds, "hang.startSeconds")
@@ -108,15 +110,15 @@ def _each_clock(view: View) -> Iterator[_Clock]:
 
 
 def _starts(view: View) -> list[datetime]:
-    """Start times of pods that have not reported yet: such a pod has perhaps only just started."""
+    """Return the start times of pods that have not reported yet: such a pod may have only just started."""
     heard = {heard.index for heard in view.speaking}
     return [clock.from_text(pod.started) for pod in view.pods if pod.started and pod.index not in heard]
 
 
 def straggler_sentence(view: View, *, known: bool) -> str | None:
-    """A sentence that names the slowest rank, where one is much slower than the others. `known`: whether there was one
-    at the last look; it stays one until it is clearly faster, as a rank close to the bound would otherwise come and go
-    with each step."""
+    """Return a sentence that names the slowest rank, if it is much slower than the others; else None. `known`:
+    whether the last pass found a straggler. The bound is lower then, as a rank close to the bound would otherwise
+    come and go with each step."""
     factor = float(view.spec.hang.straggler_factor)
     found = stragglers(_signs(view), factor * _STILL if known else factor)
     if not found:
@@ -139,10 +141,10 @@ def _stall(view: View, over: _Clock) -> Stall:
 
 
 def _suspects(view: View) -> list[int]:
-    """The suspects, in order. Pods that fell silent, or never spoke, while others report come first: they cannot even
-    say that they wait."""
+    """Return the suspected ranks in order. Pods that fell silent, or never reported, while others report come first:
+    they cannot even report that they wait."""
     quiet = [heard for heard in view.speaking if _is_silent(view, heard)]
-    # Also of pods whose ranks have not begun; not of pods that are gone.
+    # Include pods whose ranks have not begun; exclude deleted pods.
     firsts = {pod.index: view.first_rank(pod) for pod in view.pods}
     silent = [firsts[heard.index] for heard in quiet if heard.index in firsts]
     if len(quiet) < len(view.speaking) and (mute := [*silent, *_unheard(view)]):
@@ -152,7 +154,7 @@ def _suspects(view: View) -> list[int]:
 
 
 def _unheard(view: View) -> list[int]:
-    """The first rank of each pod that runs and never said anything."""
+    """Return the first rank of each running pod that has never reported."""
     heard = {heard.index for heard in view.speaking}
     return [view.first_rank(pod) for pod in view.pods if pod.phase is PodPhase.RUNNING and pod.index not in heard]
 
@@ -192,7 +194,7 @@ def _signs(view: View) -> list[RankReport]:
 def _saving_seconds(view: View) -> Iterator[float]:
     newest = max((heard.progressed for heard in view.speaking if heard.progressed), default=None)
     for heard in view.speaking:
-        # All of them save together: where others have gone on, a pod that fell silent has saved as well.
+        # All ranks save together: if others have progressed since, a pod that fell silent has saved as well.
         if _is_silent(view, heard) and newest and newest > heard.last:
             continue
         for sign in heard.report.ranks:

@@ -1,4 +1,4 @@
-"""How often the pods of an execution may restart their ranks in place, without asking anybody. Pure."""
+"""Limit on restarts in place, which the pods of an execution make without asking the operator. Pure."""
 
 from pseudoreal_api.spec.recovery import Restart
 from pseudoreal_api.status.status import PseudoRealJobStatus
@@ -15,13 +15,13 @@ _KILLED = Pod(
     phase=PodPhase.FAILED,
     termination=Termination(exit_code=ExitCode.FAILED, reason="Error", text="", message=None),
 )
-"""A pod as Kubernetes shows it when one of its ranks was killed."""
+"""A pod as Kubernetes shows it after one of its ranks was killed."""
 
 
 def allowed_in_place(restart: Restart, status: PseudoRealJobStatus) -> int:
-    """The number of restarts in place that an execution may have: no more than may be counted, and none where a rule of
-    the job says what follows the end of such a pod. Faults that are too old to count may be among those that it takes
-    for used."""
+    """Return how many restarts in place an execution may have: at most as many as may still be counted, and none if
+    a rule of the job decides what follows the end of such a pod. The used restarts may include faults that are too
+    old to count."""
     if any(meets(_KILLED, rule) for rule in restart.rules):
         return 0
     used = len(status.faults) if restart.window_seconds else status.restarts

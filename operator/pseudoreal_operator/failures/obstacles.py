@@ -1,4 +1,4 @@
-"""Why the pods of an execution do not all run yet, and what to do about it. Pure."""
+"""Obstacles that keep the pods of an execution from running, and their remedies. Pure."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,8 @@ _REMEDIES = {
 
 
 def why_queued(job: ChildJob, queue: str | None) -> str:
-    """A sentence on a Job that a queue holds; `queue`: the one that its job names."""
+    """Return a sentence on a Job that a queue holds. `queue`: name in spec.scheduling.queue; None: the job names
+    none."""
     held_by = f"queue {queue}" if queue else "a queue that spec.scheduling.queue does not name"
     return (
         f"Job {job.name} is suspended until {held_by} admits it. What it waits for:"
@@ -29,12 +30,12 @@ def why_queued(job: ChildJob, queue: str | None) -> str:
 
 
 def describe_obstacle(pods: Sequence[Pod]) -> Obstacle | None:
-    """What keeps pods from running; None when nothing does, or nothing that Kubernetes tells."""
+    """Return the obstacle that keeps pods from running; None if Kubernetes reports none."""
     blocked = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.obstacle]
     if not blocked:
         return None
     pod, obstacle = blocked[0], blocked[0].obstacle
-    assert obstacle is not None, "chosen for having one"
+    assert obstacle is not None, "`blocked` holds only pods with an obstacle"
     others = f" and {len(blocked) - 1} more" if len(blocked) > 1 else ""
     remedy = _REMEDIES.get(obstacle.reason, "it may pass by itself")
     said = f": {obstacle.message}".rstrip(". ") if obstacle.message else ""

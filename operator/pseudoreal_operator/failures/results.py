@@ -1,4 +1,4 @@
-"""What the pods' reports mean for the status: results of phases, checkpoints, progress. Pure."""
+"""Status fields derived from the pods' reports: results of phases, checkpoints, progress. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -19,7 +19,8 @@ _LARGE = 1e6
 
 
 def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:
-    """What the pod of rank 0 said when the stage was done; None when that cannot be read any more."""
+    """Return the termination message of the pod of rank 0 when the stage was done; None if it cannot be read any
+    more."""
     for pod in pods:
         if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED and pod.termination:
             message = pod.termination.message
@@ -31,7 +32,7 @@ def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:
 def recorded(
     status: PseudoRealJobStatus, stage: Stage, message: TerminationMessage, ended: str | None
 ) -> PseudoRealJobStatus:
-    """The status once the stage is done; it was done at `ended`."""
+    """Return the status after the stage was done at `ended`."""
     status = _with_layout(status, stage.phase, message.layout)
     return status_with(
         status,
@@ -41,7 +42,7 @@ def recorded(
 
 
 def with_checkpoints(status: PseudoRealJobStatus, pods: Iterable[Pod]) -> PseudoRealJobStatus:
-    """The status with the newest checkpoint that a pod reported when it ended, whatever became of it."""
+    """Return the status with the newest checkpoint in the pods' termination messages, however the pods ended."""
     checkpoint = status.checkpoint
     for pod in pods:
         if pod.termination and pod.termination.message:
@@ -50,7 +51,8 @@ def with_checkpoints(status: PseudoRealJobStatus, pods: Iterable[Pod]) -> Pseudo
 
 
 def with_saved(status: PseudoRealJobStatus, heard: Sequence[Heard]) -> PseudoRealJobStatus:
-    """The status with the newest checkpoint that the pods of an execution reported, which may have ended since."""
+    """Return the status with the newest checkpoint that the pods of an execution reported; the pods may have ended
+    since."""
     known = status.checkpoint
     newer = [one for one in heard if one.report.checkpoint and not (known and known.step > one.report.checkpoint.step)]
     silent = [replace(one, report=one.report.model_copy(update={"progress": None})) for one in newer]
@@ -58,7 +60,7 @@ def with_saved(status: PseudoRealJobStatus, heard: Sequence[Heard]) -> PseudoRea
 
 
 def with_reports(status: PseudoRealJobStatus, heard: Sequence[Heard], now: datetime) -> PseudoRealJobStatus:
-    """The status with what the pods of the running execution say."""
+    """Return the status with the reports of the running execution's pods."""
     for one in heard:
         report = one.report
         status = _with_layout(status, one.execution.phase, report.layout)
@@ -72,7 +74,8 @@ def with_reports(status: PseudoRealJobStatus, heard: Sequence[Heard], now: datet
 
 
 def _with_layout(status: PseudoRealJobStatus, name: str, layout: ChosenLayout | None) -> PseudoRealJobStatus:
-    """The status with the layout that a phase was given, which changes with the number of its ranks alone."""
+    """Return the status with the layout that a phase was given, which changes only with the number of the phase's
+    ranks."""
     if layout is None:
         return status
     phases = [
@@ -111,7 +114,8 @@ def _experts(report: ProgressReport) -> ExpertLoad | None:
 def final_progress(
     spec: PseudoRealJobSpec, before: Progress | None, message: TerminationMessage, *, is_last: bool, now: datetime
 ) -> Progress:
-    """Progress at the end of a phase. The last phase may have ended early, by its loss: that is 100 percent too."""
+    """Return the progress at the end of a phase. The last phase may have ended early, by its loss: this is 100
+    percent too."""
     total = last_steps(spec)[-1]
     return Progress(
         step=message.step,
@@ -129,7 +133,7 @@ def final_progress(
 
 def _outcome(stage: Stage, message: TerminationMessage) -> PhaseFields:
     if stage.kind is StageKind.DELINK:
-        # The state stays what it is until the training begins.
+        # The state stays Delinking until training begins.
         return {"state": "Delinking", "start_checkpoint": message.checkpoint}
     return {
         "state": "Complete",
@@ -155,7 +159,7 @@ def _percent(step: int, total: int) -> int:
 
 
 def _decimal(value: float | None) -> str | None:
-    """Return the number as a status has it: with four decimals, or with four digits where it is large."""
+    """Return the number as the status stores it: with four decimals, or with four digits if it is large."""
     if value is None:
         return None
     return f"{value:.4f}" if abs(value) < _LARGE else f"{value:.4g}"

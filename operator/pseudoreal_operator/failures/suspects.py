@@ -1,4 +1,4 @@
-"""Which rank holds up the others, from what all of them last said. Pure."""
+"""Ranks that hold up the others, found from the last report of each rank. Pure."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -6,15 +6,16 @@ from statistics import median
 from pseudoreal_api.wire.reports import RankReport
 
 _HALTED = ("T", "t", "Z", "X")
-"""States of a process that does nothing: stopped, stopped by a debugger, dead, dead and gone."""
+"""States of a process that does nothing: stopped, stopped by a debugger, zombie, dead."""
 
 
 def suspects(signs: Sequence[RankReport]) -> list[int]:
-    """Ranks that the others wait for, the best explanation first; empty when nobody can be singled out.
+    """Return the ranks that the others wait for, the best explanation first; empty if no rank can be singled out.
 
-    In this order: processes that are stopped or dead; those that do not wait while others do, the longest at it first;
-    those with the lowest step; those that have left the fewest waits. The last counts only when all of them wait in the
-    same step, and says little of pipelines: ranks of different stages wait differently often by design.
+    In this order: ranks whose processes are stopped or dead; ranks that do not wait while others do, the one in its
+    state for longest first; ranks with the lowest step; ranks that have left the fewest waits for others. The last
+    criterion counts only when all ranks wait in the same step, and says little about pipelines: ranks of different
+    stages wait differently often by design.
     """
     running = [sign for sign in signs if sign.activity != "ended"]
     halted = [sign for sign in running if sign.process in _HALTED]
@@ -30,8 +31,8 @@ def suspects(signs: Sequence[RankReport]) -> list[int]:
 
 
 def stragglers(signs: Sequence[RankReport], factor: float) -> list[tuple[int, float]]:
-    """Ranks that compute at least `factor` times as long for a step as the median rank (of two: as the other one), with
-    how many times; the slowest first."""
+    """Return the ranks that compute at least `factor` times as long per step as the median rank (of two ranks: as
+    the faster one), each with its multiple; the slowest first."""
     busy = {sign.rank: sign.busy_seconds for sign in signs if sign.busy_seconds}
     if len(busy) < 2:
         return []
@@ -45,7 +46,7 @@ def _longest_first(signs: Sequence[RankReport]) -> list[int]:
 
 
 def _lowest(signs: Sequence[RankReport], value: Callable[[RankReport], int]) -> list[int]:
-    """Ranks with the lowest value; empty when all have the same."""
+    """Return the ranks with the lowest value; empty if all have the same."""
     values = [value(sign) for sign in signs]
     lowest = min(values, default=0)
     return (

@@ -1,4 +1,4 @@
-"""What to do next about a job: the rules, in their order. Pure.
+"""Decide the next step of a job by ordered rules. Pure.
 
-The children that it asks for are rendered in `manifests`, and made in `loop`.
+The children that a decision asks for are rendered in `manifests`, and created in `loop`.
 """

@@ -1,4 +1,4 @@
-"""What the API server's schema cannot see of a job, decided when the job is first seen. Pure."""
+"""Checks of a job that the API server's schema cannot make, run when the job is first seen. Pure."""
 
 import json
 from typing import Any
@@ -20,16 +20,17 @@ from pseudoreal_operator.observe.view import View
 from pseudoreal_operator.status.events import Event, Reason
 
 POD_BYTES = 65_536
-"""Most bytes of a pod; that of a plain job has 5,000."""
+"""Maximum size of a pod in bytes; a plain job's pod has 5,000."""
 _OPERATORS: dict[str, Any] = {
     "restartPolicy": "Never",
     "hostname": None,
     "subdomain": None,
     "setHostnameAsFQDN": None,
 }
-"""Fields of a pod that only the operator sets, and the one value that does no harm."""
+"""Pod fields that only the operator sets, each with the one harmless value that a user may give."""
 _LAST_WORDS = ("terminationMessagePath", "terminationMessagePolicy")
-"""Fields of the trainer container: what is written there tells the operator how a stage has ended."""
+"""Fields of the trainer container that decide where its termination message goes, which tells the operator how a
+stage ended."""
 
 
 def first_sight(view: View) -> Decision | None:
@@ -43,7 +44,7 @@ def first_sight(view: View) -> Decision | None:
         start_time=now,
         active_since=now,
         phases=first_phases(view.spec),
-        # There is nothing yet that could be done again.
+        # No phase has been trained yet, so there is nothing to repeat: these requests count as served.
         served_requests=[request.id for request in view.spec.requests if request.type == "RepeatPhase"],
     )
     return Decision(
@@ -57,18 +58,19 @@ def first_sight(view: View) -> Decision | None:
 
 @remembered
 def problem_of(spec: PseudoRealJobSpec, phases: int | None = None) -> str | None:
-    """A sentence for what is wrong with the spec, or with its first `phases`; None where nothing is."""
+    """Return a sentence on an error in the spec, or in the spec with only its first `phases` phases; None if it is
+    valid."""
     try:
         check(spec.model_copy(update={"phases": spec.phases[:phases]}))
     except ValueError as error:
         return clean(str(error))
-    except Exception as error:  # a template may hold anything; a pass that ends here would never end otherwise
+    except Exception as error:  # a template may hold anything; raised here, it would fail every pass over the job
         return unforeseen(error)
     return None
 
 
 def check(spec: PseudoRealJobSpec) -> None:
-    """Checks what the schema cannot see. Raises ValueError with a sentence for the user."""
+    """Check the spec beyond its schema. Raises ValueError with a sentence for the user."""
     check_resolvable(spec)
     check_network(spec)
     check_template("spec.pod.template", spec.pod.template)
@@ -78,8 +80,7 @@ def check(spec: PseudoRealJobSpec) -> None:
 
 
 def _check_size(spec: PseudoRealJobSpec) -> None:
-    """Bounds the size of a pod: every pod is a copy, and the operator reads all pods of a job at once. Raises
-    ValueError."""
+    """Raise ValueError if a pod is too large: every pod is a copy, and the operator reads all pods of a job at once."""
     start = spec.checkpoint.start_from
     weights = start.mounted if start else None
     volumes = [spec.data.volume, weights and weights.volume, *(phase.offload.volume for phase in spec.phases)]
@@ -93,8 +94,9 @@ def _check_size(spec: PseudoRealJobSpec) -> None:
 
 
 def check_template(where: str, template: dict[str, Any]) -> None:
-    """Checks the user's overlay of pods. Raises ValueError for one that would break what the operator relies on, and
-    any error for what is no PodTemplateSpec: the API server refuses that since its definition has the type."""
+    """Check the user's overlay of pods. Raises ValueError for an overlay that breaks the operator's assumptions, and
+    any error for a value that is no PodTemplateSpec: the API server rejects such a value since the CRD declares the
+    type."""
     metadata, spec = template.get("metadata", {}), template.get("spec", {})
     for field in ("labels", "annotations"):
         for key in metadata.get(field) or {}:

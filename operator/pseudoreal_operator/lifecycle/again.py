@@ -1,6 +1,8 @@
-"""Going back on purpose: a phase that is trained again, at the user's wish or because its delink timed out. Pure.
+"""Going back on purpose: a phase is trained again, at the user's request or because the delink after it timed out.
+Pure.
 
-`discards` tell the trainer which checkpoints count no more; it removes them when the new execution commits its first.
+`discards` tell the trainer which checkpoints are invalid; the trainer removes them when the new execution commits its
+first checkpoint.
 """
 
 from pseudoreal_api.spec.request import Request
@@ -34,10 +36,11 @@ _NO_RESULT: Result = {
 
 
 def train_again(view: View, index: int, request: Request) -> Decision:
-    """The decision to train the phase at `index` again, from the checkpoint that it started from."""
+    """Return the decision to train the phase at `index` again, from its start checkpoint."""
     phase, old = view.spec.phases[index], view.status.phases
     number = view.status.execution + 1
-    # The checkpoint that a delink made for the phase has the step at which the one before it ended.
+    # A delink's checkpoint keeps the step at which the previous phase ended; this phase's own checkpoints begin one
+    # step later.
     first = (old[index - 1].step or 0) + 1 if index else 0
     begin = old[index].start_checkpoint
     status = status_with(
@@ -59,7 +62,8 @@ def train_again(view: View, index: int, request: Request) -> Decision:
 
 
 def roll_back(view: View, sentence: str) -> Decision:
-    """The decision to let the phase before the delink go on from its newest checkpoint before the one at its end."""
+    """Return the decision to resume the phase before the delink from its newest checkpoint before the one at its
+    end."""
     index = view.stage.index - 1
     before = view.status.phases[index]
     exhausted = exhaustion(view.status, view.spec.restart, view.now, counts=True)
@@ -67,7 +71,7 @@ def roll_back(view: View, sentence: str) -> Decision:
         return fail(view, view.status, "DelinkTimeout", f"{sentence} {exhausted}")
     number = view.status.execution + 1
     discard = Discard(before_execution=number, from_step=before.step or 0)
-    # What another job made of the later phases fits the end that is made anew.
+    # Checkpoints that the continued job made in later phases stay valid: they fit the end that is trained again.
     phases = _back_to(view.status.phases, index, discard, continued=False)
     status = remembered(view, view.status, Cause("DelinkTimeout", sentence))
     wait = wait_seconds(status, view.spec.restart)
@@ -77,8 +81,8 @@ def roll_back(view: View, sentence: str) -> Decision:
 
 
 def _back_to(phases: Phases, index: int, discard: Discard, *, continued: bool = True) -> Phases:
-    """The phases with that at `index` to be trained and those after it not begun. `continued`: whether checkpoints of
-    the job that this one continues are discarded as well."""
+    """Return the phases with the phase at `index` in training and all later phases not begun. `continued`: whether
+    to discard the later phases' checkpoints of the job that this one continues as well."""
     after = discard.model_copy(update={"from_step": 0, "continued": continued})
     return [
         *phases[:index],
@@ -88,13 +92,13 @@ def _back_to(phases: Phases, index: int, discard: Discard, *, continued: bool = 
 
 
 def _with(phase: PhaseStatus, discard: Discard) -> list[Discard]:
-    """The phase's discards with one more. What was discarded stays so, for it may not have been removed; a rule that
-    the new one covers is dropped."""
+    """Return the phase's discards and a new one. Earlier discards stay in force, because their checkpoints may still
+    exist; a discard that the new one covers is dropped."""
     return [*(known for known in phase.discards or () if not _covers(discard, known)), discard]
 
 
 def _covers(rule: Discard, other: Discard) -> bool:
-    """Whether `rule`, which is the newer one, discards all that `other` does."""
+    """Return whether `rule`, the newer one, discards every checkpoint that `other` discards."""
     return rule.from_step <= other.from_step and (rule.continued or not other.continued)
 
 
@@ -103,5 +107,5 @@ def _not_begun(phase: PhaseStatus, discard: Discard) -> PhaseStatus:
 
 
 def is_untouched(status: PseudoRealJobStatus, index: int) -> bool:
-    """Whether the phase has not been trained yet, so that there is nothing to train again."""
+    """Return whether the phase has not been trained yet, so that there is nothing to train again."""
     return status.phases[index].state in ("Pending", "Delinking")

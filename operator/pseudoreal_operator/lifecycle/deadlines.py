@@ -1,4 +1,5 @@
-"""Limits on time: the rules that end a job, or a try, when one is over, and the clocks that they go by. Pure.
+"""Deadlines: the rules that end a job, or an execution, when a limit is exceeded, and the clocks that they compare.
+Pure.
 
 Clocks stand still while a job is suspended, or while a queue holds its pods.
 """
@@ -47,8 +48,8 @@ def delink_overdue(view: View) -> Decision | None:
 
 
 def kept_from_nodes(view: View) -> Decision | None:
-    """Decides when pods still wait for other nodes than those that rejected pods of the job, after a while: there may
-    be no others."""
+    """Start a new execution without excluded nodes when pods have waited long enough for nodes other than those that
+    rejected pods of the job: there may be no others."""
     moment = exclusion_ends(view)
     if moment is None or view.now < moment:
         return None
@@ -61,18 +62,18 @@ def kept_from_nodes(view: View) -> Decision | None:
 
 
 def exclusion_ends(view: View) -> datetime | None:
-    """Return when an execution that excludes nodes has waited long enough for others; None where none waits."""
+    """Return when an execution that excludes nodes has waited long enough for other nodes; None if no pod waits."""
     job = view.job
     if job is None or job.state is not JobState.ACTIVE or job.queued or job.excludes_until is None:
         return None
     if not any(pod.phase is PodPhase.PENDING and not pod.node for pod in view.pods):
         return None
-    # A queue may have held the Job until the exclusion was over.
+    # A queue may have held the Job past the end of the exclusion; the pods then still get EXCLUDED_SECONDS.
     return max(clock.from_text(job.excludes_until), startup_deadline(view, EXCLUDED_SECONDS))
 
 
 def never_started(view: View) -> Decision | None:
-    """Decides when not all pods run in time."""
+    """End the execution, or fail the job, when not all pods run in time."""
     allowed, asked = view.spec.deadlines.startup_seconds, view.status.execution_time
     if view.job is None:
         return _never_made(view)
@@ -92,7 +93,7 @@ def never_started(view: View) -> Decision | None:
 
 
 def _never_made(view: View) -> Decision | None:
-    """Decides when the API server refuses the pods themselves."""
+    """Fail the job when the API server has rejected its children for too long."""
     deadline = blocked_deadline(view)
     if deadline is None or view.now < deadline:
         return None
@@ -116,8 +117,9 @@ def startup_deadline(view: View, allowed: int) -> datetime:
 
 
 def blocked_deadline(view: View) -> datetime | None:
-    """The time until which the API server may refuse the pods; None where there is no limit. Pods that are not made
-    hold nothing that they could let go: they are asked for less and less often anyway."""
+    """Return until when the API server may reject the children; None: no limit. There is a limit only if the startup
+    timeout fails the job: pods that were never created hold no resources to release, and the requests become rarer
+    anyway."""
     allowed, since = view.spec.deadlines.startup_seconds, view.status.blocked_since
     return clock.from_text(since) + timedelta(seconds=allowed) if since and _fails(view) else None
 
@@ -127,13 +129,14 @@ def _fails(view: View) -> bool:
 
 
 def _is_paused(view: View) -> bool:
-    """Whether clocks stand still: from the wish to suspend until the job is resumed, and while a queue holds its
-    pods."""
+    """Return whether clocks stand still: from the request to suspend until the job is resumed, and while a queue
+    holds its pods."""
     return view.spec.suspend or conditions.holds(view.status, "Suspended") or view.status.queued_since is not None
 
 
 def renewed_transition(view: View) -> Transition | None:
-    """The transition with its clock begun anew, as it stands still while the job is suspended."""
+    """Return the transition with its deadline counted from now, because its clock stands still while the job is
+    suspended."""
     if view.status.transition is None:
         return None
     later = view.now + timedelta(seconds=view.spec.delink.timeout_seconds)

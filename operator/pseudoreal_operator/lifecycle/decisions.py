@@ -1,7 +1,8 @@
-"""What rules decide: that a job ends, or that another execution follows, when, and whether one may. Pure.
+"""Building blocks of the rules' decisions: end the job, or announce another execution at some time, if one is allowed.
+Pure.
 
-Each restart waits longer than the one before, unless a new checkpoint was committed between them: what goes on is
-disturbed as little as possible, and what does not must not fill the cluster with its tries.
+Each restart waits longer than the previous one, unless a new checkpoint was committed between them: a job that makes
+progress is disturbed as little as possible, and a job that makes none must not fill the cluster with attempts.
 """
 
 from collections import Counter
@@ -32,9 +33,9 @@ State = Literal["Pending", "Queued", "Training", "Delinking", "Restarting", "Sus
 
 @dataclass(frozen=True)
 class Decision:
-    """What a rule decides. `status` is the new one, but for its conditions, its state and its current phase.
-    `events` tell what has changed with it, in that order: where the status stays, there are none. `children` is the
-    stage whose children must be there; no other Job may run."""
+    """Outcome of a rule. `status` is the new status without conditions, state and current phase, which `plan` adds.
+    `events` announce, in order, the changes made together with the status; empty if the status stays. `children` is
+    the stage whose children must exist; no other Job may run."""
 
     status: PseudoRealJobStatus
     state: State
@@ -42,12 +43,12 @@ class Decision:
     events: tuple[Event, ...] = ()
     children: Stage | None = None
     tries_children: bool = False
-    """Whether the children of all stages are to be tried, without being made."""
+    """Whether to try the children of all stages in a dry run."""
     accepted: NewCondition = ACCEPTED
     suspended: NewCondition = NOT_SUSPENDED
     ended: NewCondition | None = None
     wake_after: float | None = 0.0
-    """Seconds until the next look: 0 for at once, None for not before something changes."""
+    """Seconds until the next pass; 0: at once; None: when something changes."""
 
 
 def progresses(reason: str, message: str) -> NewCondition:
@@ -59,12 +60,12 @@ def stands(reason: str, message: str) -> NewCondition:
 
 
 def event(view: View, reason: Reason, message: str, detail: str = "") -> Event:
-    """An event of the present execution of the present stage."""
+    """Return an event of the present execution of the present stage."""
     return Event(reason, message, view.stage.number, view.execution.number, detail)
 
 
 def start_events(view: View) -> Iterator[Event]:
-    """Events that tell that the present execution has started; none where the status says so already."""
+    """Yield the events of the start of the present execution; none that the status already announces."""
     if view.status.restart_after is not None:
         yield event(view, Reason.RESTART_STARTED, f"Execution {view.execution.number} starts.")
     if is_started(view.status.phases, view.stage):
@@ -76,13 +77,13 @@ def start_events(view: View) -> Iterator[Event]:
 
 
 def untold(view: View) -> tuple[Event, ...]:
-    """Events of a start that may not have been told: the pass that asked for the pods may have died before it could say
-    so."""
+    """Return the events of a start that may not have been posted: the pass that created the Job may have died
+    before."""
     return tuple(start_events(view)) if view.job is not None else ()
 
 
 def closing(view: View) -> tuple[Event, ...]:
-    """Events that come before those of the end of an execution."""
+    """Return the events to post before the events of an execution's end."""
     kept = sidecars.sentence(view)
     return (*untold(view), *((event(view, Reason.SIDECAR_ENDED, kept),) if kept else ()))
 
@@ -90,31 +91,34 @@ def closing(view: View) -> tuple[Event, ...]:
 MAX_BACKOFF_SECONDS = 300
 REMEMBERED_FAULTS = 100
 _DOUBLINGS = 10
-"""Most doublings of a wait: they are beyond the longest wait already, and more would only make a huge number."""
+"""Largest number of doublings of a wait. The wait is then beyond the maximum; more doublings would only make a huge
+integer."""
 
 
 def retries(status: PseudoRealJobStatus) -> Retries:
-    """The restarts since the newest checkpoint."""
+    """Return the restarts since the newest checkpoint."""
     newest = status.checkpoint.latest if status.checkpoint else None
     known = status.retries
     return known if known and known.checkpoint == newest else Retries(restarts=0, checkpoint=newest)
 
 
 def with_retry(status: PseudoRealJobStatus, *, counts: bool) -> PseudoRealJobStatus:
-    """The status once another execution is announced."""
+    """Return the status with one more restart since the newest checkpoint."""
     known = retries(status)
     more = {"restarts": known.restarts + 1, "disruptions": known.disruptions + (not counts)}
     return status_with(status, retries=known.model_copy(update=more))
 
 
 def wait_seconds(status: PseudoRealJobStatus, restart: Restart) -> int:
-    """Seconds to wait before the next restart. A wait of 0 grows as well: 0, 1, 3, 7, ..."""
+    """Return the seconds to wait before the next restart: exponential backoff up to MAX_BACKOFF_SECONDS, or
+    spec.restart.backoffSeconds if that is larger. A first wait of 0 grows as well: 0, 1, 3, 7, ..."""
     first, doublings = restart.backoff_seconds, min(_DOUBLINGS, retries(status).restarts)
     return min(max(MAX_BACKOFF_SECONDS, first), max(first << doublings, (1 << doublings) - 1))
 
 
 def exhaustion(status: PseudoRealJobStatus, restart: Restart, now: datetime, *, counts: bool) -> str | None:
-    """A sentence when spec.restart allows no more restarts of that kind; else None."""
+    """Return a sentence if spec.restart allows no further restart of this kind (`counts`: a fault, else a
+    disruption); else None."""
     return _too_many_faults(status, restart, now) if counts else _too_many_disruptions(status, restart)
 
 
@@ -138,20 +142,20 @@ def _too_many_disruptions(status: PseudoRealJobStatus, restart: Restart) -> str 
 
 
 def with_fault(status: PseudoRealJobStatus, restart: Restart, fault: Fault, now: datetime) -> PseudoRealJobStatus:
-    """The status with one more fault that counts."""
+    """Return the status with one more fault that counts."""
     faults = [*recent(status.faults, restart.window_seconds, now), fault][-REMEMBERED_FAULTS:]
     failed = status_with(status, restarts=status.restarts + 1, faults=faults)
     return _learned(failed, restart)
 
 
 def with_disruption(status: PseudoRealJobStatus, restart: Restart, fault: Fault, now: datetime) -> PseudoRealJobStatus:
-    """The status with one more disruption, which does not count and which its node is to blame for."""
+    """Return the status with one more disruption: a failure that does not count and that its node is to blame for."""
     disruptions = [*recent(status.disruptions, restart.window_seconds, now), fault][-REMEMBERED_FAULTS:]
     return _learned(status_with(status, disruptions=disruptions), restart)
 
 
 def recent(faults: Sequence[Fault], window: int | None, now: datetime) -> list[Fault]:
-    """The faults that spec.restart.windowSeconds still counts; without a window, all that are remembered."""
+    """Return the faults within spec.restart.windowSeconds; all remembered faults if there is no window."""
     if window is None:
         return list(faults)
     oldest = now - timedelta(seconds=window)
@@ -171,24 +175,26 @@ def _bad_nodes(status: PseudoRealJobStatus, limit: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an execution ends: one word, a sentence, where it began if that is known, and whether it counts."""
+    """Why an execution ends: a one-word reason, a sentence, the pod where the failure began if known, and whether it
+    counts."""
 
     word: str
     sentence: str
     pod: Pod | None = None
     counts: bool = True
     contended: bool = False
-    """Whether others wait for the same, and end for the same reason: they must not all come back at one time."""
+    """Whether other jobs wait for the same resources and end for the same reason; their restarts are then spread
+    over time."""
 
 
 def refuse(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Decision:
-    """The decision for a job that cannot run as it is written."""
+    """Return the decision for a job whose spec is invalid."""
     told = Event(Reason.FAILED, sentence, stage=0, execution=1)
     return replace(_failed(status, "InvalidSpec", sentence, now), events=(told,), accepted=refused(sentence))
 
 
 def unforeseen(error: Exception) -> str:
-    """A sentence for what the checks of a spec did not think of."""
+    """Return a sentence for an error that the checks of the spec did not anticipate."""
     said = f"{type(error).__name__}: {clean(str(error))}"
     return f"No pods can be made of the spec: {said}. Most likely spec.pod.template is not as in a pod; correct it"
 
@@ -231,9 +237,9 @@ def succeed(view: View, status: PseudoRealJobStatus, *events: Event) -> Decision
 
 
 def restart_or_fail(view: View, why: Cause, *also_told: Reason) -> Decision:
-    """The decision to make another execution, as long as spec.restart allows one, or else to end the job. The children
-    come later, when the number is safe in the status. Events of the reasons `also_told` say the same as the one of the
-    failed execution."""
+    """Return the decision to start another execution if spec.restart allows one, else to fail the job. A later pass
+    creates the children, when the execution's number is safe in the status. Events with the reasons `also_told`
+    carry the same text as the event of the failed execution."""
     status = results.with_checkpoints(view.status, view.words)
     exhausted = exhaustion(status, view.spec.restart, view.now, counts=why.counts)
     if exhausted:
@@ -247,13 +253,13 @@ def restart_or_fail(view: View, why: Cause, *also_told: Reason) -> Decision:
 
 
 def _own_share(view: View, seconds: int) -> int:
-    """Between 0 and so many seconds: others for each job and each execution, the same for each look."""
+    """Return a delay between 0 and `seconds` that differs between jobs and executions and is the same in each pass."""
     return crc32(f"{view.metadata.uid}/{view.execution.number}".encode()) % (seconds + 1)
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """How a new execution is told of: the reason of the condition, the text, and the reasons of the events."""
+    """Announcement of a new execution: reason of the condition, text, and reasons of the events (`told`)."""
 
     reason: str
     text: str
@@ -261,7 +267,7 @@ class Announcement:
 
 
 def announce(view: View, status: PseudoRealJobStatus, new: Announcement, wait: int) -> Decision:
-    """The decision to make a new execution of whatever stage the status is at, after `wait` seconds."""
+    """Return the decision to start a new execution after `wait` seconds, at the stage that the status is at."""
     after = clock.to_text(_failed_at(view) + timedelta(seconds=wait))
     number = status.execution + 1
     text = f"{new.text}, not before {after}."
@@ -275,7 +281,7 @@ def announce(view: View, status: PseudoRealJobStatus, new: Announcement, wait: i
 
 
 def avoided(view: View, status: PseudoRealJobStatus) -> Iterator[Event]:
-    """Events of the nodes that the status avoids since the last look."""
+    """Yield an event for each node that the new status avoids and the old one did not."""
     for node in status.avoided_nodes:
         if node not in view.status.avoided_nodes:
             text = f"Faults of this job began on node {node} again and again; its pods go elsewhere if they can."
@@ -283,8 +289,8 @@ def avoided(view: View, status: PseudoRealJobStatus) -> Iterator[Event]:
 
 
 def _failed_at(view: View) -> datetime:
-    """The time at which the first pod ended badly: neither the end of the others nor an operator that was away makes a
-    back-off longer."""
+    """Return when the first pod failed. The backoff starts at this time, so neither pods that end slowly nor an
+    absence of the operator prolongs it."""
     failed = [pod for pod in view.pods if pod.phase is PodPhase.FAILED]
     ends = [pod.termination.finished for pod in failed if pod.termination and pod.termination.finished]
     ends = ends or [end for end in (*(pod.ended for pod in failed), view.job.ended if view.job else None) if end]
@@ -294,8 +300,8 @@ def _failed_at(view: View) -> datetime:
 def remembered(
     view: View, status: PseudoRealJobStatus, why: Cause, *, restart_in_place: int | None = None
 ) -> PseudoRealJobStatus:
-    """The status with what ended the execution, or a pod of it, if that counts or says something of a node. Several
-    nodes may have rejected pods at once."""
+    """Return the status with the failure that ended the execution, or a pod of it, if the failure counts or is due
+    to a node. Several nodes may have rejected pods at once."""
     others = [pod for pod in view.pods if pod is not why.pod and pod.phase is PodPhase.FAILED and was_rejected(pod)]
     faults = [_fault(view, why.word, pod, restart_in_place) for pod in (why.pod, *others)]
     if why.counts:

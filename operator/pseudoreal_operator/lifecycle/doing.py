@@ -1,4 +1,4 @@
-"""What an execution that runs is doing: one claim, and an event where it is worth one. Pure."""
+"""The Progressing condition of a running execution, and events for notable changes of it. Pure."""
 
 import hashlib
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from pseudoreal_operator.status.events import Event, Reason
 
 
 def noticed(view: View, doing: NewCondition) -> tuple[Event, ...]:
-    """Events of what has changed since the last look. Their names have no step: however often it is noticed, there is
-    one event for each clock that ran out and each rank that straggled in an execution."""
+    """Return events for a change of the condition since the last pass. Their names contain no step, so each clock
+    that ran out and each rank that straggled gives one event per execution, however often it is noticed."""
     before = find(view.status, "Progressing")
     if before and before.reason == doing.reason:
         return ()
@@ -36,7 +36,7 @@ def noticed(view: View, doing: NewCondition) -> tuple[Event, ...]:
 
 
 def taken_back(view: View) -> Iterator[Event]:
-    """The event that a queue takes pods back that ran, the first time that it is seen."""
+    """Yield the event that a queue takes running pods back, the first time that a pass sees it."""
     since = view.status.queued_since
     if since is None or view.seen.status.queued_since is not None or not view.seen.status.replicas.ready:
         return
@@ -48,7 +48,7 @@ def taken_back(view: View) -> Iterator[Event]:
 
 
 def activity(view: View) -> NewCondition:
-    assert view.job is not None, "there is a Job that runs"
+    assert view.job is not None, "the rule `running` passes a view with an active Job"
     if view.job.queued:
         return stands("Queued", why_queued(view.job, view.spec.scheduling.queue) + prospect(view))
     failed = next((pod for pod in view.pods if pod.phase is PodPhase.FAILED), None)
@@ -68,14 +68,14 @@ def activity(view: View) -> NewCondition:
 
 
 def _kept(view: View) -> str:
-    """A sentence on a container that runs on in a pod whose trainer has ended; empty where none does."""
+    """Return a sentence on a container that keeps running in a pod whose trainer has ended; empty if there is none."""
     pod = next((pod for pod in view.pods if pod.runs_on), None)
     return f" {sidecars.describe(pod)}" if pod else ""
 
 
 def _incomplete(view: View) -> NewCondition | None:
     ready = sum(pod.ready for pod in view.pods)
-    # Pods that have done their part are not ready any more.
+    # Pods that have completed are not ready any more.
     if view.pods and (ready >= view.workers or not any(pod.is_alive for pod in view.pods)):
         return None
     text = f"{ready} of {view.workers} pods run; if this lasts: kubectl describe job {view.job_name}"
@@ -88,7 +88,8 @@ def _incomplete(view: View) -> NewCondition | None:
 
 
 def _stalled(view: View) -> NewCondition | None:
-    """The claim that a clock ran out, where spec.hang.action is Report; otherwise a rule has acted already."""
+    """Return the condition for a clock that ran out, if spec.hang.action is Report; with other actions a rule has
+    acted already."""
     stall = find_stall(view) if view.stage.kind is StageKind.TRAIN else None
     if stall is None:
         return None
@@ -100,7 +101,7 @@ def _restarts(view: View) -> str:
     took = f" {view.status.spares.message}" if places and view.status.spares else ""
     if said is None:
         return took
-    # A spare pod that takes a place takes a number as well.
+    # A takeover uses a restart number as well, so after one the number is no count of restarts in place.
     times = f" {said.restarts} time{'s' * (said.restarts > 1)}" if places is None else ""
     return f"{took} Its ranks were restarted in place{times}, the last time as: {said.message}"
 
@@ -118,7 +119,8 @@ def _is_to_finish(view: View) -> bool:
 
 
 def _unheard(view: View) -> str | None:
-    """What follows from pods of which none is heard; None where none ever was, and nothing needs it."""
+    """Return the second part of a sentence on an execution whose pods do not report; None if none ever did and no
+    feature needs their reports."""
     was_heard, needs = view.seen.was_heard, list(_needs_reports(view))
     if not was_heard and not needs:
         return None

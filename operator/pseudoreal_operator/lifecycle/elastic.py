@@ -1,9 +1,10 @@
-"""How many workers an elastic phase goes on with: fewer where nodes are lost or there is no room, all of them again
-where there may be room. Pure.
+"""Number of workers of an elastic phase: fewer when nodes are lost or there is no room, all of them again when there
+may be room. Pure.
 
-Each change is a new execution, from a checkpoint that the pods save as they end. It is no fault, and takes nothing from
-spec.restart. A try to get all workers back may cost patienceSeconds of training, so it comes no sooner than GROWTH
-times that after the phase became smaller; and where it fails, the next one takes as long again as all before it.
+Each change is a new execution, from a checkpoint that the pods save as they end. A change is not a fault, and uses up
+nothing of spec.restart. An attempt to get all workers back may cost patienceSeconds of training, so the first one comes
+no sooner than GROWTH times patienceSeconds after the phase became smaller; after a failed attempt, the next one waits
+as long again as all before it.
 """
 
 from collections import Counter
@@ -24,11 +25,11 @@ from pseudoreal_operator.observe.view import JobState, Pod, View
 from pseudoreal_operator.status.events import Reason
 
 GROWTH = 10
-"""How many times patienceSeconds a phase has fewer workers, at least, before all are tried again."""
+"""Minimum time that a phase has fewer workers before all are tried again, as a multiple of patienceSeconds."""
 
 
 def shrunk(view: View) -> Decision | None:
-    """Decides when an elastic phase has waited too long for nodes, or for its queue, and can have fewer workers."""
+    """Continue with fewer workers when an elastic phase has waited too long for nodes, or for its queue."""
     moment = _patience_ends(view)
     if moment is None or view.now < moment:
         return None
@@ -42,8 +43,8 @@ def shrunk(view: View) -> Decision | None:
 
 
 def bereaved(view: View) -> Decision | None:
-    """Decides when of earlier executions there are only pods on lost nodes, for too long. Each of these has lost a
-    partner, without which it can neither train nor save, so that nobody needs to wait for it."""
+    """Continue with fewer workers when all that is left of earlier executions is, for too long, pods on lost nodes.
+    Each of these pods has lost a peer, without which it can neither train nor save, so it need not be waited for."""
     moment, left = _given_up_at(view), _left(view)
     if moment is None or view.now < moment or not _have_lost_partners(left):
         return None
@@ -57,7 +58,7 @@ def bereaved(view: View) -> Decision | None:
 
 
 def grown(view: View) -> Decision | None:
-    """Decides when an elastic phase that trains with fewer workers is to try all of them."""
+    """Try all workers again when an elastic phase has trained with fewer for long enough."""
     known = view.status.elastic
     if known is None or known.grow_after is None or view.now < clock.from_text(known.grow_after):
         return None
@@ -70,20 +71,20 @@ def grown(view: View) -> Decision | None:
 
 
 def settled(view: View, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
-    """The status of an execution that runs. Once all workers of the phase have started, it is as if none had been
-    missing."""
+    """Return the status of a running execution. Once all workers of the phase have started, the status forgets that
+    some were missing."""
     if status.elastic is None or not _is_elastic(view) or view.started_pods < _phase(view).workers:
         return status
     return status_with(status, elastic=None)
 
 
 def is_abandoned(pod: Pod, status: PseudoRealJobStatus) -> bool:
-    """Whether nobody waits for the end of the pod any more."""
+    """Return whether later executions have stopped waiting for the pod's end."""
     return pod.leaves_by is not None and pod.execution.number <= (status.abandoned_execution or 0)
 
 
 def moments_of(view: View) -> Iterator[datetime]:
-    """Moments to come at which time alone may change the number of workers."""
+    """Yield future moments at which the passage of time alone may change the number of workers."""
     if not view.status.phases:
         return
     grow_after = view.status.elastic.grow_after if view.status.elastic else None
@@ -92,7 +93,7 @@ def moments_of(view: View) -> Iterator[datetime]:
 
 
 def prospect(view: View) -> str:
-    """A sentence on what follows when pods stay without a node; empty where nothing does."""
+    """Return a sentence on the consequence if pods stay without a node; empty if there is none."""
     moment = _patience_ends(view)
     if moment is None or moment <= view.now or most_workers(view.spec, view.stage.index, view.workers - 1) is None:
         return ""
@@ -100,7 +101,7 @@ def prospect(view: View) -> str:
 
 
 def size_note(view: View) -> str:
-    """A sentence on the workers of an elastic phase that has not all of them; empty for others."""
+    """Return a sentence on the size of an elastic phase with missing workers; empty for other phases."""
     known = view.status.elastic
     if known is None or not _is_elastic(view):
         return ""
@@ -118,7 +119,7 @@ def _is_elastic(view: View) -> bool:
 
 def _patience(view: View) -> int:
     elastic, limit = _phase(view).elastic, view.spec.deadlines.startup_seconds
-    assert elastic is not None, "asked of elastic phases alone"
+    assert elastic is not None, "callers have checked that the phase is elastic"
     return elastic.patience_seconds if _is_queued(view) else min(elastic.patience_seconds, limit)
 
 
@@ -127,17 +128,18 @@ def _is_queued(view: View) -> bool:
 
 
 def _room(view: View) -> int:
-    """The number of workers that there may be room for. Queues and gangs give all or nothing: there nobody knows."""
+    """Return the number of workers that there may be room for. Queues and gang scheduling place all pods or none, so
+    the number of placed pods says nothing about room."""
     gives_all = _is_queued(view) or view.spec.scheduling.gang.policy != "None"
     return view.workers if gives_all else view.placed_pods
 
 
 def _patience_ends(view: View) -> datetime | None:
-    """The moment from which nobody waits for nodes any more; None where no pod waits for its first one."""
+    """Return when the phase stops waiting for nodes; None if no pod waits for its first node."""
     if not _is_elastic(view) or view.job is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued:
-        assert view.status.queued_since is not None, "the clocks stand still since then"
+        assert view.status.queued_since is not None, "with_queue sets queuedSince while a Job is queued"
         return clock.from_text(view.status.queued_since) + timedelta(seconds=_patience(view))
     if view.placed_pods >= view.workers or _were_placed(view):
         return None
@@ -145,7 +147,8 @@ def _patience_ends(view: View) -> datetime | None:
 
 
 def _were_placed(view: View) -> bool:
-    """Whether all pods of the execution had nodes before, or have ended: what is missing then is no room."""
+    """Return whether all pods of the execution had nodes before, or a pod has ended or trained: missing nodes are
+    then not a lack of room."""
     known, this = view.status.placement, view.execution
     all_had = known is not None and (known.phase_name, known.execution) == (this.phase, this.number)
     return all_had or any(not pod.is_alive for pod in view.pods) or any(heard.begun for heard in view.heard)
@@ -159,14 +162,14 @@ def _trains(view: View) -> bool:
 
 
 def _left(view: View) -> list[Pod]:
-    """Pods of earlier executions that have not ended, and that are waited for."""
+    """Return pods of earlier executions that have not ended and that are still waited for."""
     others = (pod for pod in view.seen.pods if pod.execution != view.execution)
     return [pod for pod in others if pod.is_alive and not is_abandoned(pod, view.status)]
 
 
 def _given_up_at(view: View) -> datetime | None:
-    """The moment from which nobody waits for what is left of earlier executions; None where nothing is, or where a pod
-    was not asked to end."""
+    """Return when to stop waiting for pods of earlier executions; None if there are none, or if one of them was not
+    asked to end."""
     left = _left(view) if _is_elastic(view) else []
     times = [clock.from_text(pod.leaves_by) for pod in left if pod.leaves_by]
     if not left or len(times) < len(left):
@@ -196,7 +199,7 @@ def _with_fewer(view: View, status: PseudoRealJobStatus, workers: int, why: str)
 
 def _next_try(view: View, since: str) -> datetime:
     elastic = _phase(view).elastic
-    assert elastic is not None, "an elastic phase became smaller"
+    assert elastic is not None, "only elastic phases become smaller"
     return view.now + max(timedelta(seconds=GROWTH * elastic.patience_seconds), view.now - clock.from_text(since))
 
 

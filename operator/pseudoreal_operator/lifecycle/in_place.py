@@ -1,6 +1,7 @@
-"""Restarts that the pods made by themselves, in place: they are counted before anything is decided. Pure.
+"""Restarts in place, which pods make on their own: counted before any rule decides. Pure.
 
-Pods report them while they run, and say them again when they end; the status has how many of an execution are counted.
+Pods report them while they run, and repeat them in their termination messages; the status has how many of an execution
+are counted.
 """
 
 from collections.abc import Iterator
@@ -19,11 +20,11 @@ from pseudoreal_operator.observe.view import JobState, Observed, Pod, View
 from pseudoreal_operator.status.events import Event, Reason
 
 _Said = tuple[int, InPlace]
-"""The number of a worker, and what its pod said."""
+"""Number of a worker, and its pod's account of restarts in place."""
 
 
 def counted(view: View) -> tuple[Observed, tuple[Event, ...]]:
-    """What was seen, with restarts in place counted that were not yet, and the events of them."""
+    """Return the observation with newly counted restarts in place in its status, and their events."""
     if not view.status.phases or view.stage.kind is not StageKind.TRAIN or view.job is None:
         return view.seen, ()
     said, known = _newest(view), known_restarts(view)
@@ -34,7 +35,7 @@ def counted(view: View) -> tuple[Observed, tuple[Event, ...]]:
     message = _sentence(index, newest, origin)
     status = view.seen.status
     for each in range(known + 1, number + 1):
-        # Of those before the newest it is not known any more where they began.
+        # Where earlier restarts began is not known any more.
         status = _with_restart(view, status, each, origin if each == number else None)
     phase, execution = view.execution.phase, view.execution.number
     newest_here = RestartsInPlace(phase=phase, execution=execution, restarts=number, message=message)
@@ -43,7 +44,8 @@ def counted(view: View) -> tuple[Observed, tuple[Event, ...]]:
 
 
 def known_restarts(view: View) -> int:
-    """Number of the newest restart in place of the present execution that needs not be counted any more."""
+    """Return the number of the newest restart in place of the present execution that is counted already, or that a
+    takeover caused."""
     places = memberships(view.status).get(view.execution)
     return max(places.restart if places else 0, known.restarts if (known := of_this_execution(view)) else 0)
 
@@ -55,13 +57,13 @@ def of_this_execution(view: View) -> RestartsInPlace | None:
 
 
 def own_restarts(view: View) -> int:
-    """Restarts in place of the present execution that are among the faults."""
+    """Return the number of faults that are restarts in place of the present execution."""
     number = view.execution.number
     return sum(fault.execution == number and fault.restart_in_place is not None for fault in view.status.faults)
 
 
 def _newest(view: View) -> list[_Said]:
-    """What pods said of the newest restart that any of them speaks of."""
+    """Return the workers' accounts of the newest restart in place that any of them mentions."""
     last = [(pod.index, pod.termination.message) for pod in view.words if pod.termination]
     said = [(index, message.in_place) for index, message in last if message]
     said += [(heard.index, heard.restarted) for heard in view.speaking]
@@ -71,7 +73,8 @@ def _newest(view: View) -> list[_Said]:
 
 
 def _is_whole(view: View, said: list[_Said]) -> bool:
-    """Whether nobody is left who would say more: the pod where it began has spoken, or all have, or it is too late."""
+    """Return whether no further account is expected: the worker where the restart began has reported, all workers
+    have reported, or it is too late."""
     if any(not in_place.peer_lost for _, in_place in said) or len({index for index, _ in said}) >= view.workers:
         return True
     has_ended = view.job is not None and view.job.state is not JobState.ACTIVE

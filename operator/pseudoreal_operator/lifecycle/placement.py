@@ -1,4 +1,5 @@
-"""Where the ranks of an execution are, as the status says it: node by node, in ranges, and no more than fits. Pure."""
+"""The nodes of an execution's ranks, as the status records them: node by node, in ranges, within the limits of the
+status. Pure."""
 
 from pseudoreal_api.status.status import MOST_NODES, MOST_RANGES, NodeRanks, Placement, PseudoRealJobStatus
 
@@ -8,7 +9,8 @@ from pseudoreal_operator.observe.view import View
 
 
 def placement(view: View) -> Placement | None:
-    """The placement of the present execution, as soon as it is known of all of its ranks; until then the one before."""
+    """Return the placement of the present execution once the nodes of all its ranks are known; until then the
+    previous one."""
     known = view.seen.status.placement
     if not _trains(view.status):
         return known
@@ -24,12 +26,12 @@ def _trains(status: PseudoRealJobStatus) -> bool:
 
 
 def _are_numbered(view: View) -> bool:
-    """Whether it is known which ranks each pod has. With a topology only the pods know."""
+    """Return whether the ranks of each pod are known. With a topology only the pods know their ranks."""
     return view.spec.scheduling.topology is None or len(view.said_first_ranks) == view.workers
 
 
 def _placement(view: View, nodes: dict[int, str]) -> Placement:
-    """`nodes`: number of each pod -> its node."""
+    """Return the placement. `nodes`: worker number -> node."""
     size, execution = view.ranks_per_pod, view.execution
     firsts = first_ranks(view.workers, size, view.said_first_ranks)
     on_node: dict[str, list[int]] = {}

@@ -1,7 +1,8 @@
-"""plan(what was seen, now) -> what to make, delete, say and remember. Pure.
+"""plan(observed, now, settings) -> objects to create and delete, status to write, events to post. Pure.
 
-A plan carries out one decision. Nothing is remembered but the status, and the number of a new execution is written to
-it before any child of that execution is made; so a pass may die anywhere, and the next one finds its way.
+A plan carries out one decision. The status is the only memory, and the number of a new execution is written to the
+status before any child of that execution is created. So a reconcile pass may die at any point, and the next pass
+continues from the status and the children.
 """
 
 from collections.abc import Iterator
@@ -34,35 +35,37 @@ from pseudoreal_operator.status.conditions import NewCondition, refused
 from pseudoreal_operator.status.events import Event
 
 BLOCKED_SECONDS, MOST_BLOCKED_SECONDS = 5.0, 300.0
-"""Seconds between two tries to make what the API server refuses: at first, and at most."""
+"""Seconds between two attempts to create children that the API server rejects: initial value and maximum."""
 PROGRESS_SECONDS = 10.0
-"""Seconds between two writes of the status for progress alone."""
+"""Minimum seconds between two status writes that change nothing but progress."""
 _MOMENT_SECONDS = 0.1
 KEPT_JOBS = {JobState.COMPLETE: 5, JobState.FAILED: 5}
-"""Number of Jobs of a running job that are kept once they have ended, for their pods' logs, by how they ended."""
+"""Number of ended Jobs that a running job keeps for their pods' logs, by outcome."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Effects of one pass, to be carried out in this order: stop pods, give up Jobs and delete Jobs (all by name),
-    apply manifests, write the status, post events."""
+    """Effects of one reconcile pass, carried out in this order: dry-run `trial`, stop pods, fail Jobs (`give_up`),
+    delete Jobs (all by name), apply manifests, write the status, post events."""
 
     status: PseudoRealJobStatus
     trial: tuple[dict[str, Any], ...] = ()
-    """Manifests to be tried before all else, without being made: the children of all stages, when the job is first
-    seen, resumed or prolonged. What the API server finds invalid is known before weeks of training, not after them."""
+    """Manifests for a dry run before every other effect: the children of all stages, when the job is first seen,
+    resumed or prolonged. An object that the API server rejects is found before weeks of training, not after them."""
     expire: bool = False
-    """Whether the job itself is to be deleted, and nothing else is to be done."""
+    """Whether to delete the job itself and do nothing else."""
     stop: tuple[str, ...] = ()
     give_up: tuple[str, ...] = ()
-    """Jobs that are to fail now, with their pods, and stay."""
+    """Names of Jobs to fail now: their pods end, the Jobs stay."""
     delete: tuple[str, ...] = ()
     apply: tuple[dict[str, Any], ...] = ()
     events: tuple[Event, ...] = ()
     wake_after: float | None = None
+    """Seconds until the next pass; None: wait for a change."""
 
 
 def plan(seen: Observed, now: datetime, settings: Settings) -> Plan:
+    """Return the plan of one reconcile pass: count restarts in place, then let the first rule that applies decide."""
     view = View(seen, now)
     if conditions.has_ended(seen.status):
         return _afterwards(view)
@@ -77,13 +80,14 @@ def _tried(view: View, decision: Decision, settings: Settings) -> Plan:
     try:
         stages = all_stages(view.spec)
         trial = [manifest for stage in stages for manifest in children(view.seen.job, stage, decision.status, settings)]
-    except Exception as error:  # a template may hold anything, and what it breaks must be said, not raised
+    except Exception as error:  # a template may hold anything: report the error in the status
         return _planned(view, refuse(view.status, unforeseen(error), view.now), settings)
     return replace(_planned(view, decision, settings), trial=tuple(trial))
 
 
 def _afterwards(view: View) -> Plan:
-    """The plan for a job that has ended: nothing of it runs, and what its owner does not want to keep goes."""
+    """Return the plan for a job that has ended: end its pods, and delete its Jobs or, if spec.cleanUp.children is
+    Keep, only the Jobs that still run. Once ttlSecondsAfterFinished is over, delete the job itself."""
     seen, ttl = view.seen, view.spec.deadlines.ttl_seconds_after_finished
     waits = [(moment - view.now).total_seconds() for moment in moments(seen, view.now)]
     if ttl is not None and seen.status.completion_time:
@@ -91,7 +95,7 @@ def _afterwards(view: View) -> Plan:
         if left <= 0:
             return Plan(seen.status, expire=True)
         waits.append(left)
-    # Tools that follow generations (kstatus: Flux, kpt, Helm) take an older one for work in progress.
+    # Tools that compare generations (kstatus: Flux, kpt, Helm) read an older observedGeneration as work in progress.
     status = status_with(seen.status, observed_generation=view.metadata.generation)
     kept = view.spec.clean_up.children == "Keep"
     jobs = tuple(_jobs_in_the_way(view) if kept else (job.name for job in seen.jobs if not job.deleting))
@@ -99,8 +103,9 @@ def _afterwards(view: View) -> Plan:
 
 
 def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
-    """The plan for a job whose children the API server finds invalid. Where it found them valid before, something new
-    refuses them, such as a policy or another release of Kubernetes, and what was trained is not given up for that."""
+    """Return the plan for a job whose children the API server rejects as invalid. A job that has begun is blocked,
+    not failed: its children were valid before, so a new policy or another release of Kubernetes rejects them, and
+    the trained state is not given up for that reason."""
     view = View(seen, now)
     if conditions.has_ended(view.status) or has_begun(view.status):
         return plan_blocked(seen, sentence, now)
@@ -108,25 +113,26 @@ def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
 
 
 def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence: str, now: datetime) -> Plan:
-    """The plan for a job that the API server stored and that this release cannot read, for instance while another
+    """Return the plan for a job that the API server stored and this release cannot read, for instance while another
     release takes over."""
     return _standing(metadata, status, stands("Unreadable", sentence), now)
 
 
 def plan_blocked(seen: Observed, sentence: str, now: datetime) -> Plan:
-    """The plan for a job whose children the API server refuses for now, by a quota or a policy, or because it fails
-    itself."""
+    """Return the plan for a job whose children the API server rejects for now: by a quota, by a policy, or because
+    the API server itself fails."""
     return _blocked(seen, stands("Blocked", sentence), now)
 
 
 def plan_conflict(seen: Observed, sentence: str, now: datetime) -> Plan:
-    """The plan for a job one of whose children cannot be made, because an object that is not the job's has its name."""
+    """Return the plan for a job if the name of one of its children is taken by an object that does not belong to the
+    job."""
     return _blocked(seen, stands("NameConflict", sentence), now)
 
 
 def _blocked(seen: Observed, why: NewCondition, now: datetime) -> Plan:
-    """The plan for a job that waits until the API server takes its children. Each wait is as long as all that were
-    before, so that jobs behind a quota ask little."""
+    """Return the plan for a job that waits until the API server accepts its children. Each wait is as long as all
+    earlier waits together, so that jobs held up by a quota send few requests."""
     standing, ended = _standing(seen.job.metadata, seen.status, why, now), conditions.has_ended(seen.status)
     since = (seen.status.completion_time if ended else seen.status.blocked_since) or clock.to_text(now)
     status = standing.status if ended else status_with(standing.status, blocked_since=since)
@@ -138,7 +144,7 @@ def _blocked(seen: Observed, why: NewCondition, now: datetime) -> Plan:
 
 
 def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: NewCondition, now: datetime) -> Plan:
-    """The plan where nothing is decided: all that was said stays, but for why the job does not go on."""
+    """Return a plan that decides nothing: keep the status, except for the reason why the job does not progress."""
     status = status_with(status, observed_generation=metadata.generation)
     if conditions.has_ended(status):
         return Plan(status)
@@ -152,8 +158,9 @@ def _planned(view: View, decision: Decision, settings: Settings | None) -> Plan:
     status, unhurried_by = _unhurried(view.seen.status, status, view.now)
     execution = decision.children.execution(decision.status.execution) if decision.children else None
     made = _made(view, decision, settings) if settings else []
-    # Why a Job goes must be in the status before the Job goes: the number of a new execution, or the job's end. After
-    # an operator that died between the two, the next pass would take the Job for one that somebody else deleted.
+    # The status must say why a Job is deleted (a new execution's number, or the job's end) before the Job is deleted.
+    # If an operator died between the two in the other order, the next pass would conclude that someone else deleted the
+    # Job.
     announced = status.execution > view.seen.status.execution > 0 or decision.ended is not None
     return Plan(
         status,
@@ -172,13 +179,14 @@ def _made(view: View, decision: Decision, settings: Settings) -> list[dict[str, 
     volume, execution = claim(view.seen.job), decision.children.execution(decision.status.execution)
     made = [volume] if volume and identity(volume) not in view.seen.existing else []
     if any(child.execution == execution for child in view.seen.jobs):
-        # It is made last, so the others are there.
+        # The Job is created last, so all other children exist.
         return made
     return [*made, *children(view.seen.job, decision.children, decision.status, settings)]
 
 
 def _described(view: View, decision: Decision) -> PseudoRealJobStatus:
-    """The status that is written: what was decided, and what follows from it."""
+    """Return the status to write: the decision's status, completed with conditions, state, phase times and served
+    requests."""
     old, generation, now = view.seen.status, view.metadata.generation, view.now
     problem = None if decision.ended else problem_of(view.spec)
     accepted = refused(problem) if problem else decision.accepted
@@ -201,7 +209,7 @@ def _current_phase(decision: Decision) -> str | None:
 
 
 def _timed(phases: Phases, now: datetime) -> Phases:
-    """The phases with the times at which they began and ended, of those that have just done so."""
+    """Return the phases with start and completion times set where a phase has just begun or ended."""
     return [_timed_phase(phase, clock.to_text(now)) for phase in phases]
 
 
@@ -215,7 +223,7 @@ def _replicas(view: View, decision: Decision) -> Replicas:
     if decision.children is None:
         return Replicas()
     if len(view.pods) == view.workers and all(pod.phase is PodPhase.SUCCEEDED for pod in view.pods):
-        # Their Job says so within a second or two, and that changes the status again.
+        # Keep the old counts: the Job completes within a second or two, which changes the status again.
         return view.status.replicas
     failed = sum(pod.phase is PodPhase.FAILED for pod in view.pods)
     return Replicas(desired=view.workers, ready=sum(pod.ready for pod in view.pods), failed=failed)
@@ -224,8 +232,9 @@ def _replicas(view: View, decision: Decision) -> Replicas:
 def _unhurried(
     old: PseudoRealJobStatus, new: PseudoRealJobStatus, now: datetime
 ) -> tuple[PseudoRealJobStatus, list[float]]:
-    """The status without a change of progress that is no progress, or that follows too soon and comes alone; and the
-    seconds after which that one is due."""
+    """Return the status to write now, and the seconds after which a postponed change is due. A progress that differs
+    in its time only is dropped. A change of progress and checkpoint alone is postponed until PROGRESS_SECONDS after
+    the last one."""
     if not old.progress or not new.progress:
         return new, []
     same_time = new.progress.model_copy(update={"last_updated_time": old.progress.last_updated_time})
@@ -243,17 +252,18 @@ def _pods_to_end(view: View) -> tuple[str, ...]:
 
 
 def _jobs_in_the_way(view: View, execution: Execution | None = None) -> Iterator[str]:
-    """Jobs that run and are not that of `execution`. One whose workers have all succeeded has the result, which must
-    not go before the status has it; then it ends by itself, unless a container that is not the trainer runs on."""
+    """Return the names of running Jobs other than the Job of `execution`. A Job whose workers have all succeeded is
+    left out: the status must have its result before the Job is deleted, and then the Job ends by itself, unless a
+    container other than the trainer keeps running (`never_ends`)."""
     running = (job for job in view.seen.jobs if job.state is JobState.ACTIVE and not job.deleting)
     others = (job for job in running if job.execution != execution)
     return (job.name for job in others if not view.is_done(job) or never_ends(view, job))
 
 
 def _lost_jobs(view: View, execution: Execution | None) -> tuple[str, ...]:
-    """Return the Job of `execution` if it only waits for pods that can do nothing any more, and no pod lingers: the Job
-    controller takes a pod that lingers for running, so it would delete the pod before the operator has read how the
-    trainer ended."""
+    """Return the Job of `execution` if it only waits for pods that can neither train nor save any more. Return none
+    while a pod lingers: the Job controller counts a lingering pod as running, so it would delete the pod before the
+    operator has read how the trainer ended."""
     job = view.job if execution is not None and execution == view.execution else None
     if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods or job.queued:
         return ()
@@ -263,10 +273,10 @@ def _lost_jobs(view: View, execution: Execution | None) -> tuple[str, ...]:
 
 
 def _old_jobs(view: View) -> Iterator[str]:
-    """Names of the Jobs that have ended, but for the newest of each kind; their pods go with them. A job with many
-    phases, or one that is often disrupted or repeated, must not fill the cluster.
+    """Yield the names of ended Jobs beyond the newest KEPT_JOBS of each outcome; their pods are deleted with them. A
+    job with many phases, disruptions or repetitions must not fill the cluster.
 
-    The Job of the present execution stays in any case: the status does not have its result yet.
+    The Job of the present execution is always kept: the status does not have its result yet.
     """
     stage = current_stage(view.status.phases)
     present = stage.execution(view.status.execution) if stage else None
@@ -277,8 +287,8 @@ def _old_jobs(view: View) -> Iterator[str]:
 
 
 def _waits(view: View, decision: Decision) -> list[float]:
-    """Seconds to when the decision is to be looked at again, and to each moment at which a clock runs out. Watches and
-    reports tell of all else: a job of which nothing changes is not looked at."""
+    """Return the seconds until the pass that the decision asks for, and until each moment at which a clock runs out.
+    Watches and reports signal every other change, so a job that does not change needs no pass."""
     waits = [] if decision.wake_after is None else [decision.wake_after]
     waits += [(moment - view.now).total_seconds() for moment in moments(view.seen, view.now)]
     if not decision.ended and decision.suspended.status != "True":
@@ -288,7 +298,7 @@ def _waits(view: View, decision: Decision) -> list[float]:
 
 
 def _deadlines(view: View, decision: Decision) -> Iterator[float]:
-    """Seconds to each deadline. Those of a job that a queue holds stand still."""
+    """Yield the seconds until each deadline; none while a queue holds the job, because its clocks stand still."""
     status, limits = decision.status, view.spec.deadlines
     if status.start_time is None or status.queued_since is not None:
         return
@@ -303,5 +313,5 @@ def _deadlines(view: View, decision: Decision) -> Iterator[float]:
     if view.started_pods < view.workers:
         yield (startup_deadline(view, limits.startup_seconds) - view.now).total_seconds()
     if view.stage.kind is StageKind.TRAIN and (wait := seconds_to_stall(view)) is not None:
-        # A clock runs out after its last second.
+        # A clock is over after its last second (waited > allowed), not at it.
         yield wait + _MOMENT_SECONDS

@@ -1,7 +1,7 @@
-"""Training longer than was first asked for: phases that are added, and a last phase that is prolonged. Pure.
+"""Training longer than first requested: phases are added, or the last phase is prolonged. Pure.
 
-The steps at which a phase and the job end stand on the Job of an execution. Where they differ from what the spec says
-now, the next execution is made with the new ones. That is no fault, and takes no restart from spec.restart.
+The Job of an execution records the last step of its phase and the last step of the job. If the present spec has other
+steps, the next execution is created with these. This is not a fault, and takes no restart from spec.restart.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from pseudoreal_operator.status.events import Reason
 
 
 def train_on(view: View) -> Decision:
-    """The decision to go on with what the spec says now. The pods save a checkpoint before they end."""
+    """Return the decision to continue with the present spec. The pods save a checkpoint before they end."""
     text = (
         f"The job is to train until step {last_steps(view.spec)[-1]} now. Execution {view.status.execution + 1} goes on"
         f" with that at {view.stage.title}, from a checkpoint that is saved now"
@@ -26,7 +26,7 @@ def train_on(view: View) -> Decision:
 
 
 def ended_too_early(view: View, message: TerminationMessage) -> bool:
-    """Whether a phase has ended at its last step, and that step was moved while it trained."""
+    """Return whether a phase has ended at its last step, and the spec moved this step while the phase trained."""
     if view.job is None or view.job.last_steps is None:
         return False
     planned = int(view.job.last_steps.partition("/")[0])
@@ -34,7 +34,7 @@ def ended_too_early(view: View, message: TerminationMessage) -> bool:
 
 
 def train_longer(view: View, message: TerminationMessage) -> Decision:
-    """The decision to go on from the end of a phase that was prolonged meanwhile."""
+    """Return the decision to continue from the end of a phase that was prolonged in the meantime."""
     status = results.with_checkpoints(view.status, view.words)
     text = (
         f"{view.stage.title.capitalize()} has ended at step {message.step}, and is to train until step"

@@ -1,4 +1,4 @@
-"""The rules, in order: the first that applies decides what to do. Pure."""
+"""The lifecycle's rules, in order: the first rule that applies decides. Pure."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -46,7 +46,7 @@ from pseudoreal_operator.status.conditions import NewCondition
 from pseudoreal_operator.status.events import Event, Reason
 
 UNWATCHED_SECONDS = 5.0
-"""Seconds between two looks at what others are to remove: not all of it is watched."""
+"""Seconds between two passes that wait until others have removed objects; some of these objects are not watched."""
 
 
 def stage_done(view: View) -> Decision | None:
@@ -110,7 +110,7 @@ def suspended(view: View) -> Decision | None:
 
 
 def _suspension(view: View, text: str) -> Event:
-    # A job may be suspended and resumed more than once before an execution starts.
+    # The detail is part of the event's name: a job may be suspended more than once before an execution starts.
     return event(view, Reason.SUSPENDED, text, detail=view.status.active_since or "")
 
 
@@ -131,7 +131,8 @@ def resumed(view: View) -> Decision | None:
 
 
 def _still_suspended(view: View, sentence: str) -> Decision:
-    """What could be changed while the job was suspended is wrong: nothing is made of it, and nothing is lost."""
+    """Keep the job suspended because a field that was edited during the suspension is invalid: create nothing, lose
+    nothing."""
     text = f"{sentence} The job stays suspended: set spec.suspend to true, correct the field, and set it to false."
     return Decision(
         view.status,
@@ -157,8 +158,8 @@ def repeated(view: View) -> Decision | None:
 
 
 def replanned(view: View) -> Decision | None:
-    """Decides when phases were added, or the last one prolonged, while pods train: they go on with what the spec says
-    now, from a checkpoint that they save."""
+    """Start a new execution with the present spec when phases were added, or the last one was prolonged, while pods
+    train. It continues from a checkpoint that the pods save before they end."""
     job = view.job
     if view.stage.kind is not StageKind.TRAIN or job is None or job.state is not JobState.ACTIVE or job.queued:
         return None
@@ -171,7 +172,7 @@ def hung(view: View) -> Decision | None:
     if view.stage.kind is not StageKind.TRAIN or view.job is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued:
-        return None  # its queue took the pods back: they save, and end
+        return None  # the queue took the pods back: they save, and end
     stall = find_stall(view)
     if stall is None or view.spec.hang.action == "Report":
         return None
@@ -185,11 +186,11 @@ def running(view: View) -> Decision | None:
         return None
     status = results.with_reports(started(view.status, view.stage), view.heard, view.now)
     if status.execution_time is None:
-        # The pass that asked for the pods did not live to say so.
+        # The pass that created the Job died before it could write this time.
         status = status_with(status, execution_time=view.job.begun or clock.to_text(view.now))
     status = settled(view, status)
     if view.job.queued:
-        # Pods that its queue takes back save first.
+        # Pods that the queue takes back save before they end.
         status = results.with_checkpoints(results.with_saved(status, view.heard), view.words)
     doing = activity(view)
     events = (*untold(view), *noticed(view, doing), *taken_back(view))
@@ -198,8 +199,8 @@ def running(view: View) -> Decision | None:
 
 
 def lost(view: View) -> Decision | None:
-    """Decides when a pod cannot be ended, for instance on a node that is off: its Job waits for it, and so do its
-    partners. Of pods that are no workers that matters once all workers have ended."""
+    """End the execution when a pod cannot be ended, for instance on a node that is off: its Job and its peers wait
+    for it. A stuck pod that is not a worker matters only once all workers have ended."""
     if view.job is None or view.job.state is not JobState.ACTIVE:
         return None
     waited_for = view.pods if any(pod.is_alive for pod in view.pods) else _every_pod(view)
@@ -215,12 +216,12 @@ def _every_pod(view: View) -> Iterator[Pod]:
 
 
 def deserted(view: View) -> Decision | None:
-    """Decides when a pod is gone without a word, for instance with its node, and another lost its connection to it: it
-    has ended, or waits in vain to restart its ranks in place."""
+    """End the execution when a pod is missing without a termination message, for instance together with its node,
+    and a peer lost its connection to the pod: the peer has ended, or waits in vain to restart its ranks in place."""
     if view.job is None or view.job.state is not JobState.ACTIVE or not view.gone:
         return None
     if view.job.queued:
-        return None  # all of its pods go
+        return None  # the queue takes all pods back
     witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
     waits = any(heard.waits_to_restart for heard in view.speaking)
     if not waits and not (witnesses and is_lost(view.seen, view.status, view.execution, view.now)):
@@ -235,7 +236,7 @@ def execution_failed(view: View) -> Decision | None:
 
 
 def vanished(view: View) -> Decision | None:
-    """Decides when the status says that the execution began, and its Job is gone."""
+    """Start a new execution when the status says that the present one began and its Job does not exist."""
     if not is_started(view.status.phases, view.stage) or view.status.restart_after is not None:
         return None
     return restart_or_fail(view, Cause("JobDeleted", f"Job {view.job_name} was deleted.", counts=False))
@@ -252,8 +253,8 @@ def backing_off(view: View) -> Decision | None:
 
 
 def leftovers(view: View) -> Decision | None:
-    """Waits for what earlier executions have left: executions must not overlap, nor must a job and a deleted one of the
-    same name share children's names."""
+    """Wait for objects of earlier executions, and of a deleted job of the same name. Executions must not overlap,
+    and a job must not share names of children with a deleted one."""
     waited_for = (pod for pod in view.seen.every_pod if pod.is_alive and not _is_harmless(view, pod))
     old, wait = next(waited_for, None), None
     if old:
@@ -262,7 +263,8 @@ def leftovers(view: View) -> Decision | None:
             f" delete the pod: kubectl delete pod {old.name} -n {view.metadata.namespace} --force"
         )
     elif view.seen.orphans:
-        # Its Job was deleted, and it was left. The checkpoints' fence keeps it from committing, but it has GPUs.
+        # The Job was deleted without this pod. The checkpoint fence keeps the pod from committing, but the pod holds
+        # GPUs.
         pod = view.seen.orphans[0]
         text = (
             f"Waiting for pod {pod} to end, which belongs to no Job any more. To go on without it, delete it:"
@@ -278,7 +280,8 @@ def leftovers(view: View) -> Decision | None:
 
 
 def _is_harmless(view: View, pod: Pod) -> bool:
-    """Whether nobody waits for the end of the pod: one that cannot be ended and is no worker has nothing to commit."""
+    """Return whether a new execution may start while the pod exists: an abandoned pod, or a stuck pod that is not a
+    worker and so has nothing to commit."""
     if is_abandoned(pod, view.status):
         return True
     return pod not in view.seen.pods and is_stuck(pod, view.now)
@@ -286,7 +289,7 @@ def _is_harmless(view: View, pod: Pod) -> bool:
 
 def start(view: View) -> Decision:
     if sentence := problem_of(view.spec, view.stage.index + 1):
-        # A phase that was added cannot be taken back.
+        # A phase that was added to the spec cannot be removed again, so the job fails.
         return fail(view, view.status, "InvalidSpec", sentence)
     status = status_with(started(view.status, view.stage), execution_time=clock.to_text(view.now))
     return Decision(
@@ -300,11 +303,13 @@ def start(view: View) -> Decision:
 
 
 RULES = (
+    # Fills status.phases: without phases there is no stage, which later rules read.
     first_sight,
-    # Before the deadline: what was done in time is found late by an operator that was away.
+    # Before `overdue`: work that was done in time counts, even if the operator was away and finds it late.
     stage_done,
     overdue,
     suspended,
+    # After `suspended`: here spec.suspend is false.
     resumed,
     repeated,
     replanned,
@@ -314,17 +319,21 @@ RULES = (
     kept_from_nodes,
     never_started,
     hung,
+    # Before `lost` and `deserted`, which end the execution because of the same pods.
     taken_over,
     lost,
     deserted,
+    # Accepts every active Job, so after all rules that end an execution early.
     running,
     execution_failed,
+    # From here on the present execution has no Job; `vanished` does not test that itself.
     vanished,
     backing_off,
+    # Before `leftovers`, which would wait for the pods that `bereaved` gives up.
     bereaved,
     leftovers,
 )
-"""The rules in their order; `start` is what remains."""
+"""Rules in order of evaluation; `start` applies if no rule does."""
 
 
 def _transition(view: View, following: Stage) -> Transition | None:
@@ -350,7 +359,7 @@ def _judged(view: View, missing: Missing, more: str = "") -> Decision:
 
 
 def _origin(view: View, pod: Pod | None) -> Pod | None:
-    """The pod in which a fault began: a pod may say that the rank of another one is to blame."""
+    """Return the pod in which a fault began: `pod`, or the pod of the rank that its termination message blames."""
     message = pod.termination.message if pod and pod.termination else None
     suspect = message.suspect if message else None
     return pod if suspect is None else view.pod_of_rank(suspect) or pod

@@ -1,7 +1,7 @@
-"""Containers beside the trainer that run on when it has ended, such as an injected proxy. Pure.
+"""Containers that keep running after the trainer has ended, such as an injected proxy. Pure.
 
-The end of the trainer is the end of the pod, for the job. For Kubernetes it is not: the pod holds its node, and its Job
-never ends. So the operator ends such pods, as soon as the status has what can be read from them.
+For the job, the end of the trainer is the end of the pod. For Kubernetes it is not: the pod holds its node, and its Job
+never completes. So the operator ends such pods, once the status has everything that can be read from them.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ _REMEDY = (
     " container with restartPolicy Always"
 )
 _NAMED = 3
-"""Most containers that a sentence names."""
+"""Maximum number of containers that a sentence names."""
 
 
 def pods_to_release(view: View) -> Iterator[str]:
-    """Return the names of the pods that only other containers keep, and from which nothing is left to be read."""
+    """Yield the names of pods that only other containers keep, and from which nothing is left to be read."""
     for pod in (pod for pod in view.seen.every_pod if pod.runs_on):
         is_read = _is_over(view, pod.execution) or pod in view.seen.replaced
         if is_read and not leaves_soon(pod, view.now):
@@ -28,13 +28,13 @@ def pods_to_release(view: View) -> Iterator[str]:
 
 
 def never_ends(view: View, job: ChildJob) -> bool:
-    """Return whether a Job whose outcome the status has waits for containers that run on."""
+    """Return whether a Job waits for containers that keep running, although the status has its outcome."""
     kept = any(pod.runs_on for pod in view.seen.every_pod if pod.execution == job.execution)
     return kept and _is_over(view, job.execution)
 
 
 def sentence(view: View) -> str | None:
-    """Return a sentence on a container that keeps a pod of the present execution; None where none does."""
+    """Return a sentence on a container that keeps a pod of the present execution; None if there is none."""
     pod = next((pod for pod in view.pods if runs_on(pod, view.now)), None)
     return None if pod is None else describe(pod)
 
@@ -48,7 +48,7 @@ def describe(pod: Pod) -> str:
 
 
 def _is_over(view: View, execution: Execution) -> bool:
-    """Return whether the status that is stored has the outcome of the execution."""
+    """Return whether the stored status has the outcome of the execution."""
     if not view.status.phases:
         return False
     if conditions.has_ended(view.seen.status) or current_stage(view.status.phases) is None:

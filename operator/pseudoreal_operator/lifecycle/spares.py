@@ -1,8 +1,8 @@
-"""A spare pod takes the place of one that is lost: the others keep their pods, and restart their ranks in place. Pure.
+"""A spare pod replaces a lost worker: the other workers keep their pods and restart their ranks in place. Pure.
 
-The decision is in the status before any pod hears of it. Pods that are left cannot begin without the place that is
-empty, and the lost one, should it live on, is not among those that meet: so no place is ever held by two that train.
-Where nothing comes of it, the pods end, and all follows that would have followed without spare pods.
+The decision is in the status before any pod hears of it. The remaining pods cannot start without the missing worker,
+and the lost pod, should it still run, is no member of their rendezvous; so two pods never train as the same worker. If
+no takeover succeeds, the pods end, and the job restarts as it would without spare pods.
 """
 
 from collections.abc import Sequence
@@ -36,15 +36,16 @@ from pseudoreal_operator.status.events import Reason
 
 @dataclass(frozen=True)
 class _Lost:
-    """The workers whose pods are lost."""
+    """Numbers of the workers whose pods are missing, failed or stuck."""
 
     workers: tuple[int, ...]
     stuck: Pod | None
-    """One of them that cannot be ended, as on a node that is off."""
+    """A stuck pod among the lost ones: it cannot be ended, for instance on a node that is off; None: no pod is
+    stuck."""
 
 
 def taken_over(view: View) -> Decision | None:
-    """Decides when pods are lost, others wait for them, and spare pods can take their places."""
+    """Let spare pods replace lost workers, when other workers wait for these and enough spare pods are ready."""
     if view.stage.kind is not StageKind.TRAIN or view.job is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued or not view.job.outlives_pods:
@@ -52,7 +53,8 @@ def taken_over(view: View) -> Decision | None:
     lost, ready = _lost(view), ready_spares(view.seen, view.execution, view.now)
     if not 0 < len(lost.workers) <= min(len(ready), view.workers - 1):
         return None
-    # Who lost its connection says so. To a pod that cannot be ended, it may hold for long.
+    # A worker that lost its connection reports that it waits. A connection to a stuck pod may last long, so there may
+    # be no report.
     if lost.stuck is None and not any(heard.waits_to_restart for heard in view.speaking):
         return None
     verdict = _verdict(view, lost)
@@ -76,8 +78,8 @@ def _verdict(view: View, lost: _Lost) -> Verdict:
 
 
 def _next_restart(view: View) -> int:
-    """A number that no pod can have reached. Those that wait for a restart cannot begin it without the lost one; and
-    those that train may have begun to wait for the next one unheard."""
+    """Return a restart number that no pod can have reached. Pods that wait for a restart cannot begin it without the
+    lost pod; pods that train may already wait for the next restart without having reported it."""
     before = memberships(view.status).get(view.execution)
     reached = [known_restarts(view), before.restart if before else 0, *map(_reached, view.heard)]
     return 1 + max(reached)

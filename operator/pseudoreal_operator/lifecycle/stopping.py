@@ -1,6 +1,6 @@
-"""Executions that nothing can come of any more, and the pods of them that are ended. Pure.
+"""Executions that can neither train nor save any more, and their pods, which are stopped. Pure.
 
-A checkpoint takes all ranks. Where one of them is gone, the others have nothing to do with their grace period.
+A checkpoint needs all ranks. Once a rank is gone, the other ranks have no use for their grace period.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,18 +16,19 @@ from pseudoreal_operator.observe.stages import Execution
 from pseudoreal_operator.observe.view import RUN_ON_SECONDS, JobState, Observed, Pod, PodPhase, ended_at
 
 STOP_SECONDS = 5
-"""Grace period in seconds of pods that cannot save: for their termination messages."""
+"""Grace period in seconds of pods that cannot save: enough to write their termination messages."""
 ORIGIN_SECONDS = 6.0
-"""Seconds that the pod in which a fault began has to say so, once one that only lost its connection to it has ended."""
+"""Seconds for the pod in which a fault began to report it, after a pod that only lost its connection to it has
+ended."""
 SPARE_SECONDS = 20.0
-"""Seconds after the end of a pod in which the others have to say that they wait for another one in its place. They
+"""Seconds after the end of a pod in which the other pods have to report that they wait for a replacement. Pods
 report every few seconds."""
 STUCK_SECONDS = 15.0
-"""Seconds after the end of its grace period at which a pod that is still there is taken for lost."""
+"""Seconds after the end of its grace period at which a pod that still exists counts as stuck."""
 
 
 def pods_to_stop(seen: Observed, now: datetime) -> tuple[str, ...]:
-    """Names of pods that run, cannot save, and have longer than STOP_SECONDS."""
+    """Return the names of pods that are alive, cannot save, and have more than STOP_SECONDS left."""
     return tuple(
         pod.name
         for execution in dict.fromkeys(pod.execution for pod in seen.pods)
@@ -42,7 +43,8 @@ def pods_of(seen: Observed, execution: Execution) -> list[Pod]:
 
 
 def is_lost(seen: Observed, status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
-    """Whether the ranks of an execution can neither train nor save together any more. `status`: the newest."""
+    """Return whether the ranks of an execution can neither train nor save together any more. `status`: the newest
+    status."""
     if any(fault.execution == execution.number and fault.restart_in_place is None for fault in status.faults):
         return True
     if may_be_replaced(seen, execution, now):
@@ -52,13 +54,13 @@ def is_lost(seen: Observed, status: PseudoRealJobStatus, execution: Execution, n
     gone = list(_gone(pods_of(seen, execution), now))
     if any(not lost_its_peer(pod) for pod in gone):
         return True
-    # Where it began is known soon, or never.
+    # All of these pods blame a peer: the pod where the fault began reports within ORIGIN_SECONDS, or never.
     return any(now >= ended_at(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in gone)
 
 
 def may_be_replaced(seen: Observed, execution: Execution, now: datetime) -> bool:
-    """Whether spare pods may still take the places of the pods that the execution has lost: the others have yet to
-    say that they wait for them."""
+    """Return whether spare pods may still replace the pods that the execution has lost: until SPARE_SECONDS are
+    over, the other pods may report that they wait for a replacement."""
     ready = ready_spares(seen, execution, now)
     if not ready or execution.number < seen.status.execution:
         return False
@@ -72,8 +74,8 @@ def may_be_replaced(seen: Observed, execution: Execution, now: datetime) -> bool
 
 
 def _waits_in_vain(seen: Observed, execution: Execution) -> bool:
-    """Whether pods of a phase with spare pods wait for one that has ended: a worker for its partner, or the spare ones
-    alone. They would wait long."""
+    """Return whether pods of a phase with spare pods wait for a pod that has ended: a worker waits for its peer, or
+    only spare pods are left. Their wait would be long."""
     pods, spares = pods_of(seen, execution), [pod for pod in seen.spares if pod.execution == execution]
     if not spares and execution not in memberships(seen.status):
         return False
@@ -84,7 +86,8 @@ def _waits_in_vain(seen: Observed, execution: Execution) -> bool:
 
 
 def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
-    """Moments to come at which time alone may change what is to be ended, or what is lost."""
+    """Yield future moments at which the passage of time alone may change which pods are to be stopped, or which are
+    lost."""
     going_on = {pod.execution for pod in seen.every_pod if pod.is_alive}
     going_on |= {job.execution for job in seen.jobs if job.state is JobState.ACTIVE}
     timed = (pod for pod in seen.every_pod if pod.leaves_by or pod.runs_on or pod.phase is PodPhase.FAILED)
@@ -100,14 +103,14 @@ def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
 
 
 def is_stuck(pod: Pod, now: datetime) -> bool:
-    """Whether the pod cannot be ended, for instance on a node that is off."""
+    """Return whether the pod cannot be ended, for instance on a node that is off."""
     if pod.leaves_by is None or not pod.is_alive:
         return False
     return now >= clock.from_text(pod.leaves_by) + timedelta(seconds=STUCK_SECONDS)
 
 
 def _gone(pods: Sequence[Pod], now: datetime) -> Iterator[Pod]:
-    """Pods that have left the others without having saved with them."""
+    """Yield pods that have failed or are stuck without having saved together with the others."""
     for pod in pods:
         failed = pod.phase is PodPhase.FAILED and not has_code(pod, ExitCode.YIELDED)
         if failed or is_stuck(pod, now):

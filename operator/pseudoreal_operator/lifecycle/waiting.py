@@ -1,4 +1,4 @@
-"""Why the pods of an execution do not all run yet, with what the job itself says of it. Pure."""
+"""Reasons why the pods of an execution do not all run yet, completed with facts about the job. Pure."""
 
 from dataclasses import replace
 
@@ -8,11 +8,11 @@ from pseudoreal_operator.observe.view import Obstacle, View
 
 _MANY = "ReadWriteMany"
 _NOT_BOUND = ("unbound immediate persistentvolumeclaims", "volumebinding", "persistent volumes to bind")
-"""Words of the scheduler, in small letters, by which pods wait for a volume."""
+"""Phrases, in lower case, of the scheduler's messages about pods that wait for a volume."""
 
 
 def obstacle_of(view: View) -> Obstacle | None:
-    """Return what keeps pods of the present execution from running; None when nothing does."""
+    """Return the obstacle that keeps pods of the present execution from running; None if there is none."""
     found = describe_obstacle(view.pods)
     if found is None or not any(words in found.message.lower() for words in _NOT_BOUND):
         return found
@@ -20,8 +20,8 @@ def obstacle_of(view: View) -> Obstacle | None:
 
 
 def _on_the_claim(view: View) -> str:
-    """Return a sentence on the claim that was made for the job; empty where there is none, or nothing to say of it.
-    What its class can do stands in no object that the operator reads."""
+    """Return a sentence on the claim created for the job; empty if there is none, or nothing to say about it. No
+    object that the operator reads tells the capabilities of the claim's storage class."""
     made = claim(view.seen.job)
     if made is None or _MANY not in made["spec"].get("accessModes", ()):
         return ""

@@ -1,4 +1,4 @@
-"""The loop over all jobs: what wakes them, the queue, one pass; and kopf's side of it.
+"""The loop over all jobs: events that wake them, the queue, the reconcile pass, and kopf's watch.
 
-It decides nothing about a job: `lifecycle` does.
+Decisions about a job are made in `lifecycle`.
 """

@@ -1,7 +1,7 @@
-"""All jobs that the operator has heard of, as Prometheus counts them: by the watch of the jobs.
+"""Metrics of all jobs that the operator knows, collected from the watch of jobs.
 
-What happened before the operator started is not counted again: a job that has a status when it is first seen is where
-its counting begins.
+Events before the operator's start are not counted again: for a job that has a status when it is first seen, counting
+starts with this version.
 """
 
 from collections import Counter as Tally
@@ -28,7 +28,7 @@ def _now() -> datetime:
 
 
 class Census(Collector):
-    """Jobs by uid. A job's own gauge goes with the job."""
+    """Versions of jobs by uid. The gauge of a job disappears with the job."""
 
     def __init__(self, registry: CollectorRegistry, now: Callable[[], datetime] = _now) -> None:
         self._now = now
@@ -53,7 +53,7 @@ class Census(Collector):
         self._delinks = histogram("delink", delink, _DELINK_SECONDS)
 
     def be_silent(self) -> None:
-        """Counts nothing while another operator does, and only remembers how the jobs are."""
+        """Stop counting while another operator counts, and only keep the newest version of each job."""
         self._is_silent = True
 
     def speak(self) -> None:
@@ -62,7 +62,7 @@ class Census(Collector):
             self._begin(sight)
 
     def see(self, change: str | None, body: Json) -> None:
-        """Takes a change of a job as the watch tells it; None: it was there before."""
+        """Process a change of a job from the watch. `change`: the event type; None: the job was there before."""
         uid = body["metadata"]["uid"]
         if change == "DELETED":
             self._sights.pop(uid, None)
@@ -70,7 +70,7 @@ class Census(Collector):
         try:
             after = sight_of(body)
         except ValueError:
-            return  # the pass over the job tells of it
+            return  # the pass over the job reports it
         before, self._sights[uid] = self._sights.get(uid), after
         if self._is_silent:
             return
@@ -80,13 +80,13 @@ class Census(Collector):
             self._count(before, after)
 
     def forget(self, name: Name) -> None:
-        """Forgets a job that is gone, though nothing told so."""
+        """Forget a job that is gone, although no event reported it."""
         gone = [uid for uid, sight in self._sights.items() if (sight.namespace, sight.name) == name]
         for uid in gone:
             del self._sights[uid]
 
     def _begin(self, sight: Sight) -> None:
-        # From here on there is a 0 from which the first one that completes is an increase.
+        # Create the counter with value 0, so that the first completed job is an increase.
         self._completed.labels(sight.namespace)
         self._created.labels(sight.namespace).inc(not sight.told)
 

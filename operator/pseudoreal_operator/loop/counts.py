@@ -1,4 +1,4 @@
-"""Counts of the operator since it started; `/healthz` and `/metrics` show them."""
+"""Counters of the operator since its start, shown by `/healthz` and `/metrics`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ _MEANINGS = {
 @dataclass(eq=False)
 class Counts(Collector):
     refused_statuses: int = 0
-    """Number of statuses that the API server took only without their texts, or without figures."""
+    """Number of statuses that the API server accepted only without their texts, or without figures."""
     internal_errors: int = 0
-    """Number of passes that ended by a mistake of the operator."""
+    """Number of passes that ended by a bug of the operator."""
     lost_events: int = 0
-    """Number of events that were given up."""
+    """Number of events that were dropped without having been posted."""
 
     def collect(self) -> Iterator[Metric]:
         for name, meaning in _MEANINGS.items():

@@ -1,8 +1,8 @@
-"""The first look at all jobs, when the operator starts: from a few long lists, as thousands of passes would ask for
-each job by itself.
+"""The initial list of all jobs, when the operator starts: a few long lists instead of separate requests by thousands of
+passes.
 
-A job at which nothing is to be done needs no pass before something changes. What stands in these lists is never acted
-upon: where something is to be done, a pass reads it anew.
+A job at which nothing is to be done needs no pass until it changes. Nothing is written on the basis of these lists:
+where anything is to be done, a pass reads the job again.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rest:
-    """A job at which nothing is to be done, as its object was in `version`. `wait`: seconds until the next pass; None
-    for not before something changes."""
+    """An idle job: nothing is to be done about its object at `version`. `wait`: seconds until the next pass; None:
+    wait for a change."""
 
     version: str
     wait: float | None
@@ -45,7 +45,7 @@ class _Children:
     jobs: list[ChildJob] = field(default_factory=list)
     pods: list[Pod] = field(default_factory=list)
     are_strange: bool = False
-    """Whether some of them are not the job's own, or cannot be read."""
+    """Whether some of them do not belong to the job, or cannot be read."""
 
     def take(self, kind: str, uid: str, body: Json) -> None:
         try:
@@ -55,12 +55,12 @@ class _Children:
                 self.jobs.append(read_job(body))
             else:
                 self.pods.append(read_pod(body))
-        except Exception:  # anybody may label anything; the pass over the job tells what is wrong
+        except Exception:  # anyone can label a malformed object; the pass over the job reports the error
             self.are_strange = True
 
 
 async def first_look(means: Means, wake: Callable[[Name, float], None]) -> dict[Name, Rest]:
-    """The jobs that rest. `wake` asks for a pass over a job in so many seconds."""
+    """Return the idle jobs. `wake` requests a pass over a job in so many seconds."""
     resting: dict[Name, Rest] = {}
     for namespace in means.settings.namespaces or (None,):
         children = await _children(means, namespace)
@@ -68,11 +68,11 @@ async def first_look(means: Means, wake: Callable[[Name, float], None]) -> dict[
             name = Name(body["metadata"]["namespace"], body["metadata"]["name"])
             try:
                 rest = await _rest(means, body, children[name.namespace, body["metadata"]["uid"]], partial(wake, name))
-            except Exception:  # one job must not keep the operator from all others; its pass tells what is wrong
+            except Exception:  # one job must not keep the operator from all others; its pass reports the error
                 rest = None
             if rest is not None:
                 resting[name] = rest
-            # The Lease is renewed meanwhile.
+            # Yield to the other tasks, such as the renewal of the Lease.
             await asyncio.sleep(0)
     return resting
 
@@ -113,5 +113,5 @@ async def _rest(means: Means, body: Json, children: _Children, wake: Callable[[f
 
 
 def _nothing(wanted: Plan, status: PseudoRealJobStatus) -> Plan:
-    """The plan by which nothing is done."""
+    """Return the plan that changes nothing."""
     return Plan(status, wake_after=wanted.wake_after)

@@ -1,7 +1,7 @@
-"""kopf's side: the watch of the jobs, in a thread of its own, which is started again whenever it ends.
+"""kopf's part: the watch of jobs, in its own thread, restarted whenever it ends.
 
-Whatever ends kopf (an error in its stream, a 404 while the definition is replaced, a mistake) ends nothing else. What
-it tells is taken in the operator's own loop.
+Whatever ends kopf (an error in its stream, a 404 while the CRD is replaced, a bug) ends nothing else. Its events are
+processed in the operator's own event loop.
 """
 
 import asyncio
@@ -27,22 +27,22 @@ from pseudoreal_operator.metrics.registry import KOPF_RESTARTS
 from pseudoreal_operator.settings import Settings
 
 _BLIND_SECONDS = 12.0
-"""Seconds after which kopf has begun to watch, or does not know the kind: it never looks for that again."""
+"""Seconds after which kopf watches jobs, or does not know the kind: kopf looks for the kind only once."""
 _SILENT_SECONDS = 150.0
-"""Seconds of silence after which kopf is taken for dead: its watch is told something once a minute."""
+"""Seconds of silence after which kopf counts as dead: its watch receives something once a minute."""
 _LOOK_SECONDS = 1.0
 _STOP_SECONDS = 10.0
-"""Seconds that kopf has to end."""
+"""Seconds that kopf has to end after it was cancelled."""
 _SOUND_SECONDS = 60.0
-"""Seconds after which kopf is said to have run well."""
+"""Seconds after which a run of kopf counts as successful, and failures are counted from 1 again."""
 _MOST_PAUSE_SECONDS = 10.0
-"""Seconds within which an API server that is back is noticed."""
+"""Maximum pause between two runs of kopf, so that an API server that is back is noticed soon."""
 
 log = structlog.get_logger()
 
 
 class JobsWatch:
-    """kopf's watch of the jobs. `run` begins it and keeps it going."""
+    """kopf's watch of the jobs. `run` starts it and keeps it running."""
 
     def __init__(self, loop: Loop, settings: Settings) -> None:
         self._loop, self._settings = loop, settings
@@ -50,11 +50,11 @@ class JobsWatch:
 
     @property
     def watched(self) -> int:
-        """Number of namespaces (1 for all of them) in which jobs are watched at present."""
+        """Number of namespaces (1 for all of them) whose jobs are watched at present."""
         return len(self._contact.watched) if self._contact else 0
 
     async def run(self) -> NoReturn:
-        """Runs kopf until it is cancelled, again and again."""
+        """Run kopf again and again, until cancelled."""
         own, failures = asyncio.get_running_loop(), 0
         missed: Callable[[], object] = partial(own.call_soon_threadsafe, self._loop.jobs_missed)
         call: Callable[..., object] = own.call_soon_threadsafe
@@ -74,7 +74,7 @@ class JobsWatch:
 
 
 def register(registry: kopf.OperatorRegistry, loop: Loop, own: asyncio.AbstractEventLoop) -> None:
-    # Handlers of events write nothing to a job: no finalizer, no annotation.
+    # For event handlers kopf writes nothing to a job: no finalizer, no annotation.
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(type: str | None, event: Any, **_: Any) -> None:
         own.call_soon_threadsafe(loop.job_changed, type, event["object"])
@@ -91,7 +91,7 @@ def _operator(registry: kopf.OperatorRegistry, settings: Settings) -> Callable[[
 
 
 async def _until_it_ends(make: Callable[[], Coroutine[Any, Any, None]], contact: Contact) -> Exception:
-    """Runs kopf until it ends or is dead: why. Ends it when it is cancelled."""
+    """Run kopf until it ends or counts as dead; return the reason. When cancelled, stop kopf."""
     running = _Thread(make)
     ended = asyncio.wrap_future(running.ended)
     try:
@@ -103,14 +103,14 @@ async def _until_it_ends(make: Callable[[], Coroutine[Any, Any, None]], contact:
                 return TimeoutError(why)
     finally:
         running.stop()
-        # One that does not end is left behind: a thread cannot be killed.
+        # A thread that does not end is abandoned: it cannot be killed.
         with suppress(TimeoutError):
             async with asyncio.timeout(_STOP_SECONDS):
                 await asyncio.shield(ended)
 
 
 def illness(contact: Contact, now: float) -> str | None:
-    """Why kopf is to be started again though it runs; None where it is well."""
+    """Return why kopf is to be restarted although it runs; None if it is healthy."""
     silence = now - contact.last
     if not contact.has_asked_for_jobs and not contact.asks and silence > _BLIND_SECONDS:
         return f"kopf has not begun to watch {PLURAL}; is the CustomResourceDefinition there?"
@@ -120,7 +120,7 @@ def illness(contact: Contact, now: float) -> str | None:
 
 
 class _Thread:
-    """kopf in a thread with a loop of its own. `ended` gets the error with which it ends."""
+    """kopf in a thread with its own event loop. `ended` receives the error with which kopf ends."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.ended: Future[Exception] = Future()
@@ -147,7 +147,7 @@ class _Thread:
         except BaseException as found:
             error = found if isinstance(found, Exception) else RuntimeError(repr(found))
         finally:
-            with suppress(InvalidStateError):  # nobody waits for it any more
+            with suppress(InvalidStateError):  # the waiting task was cancelled
                 self.ended.set_result(error)
 
     async def _main(self) -> None:

@@ -1,4 +1,4 @@
-"""kopf's settings, each set for a reason (kopf 1.45.2)."""
+"""kopf's settings, each with its reason (kopf 1.45.2)."""
 
 import random
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pseudoreal_api.base import GROUP
 
 
 class Backoffs:
-    """The waits of kopf between its requests while the API server refuses them or is away, without an end."""
+    """Endless waits in seconds, for kopf's retries while the API server rejects requests or is away."""
 
     def __iter__(self) -> Iterator[float]:
         waits = iter((0.5, 1.0, 2.0, 3.0, 5.0))
@@ -22,20 +22,21 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
     # The operator posts its own events, one for each transition.
     settings.posting.enabled = False
-    # Namespaces and kinds are known; looking for new ones takes rights over the whole cluster.
+    # Namespaces and kinds are known; scanning for new ones needs permissions on the whole cluster.
     settings.scanning.disabled = True
     settings.peering.standalone = True
-    # A connection that a load balancer dropped silently must end some day. Integers: they become query parameters.
+    # A connection that a load balancer dropped silently must end at some time. Integers, because they become query
+    # parameters.
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
-    # After that long kopf lets go of the newest body of a job.
+    # Seconds after which kopf releases the newest body of a job.
     settings.queueing.idle_timeout = 0.5
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
     settings.networking.error_backoffs = Backoffs()
     settings.execution.default_backoff = 10
     settings.background.cancellation_polling = 5
-    # kopf would kill the whole process; it is started again, and nothing else.
+    # With a timeout kopf would kill the whole process; here only kopf is restarted.
     settings.process.ultimate_exiting_timeout = None
     return settings

@@ -1,6 +1,8 @@
-"""Pods that do not report: which jobs they leave unheard, and their progress, read from their logs. Nothing depends on
-it, so it may cost next to nothing: one request a second for all jobs together, whatever their number, and none while
-all pods report."""
+"""Pods that do not report: metrics of the jobs that are silent, and progress read from the pods' logs.
+
+Nothing depends on this module, so it may cost next to nothing: one log request a second for all jobs together, whatever
+their number, and none while all pods report.
+"""
 
 import asyncio
 from datetime import UTC, datetime
@@ -18,7 +20,7 @@ from pseudoreal_operator.observe.reading import newest_report
 
 LOG_LINES = 50
 PAUSE_SECONDS = 1.0
-"""Seconds between two logs."""
+"""Seconds between two log requests."""
 
 log = structlog.get_logger()
 
@@ -45,7 +47,7 @@ def _show(board: Board, now: datetime) -> None:
 
 
 async def _read_log(api: Api, board: Board, speaker: Speaker) -> None:
-    """Reads one log. Where it tells of steps, the board wakes the job."""
+    """Read one log. If it shows steps, the board wakes the job."""
     try:
         report = newest_report(await api.log_tail(speaker.job[0], speaker.pod, CONTAINER, LOG_LINES))
     except (ApiException, ClientError, OSError) as error:

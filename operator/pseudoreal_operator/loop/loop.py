@@ -1,4 +1,5 @@
-"""The loop: watches tell what changed, a queue holds the jobs to be looked at, and a few workers make passes."""
+"""The loop: watches report changes, a queue holds the jobs that need a reconcile pass, and a few workers make the
+passes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -36,20 +37,21 @@ Json = dict[str, Any]
 WORKERS = 16
 WATCHED_CHILDREN = ("Job", "Pod")
 RESYNC_SECONDS = 36_000.0
-"""Seconds after which a job is looked at though nothing has changed: should a change ever be taken for none."""
+"""Seconds after which a job is reconciled although nothing changed, in case a change was ever taken for none."""
 _CHILDREN_AT_ONCE, _SECONDS_PER_CHILD = 500, 0.001
-"""Number of children that a pass lists without a pause after it, and seconds of the pause for each of the others: a job
+"""Number of children that a pass lists without a pause after it, and seconds of pause for each further child: a job
 of 10,000 pods is listed at most every ten seconds."""
 _MOST_PAUSE_SECONDS = 10.0
 _BEGIN_SECONDS = 5.0
-"""Seconds to wait until the watches run; one that cannot, for instance in a namespace without rights, must not hold up
-the others."""
+"""Seconds to wait until all watches run. A watch that cannot start, for instance in a namespace without permissions,
+must not hold up the others."""
 
 log = structlog.get_logger()
 
 
 class Wish(NamedTuple):
-    """What is asked of the operator, and whether it is done; most events of a job are the echo of our own status."""
+    """Summary of a job: a pass is due when it changes. Most events of a job are the echo of the operator's own
+    status writes."""
 
     generation: int
     deleting: bool
@@ -60,7 +62,7 @@ class Wish(NamedTuple):
 
 
 class Queue(Protocol):
-    """A queue of passes over jobs."""
+    """Interface of the work queue: passes over jobs."""
 
     def add(self, key: Name, after: float = 0.0) -> None: ...
 
@@ -70,15 +72,15 @@ class Queue(Protocol):
 
 
 class Wakeups:
-    """What jobs and their children tell a queue: of the watch events those that are news. Little is kept of a job, and
-    a number of each child: a pass reads what it needs."""
+    """Event router: forwards to a queue those watch events of jobs and children that change anything for a pass. It
+    keeps a summary of each job and a hash of each child; a pass reads everything else itself."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._wishes: dict[Name, dict[str, Wish]] = {}
-        """The wishes of jobs, by name and uid: events of a job that is gone may come after those of its successor."""
+        """Summaries of jobs, by name and uid: events of a deleted job may arrive after events of its successor."""
         self._changed: set[Name] | None = None
-        """Jobs of which something has changed since the first look began; None before and after it."""
+        """Jobs that have changed since the initial list began; None before and after the initial list."""
         self._resting: dict[Name, Rest] = {}
         self._told = Told()
 
@@ -86,22 +88,23 @@ class Wakeups:
         self._changed = set()
 
     def rest(self, found: Mapping[Name, Rest]) -> None:
-        """Takes what the first look has found: those jobs need no first pass, unless something has changed since."""
+        """Store the result of the initial list: these jobs need no first pass, unless they have changed since."""
         changed, self._changed = self._changed or set(), None
         self._resting = {name: rest for name, rest in found.items() if name not in changed}
 
     def rest_of(self, name: Name) -> Rest | None:
-        """How the job rests, if this is its first pass and nothing has changed since the first look."""
+        """Return how the job rests, if this is its first pass and it has not changed since the initial list; else
+        None."""
         return self._resting.pop(name, None)
 
     def has_changed(self, name: Name) -> None:
-        """Notes that a pass over the job is to look for itself."""
+        """Discard the initial list's result for the job: its next pass reads the job itself."""
         self._resting.pop(name, None)
         if self._changed is not None:
             self._changed.add(name)
 
     def job_changed(self, change: str | None, body: Json, now: datetime) -> None:
-        """Takes a change of a job. `change`: None for a job that was there before."""
+        """Process a change of a job. `change`: the event type; None for a job that was there before."""
         name, uid, wish = name_of(body), body["metadata"]["uid"], _wish(body)
         known = self._wishes.get(name, {}).get(uid)
         if change is not None or self._is_newer(name, body):
@@ -116,17 +119,18 @@ class Wakeups:
             self._begin(name, wait, was_there=change is None)
 
     def wrote(self, body: Json) -> None:
-        """Takes a job as a pass has left it. Its wishes are those that the pass has read, but for what it has told."""
+        """Store the summary of a job that a pass has just written, so that the watch event of this write causes no
+        pass. The write succeeds only at the version that the pass has read, so nothing but the status is newer."""
         known = self._wishes.get(name_of(body), {})
         if (uid := body["metadata"]["uid"]) in known:
             known[uid] = _wish(body)
 
     def uids_of(self, name: Name) -> frozenset[str]:
-        """Uids of the jobs of that name that were told."""
+        """Return the uids of the known jobs of that name."""
         return frozenset(self._wishes.get(name, {}))
 
     def gone(self, name: Name, uids: frozenset[str]) -> None:
-        """Takes that jobs are gone, though nothing may have told so."""
+        """Forget jobs that are gone, although a watch may not have reported it."""
         wishes = self._wishes.get(name, {})
         for uid in uids:
             wishes.pop(uid, None)
@@ -134,7 +138,8 @@ class Wakeups:
             self._wishes.pop(name, None)
 
     def listed(self, names: set[Name], known: frozenset[Name]) -> None:
-        """Takes a list of all jobs, that was begun when those of `known` were known."""
+        """Queue a pass over each known job that a list of all jobs lacks. `known`: the jobs known when the list
+        began."""
         for name in known - names:
             self._queue.add_backlog(name)
 
@@ -142,7 +147,7 @@ class Wakeups:
         return frozenset(self._wishes)
 
     def _begin(self, name: Name, wait: float, *, was_there: bool) -> None:
-        """Asks for the first pass over a job. Those that were there before go to the backlog: after a start there may
+        """Request the first pass over a job. Jobs that were there before go to the backlog: after a start there may
         be thousands of them."""
         if was_there and wait == 0:
             self._queue.add_backlog(name)
@@ -154,7 +159,7 @@ class Wakeups:
         return rest is not None and rest.version != body["metadata"]["resourceVersion"]
 
     def child_changed(self, kind: str, change: str, body: Json) -> None:
-        """Takes a change of a child. For a job that has ended, only what still lives is news."""
+        """Queue the job of a changed child. If the job has ended, only a child that is still alive needs a pass."""
         if (after := self._told.take(kind, change, body)) is None:
             return
         metadata = body["metadata"]
@@ -185,7 +190,8 @@ def name_of(body: Json) -> Name:
 
 
 def first_pass(body: Json, now: datetime) -> float | None:
-    """Seconds until a job that was not known needs a pass. None: it has ended, and nothing is to be done about it."""
+    """Return the seconds until a newly found job needs a pass; None: it has ended or is being deleted, and nothing
+    is left to do."""
     wish, spec = _wish(body), body.get("spec") or {}
     if wish.has_finalizer or not (wish.ended or wish.deleting):
         return 0.0
@@ -212,7 +218,7 @@ def _wish(body: Json) -> Wish:
 
 
 def _lives(child: Json) -> bool:
-    """Whether the child is a pod or a Job that has not ended."""
+    """Return whether the child is a pod or a Job that has not ended."""
     status = child.get("status") or {}
     ended = status.get("phase") in ("Succeeded", "Failed") or _holds(status, "Complete") or _holds(status, "Failed")
     return not ended
@@ -223,38 +229,40 @@ def _holds(status: Json, condition: str) -> bool:
 
 
 class Loop:
+    """Watches and passes of one operator, in its event loop. Every operator watches; only the leader makes passes."""
+
     def __init__(self, means: Means, identities: Identities | None, census: Census, fence: Fence | None = None) -> None:
-        """`identities` hears of the pods as well, where pods report. While `fence` is closed no pass begins: it could
-        write nothing."""
+        """`identities` receives the changes of pods as well, if pods report. While `fence` is closed no pass starts,
+        because it could write nothing."""
         self._means, self._identities, self._census = means, identities, census
         self._queue: WorkQueue[Name] = WorkQueue(
             self._pass, _failed, group=lambda name: name.namespace, is_open=lambda: fence is None or fence.is_open
         )
         self._wakeups = Wakeups(self._queue)
         self._begun: list[asyncio.Event] = []
-        """One for each watch of children: it misses nothing any more."""
+        """One event for each watch of children, set once the watch misses no change any more."""
         self._jobs_missed = asyncio.Event()
         self._jobs_listed = asyncio.Event()
         self._told_meanwhile: set[str] | None = None
-        """Uids of jobs of which a change was told since a list of all jobs was asked for: the list may be older. None
-        while no list is asked for."""
+        """Uids of jobs that changed since a list of all jobs was requested: the list may hold older versions. None:
+        no list is requested."""
         self._leads = False
         census.be_silent()
         WAITING_JOBS.set_function(lambda: self._queue.depth if self._leads else 0)
 
     @property
     def live_watches(self) -> int:
-        """Number of watches of children that have begun."""
+        """Number of watches of children that have started."""
         return sum(begun.is_set() for begun in self._begun)
 
     @property
     def has_seen_all(self) -> bool:
-        """Whether all jobs and their children have been seen once, and are watched since then."""
+        """Whether all jobs and their children have been listed once, and are watched since then."""
         return self._jobs_listed.is_set() and all(begun.is_set() for begun in self._begun)
 
     @asynccontextmanager
     async def watching(self, api: Api) -> AsyncIterator[None]:
-        """Watches, and makes no pass. `api` has connections of its own: watches hold theirs."""
+        """Watch, without making passes. `api` has its own connections, because each watch occupies one."""
         async with AsyncExitStack() as stack:
             for namespace in self._means.settings.namespaces or (None,):
                 for kind in WATCHED_CHILDREN:
@@ -270,8 +278,8 @@ class Loop:
 
     @asynccontextmanager
     async def leading(self) -> AsyncIterator[None]:
-        """Makes passes, first over all jobs."""
-        # Before jobs are looked at: what changes after a look is told.
+        """Make passes, first over all jobs."""
+        # Wait for the watches before the initial list, so that every change after the list is reported.
         with suppress(TimeoutError):
             async with asyncio.timeout(_BEGIN_SECONDS):
                 await asyncio.gather(*(one.wait() for one in self._begun))
@@ -282,7 +290,7 @@ class Loop:
             yield
 
     def use_authorities(self, authorities: str) -> None:
-        """Gives the pods of new executions other authorities by which they know the operator."""
+        """Set the certificate authorities by which the pods of new executions verify the operator."""
         settings = replace(self._means.settings, report_ca=authorities or None)
         self._means = replace(self._means, settings=settings)
 
@@ -291,7 +299,7 @@ class Loop:
         self._wakeups.first_look_begins()
         try:
             resting = await first_look(self._means, self._heard_of)
-        # Whatever it is: then all jobs have a pass.
+        # Whatever the error is, all jobs then have a pass.
         except Exception as error:
             log.info("first_look_failed", error=f"{type(error).__name__}: {error}")
         self._wakeups.rest(resting)
@@ -302,12 +310,12 @@ class Loop:
         self._queue.add(name, after)
 
     def jobs_missed(self) -> None:
-        """Takes that changes of jobs may have been missed: all are listed."""
+        """Request a list of all jobs, because changes may have been missed."""
         self._told_meanwhile = set()
         self._jobs_missed.set()
 
     async def _list_jobs(self) -> NoReturn:
-        """Lists all jobs whenever changes may have been missed."""
+        """List all jobs whenever changes may have been missed."""
         failures = 0
         while True:
             await self._jobs_missed.wait()
@@ -338,7 +346,7 @@ class Loop:
                 found.add(name_of(body))
                 if body["metadata"]["uid"] not in (self._told_meanwhile or ()):
                     self.job_changed(None, body)
-                # The Lease is renewed meanwhile.
+                # Yield to the other tasks, such as the renewal of the Lease.
                 await asyncio.sleep(0)
         self._wakeups.listed(found, known)
 
@@ -346,18 +354,18 @@ class Loop:
         try:
             if change is not None and self._told_meanwhile is not None:
                 self._told_meanwhile.add(body["metadata"]["uid"])
-            # A pass forgets jobs that have ended, and who does not lead makes none.
+            # The leader's passes forget jobs that have ended. A standby makes no passes, so it forgets them here.
             if change == "DELETED" or (not self._leads and _wish(body).ended):
                 self._means.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
             self._wakeups.job_changed(change, body, datetime.now(UTC))
             self._census.see(change, body)
-        except Exception as error:  # the pass over the job tells what is wrong
+        except Exception as error:  # the pass over the job reports the error
             metadata = body.get("metadata") or {}
             log.warning("job_unreadable", name=metadata.get("name"), error=repr(error))
             self.job_unreadable(str(metadata.get("namespace")), str(metadata.get("name")))
 
     def job_unreadable(self, namespace: str, name: str) -> None:
-        """Takes a change of a job that cannot be read: a pass says so in its status."""
+        """Queue a pass over a job that cannot be read; the pass reports this in the job's status."""
         self._heard_of(Name(namespace, name), 0.0)
 
     def _child_changed(self, kind: str, change: str, body: Json) -> None:
@@ -366,7 +374,7 @@ class Loop:
         for take in takers:
             try:
                 take(change, body)
-            except Exception as error:  # anybody may label anything
+            except Exception as error:  # anyone can put the operator's labels on a malformed object
                 log.warning("child_unreadable", kind=kind, name=body["metadata"].get("name"), error=repr(error))
 
     def _changes_missed(self) -> None:
@@ -400,13 +408,14 @@ class Loop:
                 return None
 
     def _listed(self, name: Name, children: int) -> None:
-        """Takes how many children a pass has listed."""
+        """Delay the next pass over a job in proportion to the children that a pass has listed."""
         if children > _CHILDREN_AT_ONCE:
             self._queue.hold(name, (children - _CHILDREN_AT_ONCE) * _SECONDS_PER_CHILD)
 
 
 def _resynced(wait: float | None) -> float:
-    """The wait, and no longer than until a look that nothing asked for; those of all jobs are spread."""
+    """Return the wait, limited to the resync interval, which varies at random so that jobs are not resynced
+    together."""
     most = RESYNC_SECONDS * (1 - random() / 4)
     return most if wait is None else min(wait, most)
 
@@ -427,7 +436,7 @@ def _failed(name: Name, error: Exception, failures: int) -> Pause:
 
 
 def code_of(error: Exception) -> str:
-    """How a failed pass is counted."""
+    """Return the label under which a failed pass is counted."""
     if isinstance(error, ApiException):
         return str(error.status)
     return NO_ANSWER if isinstance(error, UNAVAILABLE) else "internal"

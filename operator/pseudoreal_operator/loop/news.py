@@ -1,4 +1,5 @@
-"""Events, best effort: kept in a bounded memory until the API server takes them. No job waits for one."""
+"""Posting of events, best effort: they wait in bounded memory until the API server accepts them. No job waits for
+one."""
 
 import asyncio
 from collections import Counter, deque
@@ -20,18 +21,20 @@ Json = dict[str, Any]
 
 MOST_WAITING = 2000
 _MOST_SHARE = 0.25
-"""Share of these that the events of one namespace may have."""
+"""Share of MOST_WAITING that the events of one namespace may have."""
 MOST_TRIES = 8
-"""Number of tries to post an event: about two minutes."""
+"""Number of attempts to post an event: about two minutes."""
 LAST_SECONDS = 1.0
 _WORKERS = 2
 _FINAL = (400, 403, 422)
-"""HTTP statuses after which an event is given up: the namespace takes no more events, or not this one."""
+"""HTTP statuses after which an event is dropped: the namespace accepts no more events, or rejects this one."""
 
 log = structlog.get_logger()
 
 
 class News:
+    """Events that wait to be posted: in order within a job, at most MOST_WAITING in all."""
+
     def __init__(self, api: Api, counts: Counts) -> None:
         self._api, self._counts = api, counts
         self._waiting: dict[Name, deque[Json]] = {}
@@ -42,7 +45,7 @@ class News:
 
     @asynccontextmanager
     async def posting(self) -> AsyncIterator[None]:
-        """A context in which events are posted. At its end those that wait have LAST_SECONDS."""
+        """Post events in this context. At its end, events that still wait have LAST_SECONDS."""
         async with self._queue.workers(_WORKERS, "poster of events"):
             try:
                 yield
@@ -52,11 +55,12 @@ class News:
                         await self._all_told.wait()
 
     def hold(self, job: str, status: PseudoRealJobStatus, events: Sequence[Json]) -> None:
-        """Keeps the events of a status that may be written or not, as its answer did not come. `job`: its uid."""
+        """Keep the events of a status write whose answer did not come, as the status may be stored or not. `job`:
+        its uid."""
         self._held[job] = (status, events)
 
     def settle(self, job: str, status: PseudoRealJobStatus) -> Sequence[Json]:
-        """The events that were held for the status that the job turned out to have."""
+        """Return the held events if the job turned out to have the status that they belong to; else none."""
         held, events = self._held.pop(job, (None, ()))
         return events if held == status else ()
 
@@ -64,7 +68,7 @@ class News:
         self._held.pop(job, None)
 
     def tell(self, job: Name, events: Iterable[Json]) -> None:
-        """Posts the events of a job one after the other, in that order."""
+        """Queue the events of a job, to be posted one after the other in this order."""
         for event in events:
             waiting = Counter({name: len(events) for name, events in self._waiting.items()})
             of_namespace = sum(count for name, count in waiting.items() if name.namespace == job.namespace)
@@ -97,7 +101,7 @@ class News:
         return pause_after(error, failures, random())
 
     def _next(self, job: Name) -> float | None:
-        """Takes the first event off: 0 when another one waits, else None."""
+        """Drop the first event of the job; return 0 if another one waits, else None."""
         waiting = self._waiting.get(job) or deque()
         if waiting:
             waiting.popleft()

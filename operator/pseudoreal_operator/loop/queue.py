@@ -1,9 +1,9 @@
-"""A work queue: keys that are to be passed over, at once or later, by a few workers.
+"""A work queue: keys wait for a pass, at once or later, by a few workers.
 
-What holds: a key has one pass at a time; one that is added during its pass gets another one after it, so no wake-up is
-lost; what was to come later is served by a pass that comes earlier, and that pass says when the next is due. Groups of
-keys, which are namespaces, take turns, and none has all workers. What is news comes before a backlog, but for every
-fourth pass: neither waits for the end of the other. A worker outlives whatever a pass does.
+Invariants: a key has one pass at a time. A key that is added during its pass gets another pass afterwards, so no
+wake-up is lost. A pass that comes early also serves the passes requested for later, and says itself when the next one
+is due. Groups of keys, which are namespaces, take turns, and no group has all workers. News come before the backlog,
+except in every fourth pass, so neither waits until the other is empty. A worker survives any error of a pass.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from pseudoreal_operator.metrics.registry import WORKER_ERRORS
 from pseudoreal_operator.tasks import let_go, running
 
 FINISH_SECONDS = 5.0
-"""Seconds that a pass has to end when the operator does: it is a few requests."""
+"""Seconds that a pass has to end when the operator shuts down; a pass is a few requests."""
 _NEWS_IN_A_ROW = 3
-"""Number of passes over news after which one over the backlog comes."""
+"""Number of passes over news after which one pass over the backlog follows."""
 _OTHERS_SHARE = 0.25
-"""Share of the workers that is left for other groups."""
+"""Share of the workers that one group leaves to other groups."""
 _CLOSED_SECONDS = 0.25
-"""Seconds until a closed queue is looked at again."""
+"""Seconds between two checks whether a closed queue is open."""
 _MISTAKE_SECONDS = 60.0
-"""Seconds for which a key is left alone when even the handling of its failure has failed."""
+"""Seconds for which a key is left alone after even the handling of its failure has failed."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -35,18 +35,18 @@ log = structlog.get_logger()
 
 
 class _Line(Generic[Key]):
-    """Keys that wait. Groups take turns, and the keys of a group come in their order."""
+    """Keys that wait. Groups take turns; the keys of a group are first in, first out."""
 
     def __init__(self, group: Callable[[Key], Hashable]) -> None:
         self._group = group
         self._groups: dict[Hashable, deque[Key]] = {}
-        """In the order of their turns."""
+        """Group -> its keys, in the order of the groups' turns."""
 
     def append(self, key: Key) -> None:
         self._groups.setdefault(self._group(key), deque()).append(key)
 
     def take(self, may_come: Callable[[Hashable], bool]) -> Key | None:
-        """The next key of a group that may have a pass; None where there is none."""
+        """Remove and return the next key of a group that may have a pass; None if there is none."""
         for group in filter(may_come, self._groups):
             keys = self._groups.pop(group)
             key = keys.popleft()
@@ -57,10 +57,12 @@ class _Line(Generic[Key]):
 
 
 class WorkQueue(Generic[Key]):
-    """The queue and its workers. `work` makes a pass, and returns the seconds until the next one; None: not before
-    somebody adds the key. When it raises, `failed` says for how long to leave the key alone (None: until somebody adds
-    it); it is told how often in a row. `group` says with which others a key shares its turns. While `is_open` is false
-    no pass begins."""
+    """The queue and its workers.
+
+    `work` makes a pass and returns the seconds until the next one; None: when the key is added again. When `work`
+    raises, `failed` receives the number of failures in a row, and returns for how long to leave the key alone; None:
+    until it is added again. Keys of one `group` share their turns. While `is_open` is false no pass starts.
+    """
 
     def __init__(
         self,
@@ -71,21 +73,21 @@ class WorkQueue(Generic[Key]):
     ) -> None:
         self._work, self._failed, self._group, self._is_open = work, failed, group, is_open
         self._news, self._backlog = _Line(group), _Line(group)
-        """Both may hold keys that were served or forgotten meanwhile."""
+        """Both may hold keys that were served or forgotten in the meantime."""
         self._news_in_a_row = 0
         self._idle: deque[asyncio.Future[None]] = deque()
-        """Workers that wait for a key."""
+        """Futures of the workers that wait for a key."""
         self._wanted: dict[Key, _Line[Key]] = {}
-        """Keys that are to have a pass now, those whose pass goes on among them, and the line where they wait."""
+        """Keys that need a pass now, including keys with a running pass, and the line where they wait."""
         self._running: set[Key] = set()
         self._running_of: Counter[Hashable] = Counter()
-        """Number of passes that go on of each group."""
+        """Number of running passes of each group."""
         self._most_of_group = 1
         self._later: dict[Key, asyncio.TimerHandle] = {}
         self._failures: Counter[Key] = Counter()
         self._not_before: dict[Key, float] = {}
         self._busy: set[asyncio.Task[None]] = set()
-        """Workers whose pass goes on."""
+        """Workers with a running pass."""
         self._ends = False
 
     @property
@@ -94,14 +96,14 @@ class WorkQueue(Generic[Key]):
         return len(self._wanted.keys() - self._running)
 
     def add_backlog(self, key: Key) -> None:
-        """Asks for a pass over the key when there is little else to do."""
+        """Request a pass over the key when there is little else to do."""
         if key in self._not_before:
             self.add(key)
         elif key not in self._wanted:
             self._want(key, self._backlog)
 
     def add(self, key: Key, after: float = 0.0) -> None:
-        """Asks for a pass over the key in `after` seconds, or earlier."""
+        """Request a pass over the key in `after` seconds, or earlier."""
         loop = asyncio.get_running_loop()
         moment = max(loop.time() + after, self._not_before.get(key, 0.0))
         known = self._later.get(key)
@@ -114,7 +116,7 @@ class WorkQueue(Generic[Key]):
         self._later[key] = loop.call_at(moment, self._ripen, key)
 
     def hold(self, key: Key, seconds: float) -> None:
-        """Keeps the next pass over the key from coming earlier than in so many seconds, whatever happens."""
+        """Allow no pass over the key in the next `seconds`, whatever is added."""
         loop = asyncio.get_running_loop()
         self._not_before[key] = loop.time() + seconds
         if (timer := self._later.get(key)) and timer.when() < self._not_before[key]:
@@ -122,7 +124,7 @@ class WorkQueue(Generic[Key]):
             self.add(key)
 
     def forget(self, key: Key) -> None:
-        """Forgets the key, for which there is nothing to do any more; a pass that goes on ends."""
+        """Forget the key, for which nothing is left to do; a running pass finishes."""
         self._drop_timer(key)
         self._wanted.pop(key, None)
         self._failures.pop(key, None)
@@ -130,8 +132,8 @@ class WorkQueue(Generic[Key]):
 
     @asynccontextmanager
     async def workers(self, count: int, name: str = "worker") -> AsyncIterator[None]:
-        """A context in which the workers make passes. At its end no pass begins any more, and those that go on have
-        FINISH_SECONDS to end; then they are cut off."""
+        """Run the workers in this context. At its end no pass starts any more; running passes have FINISH_SECONDS to
+        end, and are then cancelled."""
         self._most_of_group = max(1, count - int(count * _OTHERS_SHARE))
         async with AsyncExitStack() as stack:
             tasks = [await stack.enter_async_context(running(f"{name} {n}", self._serve())) for n in range(count)]
@@ -166,12 +168,12 @@ class WorkQueue(Generic[Key]):
                 return
 
     def _take(self) -> Key | None:
-        """The key whose turn it is; None where none may have a pass now."""
+        """Remove and return the key whose turn it is; None if no key may have a pass now."""
         is_backlogs_turn = self._news_in_a_row >= _NEWS_IN_A_ROW
         lines = (self._backlog, self._news) if is_backlogs_turn else (self._news, self._backlog)
         for line in lines:
             while (key := line.take(self._has_room)) is not None:
-                # Served from the other line, or forgotten, or added once more after that.
+                # Skip keys that were served from the other line or forgotten, and keys with a running pass.
                 if key in self._wanted and key not in self._running:
                     self._news_in_a_row = self._news_in_a_row + 1 if line is self._news else 0
                     return key
@@ -182,14 +184,14 @@ class WorkQueue(Generic[Key]):
 
     async def _serve(self) -> None:
         task = asyncio.current_task()
-        assert task is not None, "this runs in a task"
+        assert task is not None, "each worker is a task"
         while not self._ends:
             if not self._is_open():
                 await asyncio.sleep(_CLOSED_SECONDS)
                 continue
             key = self._take()
             if key is None:
-                # A pass that ends looks for another key itself, so only new keys wake who waits.
+                # After a pass a worker takes the next key itself, so only added keys have to wake an idle worker.
                 self._idle.append(asyncio.get_running_loop().create_future())
                 await self._idle[-1]
                 continue
@@ -215,6 +217,7 @@ class WorkQueue(Generic[Key]):
             self._running.discard(key)
             self._running_of[group] -= 1
             self._running_of += Counter()
+        # Added during the pass: another pass follows at once.
         if self._wanted.pop(key, None) is not None:
             wait = 0.0
         if wait is not None:
@@ -234,7 +237,7 @@ class WorkQueue(Generic[Key]):
         return wait
 
     def _after(self, key: Key, error: Exception) -> float | None:
-        """Takes a failure: the seconds until the next pass."""
+        """Count a failure; return the seconds until the next pass."""
         self._failures[key] += 1
         try:
             pause = self._failed(key, error, self._failures[key])

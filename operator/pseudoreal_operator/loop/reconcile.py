@@ -1,4 +1,4 @@
-"""One pass over one job: observe, plan, carry out."""
+"""One reconcile pass over one job: observe, plan, carry out."""
 
 import asyncio
 import socket
@@ -50,15 +50,16 @@ _FORBIDDEN = 403
 _TOO_LARGE = 413
 _SERVER_ERROR = 500
 _ORDINARY_BYTES = 2**18
-"""Bytes of a job up to which passes are not counted: a pass keeps the job, and copies of parts of it, until it ends."""
+"""Size of a job in bytes up to which the number of simultaneous passes is not limited: a pass keeps the job, and
+copies of parts of it, until it ends."""
 _LARGE_AT_ONCE = 2
-"""Most passes at a time over larger jobs."""
+"""Maximum number of simultaneous passes over larger jobs."""
 
 log = structlog.get_logger()
 
 
 class StatusRefused(ApiException):
-    """The API server takes no form of a job's status."""
+    """The API server rejects every form of a job's status."""
 
     def __init__(self, refusal: ApiException) -> None:
         super().__init__(status=refusal.status, reason=refusal.reason)
@@ -66,12 +67,12 @@ class StatusRefused(ApiException):
 
 
 class Gone(Exception):
-    """The job is deleted, or being deleted: its children go with it."""
+    """The job is deleted, or is being deleted; the garbage collector deletes its children."""
 
 
 @dataclass(frozen=True)
 class Means:
-    """Resources that all passes share."""
+    """Dependencies that all passes share."""
 
     api: Api
     settings: Settings
@@ -86,10 +87,10 @@ class Means:
     large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
     """Held by passes over large jobs."""
     unreadable: Told = field(default_factory=Told)
-    """Jobs whose status says that they cannot be read."""
+    """Jobs whose status reports that they cannot be read."""
 
     def forget(self, namespace: str, uid: str) -> None:
-        """Forgets what is kept of a job in memory."""
+        """Drop everything that memory holds about a job."""
         self.board.forget((namespace, uid))
         self.words.forget((namespace, uid))
         self.sightings.forget((namespace, uid))
@@ -99,20 +100,22 @@ class Means:
 
 @dataclass(frozen=True)
 class Calls:
-    """What a pass over a job calls."""
+    """Callbacks of a pass over a job."""
 
     wake: Callable[[float], None]
-    """Asks for a pass in so many seconds, at any time."""
+    """Requests a pass in so many seconds; may be called at any time."""
     wrote: Callable[[Json], None]
-    """Takes the job as it is after a status was written: its echo is no news."""
+    """Receives the job after a status write, so that the watch event of this write causes no pass."""
     listed: Callable[[int], None] = lambda _: None
-    """Takes how many children were listed."""
+    """Receives the number of children that were listed."""
 
 
 async def reconcile(means: Means, name: Name, calls: Calls) -> float | None:
-    """Makes a pass over a job: the seconds until the next one is due; None for not before something changes. Raises
-    Gone; what UNAVAILABLE names, after which another pass will find its way; anything else is a mistake of ours, which
-    the job's status then tells of."""
+    """Make a pass over a job. Return the seconds until the next pass is due; None: wait for a change.
+
+    Raises Gone. Raises an error of UNAVAILABLE if the API server fails; another pass then continues. Any other error is
+    a bug of the operator, which the job's status reports.
+    """
     async with AsyncExitStack() as stack:
         try:
             body = await _read_in_turn(means, name, stack)
@@ -154,7 +157,8 @@ async def _reconcile(means: Means, body: Json, calls: Calls) -> float | None:
 
 
 async def _read_in_turn(means: Means, name: Name, stack: AsyncExitStack) -> Json:
-    """The job, if it is large in its turn, which lasts as long as the stack does. Raises Gone, or Unreadable."""
+    """Return the job. A pass over a large job waits for its turn, which lasts until `stack` is closed. Raises Gone
+    or Unreadable."""
     try:
         return await _read(means.api, name, _ORDINARY_BYTES)
     except Unreadable:
@@ -163,8 +167,8 @@ async def _read_in_turn(means: Means, name: Name, stack: AsyncExitStack) -> Json
 
 
 async def _read(api: Api, name: Name, most: int) -> Json:
-    """The job as the API server has it. Raises Gone, or Unreadable. An answer of 404 alone may have other reasons, such
-    as a definition that is being replaced."""
+    """Return the job as the API server has it. Raises Gone or Unreadable. A list must confirm that the job is gone:
+    a single answer of 404 may have other reasons, such as a CRD that is being replaced."""
     found = await api.find_within(most, "PseudoRealJob", *name)
     if found is not None:
         return found
@@ -179,6 +183,7 @@ async def _pass(means: Means, body: Json, calls: Calls) -> float | None:
     metadata = JobMetadata.model_validate(body["metadata"])
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
     hands = _Hands(means, metadata, status, body["metadata"]["resourceVersion"], calls.wrote)
+    # Events of an earlier status write that got no answer: post them if its status turns out to be stored.
     means.news.tell(hands.name, means.news.settle(metadata.uid, status))
     try:
         job = await run(means.specs.job, body)
@@ -202,6 +207,8 @@ async def _act(hands: "_Hands", seen: Observed, now: datetime) -> float | None:
         await hands.expire()
         return None
     try:
+        # Children before the status: if the operator dies in between, the next pass finds them and completes the
+        # status.
         refusal = await hands.try_children(wanted)
     except NameConflict as conflict:
         return await hands.carry_out(await run(plan_conflict, seen, str(conflict), now))
@@ -214,8 +221,8 @@ async def _act(hands: "_Hands", seen: Observed, now: datetime) -> float | None:
 
 
 async def _go_on(hands: "_Hands", seen: Observed, done: Plan, now: datetime) -> float | None:
-    """What follows when a plan is carried out. To a job that was accepted, or has just ended, nothing was done but to
-    write this status: what was read still holds, and need not be read again."""
+    """Continue after a plan was carried out; return the seconds until the next pass. If the job was just accepted or
+    has just ended, only its status was written: all other observations still hold and are not read again."""
     then = replace(seen, status=hands.status)
     if has_ended(hands.status) and not has_ended(seen.status):
         return _at_the_end(hands, await hands.means.computer.run(plan, then, now, hands.means.settings))
@@ -225,7 +232,7 @@ async def _go_on(hands: "_Hands", seen: Observed, done: Plan, now: datetime) -> 
 
 
 def _at_the_end(hands: "_Hands", afterwards: Plan) -> float | None:
-    """When a job that has just ended is looked at again: at once where anything is still to be done."""
+    """Return the seconds until the next pass over a job that has just ended: 0 if anything is left to do."""
     if afterwards != Plan(hands.status, wake_after=afterwards.wake_after):
         return 0.0
     hands.means.forget(*hands.key)
@@ -233,14 +240,15 @@ def _at_the_end(hands: "_Hands", afterwards: Plan) -> float | None:
 
 
 def _spread(wait: float, refusal: ApiException) -> float:
-    """The wait, spread at random so that jobs that one quota hinders do not ask together, and no shorter than the API
-    server wants it."""
+    """Return the wait with random jitter, so that jobs held up by one quota do not retry together, and at least the
+    Retry-After of the API server."""
     pause = pause_after(refusal, 1, random())
     return max(wait * (1 - random() / 4), pause.seconds if pause.binding else 0.0)
 
 
 def _answer_to(refusal: ApiException, seen: Observed, now: datetime) -> Plan:
-    """The plan that follows when the API server refuses a child. Raises the refusal when it is for another pass."""
+    """Return the plan that follows when the API server rejects a child. Raises the rejection if a retry of the pass
+    is the answer."""
     text = f"The API server refuses a change of this job's children: {message_of(refusal)}"
     if is_mistake(refusal):
         return plan_refusal(seen, text, now)
@@ -250,8 +258,9 @@ def _answer_to(refusal: ApiException, seen: Observed, now: datetime) -> Plan:
 
 
 def is_mistake(refusal: ApiException) -> bool:
-    """Whether the object itself is wrong. Policies answer with the same codes; but only the API server's own validation
-    names fields as causes. What a webhook says, the API server introduces, whatever the webhook put into it."""
+    """Return whether the object itself is invalid. Policies answer with the same codes, but only the API server's
+    own validation names fields as causes. The API server prefixes a webhook's message, whatever the webhook puts
+    into it."""
     said = status_of(refusal)
     if refusal.status not in _INVALID or str(said.get("message", "")).startswith("admission webhook "):
         return False
@@ -260,15 +269,15 @@ def is_mistake(refusal: ApiException) -> bool:
 
 
 def _is_refusal(error: ApiException) -> bool:
-    """Return whether the API server would refuse the same status again."""
+    """Return whether the API server would reject the same status again."""
     is_large = error.status >= _SERVER_ERROR and "too large" in message_of(error)
     return error.status in (*_INVALID, _FORBIDDEN, _TOO_LARGE) or is_large
 
 
 @dataclass(frozen=True)
 class _Hands:
-    """Carries out plans for one job. `status` and `version`: of the object that the plan was made for. `wrote` hears of
-    the job after each status."""
+    """Plan executor for one job. `status` and `version` are those of the object that the plan was made for. `wrote`
+    receives the job after each status write."""
 
     means: Means
     metadata: JobMetadata
@@ -293,7 +302,7 @@ class _Hands:
         log.info("expired", completed=self.status.completion_time)
 
     async def try_children(self, wanted: Plan) -> ApiException | None:
-        """Carries out a plan: what the API server refused, or None."""
+        """Apply a plan's changes of children, after its dry run. Return the API server's rejection, or None."""
         try:
             await rehearse(self.api, wanted.trial)
             await self._remove(wanted)
@@ -304,14 +313,14 @@ class _Hands:
         return None
 
     async def carry_out(self, wanted: Plan) -> float | None:
-        """Carries out a plan that makes no children."""
+        """Carry out a plan that creates no children; return the seconds until the next pass."""
         await self._remove(wanted)
         await self.told(wanted)
         return wanted.wake_after
 
     async def told(self, wanted: Plan) -> "_Hands":
-        """Writes the status of a plan and tells its events: the hands for what follows. Events come after the status
-        that records their transition, and nothing waits for them."""
+        """Write the status of a plan and post its events; return the executor that has the written status. Events
+        come after the status that records their transition, and nothing waits for them."""
         now, instance = datetime.now(UTC), socket.gethostname()
         events = to_manifests(wanted.events, self.metadata, now, instance)
         after = self
@@ -319,7 +328,8 @@ class _Hands:
             try:
                 after = await self._write(wanted.status)
             except UNAVAILABLE:
-                # The API server may have taken it all the same; the next pass sees whether.
+                # The API server may have stored the status nevertheless; the next pass finds out, and then posts the
+                # events.
                 self.means.news.hold(self.metadata.uid, wanted.status, events)
                 raise
         self.means.news.tell(self.name, events)
@@ -331,7 +341,7 @@ class _Hands:
             await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
             log.info("stopped", pod=name, seconds=STOP_SECONDS)
         for name in wanted.give_up:
-            # One failed index is more than none.
+            # maxFailedIndexes 0 makes the Job controller fail the whole Job at its first failed index.
             await self.api.merge("Job", namespace, name, {"spec": {"maxFailedIndexes": 0}})
             log.info("given_up", kind="Job", name=name)
         for name in wanted.delete:
@@ -339,9 +349,9 @@ class _Hands:
             log.info("deleted", kind="Job", name=name)
 
     async def _write(self, status: PseudoRealJobStatus) -> "_Hands":
-        """Writes the status: the hands for what is there then. One that is refused is written without its texts, and
-        then without figures: no job stands still for what somebody said. Raises StatusRefused where that does not help
-        either."""
+        """Write the status; return the executor that has the written status. A rejected status is written without
+        its texts, and then without figures, so that no foreign text stops a job. Raises StatusRefused if that is
+        rejected too."""
         try:
             return await self._apply(status)
         except ApiException as error:
@@ -367,8 +377,8 @@ class _Hands:
         raise StatusRefused(refusal)
 
     async def _apply(self, status: PseudoRealJobStatus) -> "_Hands":
-        # With the version, a job that somebody changed after it was read is a conflict, and so is another job of that
-        # name: a status is written whatever the uid is.
+        # With resourceVersion, a job that was changed after it was read gives a conflict, and so does another job of
+        # that name: the API server writes a status without comparing uids.
         name, namespace = self.metadata.name, self.metadata.namespace
         metadata = {"name": name, "namespace": namespace, "resourceVersion": self.version}
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.to_dict()}

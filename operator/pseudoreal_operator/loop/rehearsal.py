@@ -1,4 +1,4 @@
-"""Tries the Jobs of all stages on the API server when a job is first seen, without making them."""
+"""Dry run of the Jobs of all stages, before weeks of training depend on them."""
 
 import json
 from collections.abc import Iterable
@@ -12,8 +12,9 @@ _FORBIDDEN = 403
 
 
 async def rehearse(api: Api, trial: Iterable[Json]) -> None:
-    """Tries the Jobs of all stages. Raises ApiException for the first one that is refused; its message names the phase.
-    A quota counts what is there now and says nothing of the job, so it is met when a Job is really made."""
+    """Try to create the Jobs of all stages in a dry run. Raises ApiException for the first one that is rejected; its
+    message names the phase. Status 403 is ignored: a quota counts present objects and says nothing about the job, so
+    it is met when a Job is really created."""
     for manifest in trial:
         if manifest["kind"] != "Job":
             continue

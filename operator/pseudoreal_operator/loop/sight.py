@@ -1,7 +1,7 @@
-"""What one version of a job says that is counted, and what has happened between two of them. Pure.
+"""One version of a job for the metrics, and the events between two versions. Pure.
 
-The watch tells every version that is written, so what happened follows from what is in the cluster, whichever of the
-operator's requests were lost or repeated.
+The watch reports every version that is stored, so the events follow from the state of the cluster, no matter which of
+the operator's requests were lost or repeated.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from pseudoreal_operator.status.conditions import find, has_ended
 Json = dict[str, Any]
 
 OTHER = "Other"
-"""Reason of a restart of which the status keeps none."""
+"""Reason of a restart for which the status keeps no reason."""
 _AT_WORK = ("Training", "Straggling", "Finishing", "Unheard")
 """Reasons of the condition Progressing while ranks make steps."""
 _Fault = tuple[int, int, str]
@@ -27,7 +27,7 @@ _Fault = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A version of a job. All moments are those that the status has."""
+    """A version of a job. All times are taken from its status."""
 
     namespace: str
     name: str
@@ -40,21 +40,21 @@ class Sight:
     faults: frozenset[_Fault] = frozenset()
     disruptions: frozenset[_Fault] = frozenset()
     standing: str | None = None
-    """Reason for which a job that has not ended does not go on; None: it does."""
+    """Reason why a job that has not ended does not progress; None: it progresses."""
     failed: str | None = None
-    """Reason for which the job has failed."""
+    """Reason of the condition Failed; None: the job has not failed."""
     complete: bool = False
     ended_phases: frozenset[tuple[str, datetime, datetime]] = frozenset()
-    """Names, beginnings and ends of phases."""
+    """Names, starts and ends of ended phases."""
     delinked: frozenset[str] = frozenset()
-    """Phases that a delink has prepared."""
+    """Names of the phases whose delink is done."""
     delink_began: datetime | None = None
     unsaved_since: datetime | None = None
-    """Moment from which training is lost when its pods are; None where the job does not train."""
+    """Time since which training would be lost with the pods; None: the job does not train."""
 
 
 def sight_of(body: Json) -> Sight:
-    """What the object of a job says. Raises ValueError for a status that this release cannot read."""
+    """Return the summary of a job's object. Raises ValueError for a status that this release cannot read."""
     metadata = body["metadata"]
     status = PseudoRealJobStatus.model_validate(body.get("status") or {})
     progressing, failed = find(status, "Progressing"), find(status, "Failed")
@@ -89,8 +89,8 @@ def _ended_phases(status: PseudoRealJobStatus) -> Iterator[tuple[str, datetime, 
 
 
 def _unsaved_since(status: PseudoRealJobStatus) -> datetime | None:
-    """The newest checkpoint, or the beginning of the execution, whichever is later: what an execution before has lost
-    is lost already."""
+    """Return the time of the newest checkpoint or the start of the execution, whichever is later: training that an
+    earlier execution lost is lost already."""
     if status.state != "Training":
         return None
     saved = status.checkpoint.saved_time if status.checkpoint else None
@@ -98,8 +98,8 @@ def _unsaved_since(status: PseudoRealJobStatus) -> datetime | None:
 
 
 def restarts(before: Sight, after: Sight) -> Iterator[tuple[str, bool]]:
-    """Reasons of the restarts, and whether each counts against spec.restart.maxRestarts. Of several within one change
-    those that count are all told, of the others one."""
+    """Yield the reason of each restart, and whether the restart counts against spec.restart.maxRestarts. Of several
+    restarts between two versions all that count are yielded, but only one of the others."""
     new = after.faults - before.faults
     yield from ((reason, True) for _, _, reason in sorted(new))
     has_ended_pods = any(in_place == 0 for _, in_place, _ in new)
@@ -109,7 +109,7 @@ def restarts(before: Sight, after: Sight) -> Iterator[tuple[str, bool]]:
 
 
 def hangs(before: Sight, after: Sight) -> Iterator[str]:
-    """Reasons of the hangs that were found, whatever spec.hang.action does about them."""
+    """Return the reasons of the hangs that were detected, whatever spec.hang.action does about them."""
     reasons = [reason for _, _, reason in sorted(after.faults - before.faults)]
     reasons += [after.standing or ""] if after.standing != before.standing else []
     reasons += [after.failed or ""] if after.failed != before.failed else []
@@ -117,12 +117,12 @@ def hangs(before: Sight, after: Sight) -> Iterator[str]:
 
 
 def phase_seconds(before: Sight, after: Sight) -> Iterator[float]:
-    """Durations of the phases that have ended."""
+    """Return the durations in seconds of the phases that have ended."""
     return ((end - begin).total_seconds() for _, begin, end in after.ended_phases - before.ended_phases)
 
 
 def delink_seconds(before: Sight, after: Sight, now: datetime) -> float | None:
-    """Seconds from the end of a phase until the next one could begin; None where no delink has ended."""
+    """Return the seconds from the end of a phase until the next one could begin; None if no delink has ended."""
     if before.delink_began is None or not after.delinked - before.delinked:
         return None
     return max(0.0, (now - before.delink_began).total_seconds())

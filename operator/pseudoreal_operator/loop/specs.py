@@ -1,5 +1,5 @@
-"""Specs as passes have read them: a spec is read once for each of its generations, and so is what follows from it alone
-(`remembered`)."""
+"""Cache of parsed specs: a spec is parsed once for each of its generations, and so is everything computed from the
+spec alone (`remembered`)."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob, PseudoRealJobSpe
 Json = dict[str, Any]
 
 MOST_BYTES = 2**21
-"""Most bytes of the specs that are kept, as JSON; in memory they take about twelve times as many."""
+"""Maximum total size of the cached specs, in bytes of JSON; in memory they take about twelve times as much."""
 _Key = tuple[str, int]
 
 
 class Specs:
-    """The specs that were read last, by uid and generation of their jobs."""
+    """The most recently used specs, by uid and generation of their jobs."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most = most_bytes
@@ -21,7 +21,7 @@ class Specs:
         self._bytes = 0
 
     def job(self, body: Json) -> PseudoRealJob:
-        """Return the job that an object of the API server describes. Raises ValidationError."""
+        """Return the job parsed from an object of the API server. Raises ValidationError."""
         metadata = JobMetadata.model_validate(body["metadata"])
         key = (metadata.uid, metadata.generation)
         if known := self._kept.pop(key, None):

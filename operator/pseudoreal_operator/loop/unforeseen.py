@@ -1,5 +1,5 @@
-"""What a job's status says when a pass over it ended by a mistake of the operator, could not read that status, or could
-write none."""
+"""Conditions for jobs whose pass failed: by a bug of the operator, because the job cannot be read, or because no
+form of its status can be written."""
 
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -21,17 +21,17 @@ from pseudoreal_operator.loop.computing import Overran
 Json = dict[str, Any]
 
 _MANAGER = "pseudoreal-operator-errors"
-"""Field manager of this condition alone, so that the rest of the status stays, whoever wrote it."""
+"""Field manager of this condition alone, so that applying it keeps the rest of the status, whoever wrote it."""
 
 _FINAL = (400, 403, 422)
-"""HTTP statuses after which nothing is tried again."""
+"""HTTP statuses after which nothing is retried."""
 
 log = structlog.get_logger()
 
 
 class Told:
-    """Jobs whose status says that they cannot be read, by their uids: the version of the spec, and the sentence. A
-    bounded number of them, the newest."""
+    """Jobs whose status reports that they cannot be read, by uid: the generation of the spec, and the sentence. Only
+    the newest _MOST are kept."""
 
     _MOST = 1000
 
@@ -49,7 +49,7 @@ class Told:
 
 
 async def tell_unreadable(api: Api, name: Name, reason: Unreadable, told: Told) -> None:
-    """Says in the status of a job that it is beyond a bound, once for each version of its spec."""
+    """Report in a job's status that the job is beyond a bound, once for each generation of its spec."""
     metadata = await api.find_metadata("PseudoRealJob", *name)
     if metadata is None:
         return
@@ -80,13 +80,13 @@ async def tell_unreadable(api: Api, name: Name, reason: Unreadable, told: Told) 
 
 
 async def tell_of_mistake(api: Api, body: Json, error: Exception) -> None:
-    """Writes the condition: best effort, and not again while it stands there."""
+    """Write the condition of an internal error, best effort, unless the status has it already."""
     await _tell(api, body, *of_mistake(error))
 
 
 async def tell_of_refusal(api: Api, body: Json, refusal: ApiException) -> None:
-    """Writes that the API server takes no form of the job's status: best effort. Where it takes not even what it said
-    itself, a sentence of ours."""
+    """Write that the API server rejects every form of the job's status, best effort. If it rejects its own message
+    too, write a sentence without it."""
     said = "The API server refuses the status of this job, so that nothing is decided any more; its pods run on"
     for text in (f"{said}: {clean(message_of(refusal))}", f"{said}; the operator's log has its answer."):
         if await _tell(api, body, "StatusRefused", text):
@@ -94,7 +94,7 @@ async def tell_of_refusal(api: Api, body: Json, refusal: ApiException) -> None:
 
 
 async def _tell(api: Api, body: Json, reason: str, message: str) -> bool:
-    """Write the condition. Return whether it stands there."""
+    """Write the condition; return whether the status has it."""
     said = condition(body, reason, message, datetime.now(UTC))
     if said is None:
         return True
@@ -109,7 +109,7 @@ async def _tell(api: Api, body: Json, reason: str, message: str) -> bool:
 
 
 def of_mistake(error: Exception) -> tuple[str, str]:
-    """Return reason and message of the condition for a mistake of ours. Pure."""
+    """Return reason and message of the condition for an error of a pass. Pure."""
     reason, what = "InternalError", "made a mistake at this job, and tries again"
     if isinstance(error, ValidationError | Unreadable):
         reason, what = "Unreadable", "cannot read this job"
@@ -119,14 +119,13 @@ def of_mistake(error: Exception) -> tuple[str, str]:
 
 
 async def _apply(api: Api, metadata: Json, said: Json) -> None:
-    """Writes the condition."""
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": {"conditions": [said]}}
-    with suppress(Unreadable):  # it was written; the answer is the job
+    with suppress(Unreadable):  # it was written; only the answer, the whole job, is too large
         await api.apply(manifest, "status", manager=_MANAGER)
 
 
 def condition(body: Json, reason: str, message: str, now: datetime) -> Json | None:
-    """The condition to write; None when it is said already, or the job has ended. Pure."""
+    """Return the condition to write; None if the status has it already, or the job has ended. Pure."""
     known = {c["type"]: c for c in (body.get("status") or {}).get("conditions") or []}
     old = known.get("Progressing", {})
     if (old.get("reason"), old.get("message")) == (reason, message) or {"Complete", "Failed"} & known.keys():

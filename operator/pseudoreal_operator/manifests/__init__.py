@@ -1,4 +1,4 @@
 """The children of a job as manifests. Pure.
 
-Which of them are wanted is decided in `lifecycle`.
+`lifecycle` decides which children are wanted.
 """

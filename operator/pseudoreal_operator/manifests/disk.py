@@ -1,7 +1,7 @@
-"""How much disk a job needs: for offloaded state on the node of each pod, and for the checkpoints in its claim. Pure.
+"""Disk space that a job needs: for offloaded state on the node of each pod, and for the checkpoints in its claim. Pure.
 
-Both are twice what is needed. A volume on a node has a limit so that nothing that goes wrong fills the node, which
-would evict its other pods as well.
+Both are twice the calculated need. A volume on a node has a limit, so that no fault fills the node, which would evict
+its other pods as well.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from pseudoreal_api.spec.phase import Phase, Sharing
 
 _SPARE = 2
 _LEAST = 2**30
-"""Least bytes: files are rounded up, and a disk has its own needs."""
+"""Bytes that are always added: file sizes are rounded up, and a disk has its own needs."""
 _WORDS = 5
-"""Most words of the master type for each parameter: weight, two moments, gradient, a copy in the compute type."""
+"""Maximum words of the master type for each parameter: weight, two moments, gradient, a copy in the compute type."""
 
 
 def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
-    """The size limit of the volume, as a quantity."""
+    """Return the size limit of the volume for offloaded state, as a quantity."""
     ranks = rank_counts(spec, phase)
     data_ranks = ranks.workers * ranks.processes_per_worker // ranks.pipeline
     shards = 1 if phase.parallelism.state_sharding == "None" else data_ranks
-    # Of each kind a rank has no more than layers.
+    # A rank has at most as many blocks, and as many sets of experts, as layers.
     layers, owned = -(-spec.model.layers // ranks.pipeline), _Owned.of(spec.model, explicit_sharing(spec, phase))
     blocks, experts = min(owned.dense + owned.mixtures, layers), min(owned.sets, layers)
     parameters = (blocks * _largest_block(spec.model) + experts * _experts(spec.model) + _ends(spec.model)) // shards
@@ -33,9 +33,9 @@ def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
 
 
 def claim_size(spec: PseudoRealJobSpec) -> str:
-    """The size of a claim for all checkpoints that the job keeps at a time, as a quantity."""
+    """Return the size of a claim for all checkpoints that the job keeps at a time, as a quantity."""
     sizes = [_checkpoint(spec, phase) for phase in spec.phases]
-    # Those at the ends of phases, the newest ones, and one that is being written.
+    # The checkpoints at the ends of phases, the newest ones, and one that is being written.
     needed = sum(sizes) + (spec.checkpoint.keep_last + 1) * max(sizes)
     if every := spec.checkpoint.keep_every:
         spans = pairwise([0, *last_steps(spec)])
@@ -44,13 +44,13 @@ def claim_size(spec: PseudoRealJobSpec) -> str:
 
 
 def _checkpoint(spec: PseudoRealJobSpec, phase: Phase) -> int:
-    """Bytes of a checkpoint in a phase: master weights and two moments."""
+    """Return the bytes of a checkpoint in a phase: master weights and two moments."""
     owned = _Owned.of(spec.model, explicit_sharing(spec, phase))
     return 3 * _word(spec) * (owned.parameters(spec.model) + _ends(spec.model))
 
 
 def _word(spec: PseudoRealJobSpec) -> int:
-    """Bytes of a number of the master type."""
+    """Return the bytes of a number of the master type."""
     return 8 if spec.precision.compute == "float64" else 4
 
 
@@ -60,18 +60,19 @@ def _quantity(needed: int) -> str:
 
 @dataclass(frozen=True)
 class _Owned:
-    """How many of each the layers have, shared or not."""
+    """Numbers of distinct blocks and of distinct sets of experts that the layers have, shared or not."""
 
     dense: int
     mixtures: int
-    """Blocks of layers with experts, without these."""
+    """Blocks of layers with experts, not counting the experts."""
     sets: int
     """Sets of experts."""
 
     @classmethod
     def of(cls, model: Model, sharing: Sharing) -> "_Owned":
         blocks, sets = number_of_blocks(sharing, model.layers), len(sets_of_experts(sharing, model))
-        # Layers without experts share no block with others; where layers share experts alone, each has its own block.
+        # Layers without experts share no block with layers that have experts. If layers share experts alone, each layer
+        # has its own block.
         mixtures = model.layers_with_experts if sharing.shares_experts_alone else sets
         return cls(blocks - mixtures, mixtures, sets)
 
@@ -91,7 +92,7 @@ def _block(model: Model, *, has_experts: bool) -> int:
 
 
 def _router(model: Model) -> int:
-    """Parameters of the router and the shared experts."""
+    """Return the number of parameters of the router and the shared experts."""
     shared = _feed_forward(model, model.shared_expert) if model.shared_expert else 0
     return (model.experts.count if model.experts else 0) * model.hidden_size + shared
 
@@ -114,6 +115,6 @@ def _feed_forward(model: Model, spec: FeedForward) -> int:
 
 
 def _ends(model: Model) -> int:
-    """Parameters of the embedding, and of the final norm with the head."""
+    """Return the number of parameters of the embedding, and of the final norm with the head."""
     matrices = 1 if model.embeddings == "Tied" else 2
     return (matrices * model.vocabulary_size + 1) * model.hidden_size

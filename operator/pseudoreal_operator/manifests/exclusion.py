@@ -1,9 +1,9 @@
-"""Nodes that an execution must not get, as they have just rejected pods of the job. Pure.
+"""Nodes that an execution must not use, because they have just rejected pods of the job. Pure.
 
-The scheduler does not know why a node rejected a pod, for instance since its GPU plugin is not up after a reboot: the
-node looks free, and the next pod goes there again. A preference for other nodes does not help where these are full. So
-the next execution excludes the node, and only for a while: it may be the only one. Each further rejection doubles the
-time; an execution that waits for a node longer than that is made anew, without the exclusion.
+The scheduler does not know why a node rejected a pod, for instance because its GPU plugin is not up after a reboot: the
+node looks free, and the next pod goes there again. A preference for other nodes does not help if these are full. So the
+next execution excludes the node, and only for a while: it may be the only one. Each further rejection doubles the time;
+an execution that waits for a node longer than that is replaced by one without the exclusion.
 """
 
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ from pseudoreal_operator.observe.view import Pod
 Json = dict[str, Any]
 
 EXCLUDED_SECONDS, MOST_EXCLUDED_SECONDS = 60, 960
-"""Seconds for which a node is excluded after its first rejection, and at most."""
+"""Seconds for which a node is excluded: after its first rejection, and maximum."""
 _DOUBLINGS = 4
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def excluded_nodes(status: PseudoRealJobStatus) -> dict[str, datetime]:
-    """Return the nodes that the execution of the status must not get, with the time until which that holds. They follow
-    from what the status remembers, at the time at which the execution was asked for."""
+    """Return the nodes that the present execution must not use, with the time until which each is excluded. The
+    times follow from the faults in the status, as of the time at which the execution was requested."""
     if status.execution_time is None:
         return {}
     asked = clock.from_text(status.execution_time)
@@ -34,7 +34,7 @@ def excluded_nodes(status: PseudoRealJobStatus) -> dict[str, datetime]:
 
 
 def note(status: PseudoRealJobStatus, pod: Pod | None, now: datetime) -> str:
-    """Return a sentence on the node of a pod that was rejected; empty for others."""
+    """Return a sentence on the node of a pod that was rejected; empty for other pods."""
     until = _times(status).get(pod.node) if pod and pod.node else None
     if pod is None or until is None or until <= now:
         return ""
@@ -42,7 +42,7 @@ def note(status: PseudoRealJobStatus, pod: Pod | None, now: datetime) -> str:
 
 
 def _times(status: PseudoRealJobStatus) -> dict[str, datetime]:
-    """Return until when each node is excluded, or was."""
+    """Return node -> time until which it is excluded, or was."""
     rejections: dict[str, list[Fault]] = {}
     for fault in (*status.faults, *status.disruptions):
         if fault.node and fault.reason == POD_REJECTED:
@@ -56,9 +56,9 @@ def _until(rejections: list[Fault]) -> datetime:
 
 
 def never_on(spec: Json, nodes: Iterable[str]) -> Json:
-    """Return the pod spec with the requirement of other nodes than these, in each of the user's terms: one of them must
-    hold, and so must this."""
-    # By the node's name: its label of the host name may say something else. A field is compared with one value.
+    """Return the pod spec with these nodes excluded in each of the user's node selector terms. Only one of the terms
+    must hold, so each of them needs the exclusion."""
+    # By the node's name: its host name label may have another value. A matchFields requirement takes a single value.
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(nodes)]
     if not fields:
         return spec

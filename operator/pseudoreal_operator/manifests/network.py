@@ -1,6 +1,7 @@
-"""What spec.network asks of a pod: environment, devices, volumes, rights. Pure.
+"""Parts of a pod that spec.network asks for: environment, devices, volumes, capabilities. Pure.
 
-A pod without a network of its own, such as that of a delink, has the Network of all defaults, which asks for nothing.
+A pod without its own network settings, such as the pod of a delink, has the Network of all defaults, which asks for
+nothing.
 """
 
 from typing import Any
@@ -17,12 +18,12 @@ Json = dict[str, Any]
 NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 HUGE_PAGES_DIRECTORY = "/hugepages"
 _NCCL_DIRECTORY = "/etc/pseudoreal-nccl"
-"""Folder of the user's own ConfigMap. A file cannot be mounted below CONFIG_DIRECTORY, which is read-only."""
+"""Mount path of the user's own ConfigMap. A file cannot be mounted below CONFIG_DIRECTORY, which is read-only."""
 
-# Below the ports that kernels give to clients (32768..) and Kubernetes to node ports (30000..).
+# Below the ports that kernels give to clients (32768..), and that Kubernetes gives to node ports (30000..).
 _HOST_PORTS = range(20_000, 30_000)
 
-# NCCL_NET forbids NCCL to fall back on another network, which it would do without a word.
+# NCCL_NET keeps NCCL from silently falling back on another network.
 _MODES: dict[str, dict[str, str]] = {
     "Auto": {},
     "Socket": {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"},
@@ -34,7 +35,7 @@ def environment(network: Network) -> dict[str, str]:
     found = dict(_MODES[network.mode])
     if network.interface:
         found["NCCL_SOCKET_IFNAME"] = network.interface
-        # gloo knows only whole names.
+        # gloo takes only whole interface names: neither NCCL's exclusions (^) nor its = sign.
         if not network.interface.startswith("^"):
             found["GLOO_SOCKET_IFNAME"] = network.interface.removeprefix("=")
     if network.ib_adapters:
@@ -45,21 +46,21 @@ def environment(network: Network) -> dict[str, str]:
 
 
 def nccl_config(network: Network, *, of_site: bool) -> dict[str, str]:
-    """The variable that names NCCL's file: the job's own, else that of the site."""
+    """Return the variable that names NCCL's file: the job's own, else the site's; empty if there is neither."""
     directory = _NCCL_DIRECTORY if network.nccl_config_map_name else CONFIG_DIRECTORY if of_site else None
     return {"NCCL_CONF_FILE": f"{directory}/{NCCL_CONFIG_FILE}"} if directory else {}
 
 
 def host_environment(network: Network) -> list[Json]:
-    """Variables for pods in the network of their node, whose name other pods cannot resolve; trainers up to 0.3 would
-    tell them that name."""
+    """Return the variables for pods in the network of their node: other pods cannot resolve the name of the node,
+    which trainers up to 0.3 would give them."""
     if not network.host_network:
         return []
     return [{"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 
 
 def resources(network: Network, given: Resources) -> Json:
-    """The resources of a pod: those of the phase, the adapters and huge pages, and the memory of /dev/shm on top."""
+    """Return the resources of a pod: the phase's, adapters and huge pages, and the memory of /dev/shm on top."""
     extra = _devices(network)
     limits, requests = (_with_shared_memory(network, amounts) for amounts in (given.limits, given.requests))
     return Resources(limits=limits | extra, requests=requests | extra).to_dict()
@@ -105,7 +106,7 @@ def mounts(network: Network) -> list[Json]:
 
 
 def capabilities(network: Network) -> Json:
-    """Capabilities of the container: adapters reach only memory that is locked."""
+    """Return the capabilities of the container: RDMA adapters reach only locked memory."""
     uses_rdma = network.mode == "RDMA" or (network.mode == "Auto" and network.rdma_resource is not None)
     return {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if uses_rdma else {})
 
@@ -115,20 +116,21 @@ def annotations(network: Network) -> dict[str, str]:
 
 
 def pod_fields(network: Network) -> Json:
-    """Fields of a pod in its node's network. Without its DNS policy it would not find the other pods by name."""
+    """Return the fields of a pod in its node's network. Without this DNS policy it would not find the other pods by
+    name."""
     return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if network.host_network else {}
 
 
 def rendezvous_port(job: PseudoRealJob) -> int:
-    """The port of the rendezvous. In the network of a node, jobs share its ports: each has one of its own there, most
-    likely."""
+    """Return the port of the rendezvous. In the network of a node, jobs share the node's ports, so each job gets a
+    port derived from its uid, which most likely no other job has."""
     if not job.spec.network.host_network:
         return RENDEZVOUS_PORT
     return _HOST_PORTS[crc32(job.metadata.uid.encode()) % len(_HOST_PORTS)]
 
 
 def check_network(spec: PseudoRealJobSpec) -> None:
-    """Checks spec.network. Raises ValueError for what Kubernetes would refuse in the pods."""
+    """Check spec.network. Raises ValueError for values that Kubernetes would reject in the pods."""
     pages = spec.network.huge_pages
     if pages and (bytes_of(pages.amount) == 0 or bytes_of(pages.amount) % bytes_of(pages.page_size)):
         raise ValueError(

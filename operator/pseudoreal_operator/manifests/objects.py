@@ -1,8 +1,8 @@
-"""What the operator makes for a job: a claim, a headless Service, a NetworkPolicy, a Secret, PodGroups, and an Indexed
-Job per execution.
+"""Objects that the operator creates for a job: a claim, a headless Service, a NetworkPolicy, a Secret, PodGroups, and
+an Indexed Job per execution.
 
-They never change once they are made: what they depend on is immutable in the spec, or the number of the execution is in
-their names and a new one is made.
+They never change after their creation: the fields of the spec that they depend on are immutable, or their names contain
+the number of the execution and new ones are created.
 """
 
 import json
@@ -49,8 +49,8 @@ Json = dict[str, Any]
 
 
 def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
-    """The children of a stage in the order in which they must be made: the Job last, so that where it is, all of them
-    are. The numbers and the nodes come from the status."""
+    """Return the children of a stage in the order of their creation: the Job last, so that if the Job exists, all of
+    them do. Numbers and nodes come from the status."""
     job = at_size(job, status, stage)
     plan = _pod_plan(job, stage, status, settings)
     made = network_children(job, settings) if stage.kind is StageKind.TRAIN else []
@@ -72,7 +72,7 @@ def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, sett
 
 
 def network_children(job: PseudoRealJob, settings: Settings) -> list[Json]:
-    """The children that the pods of all executions share."""
+    """Return the children that the pods of all executions share."""
     return [_service(job), *([network_policy(job, settings)] if is_isolated(job) else [])]
 
 
@@ -112,8 +112,8 @@ def _disk(job: PseudoRealJob, phase: Phase) -> Json:
 
 
 def _without_devices(resources: Resources) -> Resources:
-    """The resources without GPUs, for a delink: it copies bytes, and needs the memory of the phase that it leads
-    into."""
+    """Return the resources without GPUs, for a delink: it copies bytes, and needs the memory of the phase that it
+    leads into."""
 
     def plain(amounts: dict[str, int | str]) -> dict[str, int | str]:
         return {name: amount for name, amount in amounts.items() if "/" not in name}
@@ -147,8 +147,8 @@ def _site_files(job: PseudoRealJob, settings: Settings) -> dict[str, str]:
 
 
 def _service(job: PseudoRealJob) -> Json:
-    """The headless Service. It gives the pods host names before they are ready: they become ready by finding one
-    another."""
+    """Return the headless Service. It gives the pods host names before they are ready: they become ready by finding
+    one another."""
     port = rendezvous_port(job)
     spec = {
         "clusterIP": "None",
@@ -161,7 +161,7 @@ def _service(job: PseudoRealJob) -> Json:
 
 
 def _secret(job: PseudoRealJob) -> Json:
-    """The Secret by which workers know each other, the same for all executions. Its data is drawn when it is made."""
+    """Return the Secret by which workers recognize each other, the same for all executions. `make` draws its data."""
     name = network_name(job.metadata.name, job.metadata.uid)
     return child("Secret", "v1", job, name, own_labels(job)) | {"type": "Opaque", "immutable": True}
 
@@ -175,17 +175,18 @@ def _job(job: PseudoRealJob, stage: Stage, plan: PodPlan, template: Json) -> Jso
     labels = plan.labels | queue_labels(scheduling, stage.kind)
     manifest = child("Job", "batch/v1", job, plan.name, labels)
     manifest["spec"] = {
-        # Nothing starts before the queue has seen it, also where the queue's webhook does not answer.
+        # Suspended, so that nothing starts before the queue has seen the Job, even if the queue's webhook does not
+        # answer.
         **({"suspend": True} if is_queued(scheduling, stage.kind) else {}),
         "completionMode": "Indexed",
         "completions": plan.workers + plan.spares,
         "parallelism": plan.workers + plan.spares,
-        # Spare pods that were not needed end as soon as the workers have.
+        # With this policy, spare pods that were not needed end as soon as the workers have succeeded.
         **({"successPolicy": {"rules": [{"succeededCount": plan.workers}]}} if plan.spares else {}),
-        # A pod is not replaced: the operator restarts all of them together. And one that fails does not make the Job
-        # controller delete the others: what they say of their end tells where the fault began.
+        # No pod is replaced: the operator restarts all of them together. And a failed pod does not make the Job
+        # controller delete the others, whose termination messages tell where the fault began.
         "backoffLimitPerIndex": 0,
-        # A pod that is going away counts as failed only once it is gone.
+        # A pod that is being deleted counts as failed only once it is gone.
         "podReplacementPolicy": "Failed",
         "template": template,
     }
@@ -193,13 +194,13 @@ def _job(job: PseudoRealJob, stage: Stage, plan: PodPlan, template: Json) -> Jso
 
 
 def identity(manifest: Json) -> tuple[str, str]:
-    """Kind and name of a manifest."""
+    """Return kind and name of a manifest."""
     return manifest["kind"], manifest["metadata"]["name"]
 
 
 def claim(job: PseudoRealJob) -> Json | None:
-    """The claim; None when the job asks for none. A claim that stays when the job is deleted belongs to nobody: it has
-    neither an owner nor the uid of the job, and a later job of the same name goes on with it."""
+    """Return the claim; None if the job needs none, or names one. A claim that stays after its job has neither an
+    owner nor the uid of the job, and a later job of the same name continues with it."""
     volume = job.spec.checkpoint.storage.mounted
     if volume is None or volume.claim_name is not None:
         return None
@@ -224,7 +225,7 @@ def _metadata(job: PseudoRealJob, volume: VolumeStorage) -> Json:
 
 
 def _claim_spec(spec: PseudoRealJobSpec, volume: VolumeStorage) -> Json:
-    """What the user says of the claim, and for the rest what the job needs."""
+    """Return the user's claim template, completed with the needs of the job."""
     many = any(phase.workers > 1 for phase in spec.phases)
     needed: Json = {
         "accessModes": ["ReadWriteMany" if many else "ReadWriteOnce"],
@@ -235,13 +236,14 @@ def _claim_spec(spec: PseudoRealJobSpec, volume: VolumeStorage) -> Json:
 
 
 def is_isolated(job: PseudoRealJob) -> bool:
-    """Whether the job has a NetworkPolicy. It would have no effect on pods in the network of their node."""
+    """Return whether the job has a NetworkPolicy. A policy would have no effect on pods in the network of their
+    node."""
     return job.spec.network.isolation == "JobOnly" and not job.spec.network.host_network
 
 
 def network_policy(job: PseudoRealJob, settings: Settings) -> Json:
-    """The policy: only pods of the job reach its training pods, at any port, and the site's scrapers that of /metrics.
-    What they themselves reach is open."""
+    """Return the policy: only pods of the job reach its training pods, at any port, and the site's scrapers reach
+    their port of /metrics. Connections that the pods open are not restricted."""
     peers = {"podSelector": {"matchLabels": {LABEL_JOB_UID: job.metadata.uid}}}
     spec = {
         "podSelector": {"matchLabels": training_pods(job)},
@@ -253,7 +255,7 @@ def network_policy(job: PseudoRealJob, settings: Settings) -> Json:
 
 
 def _scraping(settings: Settings) -> list[Json]:
-    """The rule for scrapers. None of them is no rule: one without peers would let everybody in."""
+    """Return the rule for scrapers; no rule without scrapers, because a rule without peers would admit everybody."""
     port = settings.trainer_metrics_port
     if port is None or not settings.scrapers:
         return []
@@ -274,7 +276,7 @@ def child(kind: str, api_version: str, job: PseudoRealJob, name: str, labels: di
 
 
 def execution_labels(job: PseudoRealJob, execution: Execution) -> dict[str, str]:
-    """Labels of the Job and the pods of one execution."""
+    """Return the labels of the Job and the pods of one execution."""
     return own_labels(job) | {
         LABEL_PHASE: execution.phase,
         LABEL_EXECUTION: str(execution.number),
@@ -283,7 +285,7 @@ def execution_labels(job: PseudoRealJob, execution: Execution) -> dict[str, str]
 
 
 def own_labels(job: PseudoRealJob) -> dict[str, str]:
-    """Labels of what belongs to this job, and not to a later one of its name."""
+    """Return the labels of objects that belong to this job, and not to a later job of the same name."""
     return job_labels(job) | {LABEL_JOB_UID: job.metadata.uid}
 
 
@@ -296,8 +298,8 @@ def job_labels(job: PseudoRealJob) -> dict[str, str]:
 
 
 def training_pods(job: PseudoRealJob) -> dict[str, str]:
-    """Labels that select the training pods of all executions: never two of them run at once, and the rendezvous keeps
-    those that linger out."""
+    """Return the labels that select the training pods of all executions: two executions never run at once, and the
+    rendezvous keeps lingering pods out."""
     return {LABEL_JOB_UID: job.metadata.uid, LABEL_STAGE: StageKind.TRAIN.value}
 
 

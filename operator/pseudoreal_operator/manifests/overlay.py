@@ -1,4 +1,4 @@
-"""What is laid over the operator's pod template: the user's, and over both the terms of placement. Pure."""
+"""Overlays on the operator's pod template: the user's template, and over both the terms of placement. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +11,14 @@ Json = dict[str, Any]
 HOSTNAME = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-# In this order: a mount has a name too, but that of its volume, which may be mounted twice.
+# mountPath comes first: a mount's name is that of its volume, which may be mounted twice.
 _KEYS = ("mountPath", "name")
 _ADDED_TO = ("labels", "annotations", "env")
 
 
 def merge(base: Any, overlay: Any) -> Any:
-    """`base` with `overlay` laid over it. Maps merge; lists of named entries merge by name (mounts by mountPath);
-    everything else is replaced."""
+    """Return `base` with `overlay` laid over it. Maps merge; lists of named entries merge by name (mounts by
+    mountPath); everything else is replaced."""
     if isinstance(base, dict) and isinstance(overlay, dict):
         return base | {key: merge(base[key], value) if key in base else value for key, value in overlay.items()}
     if isinstance(base, list) and isinstance(overlay, list):
@@ -39,8 +39,8 @@ def _merge_named(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
 
 
 def without_nulls(overlay: Any) -> Any:
-    """The overlay without nulls that would take away all labels, annotations or variables, the operator's own among
-    them. Elsewhere a null removes what the operator has set, such as a user id."""
+    """Return the overlay without nulls that would remove all labels, annotations or variables, including the
+    operator's own. Elsewhere a null removes a value that the operator has set, such as a user id."""
     if isinstance(overlay, dict):
         kept = {key: value for key, value in overlay.items() if value is not None or key not in _ADDED_TO}
         return {key: without_nulls(value) for key, value in kept.items()}
@@ -50,10 +50,10 @@ def without_nulls(overlay: Any) -> Any:
 def place(
     spec: Json, labels: dict[str, str], *, one_per_node: bool, avoid: Sequence[str], near: Topology | None
 ) -> Json:
-    """The pod spec with the operator's own terms beside the user's. `labels` are those of the pods, `avoid` names of
-    nodes, and `near` says how the pods of an execution stay together.
+    """Return the pod spec with the operator's own placement terms beside the user's. `labels`: labels of the pods;
+    `avoid`: names of nodes to avoid; `near`: how the pods of an execution stay together.
 
-    Terms have no names by which an overlay could merge them, so they are added to what it made.
+    Terms have no names by which an overlay could merge them, so they are added after the overlay.
     """
     if one_per_node:
         spec = _with_term(spec, "podAntiAffinity", _REQUIRED, _away_from_pods(labels[LABEL_JOB_UID]))
@@ -71,13 +71,14 @@ def _with_term(spec: Json, kind: str, strength: str, term: Json) -> Json:
 
 
 def _away_from_pods(uid: str) -> Json:
-    """The term that keeps pods away from the job's other pods; those that have ended do not count to the scheduler."""
+    """Return the term that keeps pods away from the job's other pods; the scheduler ignores pods that have ended."""
     return {"labelSelector": {"matchLabels": {LABEL_JOB_UID: uid}}, "topologyKey": HOSTNAME}
 
 
 def _near_each_other(spec: Json, labels: dict[str, str], near: Topology) -> Json:
-    """The spec of pods that go where the others of their execution are. Kubernetes lets the first one go anywhere: it
-    matches the term itself, and no other pod does. Those of an earlier execution, which may linger, do not count."""
+    """Return the pod spec with affinity to the other pods of the execution. Kubernetes lets the first pod go
+    anywhere: the pod matches the term itself, and no other pod does. Pods of an earlier execution, which may linger,
+    do not match."""
     own = {label: labels[label] for label in (LABEL_JOB_UID, LABEL_PHASE, LABEL_EXECUTION, LABEL_STAGE)}
     term = {"labelSelector": {"matchLabels": own}, "topologyKey": near.key}
     if near.required:
@@ -86,6 +87,6 @@ def _near_each_other(spec: Json, labels: dict[str, str], near: Topology) -> Json
 
 
 def _away_from_nodes(avoid: Sequence[str]) -> Json:
-    # By the node's name: its label of the host name may say something else. A field is compared with one value.
+    # By the node's name: its host name label may have another value. A matchFields requirement takes a single value.
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(avoid)]
     return {"weight": 100, "preference": {"matchFields": fields}}

@@ -1,8 +1,8 @@
 """The pod template of a stage. Pure.
 
-The files in CONFIG_DIRECTORY are annotations of the pod that a volume of the downward API shows, so they come and go
-with it: there is no object beside the Job that could be missing, be left behind or be changed under a pod.
-To report to the operator, a training pod has an address, a token that opens nothing else, and a certificate.
+The files in CONFIG_DIRECTORY are annotations of the pod, shown by a volume of the downward API, so they exist as long
+as the pod: no object beside the Job can be missing, be left behind or be changed under a pod. To report to the
+operator, a training pod has a URL, a token that opens nothing else, and a CA certificate.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ Json = dict[str, Any]
 
 TOKEN_SECONDS = 3600
 _GRACE_SECONDS = 120
-"""Grace period of the pods, where nothing else is said."""
+"""Default grace period of the pods, in seconds."""
 _FILES = "config"
 TERMINATION_LOG = "/dev/termination-log"
 CREDENTIALS = {
@@ -55,25 +55,24 @@ CREDENTIALS = {
     "AWS_SESSION_TOKEN": True,
     "AWS_DEFAULT_REGION": True,
 }
-"""Keys of the credentials' Secret that become variables, and whether they may be missing. All of its keys would let
-whoever writes the Secret set variables by which ranks meet and report."""
+"""Keys of the credentials' Secret that become variables, and whether they may be missing. With all of its keys, the
+author of the Secret could set the variables that control rendezvous and reports."""
 _NOT_INJECTED_LABELS = {"sidecar.istio.io/inject": "false"}
-"""Labels that decline proxies, which meshes inject into all pods of a namespace: a proxy outlives the trainer, and the
-connections between ranks go through it."""
+"""Labels that opt out of proxies, which service meshes inject into all pods of a namespace: a proxy outlives the
+trainer, and the connections between ranks go through it."""
 _NOT_INJECTED = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
-"""Annotations that decline them. Istio read the annotation before it had the label."""
+"""Annotations that opt out of injected proxies. Istio read the annotation before it had the label."""
 _NOT_EVICTED = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""Annotations that keep autoscalers from moving a pod to save a node: all others would start anew with it."""
+"""Annotations that keep autoscalers from moving a pod to save a node: all other pods would have to restart with it."""
 
 
 @dataclass(frozen=True)
 class PodPlan:
-    """What differs between the stages.
+    """Differences between the pods of the stages.
 
-    `files` are those in CONFIG_DIRECTORY, by name. `rendezvous_id` is None for a delink: it is one process, and its
-    network is the default one. `disk` is the volume source for offloaded state, or None where no state can be on disk.
-    `weights` are those that the stage may begin with, if they have a volume. `gang` is None where each pod gets a node
-    by itself.
+    `files`: files in CONFIG_DIRECTORY, by name. `rendezvous_id`: None for a delink, which is one process in the default
+    network. `disk`: volume source for offloaded state; None if no state can be on disk. `weights`: Hugging Face weights
+    that the stage may begin with, if they have a volume. `gang`: None if each pod gets a node by itself.
     """
 
     name: str
@@ -81,7 +80,7 @@ class PodPlan:
     files: dict[str, str]
     resources: Resources
     pod: Pod
-    """What the user says of the pods of the stage."""
+    """The user's settings for the pods of the stage."""
     workers: int = 1
     processes: int = 1
     spares: int = 0
@@ -98,14 +97,15 @@ class PodPlan:
 
     @property
     def meets(self) -> bool:
-        """Whether there are workers that meet, by the secret of their job."""
+        """Whether several workers meet in a rendezvous, which the Secret of their job protects."""
         return self.trains and self.workers > 1
 
 
 def pod_template(
     job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: Sequence[str] = (), exclude: Iterable[str] = ()
 ) -> Json:
-    """The operator's template, the user's over it, and over both what the operator must find in its pods again."""
+    """Return the operator's template, the user's template over it, and over both the fields that the operator relies
+    on."""
     own = _template(job, plan, settings)
     template: Json = merge(merge(own, without_nulls(plan.pod.template)), _indispensable(plan, own))
     alone, near = plan.network.host_network, topology_by_affinity(job.spec.scheduling) if plan.trains else None
@@ -114,8 +114,8 @@ def pod_template(
 
 
 def _indispensable(plan: PodPlan, own: Json) -> Json:
-    """Fields that the overlay cannot change: without its labels a pod would be none of the job's, and without the
-    rendezvous each would train alone."""
+    """Return the fields that the overlay cannot change: without its labels a pod would not belong to the job, and
+    without the rendezvous each pod would train alone."""
     (container,) = own["spec"]["containers"]
     env = [entry for entry in container["env"] if is_reserved(entry["name"])]
     metadata = {"labels": plan.labels, "annotations": file_annotations(plan.files)}
@@ -123,7 +123,7 @@ def _indispensable(plan: PodPlan, own: Json) -> Json:
 
 
 def pod_of(spec: PseudoRealJobSpec, phase: Phase) -> Pod:
-    """The user's pod for a phase: that of the phase over that of the job."""
+    """Return the user's pod settings for a phase: the phase's over the job's."""
     job, own = spec.pod, phase.pod
     return Pod(
         image=own.image or job.image,
@@ -134,7 +134,7 @@ def pod_of(spec: PseudoRealJobSpec, phase: Phase) -> Pod:
 
 
 def _grace_seconds(pod: Pod) -> int:
-    """Grace period of the pods in seconds; the template may set it, too."""
+    """Return the grace period of the pods in seconds; the user's template comes first."""
     spec = pod.template.get("spec")
     chosen = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
     return chosen if isinstance(chosen, int) else pod.termination_grace_period_seconds or _GRACE_SECONDS
@@ -161,7 +161,7 @@ def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
             "securityContext": {
                 "runAsNonRoot": True,
                 **settings.pod_ids,
-                # Walking a volume of checkpoints to change owners that are right already takes minutes.
+                # Changing owners that are right already takes minutes on a volume of checkpoints.
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
@@ -205,12 +205,12 @@ def _environment(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[
     of_training = _training_environment(job, plan, settings) if plan.trains else []
     own = _fixed(values) + of_training + _storage_environment(job)
     chosen = [_chosen(variable) for variable in plan.pod.env]
-    # Whole entries, not merged ones: beside a valueFrom no value may be left.
+    # Replace whole entries: a merged one could have both value and valueFrom.
     return list({entry["name"]: entry for entry in (*own, *chosen)}.values())
 
 
 def _chosen(variable: EnvVar) -> Json:
-    """A variable as a container has it."""
+    """Return a user's variable as an entry of a container's env."""
     value = {"value": variable.value} if variable.value is not None else {"valueFrom": variable.value_from}
     return {"name": variable.name, **value}
 
@@ -231,7 +231,7 @@ def _key(name: str, secret: str, optional: bool) -> Json:
 
 
 def _metrics_port(plan: PodPlan, settings: Settings) -> int | None:
-    """The port of /metrics. In the network of a node, jobs would want the same one."""
+    """Return the port of /metrics; None: the pod has none. In the network of a node, jobs would need the same port."""
     return settings.trainer_metrics_port if plan.trains and not plan.network.host_network else None
 
 
@@ -258,9 +258,9 @@ def _training_environment(job: PseudoRealJob, plan: PodPlan, settings: Settings)
 
 
 def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
-    """Options of torchrun, which reads them from PET_*. The id has the execution in it, so that a stale worker cannot
-    join."""
-    assert plan.rendezvous_id is not None, "only training meets"
+    """Return the options of torchrun, which it reads from PET_* variables. The rendezvous id contains the execution,
+    so that a stale worker cannot join."""
+    assert plan.rendezvous_id is not None, "only training pods have a rendezvous"
     service = network_name(job.metadata.name, job.metadata.uid)
     secret = {RENDEZVOUS_SECRET: f"{RENDEZVOUS_SECRET_DIRECTORY}/{RENDEZVOUS_SECRET_FILE}"} if plan.meets else {}
     return {
@@ -276,8 +276,8 @@ def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
 
 
 def _shutdown_seconds(grace: int) -> int:
-    """Seconds after a SIGTERM at which torchrun kills its ranks: late enough for a checkpoint, before the kubelet kills
-    the pod."""
+    """Return the seconds after a SIGTERM at which torchrun kills its ranks: late enough for a checkpoint, before the
+    kubelet kills the pod."""
     return max(1, grace - min(20, ceil(grace / 6)))
 
 
@@ -303,7 +303,7 @@ def _volumes(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json
     if plan.disk is not None:
         volumes.append({**plan.disk, "name": "offload"})
     if plan.meets:
-        # A file: the environment of a container is seen by whoever may look at pods.
+        # A file, not a variable: anyone who may read pods sees the environment of a container.
         name = network_name(job.metadata.name, job.metadata.uid)
         items = [{"key": RENDEZVOUS_SECRET_FILE, "path": RENDEZVOUS_SECRET_FILE}]
         volumes.append({"name": "rendezvous", "secret": {"secretName": name, "items": items}})
@@ -331,7 +331,8 @@ def _mounts(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]
 
 
 def _work_volume(job: PseudoRealJob) -> Json:
-    """The volume of the work directory. Checkpoints in object storage leave only metrics.jsonl to the pod."""
+    """Return the volume of the work directory. With checkpoints in object storage, the pod keeps only metrics.jsonl
+    there."""
     volume = job.spec.checkpoint.storage.mounted
     if volume is None:
         return {"name": "work", "emptyDir": {}}
@@ -368,7 +369,7 @@ def report_environment(settings: Settings) -> dict[str, str]:
 
 
 def report_files(settings: Settings) -> dict[str, str]:
-    """The file with the certificate by which the operator is known."""
+    """Return the file with the CA certificates by which pods verify the endpoint for reports."""
     return {REPORT_CA_FILE: settings.report_ca} if settings.report_url and settings.report_ca else {}
 
 

@@ -1,6 +1,7 @@
-"""What a job asks of the queue and of the scheduler: labels of its Jobs, PodGroups, and how pods say theirs. Pure.
+"""Requests of a job to the queue and to the scheduler: labels of its Jobs, PodGroups, and the matching fields of pods.
+Pure.
 
-Only when it is made does the operator say whether a Job is suspended: from then on that is for the queue alone.
+The operator sets whether a Job is suspended only at its creation; afterwards only the queue does.
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ _REQUIRED_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
 _PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
 
 NATIVE = "scheduling.k8s.io/v1beta1"
-"""API version of Kubernetes' own PodGroups, as of Kubernetes 1.37. Those before it were of alpha versions that are
+"""API version of Kubernetes' own PodGroups, as of Kubernetes 1.37. Earlier releases had alpha versions, which are
 gone."""
 SCHEDULER_PLUGINS = "scheduling.x-k8s.io/v1alpha1"
 """API version of the PodGroups of scheduler-plugins, 0.19 and newer."""
@@ -29,12 +30,13 @@ VOLCANO = "scheduling.volcano.sh/v1beta1"
 
 
 def is_queued(scheduling: Scheduling, kind: StageKind) -> bool:
-    """Whether the Job of such a stage waits in the queue. A delink takes no GPU from anybody."""
+    """Return whether the Job of such a stage waits in the queue. A delink takes no GPU from other jobs, so it waits
+    only if the job says so."""
     return scheduling.queue is not None and (kind is StageKind.TRAIN or scheduling.queue_delink)
 
 
 def queue_labels(scheduling: Scheduling, kind: StageKind) -> dict[str, str]:
-    """Labels by which Kueue knows a Job."""
+    """Return the labels by which Kueue manages a Job."""
     if scheduling.queue is None or not is_queued(scheduling, kind):
         return {}
     priority = scheduling.workload_priority_class_name
@@ -42,7 +44,7 @@ def queue_labels(scheduling: Scheduling, kind: StageKind) -> dict[str, str]:
 
 
 def topology_annotations(scheduling: Scheduling) -> dict[str, str]:
-    """Annotations of a pod template by which Kueue gives its pods nodes that are near each other."""
+    """Return the annotations of a pod template by which Kueue places its pods on nodes that are near each other."""
     topology = scheduling.topology
     if topology is None or scheduling.queue is None:
         return {}
@@ -50,14 +52,15 @@ def topology_annotations(scheduling: Scheduling) -> dict[str, str]:
 
 
 def topology_by_affinity(scheduling: Scheduling) -> Topology | None:
-    """The topology that pods must ask for themselves, as neither Kueue nor Volcano knows of it."""
+    """Return the topology that pods must request by affinity; None if there is none, or if Kueue or Volcano handles
+    it."""
     return None if scheduling.queue is not None or scheduling.gang.policy == "Volcano" else scheduling.topology
 
 
 @dataclass(frozen=True)
 class Gang:
-    """The PodGroup of a phase, and what its pods say of it. There is one for all executions of the phase that have as
-    many workers: two of them never run at once."""
+    """The PodGroup of a phase, and the fields by which its pods join it. All executions of the phase with the same
+    number of workers share one: two of them never run at once."""
 
     name: str
     api_version: str
@@ -68,32 +71,32 @@ class Gang:
 
 
 def gang_of(job: PseudoRealJob, stage: Stage) -> Gang | None:
-    """The gang of a stage; None where each pod gets a node by itself. A delink is one pod."""
+    """Return the gang of a stage; None if each pod gets a node by itself. A delink is one pod."""
     scheduling = job.spec.scheduling
     policy, seconds, priority = scheduling.gang.policy, scheduling.gang.timeout_seconds, scheduling.priority_class_name
     if policy == "None" or stage.kind is not StageKind.TRAIN:
         return None
     tiers = _tiers(scheduling.topology) if policy == "Volcano" and scheduling.topology else {}
     phase = job.spec.phases[stage.index]
-    # A group without tiers is called as in releases that knew none, and so is one of a fixed size.
+    # Groups without tiers, and groups of a fixed size, keep the names that they had in releases without both.
     terms = f"{policy} {seconds} {priority}" + (f" {scheduling.topology}" if tiers else "")
     terms += f" {phase.workers}" if phase.elastic else ""
     name = gang_name(job.metadata.name, job.metadata.uid, stage.phase, terms)
-    # With room for fewer, spare pods might get the nodes of workers.
+    # The gang includes the spare pods: with room for fewer, spare pods might get the nodes of workers.
     gang = _gang(policy, name, phase.workers + phase.spares, seconds, priority)
     return replace(gang, spec=gang.spec | tiers)
 
 
 def _tiers(topology: Topology) -> Json:
-    """What a group of Volcano says of the topology. Volcano calls the tier of nodes that share a label by its key; and
-    asked softly, it goes from the lowest tier up by itself."""
+    """Return the topology of a Volcano group. Volcano names a tier of nodes that share a label by the label's key;
+    in soft mode it goes from the lowest tier up by itself."""
     if topology.required is None:
         return {"networkTopology": {"mode": "soft"}}
     return {"networkTopology": {"mode": "hard", "highestTierName": topology.required}}
 
 
 def _gang(policy: GangPolicy, name: str, pods: int, seconds: int | None, priority: str | None) -> Gang:
-    # Groups have a priority of their own, which counts instead of the pods'.
+    # A group has its own priority, which counts instead of the pods'.
     rank = {"priorityClassName": priority} if priority else {}
     match policy:
         case "Native":

@@ -1,4 +1,4 @@
-"""What Prometheus reads of the operator itself: what is measured, and where it is served.
+"""Prometheus metrics of the operator itself, and the server for them.
 
-What is measured of the jobs follows from the watch of them, in `loop`.
+Metrics of jobs are derived from the watch of jobs, in `loop`.
 """

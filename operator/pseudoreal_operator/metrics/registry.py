@@ -1,6 +1,6 @@
-"""What the operator measures of its own work.
+"""Metrics of the operator's own work.
 
-No counter has a job's name as a label: jobs come and go, and a series stays for as long as the process runs.
+No counter has a job's name as a label: jobs come and go, but a series stays for as long as the process runs.
 """
 
 from prometheus_client import (
@@ -14,13 +14,13 @@ from prometheus_client import (
 
 from pseudoreal_operator.tasks import dead_tasks
 
-# Each counter and histogram would have another series, with the time at which it began.
+# Otherwise each counter and histogram would have another series, with its creation time.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 
 NO_ANSWER = "none"
-"""Code of a request that nobody answered."""
+"""Code of a request that got no answer."""
 
 PASS_SECONDS = Histogram(
     "pseudoreal_reconcile_duration_seconds",

@@ -1,6 +1,8 @@
-"""What is asked of the operator over plain HTTP: `/metrics`, which are numbers and names of namespaces and jobs, and
-`/healthz` and `/readyz`, which say whether it lives and whether it has seen everything. Who may read them, the chart's
-NetworkPolicy says."""
+"""Plain HTTP endpoints of the operator.
+
+`/metrics` has numbers, and names of namespaces and jobs; `/healthz` and `/readyz` tell whether the operator is alive,
+and whether it has seen all jobs. The chart's NetworkPolicy decides who may read them.
+"""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -21,10 +23,10 @@ log = structlog.get_logger()
 
 @asynccontextmanager
 async def serve_metrics(registry: CollectorRegistry, port: int) -> AsyncIterator[int]:
-    """Serves while the context lasts: the port; a free one where 0 was asked for."""
+    """Serve metrics in this context. Yield the port; a free one if `port` is 0."""
 
     async def answer(request: web.Request) -> web.Response:
-        # In the loop, not in a thread: what is collected changes only there.
+        # In the event loop, not in a thread: the collected values change only there.
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
@@ -37,7 +39,8 @@ async def serve_metrics(registry: CollectorRegistry, port: int) -> AsyncIterator
 async def serve_health(
     counts: Callable[[], Mapping[str, Any]], is_ready: Callable[[], bool], port: int
 ) -> AsyncIterator[int]:
-    """Serves while the context lasts, whether the API server is there or not: the port. `counts` are told as well."""
+    """Serve the probes in this context, even while the API server is away. Yield the port. `counts` are part of each
+    answer."""
 
     async def health(_: web.Request) -> web.Response:
         dead = dead_tasks()

@@ -1,4 +1,4 @@
-"""What a pass sees of a job, and where the job is. Pure, but for the requests.
+"""Observed state of a job, and the stage that it is at. Pure, except for the requests.
 
-What it means is judged in `failures` and `lifecycle`.
+Conclusions are drawn in `failures` and `lifecycle`.
 """

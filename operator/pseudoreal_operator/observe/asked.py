@@ -1,4 +1,4 @@
-"""Which of the user's requests are still open. Pure."""
+"""The user's requests that are still open. Pure."""
 
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.request import Request, RequestType
@@ -12,13 +12,13 @@ def open_requests(spec: PseudoRealJobSpec, status: PseudoRealJobStatus, kind: Re
 
 
 def phases_to_finish(spec: PseudoRealJobSpec, status: PseudoRealJobStatus) -> frozenset[str]:
-    """Names of the phases that are to end now, or as soon as they train."""
+    """Return the names of the phases that are to end now, or as soon as they train."""
     return frozenset(request.phase for request in open_requests(spec, status, "FinishPhase"))
 
 
 def with_served(spec: PseudoRealJobSpec, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
-    """The status once the requests are served whose phases are complete. Ids that are gone from the spec are
-    forgotten, so that the list stays short."""
+    """Return the status with the requests marked as served whose phases are complete. Ids that are gone from the
+    spec are dropped, so that the list stays short."""
     complete = {phase.name for phase in status.phases if phase.state == "Complete"}
     done = {request.id for request in open_requests(spec, status, "FinishPhase") if request.phase in complete}
     asked = [request.id for request in spec.requests]

@@ -1,4 +1,4 @@
-"""What was heard from the pods, kept in memory: after a restart the pods report it again."""
+"""Report store: the newest reports of the pods, in memory. After a restart of the operator the pods report again."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,55 +13,56 @@ from pseudoreal_operator.observe.stages import Execution
 from pseudoreal_operator.observe.view import Heard
 
 QUIET_SECONDS = 20.0
-"""Seconds after which a pod that was not heard is silent: it reports every few seconds."""
+"""Seconds without a report after which a pod is silent: pods report every few seconds."""
 UNHEARD_SECONDS = 60.0
-"""Seconds of silence of all pods after which their job says so."""
+"""Seconds of silence of all pods after which their job's status says so."""
 LEAST_CUT_JOBS = 2
-"""Least number of jobs that must be silent for it to be the path."""
+"""Minimum number of silent jobs for a fault of the network path."""
 
 SOON_SECONDS = 1.0
-"""Seconds after which a job is woken by a pod that began or ended its steps."""
+"""Seconds until a job is woken after a pod has begun or ended its steps."""
 NEWS_SECONDS = 10.0
-"""Seconds after which a job is woken by progress: as often as that is written."""
+"""Seconds until a job is woken after progress: as often as progress is written."""
 NEWS_PER_SECOND = 20.0
-"""Wake-ups in a second for progress, and for pods that train and were not heard before, of all jobs together; with more
-of them, each waits longer."""
+"""Wake-ups per second of all jobs together, for progress and for training pods that were not heard before; with more
+news, each wake-up waits longer."""
 LOG_SECONDS = 60.0
-"""Seconds between two looks at the log of a pod that is silent. Each wait is as long as it has been silent before, as
-long as the log has nothing new either."""
+"""Minimum seconds between two readings of the log of a silent pod. As long as the log has nothing new either, each
+wait is as long as the pod has been silent before."""
 
 JobKey = tuple[str, str]
-"""Namespace and uid. Anybody may label a pod with the uid of a job in another namespace: it is not heard."""
+"""Namespace and uid of a job. Anyone may label a pod with the uid of a job in another namespace; reports of such a
+pod are ignored."""
 
 
 @dataclass(frozen=True)
 class Speaker:
-    """A pod that reports, as its labels describe it."""
+    """A reporting pod, as its labels describe it."""
 
     job: JobKey
     execution: Execution
     index: int
     pod: str
-    """Its name."""
+    """Name of the pod."""
 
 
 def _nobody(_after: float) -> None:
-    """Nobody is to be woken."""
+    """Wake no job."""
 
 
 @dataclass
 class _Listening:
-    """To the pod of rank 0 of an execution, while it runs: it tells of the progress."""
+    """The running pod of rank 0 of an execution, which reports the progress."""
 
     speaker: Speaker
     since: datetime
     looked: datetime | None = None
-    """When its log was last looked at."""
+    """Time at which its log was last read; None: never."""
     line: ProgressReport | None = None
-    """The newest progress that its log had then."""
+    """Newest progress in the log at that time; None: there was none."""
 
     def log_is_due(self, heard: Heard | None, now: datetime) -> bool:
-        """Whether it is silent, and its log was not looked at for long."""
+        """Return whether the pod is silent and its log was not read for long."""
         since = max(self.since, heard.last) if heard else self.since
         if (now - since).total_seconds() <= QUIET_SECONDS:
             return False
@@ -76,38 +77,40 @@ class _Followed:
     finish: frozenset[str] = frozenset()
     """Names of the phases that are to end now."""
     members: Mapping[Execution, Membership] = field(default_factory=dict)
-    """Memberships that the status says."""
+    """Memberships that the status records."""
     heard: dict[tuple[Execution, int], Heard] = field(default_factory=dict)
     listening: _Listening | None = None
     reported: datetime | None = None
-    """When a report of any of its pods last arrived."""
+    """Time at which the last report of any of its pods arrived; None: none has."""
     is_woken: bool = False
-    """Whether the job was woken as none of its pods is heard any more."""
+    """Whether the job was already woken because all of its pods are silent."""
 
     def unheard_since(self, now: datetime, seconds: float) -> datetime | None:
-        """The moment since which no report arrives, where pods run and it is longer than so many seconds."""
+        """Return since when no report arrives, if pods run and the silence is longer than `seconds`; else None."""
         if self.listening is None:
             return None
         since = max(self.listening.since, self.reported or self.listening.since)
         return since if (now - since).total_seconds() > seconds else None
 
     def was_heard(self) -> bool:
-        """Whether pods that run have reported."""
+        """Return whether pods that run have reported."""
         return self.listening is not None and self.reported is not None and self.reported >= self.listening.since
 
     def silent_pod(self, now: datetime) -> _Listening | None:
-        """The pod whose log is due."""
+        """Return the pod of rank 0 if its log is due; else None."""
         to = self.listening
         return to if to and to.log_is_due(self.heard.get((to.speaker.execution, to.speaker.index)), now) else None
 
 
 class Board:
-    """What was heard of each job that this operator follows: pods of a deleted job may report until they end."""
+    """Newest reports of each job that this operator follows. Other reports are rejected: pods of a deleted job may
+    report until they end."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, _Followed] = {}
         self.path_is_cut = False
-        """Whether most jobs are silent, in most namespaces, as `notice_silence` last found: it is the path, then."""
+        """Whether most jobs, in most namespaces, were silent when `notice_silence` was last called: then the network
+        path is at fault."""
 
     def follow(
         self,
@@ -116,8 +119,8 @@ class Board:
         wake: Callable[[float], None] = _nobody,
         members: Mapping[Execution, Membership] = MappingProxyType({}),
     ) -> None:
-        """`finish` are the phases that are to end now, if they train. `wake`: what to do, with seconds, at news.
-        `members`: memberships as the status that is stored says them; pods hear of no other."""
+        """Follow a job. `finish`: phases that are to end now, if they train. `wake`: called with seconds when
+        reports require a pass. `members`: memberships in the stored status; pods are told no others."""
         followed = self._jobs.setdefault(job, _Followed())
         followed.finish, followed.wake, followed.members = finish, wake, members
 
@@ -125,7 +128,7 @@ class Board:
         self._jobs.pop(job, None)
 
     def hear(self, speaker: Speaker, report: PodReport, now: datetime) -> bool:
-        """Takes a report: whether its job is followed."""
+        """Store a report; return whether its job is followed."""
         followed = self._jobs.get(speaker.job)
         if followed is None:
             return False
@@ -136,29 +139,30 @@ class Board:
         return True
 
     def _take(self, followed: _Followed, speaker: Speaker, report: PodReport, now: datetime) -> bool:
-        """Takes what a pod has reported, or logged: whether the job is woken for it."""
+        """Store a report, or progress from a log; return whether the job is woken for it."""
         key = (speaker.execution, speaker.index)
         known = followed.heard.get(key)
         followed.heard[key] = heard = updated(known, speaker, report, now)
         if (after := _wake_after(known, heard)) is not None:
-            # After a restart of the operator thousands of pods that train are heard for the first time.
+            # After a restart of the operator, thousands of training pods report for the first time, so these are not
+            # urgent.
             is_urgent = after <= SOON_SECONDS and not (known is None and heard.begun)
             followed.wake(after) if is_urgent else self._wake(followed, after)
         return after is not None
 
     def _wake(self, followed: _Followed, after: float) -> None:
-        """Wakes a job for news that many jobs may have together."""
+        """Wake a job for news that many jobs may have at the same time."""
         followed.wake(max(after, len(self._jobs) / NEWS_PER_SECOND))
 
     def listen(self, job: JobKey, speaker: Speaker | None, now: datetime) -> None:
-        """Listens to the pod of rank 0 of the present execution; to none, where it does not run."""
+        """Set the running pod of rank 0 of the present execution; None: it does not run."""
         followed = self._jobs.get(job)
         if followed is None or (followed.listening and followed.listening.speaker == speaker):
             return
         followed.listening = None if speaker is None else _Listening(speaker, now)
 
     def most_silent(self, now: datetime) -> Speaker | None:
-        """The pod whose log is to be read next, which is noted; None where no pod is silent."""
+        """Return the pod whose log is to be read next, and note the time; None if no log is due."""
         due = [silent for followed in self._jobs.values() if (silent := followed.silent_pod(now))]
         if not due:
             return None
@@ -167,8 +171,8 @@ class Board:
         return longest.speaker
 
     def read_log(self, speaker: Speaker, progress: ProgressReport, now: datetime) -> None:
-        """Takes what a pod that does not report has logged: that it makes steps, or that it has made none since its log
-        was last read."""
+        """Process the log of a pod that does not report: either the pod makes steps, or it has made none since the
+        previous reading."""
         followed = self._jobs.get(speaker.job)
         if followed is None:
             return
@@ -181,14 +185,14 @@ class Board:
             followed.heard[key] = replace(known, log_stood=now)
             self._wake(followed, NEWS_SECONDS)
         elif before is not None:
-            # Steps that are made anew, from an older checkpoint, are steps as well.
+            # Steps repeated from an older checkpoint are progress as well.
             followed.heard[key] = replace(known, progressed=now)
         if to and to.speaker == speaker:
             to.line = progress
 
     def notice_silence(self, now: datetime) -> None:
-        """Notes whether the path is cut, and wakes the jobs of which no pod is heard any more, each once. To be called
-        again and again."""
+        """Update `path_is_cut`, and wake each job once when all of its pods have fallen silent. Must be called
+        periodically."""
         self.path_is_cut = _is_path(self.silent_jobs(now))
         for followed in self._jobs.values():
             if not followed.is_woken and followed.unheard_since(now, UNHEARD_SECONDS):
@@ -204,8 +208,8 @@ class Board:
         return followed is not None and followed.was_heard()
 
     def silent_jobs(self, now: datetime) -> "Counter[tuple[str, bool]]":
-        """Number of the jobs whose pods run and have reported, by namespace and whether all of their pods are silent
-        now."""
+        """Return the number of jobs whose pods run and have reported, by namespace and by whether all of their pods
+        are silent now."""
         return Counter(
             (namespace, followed.unheard_since(now, QUIET_SECONDS) is not None)
             for (namespace, _), followed in self._jobs.items()
@@ -213,14 +217,14 @@ class Board:
         )
 
     def of_job(self, job: JobKey, executions: set[Execution]) -> tuple[Heard, ...]:
-        """What was heard of these runs; what is known of others is forgotten."""
+        """Return the reports of these executions, and forget the reports of others."""
         followed = self._jobs.get(job, _Followed())
         followed.heard = {key: heard for key, heard in followed.heard.items() if heard.execution in executions}
         return tuple(followed.heard.values())
 
     def restarts_in_place(self, speaker: Speaker, now: datetime) -> int:
-        """Restarts in place of the pod of the speaker's execution that has begun the most. Pods that are silent may be
-        those that a queue took back."""
+        """Return the highest number of restarts in place of any pod of the speaker's execution. Silent pods are
+        ignored, because a queue may have taken them back."""
         followed = self._jobs.get(speaker.job, _Followed())
         return max(
             (
@@ -234,7 +238,7 @@ class Board:
         )
 
     def answer(self, speaker: Speaker, now: datetime) -> ReportAnswer:
-        """The answer to a report that was heard. The pod is told with it."""
+        """Return the answer to a stored report, and note whether it tells the pod to finish its phase."""
         followed = self._jobs.get(speaker.job, _Followed())
         finish, key = speaker.execution.phase in followed.finish, (speaker.execution, speaker.index)
         if finish and (heard := followed.heard.get(key)) is not None and not heard.told_to_finish:
@@ -248,8 +252,8 @@ class Board:
 
 
 def _is_path(jobs: "Counter[tuple[str, bool]]") -> bool:
-    """Whether so many jobs are silent together that it is the path. Nobody can make it seem so with jobs of one
-    namespace, where there are several."""
+    """Return whether so many jobs are silent together that the network path is at fault. If there are several
+    namespaces, one of them is not enough, so no tenant can pretend such a fault."""
     namespaces = {namespace for namespace, _ in jobs}
     cut = [name for name in namespaces if jobs[name, True] > jobs[name, False]]
     silent = sum(jobs[name, True] for name in namespaces)
@@ -257,14 +261,14 @@ def _is_path(jobs: "Counter[tuple[str, bool]]") -> bool:
 
 
 def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datetime) -> Heard:
-    """What is known of a pod after one more report. Pure."""
+    """Return the state of a pod after one more report. Pure."""
     if known is None or known.pod != speaker.pod or known.report.in_place != report.in_place:
         known = Heard(speaker.execution, speaker.index, speaker.pod, first=now, last=now, report=report)
     grew = steps_of(report) > steps_of(known.report)
     at_work = grew or any(_is_at_work(rank) for rank in report.ranks)
-    # A save may hold up the steps, and has a clock of its own.
+    # A save may hold up the steps, and has its own clock.
     saves = any(rank.saving_seconds is not None for rank in report.ranks)
-    # Not every report repeats what rank 0 knows.
+    # Not every report repeats progress and checkpoint, which rank 0 knows.
     report = report.model_copy(
         update={
             "progress": report.progress or known.report.progress,
@@ -281,7 +285,7 @@ def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datet
 
 
 def _wake_after(known: Heard | None, heard: Heard) -> float | None:
-    """Seconds until the job is to be looked at for what a report says; None when that is nothing new."""
+    """Return the seconds until the job needs a pass for a report; None: the report changes nothing."""
     if known is None or known.restarted != heard.restarted or known.waits_to_restart != heard.waits_to_restart:
         return SOON_SECONDS
     if (known.begun is None) != (heard.begun is None) or _has_ended(known) != _has_ended(heard):
@@ -299,8 +303,8 @@ def _has_ended(heard: Heard) -> bool:
 
 
 def _is_at_work(rank: RankReport) -> bool:
-    """Whether the rank makes steps. Ranks that start wait for each other as well; but one that was busy has made a
-    step."""
+    """Return whether the rank makes steps. Starting ranks wait for each other as well, but a rank that was busy has
+    made a step."""
     return rank.activity in ("computing", "ended") or rank.busy_seconds is not None
 
 

@@ -1,8 +1,7 @@
-"""The last words of pods that were deleted as soon as they had ended, for instance those of a job that is suspended.
-Pure.
+"""Termination messages of pods that were deleted as soon as they had ended, for instance pods of a suspended job. Pure.
 
-Their watch told them, and no list shows the pods any more. They are kept in memory only: training finds its checkpoints
-without them.
+The watch reports these pods once, and no list shows them any more. Their messages are kept in memory only: training
+finds its checkpoints without them.
 """
 
 from collections.abc import Iterable
@@ -17,13 +16,13 @@ from pseudoreal_operator.observe.view import Pod
 class _Said:
     execution: Execution
     first: Pod | None = None
-    """The pod of rank 0, which has the result."""
+    """Pod of rank 0, which has the result."""
     newest: Pod | None = None
-    """The pod with the newest checkpoint."""
+    """Pod with the newest checkpoint."""
 
 
 class LastWords:
-    """What pods of the newest execution of each job said last."""
+    """Termination messages of pods of each job's newest execution."""
 
     def __init__(self) -> None:
         self._said: dict[JobKey, _Said] = {}
@@ -42,7 +41,7 @@ class LastWords:
             said.newest = pod
 
     def of_job(self, job: JobKey, listed: Iterable[str]) -> tuple[Pod, ...]:
-        """The pods of a job that are gone. `listed`: names of the pods that are not."""
+        """Return the deleted pods of a job whose messages are known. `listed`: names of the pods that still exist."""
         said, known = self._said.get(job), set(listed)
         pods = {pod.name: pod for pod in (said.first, said.newest) if pod} if said else {}
         return tuple(pod for name, pod in pods.items() if name not in known)

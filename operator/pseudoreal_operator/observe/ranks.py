@@ -1,4 +1,4 @@
-"""Which ranks are in which pod: by what the pods say, and in the status as ranges. Pure."""
+"""Ranks of each pod: from the pods' reports, and as ranges in the status. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,13 +10,13 @@ from pseudoreal_api.wire.reports import PodReport
 from pseudoreal_operator.observe.stages import Execution
 
 MOST_NUMBERS = 1_000_000
-"""More than the ranks of any job."""
+"""Maximum count of numbers read from a text: more than the ranks of any job."""
 _RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 def first_ranks(workers: int, ranks_per_worker: int, said: Mapping[int, int]) -> dict[int, int]:
-    """Number of each worker -> its first rank. `said`: what is known of some of them; what cannot be is left out.
-    Workers of which nothing is known have the ranks that are left, in the order of their numbers."""
+    """Return worker number -> first rank. `said`: known first ranks of some workers; impossible ones are ignored.
+    The other workers get the remaining ranks in the order of their numbers."""
     left = dict.fromkeys(range(0, workers * ranks_per_worker, ranks_per_worker))
     found: dict[int, int] = {}
     for worker, rank in sorted(said.items()):
@@ -28,13 +28,14 @@ def first_ranks(workers: int, ranks_per_worker: int, said: Mapping[int, int]) ->
 
 
 def first_rank_said(report: PodReport, ranks_per_worker: int) -> int | None:
-    """The first rank of the pod that reports; None before one of them has begun."""
+    """Return the first rank of the reporting pod; None before one of its ranks has started."""
     ranks = [sign.rank for sign in report.ranks]
     return min(ranks) // ranks_per_worker * ranks_per_worker if ranks else None
 
 
 def first_ranks_of(placement: Placement | None, execution: Execution) -> dict[int, int]:
-    """Number of each worker that the status knows -> its first rank, if it speaks of this execution."""
+    """Return worker number -> first rank as the placement records it; empty if the placement is of another
+    execution."""
     if placement is None or (placement.phase_name, placement.execution) != (execution.phase, execution.number):
         return {}
     found: dict[int, int] = {}
@@ -46,7 +47,7 @@ def first_ranks_of(placement: Placement | None, execution: Execution) -> dict[in
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
-    """The numbers in their order, such as 0-3,8,6."""
+    """Return the numbers in their order, as ranges such as 0-3,8,6."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -57,8 +58,8 @@ def ranges_text(numbers: Iterable[int]) -> str:
 
 
 def numbers_of(text: str) -> Iterator[int]:
-    """Yield the numbers of such a text, at most MOST_NUMBERS. Anything else in the text is left out, because a status
-    may have been written by others than the operator."""
+    """Yield the numbers of a text of ranges, at most MOST_NUMBERS. Malformed parts are ignored, because others than
+    the operator may have written the status."""
     matches = filter(None, map(_RANGE.fullmatch, text.split(",")))
     numbers = (range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches)
     yield from islice(chain.from_iterable(numbers), MOST_NUMBERS)

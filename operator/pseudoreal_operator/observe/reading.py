@@ -1,6 +1,6 @@
-"""From the JSON of the API server and of pods to what a pass sees. Pure.
+"""Parsing of the JSON of the API server and of pods into the objects that a pass reads. Pure.
 
-What others wrote in it is cleaned and bounded here, and numbers that no status can hold are refused.
+Text written by others is sanitized and bounded here, and numbers that no status can hold are rejected.
 """
 
 import json
@@ -32,29 +32,29 @@ from pseudoreal_operator.observe.view import ChildJob, JobState, Obstacle, Pod, 
 Json = dict[str, Any]
 
 WORKERS_VARIABLE = "PET_NNODES"
-"""Name of the variable by which torchrun in a pod knows the number of workers."""
+"""Name of the environment variable from which torchrun in a pod reads the number of workers."""
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 
 _WORD_CHARACTERS = 128
-"""Most characters of a reason, which is one word."""
+"""Maximum number of characters of a reason, which is one word."""
 _MOST = {int: MOST_COUNT, float: 1e10}
-"""Largest numbers that are read. What may be seconds is smaller: some more of them before now there is no date."""
+"""Largest numbers that are accepted. The bound of floats, which may be seconds, keeps dates before now valid."""
 
 _MOST_EXECUTIONS = 2**31
-"""Largest number of an execution that is read: no job has so many, and a status could not hold many more."""
+"""Largest execution number that is accepted: no job has so many executions, and a status could not hold many more."""
 
 _LAST_STEPS = re.compile("[0-9]{1,18}/[0-9]{1,18}")
 _COUNT_OF_PODS = re.compile("[0-9]{1,9}")
 _TERMINAL = ("Succeeded", "Failed")
 """Phases of pods whose containers have all ended."""
-# Waiting for these is part of any start; the others say what is wrong.
+# Waiting for these is part of every start; any other reason is a problem.
 _ORDINARY_WAITING = ("ContainerCreating", "PodInitializing")
 
 
 def belongs_to(uid: str, child: Json) -> bool:
-    """Whether the child belongs to the job of this uid, by its labels and its owner. Anybody may give other objects
-    these labels, so that their logs come with the others'; but owners are what the garbage collector goes by. A pod's
-    is a Job, every other child's the job itself."""
+    """Return whether the child belongs to the job of this uid, by its labels and its owner. Anyone may give other
+    objects these labels, for instance to collect logs together, but the garbage collector goes by owners. A pod's
+    owner is a Job; every other child's owner is the job itself."""
     owners = child["metadata"].get("ownerReferences") or []
     owner: Json = next((owner for owner in owners if owner.get("controller")), {})
     is_owned = owner.get("uid") == uid if owner.get("kind") == KIND else owner.get("kind") == "Job"
@@ -69,13 +69,13 @@ def _has_run(child: Json) -> bool:
 
 
 def is_of_another(uid: str, child: Json) -> bool:
-    """Whether the child belongs to a deleted job of the same name."""
+    """Return whether the child belongs to a deleted job of the same name."""
     return _labels(child).get(LABEL_JOB_UID, uid) != uid
 
 
 def is_orphan(uid: str, pod: Json) -> bool:
-    """Whether the pod, which runs or may run yet, is one of the job's that lost its owner, as by `kubectl delete job
-    --cascade=orphan`. It is never acted upon: anybody may give a pod these labels."""
+    """Return whether the pod, which may still run, belongs to the job and has lost its owner, as by `kubectl delete
+    job --cascade=orphan`. The operator never changes such a pod: anyone may give a pod these labels."""
     owners = pod["metadata"].get("ownerReferences") or []
     is_owned = any(owner.get("controller") for owner in owners)
     has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
@@ -104,7 +104,8 @@ def read_job(body: Json) -> ChildJob:
 
 
 def _workers_of_job(spec: Json) -> int | None:
-    """Number of pods that must succeed: all of them, or as many as are no spare ones."""
+    """Return the number of workers: the count in the Job's successPolicy, which excludes spare pods, else
+    `completions`."""
     rules: Iterable[Json] = (spec.get("successPolicy") or {}).get("rules") or []
     return next((rule["succeededCount"] for rule in rules if "succeededCount" in rule), spec.get("completions"))
 
@@ -123,7 +124,7 @@ def _excludes_until(job: Json) -> str | None:
 
 
 def has_no_pod_left(job: Json) -> bool:
-    """Whether all pods of a Job have ended; it is never so before the Job has."""
+    """Return whether all pods of a Job have ended; False as long as the Job itself has not."""
     status = job.get("status", {})
     return _ending(job) is not None and not status.get("active") and not status.get("terminating")
 
@@ -157,7 +158,7 @@ def read_pod(body: Json) -> Pod:
 
 
 def newest_report(log: str) -> ProgressReport | None:
-    """The last progress line of a trainer's log."""
+    """Return the last progress line of a trainer's log; None if there is none."""
     for line in reversed(log.splitlines()):
         report = progress_of(line)
         if report:
@@ -166,7 +167,7 @@ def newest_report(log: str) -> ProgressReport | None:
 
 
 def read_report(body: bytes) -> PodReport:
-    """The report that a pod sent. Raises ValueError with a sentence."""
+    """Parse the report of a pod. Raises ValueError with a sentence."""
     try:
         report = PodReport.model_validate_json(body)
     except ValidationError as error:
@@ -191,7 +192,7 @@ def _cleaned_layout(layout: ChosenLayout | None) -> ChosenLayout | None:
 
 
 def progress_of(line: str) -> ProgressReport | None:
-    """The progress that a line of a trainer's log reports; None for other lines."""
+    """Return the progress that a line of a trainer's log reports; None for other lines."""
     try:
         event = json.loads(line)
         if isinstance(event, dict) and event.get("event") == PROGRESS_EVENT:
@@ -204,9 +205,9 @@ def progress_of(line: str) -> ProgressReport | None:
 
 
 def _fits(part: ProgressReport | SavedCheckpoint) -> bool:
-    """Whether its numbers fit a status. Where one does not, every pass over the job would fail."""
+    """Return whether its numbers fit a status. A number that does not would fail every pass over the job."""
     numbers = [value for value in part.model_dump().values() if isinstance(value, int | float)]
-    # Nothing holds for NaN.
+    # Every comparison with NaN is false.
     return all(abs(value) <= _MOST[type(value)] for value in numbers) and part.step >= 0
 
 
@@ -223,7 +224,7 @@ def _execution(body: Json) -> Execution:
 
 
 def _changed(body: Json, kind: str, to: str) -> str | None:
-    """The time at which a condition came to have the value that it has."""
+    """Return the time at which a condition took the value `to`; None if it does not have this value."""
     found = _condition(body.get("status", {}), kind)
     return found.get("lastTransitionTime") if found and found["status"] == to else None
 
@@ -247,7 +248,7 @@ def _ending(job: Json) -> Json | None:
 
 
 def _phase(status: Json) -> PodPhase:
-    """Return what became of the trainer; of a pod of which only Kubernetes knows, what became of the pod."""
+    """Return the state of the trainer; without a status of its container, the state that Kubernetes gives the pod."""
     state = _container(status).get("state") or {}
     if ended := state.get("terminated"):
         return PodPhase.SUCCEEDED if ended["exitCode"] == 0 else PodPhase.FAILED
@@ -285,7 +286,7 @@ def _running_on(status: Json) -> tuple[str, ...]:
 
 
 def _trainer(pod: Json) -> Json:
-    """The trainer container, as the pod asks for it."""
+    """Return the trainer container of the pod's spec."""
     containers: Iterable[Json] = pod.get("spec", {}).get("containers") or []
     return next((c for c in containers if c["name"] == CONTAINER), {})
 
@@ -315,7 +316,7 @@ def _termination(terminated: Json | None) -> Termination | None:
 def _termination_message(text: str) -> TerminationMessage | None:
     try:
         message = TerminationMessage.model_validate_json(text)
-    # A lone surrogate is none of UTF-8, which the parser reads.
+    # UnicodeEncodeError: a lone surrogate has no UTF-8 encoding, which the parser needs.
     except (ValidationError, UnicodeEncodeError):
         return None
     return message.model_copy(
@@ -330,7 +331,7 @@ def _termination_message(text: str) -> TerminationMessage | None:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return the number; None for one that is none. What a phase has made counts, whatever its loss is."""
+    """Return the number; None if it is infinite or NaN. The result of a phase counts, whatever its loss is."""
     return value if value is not None and isfinite(value) else None
 
 

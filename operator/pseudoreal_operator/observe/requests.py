@@ -1,4 +1,4 @@
-"""Reads what a pass needs from the API server."""
+"""Reading of the observed state that a pass needs from the API server."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from pseudoreal_operator.observe.view import ChildJob, Observed, Pod, PodPhase
 Json = dict[str, Any]
 
 _POD_JOB = "batch.kubernetes.io/job-name"
-"""The label by which the Job controller knows its pods."""
+"""Label by which the Job controller knows its pods."""
 
 
 async def observe(
@@ -42,10 +42,10 @@ async def observe(
     now: datetime,
     listed: Callable[[int], None] = lambda _: None,
 ) -> Observed:
-    """Read a job's children. `listed` takes how many there are. Raises Unreadable for a child of the job that is beyond
-    the bounds; objects of others that are, with whatever labels, are left out."""
+    """Read a job's children. `listed` receives their number. Raises Unreadable for a child of the job that is beyond
+    the bounds; objects of others that are, whatever their labels, are left out."""
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
-    # Jobs come first: when one has ended, the pods that are read after it tell how.
+    # Jobs come first: if a Job has ended, its pods, which are read later, tell how.
     found = _Found(uid)
     async for body in api.each("Job", namespace, f"{LABEL_JOB}={name}", skipped=found.skip):
         if found.is_own(body):
@@ -82,12 +82,12 @@ async def observe(
 
 @dataclass
 class _Found:
-    """Children of a job, as far as a pass needs them: the objects themselves may be large, and many."""
+    """Children of a job, as far as a pass needs them: the raw objects may be large and many."""
 
     uid: str
     jobs: list[ChildJob] = field(default_factory=list)
     over: list[ChildJob] = field(default_factory=list)
-    """Those of `jobs` whose pods have all ended."""
+    """The elements of `jobs` whose pods have all ended."""
     pods: list[Pod] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
     """Names of children of a deleted job of the same name."""
@@ -96,7 +96,7 @@ class _Found:
     count: int = 0
 
     def is_own(self, body: Json) -> bool:
-        """Takes an object: whether it is a child of the job."""
+        """Count an object; return whether it is a child of the job."""
         self.count += 1
         if belongs_to(self.uid, body):
             return True
@@ -105,8 +105,8 @@ class _Found:
         return False
 
     def skip(self, body: Json, reason: Unreadable) -> None:
-        """Takes an object that is beyond the bounds. Raises its reason for a child of the job: without it a pass would
-        do what is wrong."""
+        """Count an object that is beyond the bounds. Raises Unreadable with its reason for a child of the job:
+        without this child a pass would decide wrongly."""
         if body["metadata"] and self.is_own(body):
             raise Unreadable(reason.reason, f"{_name(body)}, which belongs to it, cannot be read: {reason}")
 
@@ -120,7 +120,8 @@ def together(
     now: datetime,
     gone: tuple[Pod, ...] = (),
 ) -> Observed:
-    """What was seen of a job and its children, and what its pods have said. The board listens to them from now on."""
+    """Return the observation of a job, its children and its pods' reports. From now on the board follows the pod of
+    rank 0."""
     key, execution = (job.metadata.namespace, job.metadata.uid), present(job, status, jobs)
     first = _first_index(status, execution)
     pod = _speaker(pods, execution, first)
@@ -144,38 +145,39 @@ def together(
 
 
 def has_claim(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> bool:
-    """Whether the claim of the job is known to be there: it is made before the Job of the present execution."""
+    """Return whether the claim of the job is known to exist: it is created before the Job of the present execution."""
     execution = present(job, status, jobs)
     return any(one.execution == execution for one in jobs)
 
 
 def present(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> Execution | None:
-    """The present execution; None when there is nothing left to do."""
+    """Return the present execution; None if no stage is left."""
     stage = current_stage(with_added(status.phases, job.spec))
     return stage.execution(max([1, status.execution, *(job.execution.number for job in jobs)])) if stage else None
 
 
 def _without(over: Sequence[ChildJob], present: Execution | None) -> str:
-    """A selector that leaves out pods of earlier executions that have all ended; they stay for their logs, and may be
-    thousands."""
+    """Return a selector that leaves out pods of earlier executions whose pods have all ended: these are kept for
+    their logs, and may be thousands."""
     names = sorted(job.name for job in over if job.execution != present)
     return f",{_POD_JOB} notin ({','.join(names)})" if names else ""
 
 
 def claim_of(job: PseudoRealJob) -> str | None:
-    """Name of the claim that the job asks for. One that somebody else made is used as it is."""
+    """Return the name of the claim that the operator creates for the job; None if the job has no volume, or names an
+    existing claim."""
     volume = job.spec.checkpoint.storage.mounted
     return None if volume is None or volume.claim_name is not None else claim_name(job.metadata.name)
 
 
 def _first_index(status: PseudoRealJobStatus, execution: Execution | None) -> int:
-    """Completion index of the pod of worker 0."""
+    """Return the completion index of the pod of worker 0."""
     membership = memberships(status).get(execution) if execution else None
     return membership.pod_of(0) if membership else 0
 
 
 def _speaker(pods: Sequence[Pod], present: Execution | None, first: int) -> Pod | None:
-    """The pod of rank 0, which tells of the progress, if it runs."""
+    """Return the pod of rank 0, which reports the progress, if it runs; else None."""
     if present is None or present.kind is not StageKind.TRAIN:
         return None
     return next((p for p in pods if p.phase is PodPhase.RUNNING and p.execution == present and p.index == first), None)

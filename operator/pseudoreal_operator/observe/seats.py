@@ -1,6 +1,6 @@
-"""Which pods of an execution are its workers: those of the workers' numbers, unless a spare pod took a place. Pure.
+"""Worker assignment: worker N is the pod with completion index N, unless a spare pod has replaced it. Pure.
 
-Everything else knows pods by the numbers of their workers, and never sees a spare pod that waits as one of them.
+All other code knows pods by their worker numbers, and never takes a waiting spare pod for a worker.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ _Numbered = TypeVar("_Numbered", Pod, Heard)
 
 
 def memberships(status: PseudoRealJobStatus) -> dict[Execution, Membership]:
-    """What the status says of the workers of executions; of others, each worker is the pod of its number."""
+    """Return the memberships that the status records. In all other executions, each worker is the pod of its number."""
     known = status.spares
     if known is None:
         return {}
@@ -30,8 +30,8 @@ def memberships(status: PseudoRealJobStatus) -> dict[Execution, Membership]:
 
 
 def seated(seen: Observed) -> Observed:
-    """What was seen, with `index` as the number of the worker; pods that are none stand apart. To be called once: the
-    API server and the pods' reports number pods by their completion indices."""
+    """Return the observation with worker numbers as `index`; pods that are not workers are listed separately. Must
+    be called once: the API server and the pods' reports number pods by their completion indices."""
     seats = _Seats(memberships(seen.status), _workers(seen))
     apart = [pod for pod in seen.pods if seats.worker(pod.execution, pod.index) is None]
     return replace(
@@ -46,14 +46,15 @@ def seated(seen: Observed) -> Observed:
 
 
 def worker_of(status: PseudoRealJobStatus, pod: Pod) -> int | None:
-    """Number of the worker that a pod is whose `index` is still its completion index; None: of none."""
+    """Return the worker number of a pod whose `index` is still its completion index; None: the pod is not a worker."""
     return _Seats(memberships(status), {pod.execution: pod.workers} if pod.workers else {}).worker(
         pod.execution, pod.index
     )
 
 
 def ready_spares(seen: Observed, execution: Execution, now: datetime) -> list[Pod]:
-    """Spare pods of the execution that wait and can be told of a place, which they hear as they report."""
+    """Return the spare pods of the execution that are ready for a takeover, which they learn from the answers to
+    their reports."""
     speak = {one.pod for one in seen.heard_apart if (now - one.last).total_seconds() <= QUIET_SECONDS}
     own = (pod for pod in seen.spares if pod.execution == execution and pod.name in speak)
     ready = (pod for pod in own if pod.phase is PodPhase.RUNNING and pod.leaves_by is None and pod.disruption is None)
@@ -64,10 +65,10 @@ def ready_spares(seen: Observed, execution: Execution, now: datetime) -> list[Po
 class _Seats:
     members: dict[Execution, Membership]
     workers: dict[Execution, int]
-    """Number of workers of each execution of which it is known."""
+    """Known numbers of workers, by execution."""
 
     def worker(self, execution: Execution, index: int) -> int | None:
-        """Number of the worker that the pod of a completion index is; None: of none."""
+        """Return the worker number of the pod with this completion index; None: the pod is not a worker."""
         workers, membership = self.workers.get(execution, inf), self.members.get(execution)
         if membership is not None:
             return membership.worker_of(index, workers)

@@ -1,8 +1,8 @@
-"""Moments that other machines tell, bounded by what the operator itself has seen. In memory only.
+"""Times that other machines report, bounded by what the operator itself has observed. In memory only.
 
-A node tells when a container ended, the API server when a pod is to be gone, the Job controller when a Job ended. Their
-clocks may be hours off. What a look finds for the first time happened before that look, and after the last look that
-did not find it. Where the operator has no such looks, as after its start, it believes what it is told.
+A node reports when a container ended, the API server when a pod is to be gone, the Job controller when a Job ended.
+Their clocks may be hours off. A value that a pass finds for the first time was set before that pass, and after the last
+pass that did not find it. Without such passes, as after the operator's start, reported times are believed.
 """
 
 from collections.abc import Iterable
@@ -18,18 +18,18 @@ from pseudoreal_operator.observe.view import ChildJob, Pod, PodPhase
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """What one field of a child tells, and when that came."""
+    """Value of one field of a child, and the passes between which it appeared."""
 
     told: str
     first: datetime
-    """The first look that found it."""
+    """Time of the first pass that found it."""
     before: datetime | None
-    """The look before that one; None: there was none."""
+    """Time of the pass before that one; None: there was none."""
 
 
 @dataclass(slots=True)
 class _Child:
-    """One child in the look at `now`; `before` is the look before it, if that found the child."""
+    """One child in the pass at `now`; `before`: time of the previous pass, if that pass found the child."""
 
     now: datetime
     before: datetime | None
@@ -42,8 +42,8 @@ class _Child:
         return known
 
     def bounded(self, name: str, told: str | None, earliest: datetime | None = None) -> str | None:
-        """Return the moment that is told, no later than the first look that found it, and no earlier than `earliest` or
-        the look before that."""
+        """Return the reported time, but no later than the first pass that found it, and no earlier than `earliest`
+        or the pass before that one."""
         found = self.field(name, told or "")
         if not told:
             return told
@@ -51,7 +51,8 @@ class _Child:
         return _between(told, max(known, default=None), found.first)
 
     def bounded_end(self, pod: Pod) -> str | None:
-        """Return by when a pod that is deleted is to be gone. Its grace period began between two looks as well."""
+        """Return the bounded time by which a pod that is deleted is to be gone. Its grace period began between two
+        passes as well."""
         found = self.field("leaves", pod.leaves_by or "")
         if not pod.leaves_by or pod.grace_seconds is None:
             return pod.leaves_by
@@ -61,15 +62,15 @@ class _Child:
 
 @dataclass
 class _Seen:
-    """The last look at the children of a job."""
+    """The last pass over the children of a job."""
 
     last: datetime | None = None
     children: dict[str, dict[str, _Field]] = field(default_factory=dict)
-    """Fields of each child by its name; a pod and a Job never share one."""
+    """Name of a child -> its fields; a pod and a Job never share a name."""
 
 
 class Sightings:
-    """When the children of each job were first seen to tell a moment."""
+    """Passes in which the children of each job first reported each time."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, _Seen] = {}
@@ -85,9 +86,9 @@ class Sightings:
         pods: Iterable[Pod],
         now: datetime,
     ) -> tuple[list[ChildJob], list[Pod]]:
-        """Return the children of the job with bounded moments."""
+        """Return the children of the job with bounded times."""
         known = self._jobs.get(job, _Seen())
-        # Children that are gone are forgotten.
+        # Only present children are stored again, so deleted ones are forgotten.
         seen = self._jobs[job] = _Seen(last=now)
 
         def child(name: str) -> _Child:
@@ -123,7 +124,7 @@ def _dated_pod(pod: Pod, child: _Child, asked: datetime | None) -> Pod:
 
 
 def _asked(status: PseudoRealJobStatus, pod: Pod) -> datetime | None:
-    """Return when the pod was asked for, if the status has that: nothing of it is earlier."""
+    """Return when the pod was requested, a lower bound for all of its times; None if the status does not have it."""
     is_newest = pod.execution.number == status.execution and status.execution_time
     return clock.from_text(status.execution_time) if is_newest and status.execution_time else None
 

@@ -1,4 +1,4 @@
-"""How many workers a stage has: those of the spec, or fewer where its phase is elastic. Pure."""
+"""Number of workers of a stage: from the spec, or fewer in an elastic phase. Pure."""
 
 from pseudoreal_api.resolved.elastic import resized
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
@@ -8,7 +8,7 @@ from pseudoreal_operator.observe.stages import Stage, StageKind
 
 
 def workers_of(spec: PseudoRealJobSpec, status: PseudoRealJobStatus, stage: Stage) -> int:
-    """Number of pods that an execution of the stage is made with."""
+    """Return the number of workers that an execution of the stage is created with."""
     if stage.kind is StageKind.DELINK:
         return 1
     known = status.elastic
@@ -16,7 +16,7 @@ def workers_of(spec: PseudoRealJobSpec, status: PseudoRealJobStatus, stage: Stag
 
 
 def at_size(job: PseudoRealJob, status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJob:
-    """The job with the phase of the stage laid out over the workers that it has now."""
+    """Return the job with the phase of the stage laid out over its present number of workers."""
     if stage.kind is StageKind.DELINK or status.elastic is None:
         return job
     spec = resized(job.spec, stage.index, workers_of(job.spec, status, stage))

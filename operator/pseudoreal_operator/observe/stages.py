@@ -1,7 +1,7 @@
-"""The stages of a job in order, and where it is: train, delink, train, ... Pure.
+"""Stages of a job in order (train, delink, train, ...), and its current stage. Pure.
 
-`status.phases` is the memory: a phase's train stage is done when its state is Complete, and the delink that leads into
-a phase is done when the phase has a start checkpoint. Children of finished stages may vanish.
+`status.phases` is the memory: the train stage of a phase is done when the phase is Complete, and the delink into a
+phase is done when the phase has a start checkpoint. Children of finished stages may be deleted.
 """
 
 from dataclasses import dataclass
@@ -22,15 +22,16 @@ class StageKind(StrEnum):
 
 
 class Execution(NamedTuple):
-    """One set of pods for one stage, numbered over the whole job; the labels of its children say which. A tuple, as a
-    plan compares those of 10,000 pods several times."""
+    """One numbered attempt at a stage, with its own set of pods. Numbers run over the whole job; labels tie children
+    to their execution. A tuple, because a plan compares the executions of 10,000 pods several times."""
 
     phase: str
     kind: StageKind
     number: int
 
     def name(self, job: JobMetadata) -> str:
-        """Name of the Job that this release makes. Those of earlier releases have other names, and the same labels."""
+        """Return the name of the Job that this release creates. Jobs of earlier releases have other names, and the
+        same labels."""
         return execution_name(job.name, job.uid, self.phase, self.kind, self.number)
 
 
@@ -39,7 +40,7 @@ Phases = list[PhaseStatus]
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a job. `index` is that of the phase that is trained, or delinked for."""
+    """A stage of a job. `index`: index of the phase that the stage trains, or delinks into."""
 
     index: int
     phase: str
@@ -50,7 +51,7 @@ class Stage:
 
     @property
     def number(self) -> int:
-        """Its place in all_stages."""
+        """Position of the stage in `all_stages`."""
         return 2 * self.index - (self.kind is StageKind.DELINK)
 
     @property
@@ -59,7 +60,7 @@ class Stage:
 
 
 def all_stages(spec: PseudoRealJobSpec) -> list[Stage]:
-    """The stages of a job in their order."""
+    """Return the stages of a job in order."""
     names = [phase.name for phase in spec.phases]
     kinds = (StageKind.DELINK, StageKind.TRAIN)
     return [Stage(index, name, kind) for index, name in enumerate(names) for kind in kinds][1:]
@@ -70,7 +71,7 @@ def first_phases(spec: PseudoRealJobSpec) -> Phases:
 
 
 def current_stage(phases: Phases) -> Stage | None:
-    """The first stage that is not done; None when all are."""
+    """Return the first stage that is not done; None if all are done."""
     for index, phase in enumerate(phases):
         if phase.state == "Complete":
             continue
@@ -80,29 +81,30 @@ def current_stage(phases: Phases) -> Stage | None:
 
 
 def is_started(phases: Phases, stage: Stage) -> bool:
-    """Whether the status says that children of the stage were made."""
+    """Return whether the status says that children of the stage were created."""
     return phases[stage.index].state == ("Training" if stage.kind is StageKind.TRAIN else "Delinking")
 
 
 def last_steps_of(spec: PseudoRealJobSpec, stage: Stage) -> str | None:
-    """The steps at which the phase and the job end at the latest, as PHASE/JOB; None for a delink, which they do not
-    concern."""
+    """Return the last step of the phase and of the job, as PHASE/JOB; None for a delink, which does not depend on
+    them."""
     ends = last_steps(spec)
     return f"{ends[stage.index]}/{ends[-1]}" if stage.kind is StageKind.TRAIN else None
 
 
 def with_added(phases: Phases, spec: PseudoRealJobSpec) -> Phases:
-    """The phases of a status with those that were added to the spec since."""
+    """Return the phases of a status, with the phases that were added to the spec since; empty if the status has
+    none."""
     return phases + first_phases(spec)[len(phases) :] if phases else phases
 
 
 def has_begun(status: PseudoRealJobStatus) -> bool:
-    """Whether the status says that children of any stage were made."""
+    """Return whether the status says that children of any stage were created."""
     return any(phase.state != "Pending" for phase in status.phases) or status.execution > 1
 
 
 def started(status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJobStatus:
-    """The status once the present execution of the stage has begun."""
+    """Return the status after the present execution of the stage has begun."""
     state = "Training" if stage.kind is StageKind.TRAIN else "Delinking"
     return status_with(status, phases=changed(status.phases, stage.index, state=state), restart_after=None)
 

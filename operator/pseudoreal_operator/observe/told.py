@@ -1,7 +1,7 @@
-"""What watches told last of each child, as far as a pass reads it: an event that only repeats it is no news. Pure.
+"""Change filter: drops watch events that change nothing that a pass reads. Pure.
 
-Most events of a child change nothing that is read: the Job controller counts pods, and takes its finalizers off. A
-digest is kept of each child, and never decided upon: a pass that is asked for reads all anew.
+Most events of a child are bookkeeping of the Job controller: pod counts, finalizers. The filter keeps one hash for each
+child. It only decides whether a pass is made: a pass reads every object again, so a stale hash cannot mislead it.
 """
 
 from typing import Any
@@ -14,28 +14,29 @@ from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase
 Json = dict[str, Any]
 
 SOON_SECONDS, RUNS_SECONDS, ROUTINE_SECONDS = 0.1, 1.0, 3.0
-"""Seconds until a change is looked at. Changes of a Job and of its pods come together; pods of a job start one after
-the other; and a child that is there, or a pod that has ended well, is followed by pods that run or the Job's end."""
+"""Delays in seconds that let related events share one pass. A Job and its pods change together; the pods of an
+execution start one after another; an active Job, or a pod that is pending or has succeeded, is soon followed by the
+next event."""
 
 
 class Told:
-    """Digests of the children that are there, by their uids."""
+    """Hashes of the children that exist, by uid."""
 
     def __init__(self) -> None:
         self._digests: dict[str, int] = {}
 
     def take(self, kind: str, change: str, body: Json) -> float | None:
-        """Takes a change of a child: seconds until its job is to be looked at; None where it is no news."""
+        """Return the seconds to wait before the pass over the child's job; None if the event changes nothing."""
         uid = body["metadata"]["uid"]
         if change == "DELETED":
             self._digests.pop(uid, None)
             return SOON_SECONDS
         try:
             child = read_pod(body) if kind == "Pod" else read_job(body)
-        except Exception:  # anybody may label anything; the pass over the job tells what is wrong
+        except Exception:  # anyone can label a malformed object; the pass over the job reports the error
             self._digests.pop(uid, None)
             return SOON_SECONDS
-        # Anybody may change whose it is.
+        # Label and owners decide whose child it is. Anyone may change them, and `child` does not contain them.
         metadata = body["metadata"]
         digest = hash((repr(child), metadata["labels"].get(LABEL_JOB_UID), repr(metadata.get("ownerReferences"))))
         if self._digests.get(uid) == digest:
@@ -48,7 +49,7 @@ class Told:
 
 
 def _patience(child: Pod | ChildJob) -> float:
-    """Seconds for which more changes of the job are waited for."""
+    """Return the seconds to wait for further changes of the job."""
     if isinstance(child, ChildJob):
         is_routine = child.state is JobState.ACTIVE and child.outlives_pods and not child.deleting
         return ROUTINE_SECONDS if is_routine and not (child.queued or child.admitted) else SOON_SECONDS

@@ -1,6 +1,7 @@
-"""What was seen of a job at one look, with what follows from it directly; the rules decide on it. Pure.
+"""Observed state of a job in one reconcile pass, with its direct consequences; the rules decide on it. Pure.
 
-A queue that holds a job's pods takes no time from the job: its clocks move on by as long as they are held.
+A queue that holds a job's pods takes no time from the job: the job's clocks are moved on by as long as the pods are
+held.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True)
 class ChildJob:
-    """A batch/v1 Job. `ended` is when it completed or failed, in RFC 3339."""
+    """A batch/v1 Job. `ended`: when it completed or failed, in RFC 3339."""
 
     name: str
     execution: Execution
@@ -39,29 +40,30 @@ class ChildJob:
     ended: str | None = None
     deleting: bool = False
     outlives_pods: bool = False
-    """Whether a pod that fails leaves the Job and the other pods as they are, until the Job is given up."""
+    """Whether the Job and its other pods survive a failed pod, until the operator fails the Job."""
     given_up: bool = False
-    """Whether the operator wants the Job to end its pods, as one of them has failed."""
+    """Whether the operator has told the Job to fail and end its pods, as one of them has failed."""
     queued: bool = False
-    """Whether the Job is suspended by another than the operator: a queue that has not admitted it."""
+    """Whether the Job is suspended, not by the operator but by a queue that has not admitted it."""
     held: str | None = None
-    """The time at which its queue last began to hold it, while it does, in RFC 3339."""
+    """Time at which its queue last began to hold it, in RFC 3339; None: no queue holds it."""
     admitted: str | None = None
-    """The time at which its queue last let it go, if one ever held it, in RFC 3339."""
+    """Time at which its queue last admitted it, in RFC 3339; None: no queue ever held it, or one holds it now."""
     begun: str | None = None
-    """The time at which it was first made, or last admitted by its queue, in RFC 3339."""
+    """Time at which it was created, or last admitted by its queue, in RFC 3339."""
     uid: str = ""
     workers: int | None = None
-    """Number of workers that it was made with: of pods without the spare ones."""
+    """Number of workers that it was created with; spare pods are not included."""
     last_steps: str | None = None
-    """The steps at which its phase and the job end at the latest, as they were when it was made; None for a delink."""
+    """Last step of its phase and last step of the job, as known when it was created, as PHASE/JOB; None for a
+    delink."""
     excludes_until: str | None = None
-    """The time until which its pods wait for other nodes than those that rejected pods, in RFC 3339; None where it
-    excludes none."""
+    """Time until which its pods wait for nodes other than those that rejected pods, in RFC 3339; None: it excludes
+    no nodes."""
 
 
 class PodPhase(StrEnum):
-    """What became of the trainer container. Kubernetes' own phase of a pod waits for the end of all containers."""
+    """State of the trainer container. Kubernetes' own phase of a pod changes only when all containers have ended."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -76,9 +78,9 @@ class Termination:
     exit_code: int
     reason: str
     text: str
-    """The termination message as Kubernetes has it."""
+    """Termination message as Kubernetes has it, sanitized."""
     message: TerminationMessage | None
-    """The termination message as a trainer wrote it; None when it is not a trainer's."""
+    """Termination message parsed as that of a trainer; None if a trainer did not write it."""
     finished: str = ""
 
 
@@ -99,34 +101,35 @@ class Pod:
     ready: bool = False
     node: str = ""
     started: str | None = None
-    """The time at which its container started, in RFC 3339."""
+    """Time at which its trainer container started, in RFC 3339."""
     termination: Termination | None = None
     disruption: str | None = None
-    """Kubernetes' reason, when it ended the pod itself: preemption, eviction, a lost node."""
+    """Reason why Kubernetes itself ended the pod: preemption, eviction, a lost node; None: Kubernetes did not."""
     conditions: frozenset[str] = frozenset()
     """Types of the pod's conditions that are True."""
     reason: str = ""
-    """Kubernetes' word for what became of the pod as a whole."""
+    """Kubernetes' reason for the state of the pod as a whole."""
     complaint: str = ""
-    """`reason`, and a message."""
+    """`reason` with Kubernetes' message."""
     obstacle: Obstacle | None = None
     memory_limit: str = ""
-    """Memory limit of the trainer container, as the pod gives it."""
+    """Memory limit of the trainer container, as written in the pod."""
     workers: int = 0
-    """Number of workers of its execution, as it is told; 0 for a delink."""
+    """Number of workers of its execution, from the pod's environment; 0 for a delink."""
     leaves_by: str | None = None
-    """The time by which a pod that is being deleted is to be gone, its grace period included, in RFC 3339."""
+    """Time by which a pod that is being deleted is to be gone, its grace period included, in RFC 3339; None: it is
+    not being deleted."""
     grace_seconds: int | None = None
-    """The grace period that is part of `leaves_by`."""
+    """Grace period included in `leaves_by`."""
     runs_on: tuple[str, ...] = ()
-    """Names of containers that run although the trainer has ended, such as an injected proxy."""
+    """Names of containers that keep running after the trainer has ended, such as an injected proxy."""
     lingers: bool = False
-    """Whether Kubernetes takes the pod for running although the trainer has ended: another container runs on, or the
-    kubelet has yet to say that the pod is over, which it does a moment later."""
+    """Whether Kubernetes counts the pod as running although the trainer has ended: another container keeps running,
+    or the kubelet has yet to report the end of the pod, which takes a moment."""
     has_run: bool = True
     """Whether any container of the pod has ever run."""
     ended: str | None = None
-    """The time at which the pod was first seen to have ended, where Kubernetes tells none, in RFC 3339."""
+    """Time at which a pass first saw that the pod had failed, if Kubernetes gives no time, in RFC 3339."""
 
     @property
     def is_alive(self) -> bool:
@@ -138,61 +141,61 @@ class Pod:
 
 
 def ended_at(pod: Pod, now: datetime) -> datetime:
-    """Return when the pod ended; `now` where nobody knows. Moments that Kubernetes tells are bounded as they are read,
-    by `Sightings`."""
+    """Return when the pod ended; `now` if unknown. `Sightings` has already bounded the times that Kubernetes
+    reports."""
     told = (pod.termination.finished if pod.termination else "") or pod.ended
     return clock.from_text(told) if told else now
 
 
 RUN_ON_SECONDS = 15.0
-"""Seconds that other containers have to end after the trainer: native sidecars do, and proxies that are told to."""
+"""Seconds that other containers have to end after the trainer: native sidecars do so, and proxies that are told to."""
 
 
 def runs_on(pod: Pod, now: datetime) -> bool:
-    """Return whether other containers keep a pod whose trainer ended long ago."""
+    """Return whether other containers keep a pod whose trainer ended at least RUN_ON_SECONDS ago."""
     return bool(pod.runs_on) and now >= ended_at(pod, now) + timedelta(seconds=RUN_ON_SECONDS)
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What a pod of a training stage has reported since its ranks were last restarted in place. All moments are of the
+    """State of a training pod from its reports since its ranks were last restarted in place. All times are of the
     operator's clock."""
 
     execution: Execution
     index: int
     pod: str
-    """Name of the pod. A queue may take the pods of an execution back, and let it have others later."""
+    """Name of the pod. A queue may take the pods of an execution back, and admit new ones later."""
     first: datetime
-    """The moment at which the pod was first heard."""
+    """Time of the pod's first report."""
     last: datetime
-    """The moment at which the pod was last heard."""
+    """Time of the pod's newest report."""
     report: PodReport
-    """The newest report of the pod."""
+    """Newest report of the pod."""
     begun: datetime | None = None
-    """The moment at which a rank of the pod was first seen in a step, or past one."""
+    """Time at which a rank of the pod was first seen in a step, or past one; None: no rank was yet."""
     progressed: datetime | None = None
-    """The moment at which its steps were last seen to grow, or a save to go on."""
+    """Time at which its steps were last seen to grow, or a save to be in progress; None: never."""
     log_stood: datetime | None = None
-    """The moment at which its log was last read and said the same as the time before, while it was silent."""
+    """Time at which the log of the silent pod was last read and was the same as before; None: never."""
     told_to_finish: bool = False
     """Whether the pod was told to end its phase."""
 
     @property
     def restarted(self) -> InPlace | None:
-        """The restarts in place after which its ranks have begun."""
+        """Restarts in place after which its ranks have started; None: there are none, or its ranks have not started."""
         return self.report.in_place if self.report.ranks else None
 
     @property
     def waits_to_restart(self) -> bool:
-        """Whether it has lost its ranks, and waits for the other pods to restart them in place."""
+        """Whether the pod has lost its ranks, and waits for the other pods to restart them in place."""
         return self.report.in_place is not None and not self.report.ranks
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What one pass sees of a job. `existing` holds (kind, name) of the children that are there. `foreign` names what a
-    deleted job of the same name left and the garbage collector has yet to remove. `orphans` names the job's own pods
-    that run without a Job."""
+    """Observations of a job in one pass. `existing`: (kind, name) of the children that exist. `foreign`: names of
+    objects that a deleted job of the same name left, and that the garbage collector has yet to remove. `orphans`:
+    names of the job's own pods that run without a Job."""
 
     job: PseudoRealJob
     status: PseudoRealJobStatus
@@ -203,19 +206,19 @@ class Observed:
     orphans: tuple[str, ...] = ()
     heard: tuple[Heard, ...] = ()
     gone: tuple[Pod, ...] = ()
-    """Pods that said something when they ended, and are deleted."""
+    """Deleted pods whose termination messages are known."""
     spares: tuple[Pod, ...] = ()
-    """Spare pods that have no place: `pods` are workers alone."""
+    """Spare pods that replace no worker; `pods` are workers only."""
     replaced: tuple[Pod, ...] = ()
-    """Pods whose places spare pods have."""
+    """Pods that spare pods have replaced."""
     heard_apart: tuple[Heard, ...] = ()
-    """What was heard of pods that are no workers."""
+    """Reports of pods that are not workers."""
     unheard_since: datetime | None = None
-    """The moment since which no report of its pods arrives that run; None: reports arrive, or it is not long."""
+    """Time since which no report of its running pods arrives; None: reports arrive, or the silence is short."""
     was_heard: bool = False
-    """Whether a report of its pods ever arrived that run."""
+    """Whether a report of its running pods ever arrived."""
     path_is_cut: bool = False
-    """Whether the reports of most jobs do not arrive: it is the path then, and no pod."""
+    """Whether the reports of most jobs do not arrive: then the network path is at fault, not a pod."""
 
     @property
     def every_pod(self) -> tuple[Pod, ...]:
@@ -223,12 +226,12 @@ class Observed:
 
     @cached_property
     def pods_kept(self) -> tuple[Pod, ...]:
-        """Workers' pods that other containers keep."""
+        """Workers' pods that other containers keep after the trainer has ended."""
         return tuple(pod for pod in self.pods if pod.runs_on)
 
 
 def with_queue(status: PseudoRealJobStatus, job: ChildJob | None, now: datetime) -> PseudoRealJobStatus:
-    """The status with the clocks as the queue leaves them."""
+    """Return the status with clocks that stand still while the queue holds the Job."""
     if job is not None and job.queued and job.state is JobState.ACTIVE:
         begun = status.queued_since or clock.to_text(min(now, _moment(job.held) or now))
         return status_with(status, queued_since=begun)
@@ -249,14 +252,14 @@ def _moved_on(status: PseudoRealJobStatus, held: timedelta) -> PseudoRealJobStat
 
 
 def _unseen(status: PseudoRealJobStatus, job: ChildJob | None) -> str | None:
-    """The time since which a queue held the Job that it let go before anybody looked, for instance while the operator
-    was away."""
+    """Return since when a queue held the Job, if it admitted the Job before any pass saw the hold, for instance
+    while the operator was away; else None."""
     admitted, asked = _moment(job.admitted) if job else None, _moment(status.execution_time)
     return status.execution_time if admitted and asked and admitted > asked else None
 
 
 def _admitted(job: ChildJob | None, since: datetime, now: datetime) -> datetime:
-    """The time at which the hold that began at `since` was over. The Job controller may not have said so yet."""
+    """Return when the hold that began at `since` was over; `now` if the Job controller has not reported it yet."""
     said = map(_moment, (job.admitted, job.begun)) if job else ()
     return min([now, *(moment for moment in said if moment and moment >= since)])
 
@@ -271,8 +274,8 @@ def _later(text: str, by: timedelta) -> str:
 
 @dataclass(frozen=True)
 class View:
-    """What was seen of a job, judged at one time. `execution` and what depends on it exist while a stage is left to
-    do."""
+    """Observations of a job, judged at one time. `execution` and everything that depends on it exist only while a
+    stage is left to do."""
 
     seen: Observed
     now: datetime
@@ -287,8 +290,8 @@ class View:
 
     @cached_property
     def status(self) -> PseudoRealJobStatus:
-        """The status, with an execution that no child is ahead of, even if a status was lost, with phases that were
-        added, and with clocks that the time in a queue has moved on."""
+        """Status with an execution number that no child exceeds (even if a status was lost), with phases that were
+        added to the spec, and with clocks moved on by the time in a queue."""
         executions = [job.execution for job in self.seen.jobs] + [pod.execution for pod in self.seen.every_pod]
         newest = max([1, self.seen.status.execution, *(execution.number for execution in executions)])
         phases = with_added(self.seen.status.phases, self.spec)
@@ -308,18 +311,18 @@ class View:
 
     @property
     def workers(self) -> int:
-        """Number of workers that the present execution wants."""
+        """Number of workers of the present execution."""
         made = self.job.workers if self.job else None
         return made or workers_of(self.spec, self.status, self.stage)
 
     @property
     def job_name(self) -> str:
-        """Name of the Job of the present execution, whichever release made it."""
+        """Name of the Job of the present execution, whichever release created it."""
         return self.job.name if self.job else self.execution.name(self.metadata)
 
     @cached_property
     def job(self) -> ChildJob | None:
-        """The Job of the present execution; one that is being deleted while it runs counts as gone."""
+        """Job of the present execution; None: it does not exist, or is being deleted while it runs."""
         return self._job_of(self.execution)
 
     def _job_of(self, execution: Execution) -> ChildJob | None:
@@ -331,16 +334,17 @@ class View:
         return None if found and found.deleting and found.state is JobState.ACTIVE else found
 
     def is_done(self, job: ChildJob) -> bool:
-        """Whether all workers have succeeded, whatever becomes of pods that are none: one that is lost fails the Job in
-        the end, and one that cannot be ended keeps it. So does one in which another container runs on."""
+        """Return whether all workers have succeeded although the Job may not complete: a lost pod that is not a
+        worker fails the Job in the end, a stuck one keeps it, and so does a pod in which another container keeps
+        running."""
         ended_otherwise = job.state is JobState.FAILED or any(
             pod.execution == job.execution for pod in (*self.seen.spares, *self.seen.replaced)
         )
         return (ended_otherwise or self._has_pod_that_runs_on(job)) and self._all_succeeded(job)
 
     def _is_kept_alone(self, job: ChildJob) -> bool:
-        """Whether no trainer of the Job is left, not all have succeeded, and only other containers keep its pods: the
-        Job controller takes such pods for running."""
+        """Return whether no trainer of the Job is alive and only other containers keep its pods: the Job controller
+        counts such pods as running. The caller has excluded that all workers succeeded."""
         left = any(pod.is_alive for pod in self.seen.pods if pod.execution == job.execution)
         return job.state is JobState.ACTIVE and not job.queued and not left and self._has_pod_that_runs_on(job)
 
@@ -348,7 +352,7 @@ class View:
         return any(pod.execution == job.execution and runs_on(pod, self.now) for pod in self.seen.pods_kept)
 
     def _all_succeeded(self, job: ChildJob) -> bool:
-        """Whether all workers have succeeded, whichever pods they are."""
+        """Return whether all workers have succeeded, in whichever pods."""
         done = {pod.index for pod in self.seen.pods if pod.execution == job.execution and pod.has_succeeded}
         return job.workers is not None and done == set(range(job.workers))
 
@@ -358,26 +362,26 @@ class View:
 
     @property
     def gone(self) -> list[int]:
-        """Numbers of the workers whose pods are gone, though the operator has not ended them."""
+        """Numbers of missing workers: their pods do not exist, although the operator has not ended them."""
         if self.job is None or self.job.given_up:
             return []
         return sorted(set(range(self.workers)) - {pod.index for pod in self.pods})
 
     @cached_property
     def words(self) -> list[Pod]:
-        """The pods, and those that are gone and whose last words are known."""
+        """Pods of the present execution, and its deleted pods whose termination messages are known."""
         return self.pods + [pod for pod in self.seen.gone if pod.execution == self.execution]
 
     @cached_property
     def heard(self) -> list[Heard]:
-        """What was heard of the present execution, in the order of its pods."""
+        """Reports of the present execution's workers, in the order of their numbers."""
         return sorted(
             (heard for heard in self.seen.heard if heard.execution == self.execution), key=attrgetter("index")
         )
 
     @cached_property
     def speaking(self) -> list[Heard]:
-        """What was heard of the pods that there are."""
+        """Reports of the pods that exist."""
         names = {pod.name for pod in self.pods}
         return [heard for heard in self.heard if heard.pod in names]
 
@@ -400,13 +404,13 @@ class View:
 
     @cached_property
     def _first_ranks(self) -> dict[int, int]:
-        # What the operator has heard it forgets when it is restarted, and the status has it then.
+        # After a restart the operator has no reports yet, but the status has the ranks.
         known = first_ranks_of(self.seen.status.placement, self.execution) | self.said_first_ranks
         return first_ranks(self.workers, self.ranks_per_pod, known)
 
     @cached_property
     def said_first_ranks(self) -> dict[int, int]:
-        """Number of each pod that has said it -> its first rank."""
+        """Worker number -> first rank, for each pod that has reported its ranks."""
         said = {heard.index: first_rank_said(heard.report, self.ranks_per_pod) for heard in self.speaking}
         return {index: rank for index, rank in said.items() if rank is not None}
 

@@ -1,4 +1,4 @@
-"""What people and programs read of a job: its conditions and its events. Pure.
+"""Conditions and events of a job, for people and programs. Pure.
 
 The model of the status is in the contract.
 """

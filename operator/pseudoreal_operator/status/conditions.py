@@ -1,9 +1,9 @@
-"""The conditions of a job: the truth for programs, and sentences for people. Pure.
+"""Conditions of a job: states for programs, and sentences for people. Pure.
 
-Accepted, Progressing, Delinked and Suspended are always there, once the job could be read. Complete or Failed appears,
-as True, when the job has ended, as those of batch/v1 do: the printer column REASON shows the reason of Failed, so a job
-that has not failed must not have one.
-Delinked is True once the last delink is done, and for a job of one phase at once, with the reason NotNeeded.
+Accepted, Progressing, Delinked and Suspended always exist, once the job could be read. Complete or Failed appears, as
+True, when the job has ended, as in batch/v1: the printer column REASON shows the reason of Failed, so a job that has
+not failed must not have this condition. Delinked is True once the last delink is done; in a job of one phase it is True
+at once, with the reason NotNeeded.
 """
 
 import re
@@ -71,20 +71,21 @@ def delinked(phases: Sequence[PhaseStatus]) -> NewCondition:
 def updated(
     old: Sequence[Condition], wanted: Sequence[NewCondition], generation: int, now: datetime
 ) -> list[Condition]:
-    """The new conditions; the time of one moves only when its status does."""
+    """Return the new conditions; the transition time of a condition changes only when its status does."""
     known = {condition.type: condition for condition in old}
     return [_condition(known.get(new.type), new, generation, now) for new in wanted]
 
 
 def with_condition(old: Sequence[Condition], wanted: NewCondition, generation: int, now: datetime) -> list[Condition]:
-    """What was said before, with this in its place."""
+    """Return the old conditions, with one of them replaced or added."""
     known = {condition.type: condition for condition in old}
     new = _condition(known.get(wanted.type), wanted, generation, now)
     return list((known | {wanted.type: new}).values())
 
 
 def _word(reason: str) -> str:
-    """The reason as the API server takes it: some come from kubelets and plugins, which say what they like."""
+    """Return the reason in a form that the API server accepts: some reasons come from kubelets and plugins, which
+    may use any text."""
     return re.sub(r"^[^A-Za-z]+|[^A-Za-z0-9_]+$|[^A-Za-z0-9_,:]", "", reason)[:_REASON_CHARACTERS] or "Other"
 
 

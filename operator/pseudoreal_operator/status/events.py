@@ -1,8 +1,8 @@
-"""What a job's events are called, and how they look. The rules decide which ones there are. Pure.
+"""Names and manifests of a job's events; the rules decide which events there are. Pure.
 
-The name of an event follows from what it tells, so posting it again after a crash meets the one that is there.
-`kubectl describe` sorts events by seconds, and those of one second by name. Executions never go back, nor do the stages
-within one, so names begin with both.
+The name of an event follows from its content, so posting it again after a crash finds the existing event. `kubectl
+describe` sorts events by seconds, and events of one second by name. Execution numbers never decrease, nor do stages
+within an execution, so names begin with both.
 """
 
 import re
@@ -21,12 +21,12 @@ from pseudoreal_operator.foreign import cut
 COMPONENT = "pseudoreal-operator"
 _MESSAGE_CHARACTERS = 1000
 _MESSAGE_BYTES = 1024
-"""Kubernetes takes no more with an eventTime."""
+"""Kubernetes' limit for an event with an eventTime."""
 _DETAIL_CHARACTERS = 60
 
 
 class Reason(StrEnum):
-    """In the order in which they can follow one another within one execution of one stage."""
+    """Reasons of events, in the order in which they can follow one another within one execution of one stage."""
 
     ACCEPTED = "Accepted"
     RESUMED = "Resumed"
@@ -72,8 +72,8 @@ _WARNINGS = (
 
 @dataclass(frozen=True)
 class Event:
-    """`stage` counts the stages of the job from 0, and `execution` its executions from 1; `detail` tells apart events
-    of one reason in one execution of one stage."""
+    """An event of a job. `stage` counts the job's stages from 0, `execution` its executions from 1; `detail`
+    distinguishes events of one reason in one execution of one stage."""
 
     reason: Reason
     message: str
@@ -89,7 +89,7 @@ class Event:
 
 
 def to_manifests(events: Sequence[Event], job: JobMetadata, now: datetime, instance: str) -> list[dict[str, Any]]:
-    """Sorted by eventTime they stay in their order."""
+    """Return the manifests of the events. Sorted by eventTime they stay in their order."""
     moments = [now + timedelta(microseconds=place) for place in range(len(events))]
     return [to_manifest(event, job, moment, instance) for event, moment in zip(events, moments, strict=True)]
 
@@ -122,7 +122,7 @@ def to_manifest(event: Event, job: JobMetadata, now: datetime, instance: str) ->
 
 
 def shortened(message: str) -> str:
-    """What Kubernetes takes of it."""
+    """Return the message, cut to Kubernetes' limit."""
     most = _MESSAGE_CHARACTERS
     while (size := len(cut(message, most).encode(errors="surrogatepass"))) > _MESSAGE_BYTES:
         most = most * _MESSAGE_BYTES // size - 1

@@ -1,8 +1,8 @@
-"""A status whose texts the API server refuses is written without them, and then without figures: states and names must
+"""A status whose texts the API server rejects is written without them, and then without figures: states and names must
 not wait. Pure.
 
-The sentence in place of a text names it by a digest, so the status itself remembers which texts were refused: these are
-not tried again, and others are.
+The sentence in place of a text contains a digest of the text, so the status itself remembers which texts were rejected:
+these are not tried again, and others are.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ def without_texts(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
 
 
 def without_figures(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
-    """Return the status without its texts, and without what pods said and no decision needs."""
+    """Return the status without its texts, and without values from pods that no decision needs."""
     known = without_texts(status)
     phases = [
         phase_with(phase, layout=None, loss=None, start_validation_loss=None, validation_loss=None)
@@ -33,13 +33,13 @@ def without_figures(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
 
 
 def texts_of(status: PseudoRealJobStatus) -> dict[str, str]:
-    """Digest -> text, for those texts that were not refused before."""
+    """Return digest -> text, for the texts that were not rejected before."""
     messages = [condition.message for condition in status.conditions]
     return {_digest(message): message for message in messages if not message.startswith(_BEGIN)}
 
 
 def sentence_for(text: str) -> str:
-    """The sentence that stands in place of a text."""
+    """Return the sentence that stands in place of a text."""
     return f"{_BEGIN}; the operator's log shows it as text {_digest(text)}."
 
 

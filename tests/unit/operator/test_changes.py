@@ -1,4 +1,4 @@
-"""What mypy checks changes of a status by is the contract."""
+"""The field types by which mypy checks changes of a status are those of the contract."""
 
 from typing import get_type_hints
 

@@ -1,4 +1,4 @@
-"""What decides loads no client of Kubernetes: it is a function of what was observed."""
+"""Code that decides loads no client of Kubernetes: a decision is a function of the observation."""
 
 import subprocess
 import sys

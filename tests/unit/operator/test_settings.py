@@ -1,4 +1,4 @@
-"""What the operator's Deployment sets."""
+"""Settings from the operator's Deployment."""
 
 import json
 from pathlib import Path

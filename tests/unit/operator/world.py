@@ -1,9 +1,10 @@
-"""A small cluster for tests of the plan: API server, Job controller, kubelets and trainers, all able to misbehave.
+"""A small simulated cluster for tests of the plan: API server, Job controller, kubelets and trainers, all able to
+misbehave.
 
-It holds objects as the API server would return them, so the operator's own readers are tested too. Its trainers claim
-the real fence on the checkpoint volume whenever ranks begin, and check it when they end with a checkpoint; a rank that
-is refused fails the test. It knows what is on the volume and checks, whenever a pod is made, that the stages run in
-order and that executions never overlap.
+It holds objects as the API server would return them, so the operator's own parsers are tested too. Its trainers claim
+the real fence on the checkpoint volume whenever ranks start, and check the fence when they end with a checkpoint; a
+rank that is refused fails the test. The world knows the content of the volume and checks, whenever a pod is created,
+that the stages run in order and that executions never overlap.
 """
 
 import copy
@@ -59,32 +60,31 @@ class World:
     status: PseudoRealJobStatus = field(default_factory=PseudoRealJobStatus)
     now: datetime = datetime(2030, 1, 1, tzinfo=UTC)
     objects: dict[Key, Json] = field(default_factory=dict)
-    """By kind and bare name."""
+    """Objects by kind and bare name."""
     pods: dict[str, Json] = field(default_factory=dict)
     events: dict[str, str] = field(default_factory=dict)
     done: set[tuple[str, str]] = field(default_factory=set)
-    """(phase, kind of stage) whose result is on the checkpoint volume."""
+    """(phase, kind of stage) of each stage whose result is on the checkpoint volume."""
     begun: set[str] = field(default_factory=set)
-    """Names of Jobs that the status has once said to run: such a name must never be used again."""
+    """Names of Jobs that were running by some status: such a name must never be used again."""
     reports: dict[str, Heard] = field(default_factory=dict)
-    """What the operator has heard, by the name of the pod; it forgets when it dies."""
+    """Reports that the operator has received, by the name of the pod; it forgets them when it dies."""
     made: int = 0
     nodes: int | None = None
-    """Number of nodes, each of which has room for one training pod; None: there is room for all, and nodes have no
-    names."""
+    """Number of nodes, each with room for one training pod; None: there is room for all, and nodes have no names."""
     queues: bool = False
-    """Whether the queue is full: it holds each Job that is made for it, until it is admitted."""
+    """Whether the queue is full: it holds each new Job that waits in it, until the Job is admitted."""
     proxies: bool = False
-    """Whether a mesh injects into each pod a proxy that runs on when the trainer has ended."""
+    """Whether a mesh injects a proxy into each pod, which keeps running when the trainer has ended."""
     late_nodes: bool = False
-    """Whether kubelets say that a trainer has ended before they say that its pod is over, as they do from Kubernetes
-    1.27 on: the Job controller acts between the two."""
+    """Whether kubelets report the end of a trainer before the end of its pod, as they do from Kubernetes 1.27 on:
+    the Job controller acts between the two."""
     node_skew: float = 0.0
     """Seconds by which the clocks of nodes are ahead of the operator's."""
     api_skew: float = 0.0
     """Seconds by which the clock of the API server is ahead of the operator's."""
     sightings: Sightings = field(default_factory=Sightings)
-    """What the operator remembers of moments; it forgets when it dies."""
+    """Times that the operator has observed; it forgets them when it dies."""
 
     # What the operator does.
 
@@ -93,13 +93,14 @@ class World:
 
     @cached_property
     def volume(self) -> Path:
-        """The job's work directory, with the real files of the fence."""
+        """Work directory of the job, with the real files of the fence."""
         folder = tempfile.mkdtemp(prefix="world-")
         weakref.finalize(self, shutil.rmtree, folder)
         return Path(folder)
 
     def observe(self, jobs: list[Json] | None = None) -> Observed:
-        """`jobs` is the list of an earlier moment: the lists of a pass are not of one moment."""
+        """Return the observation of a pass. `jobs`: an earlier list of Jobs, as the lists of a pass are not made at
+        one time."""
         dated_jobs, dated_pods = self.sightings.dated(
             ("default", UID),
             self.status,
@@ -125,7 +126,7 @@ class World:
     def report(
         self, pod: Json, step: int, activity: Activity = "computing", in_place: InPlace | None = None, ranks: int = 1
     ) -> None:
-        """The operator hears a pod."""
+        """Deliver a report of a pod to the operator."""
         speaker = read_pod(pod)
         sign = RankReport(rank=speaker.index, activity=activity, seconds=0, step=step)
         known = self.reports.get(speaker.name)
@@ -137,7 +138,7 @@ class World:
         return plan(self.observe(), self.now, SETTINGS)
 
     def carry_out(self, wanted: Plan, effects: int = 1000) -> None:
-        """Carries out a plan as far as `effects` requests go; then the operator dies."""
+        """Carry out a plan up to `effects` requests; then the operator dies."""
         assert not wanted.events or wanted.status != self.status, "an event tells of a change of the status"
         steps: list[Callable[[], object]] = [partial(self._stop, name) for name in wanted.stop]
         steps += [partial(self._give_up, name) for name in wanted.give_up]
@@ -148,7 +149,7 @@ class World:
             step()
 
     def settle(self) -> int:
-        """Passes until one changes nothing; how many changed something."""
+        """Make passes until one changes nothing; return how many changed something."""
         for passes in range(20):
             wanted = self.plan()
             self.carry_out(wanted)
@@ -168,7 +169,7 @@ class World:
         )
 
     def _tell(self, wanted: Plan) -> None:
-        """Events come after the status that records their transition; one that dies between them tells none, which is
+        """Write the status, and then post its events. An operator that dies between the two posts none; this case is
         left out here."""
         self._write(wanted.status)
         for event in wanted.events:
@@ -202,8 +203,8 @@ class World:
             self._ask_to_end(self.pods[name], STOP_SECONDS)
 
     def _is_hopeless(self, pod: Json) -> bool:
-        """Whether its execution can save nothing: a rank of it is gone without having saved, or was found to hang; or
-        only its proxy is left, and the status has moved on."""
+        """Return whether the pod's execution can save nothing: a rank is gone without having saved, or was found to
+        hang; or only the pod's proxy is left, and the status has moved on."""
         if not _trainer_lives(pod):
             return "proxy" in pod and self._is_told_of(read_pod(pod).execution, pod)
         others = [read_pod(other) for other in self.pods.values() if other["metadata"]["job"] == pod["metadata"]["job"]]
@@ -221,14 +222,14 @@ class World:
         )
 
     def _is_told_of(self, execution: Execution, pod: Json) -> bool:
-        """Whether the status has what there is to read of an execution, or a spare pod took the place of the pod."""
+        """Return whether the status has the outcome of the execution, or a spare pod has replaced the pod."""
         if has_ended(self.status) or execution.number < self.status.execution or self.worker_of(pod) is None:
             return True
         phase = next(phase for phase in self.status.phases if phase.name == execution.phase)
         return bool(phase.start_checkpoint) if execution.kind is StageKind.DELINK else phase.state == "Complete"
 
     def _ask_to_end(self, pod: Json, seconds: int) -> None:
-        """A time that is set can only become shorter."""
+        """Ask a pod to end. A grace period that has begun can only become shorter."""
         metadata, since = pod["metadata"], self.now + timedelta(seconds=self.api_skew)
         if "deletionTimestamp" in metadata:
             grace = metadata.get("deletionGracePeriodSeconds", 0)
@@ -247,7 +248,7 @@ class World:
     # What a queue does.
 
     def hold(self, name: str) -> None:
-        """Also a Job that runs already; its pods save and end."""
+        """Suspend a Job. If it runs already, its pods save and end."""
         job = self.objects["Job", name]
         job["spec"]["suspend"] = True
         for pod in filterfalse(_is_lost, self.pods_of(job)):
@@ -264,7 +265,7 @@ class World:
     # What the Job controller does.
 
     def control(self) -> None:
-        """Kubelets end what was asked to end, unless nobody does it."""
+        """Let kubelets end pods that were asked to end, except on lost nodes, and let the Job controller act."""
         left = [*self.alive(), *self.kept_by_proxies()]
         for pod in [pod for pod in left if "deletionTimestamp" in pod["metadata"] and not _is_lost(pod)]:
             self.vanish(pod)
@@ -306,7 +307,8 @@ class World:
             self._end(job, "Failed")
 
     def _is_suspended(self, job: Json) -> bool:
-        """Says so in a condition, which a Job that was never suspended has not."""
+        """Return whether the Job is suspended, and record this in a condition, which a Job that was never suspended
+        does not have."""
         suspended = bool(job["spec"].get("suspend"))
         known = next((c["status"] for c in job.get("status", {}).get("conditions", ())), "False")
         if (known == "True") != suspended:
@@ -359,22 +361,23 @@ class World:
         return [pod for pod in self.pods.values() if _trainer_lives(pod)]
 
     def kept_by_proxies(self) -> list[Json]:
-        """Pods whose trainer has ended, and that hold their nodes."""
+        """Return pods whose trainer has ended, and which hold their nodes."""
         running = (pod for pod in self.pods.values() if pod["status"]["phase"] == "Running" and "over" not in pod)
         return [pod for pod in running if not _trainer_lives(pod)]
 
     def living_workers(self) -> list[Json]:
-        """All but spare pods that wait, which never succeed."""
+        """Return all live pods except waiting spare pods, which never succeed."""
         return [pod for pod in self.alive() if self.worker_of(pod) is not None]
 
     def _is_bereft(self, pod: Json) -> bool:
-        """Whether it is on a lost node, and a partner of it has ended, so that it can neither train nor save."""
+        """Return whether the pod is on a lost node and one of its peers has ended, so that it can neither train nor
+        save."""
         partners = [other for other in self.alive() if other["metadata"]["job"] == pod["metadata"]["job"]]
         workers = [other for other in partners if self.worker_of(other) is not None]
         return _is_lost(pod) and len(workers) < read_pod(pod).workers
 
     def schedule(self) -> None:
-        """Gives nodes to pods that have none, as far as there are some. Those that are lost count as nodes no more."""
+        """Assign free nodes to pods without one. Lost nodes are not counted as nodes any more."""
         if self.nodes is None:
             return
         living = [pod for pod in filterfalse(_is_lost, self.alive()) if _trains(pod)]
@@ -400,7 +403,7 @@ class World:
             pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
     def _begin_ranks(self, pod: Json) -> None:
-        """Its ranks claim the fence, with the membership that the operator told."""
+        """Let the pod's ranks claim the fence, with the membership that the operator announced."""
         execution = read_pod(pod).execution
         membership = memberships(self.status).get(execution)
         position = [phase.name for phase in self.job.spec.phases].index(execution.phase)
@@ -417,7 +420,7 @@ class World:
         in_place: InPlace | None = None,
         **terminated: Any,
     ) -> None:
-        """Ends a pod. With `exit_code` it leaves no word of its own."""
+        """End a pod. With `exit_code` it leaves no termination message of its own."""
         execution = read_pod(pod).execution
         step = self._last_step(execution)
         known = memberships(self.status).get(execution)
@@ -460,8 +463,8 @@ class World:
             pod["status"]["containerStatuses"].insert(0, proxy)
 
     def restart_in_place(self, origin: int, *, heard: bool) -> None:
-        """A rank of pod `origin` dies, and all pods of its execution restart theirs in place: if they all run, and have
-        been told that they may. `heard`: whether their reports arrive."""
+        """Let a rank of pod `origin` die. All pods of its execution restart their ranks in place, if all of them run
+        and may restart. `heard`: whether their reports arrive."""
         pods = self.living_workers()
         ready = [pod for pod in pods if read_pod(pod).ready and "deletionTimestamp" not in pod["metadata"]]
         job = self.objects.get(("Job", bare(pods[0]["metadata"]["job"]))) if pods else None
@@ -475,14 +478,14 @@ class World:
                 self.report(pod, 0, "starting", pod["in_place"])
 
     def lose_partner(self, pod: Json) -> None:
-        """It waits for the others to meet anew, if it may, and ends otherwise."""
+        """Let the pod lose its peer: it waits for a new rendezvous if it may restart, and ends otherwise."""
         if self._own_restarts(pod):
             self.report(pod, 0, in_place=self._decide_on_restart(pod, peer_lost=True), ranks=0)
         else:
             self.finish(pod, outcome="Failed", peer_lost=True)
 
     def meet(self, pod: Json, spares: Spares) -> None:
-        """It begins as a member of the membership that the operator told, if that is news to it."""
+        """Let the pod start with the membership that the operator announced, if this one is new to it."""
         execution = read_pod(pod).execution
         if (spares.phase_name, spares.execution) != (execution.phase, execution.number):
             return
@@ -499,7 +502,7 @@ class World:
         return InPlace(restarts=pod["restarts"], peer_lost=peer_lost, message="killed")
 
     def _own_restarts(self, pod: Json) -> int:
-        """How many more it may decide on: of the number that the pods are told."""
+        """Return how many more restarts the pod may decide on, of the number that pods are told."""
         job = self.objects.get(("Job", bare(pod["metadata"]["job"])))
         if "own_restarts" in pod or job is None:
             return int(pod.get("own_restarts", 0))
@@ -507,14 +510,14 @@ class World:
         return int(json.loads(told).get("inPlace", 0))
 
     def _last_step(self, execution: Execution) -> int:
-        """The last step of the phase, as the pods were told it; a delink has that of the next phase."""
+        """Return the last step of the phase, as its pods were told; for a delink, that of the phase after it."""
         for body in self.jobs_list():
             if (told := read_job(body).last_steps) and read_job(body).execution == execution:
                 return int(told.partition("/")[0])
         return 10 * (1 + [phase.name for phase in self.job.spec.phases].index(execution.phase))
 
     def finish_all(self) -> None:
-        """Every pod that runs succeeds, and so do their Jobs; on a lost node nobody knows."""
+        """Let every running pod and its Job succeed, except pods on lost nodes."""
         workers = self.living_workers()
         if any(map(self._waits_for_a_node, workers)):
             return
@@ -526,7 +529,7 @@ class World:
             self.control()
 
     def worker_of(self, pod: Json) -> int | None:
-        """Number of the worker that the pod is; None: it waits, or another one has its place."""
+        """Return the number of the pod's worker; None: the pod waits as a spare, or was replaced."""
         return worker_of(self.status, read_pod(pod))
 
     def disrupt(self, pod: Json, why: str = "PreemptionByScheduler") -> None:
@@ -534,16 +537,16 @@ class World:
         pod["status"] = {"phase": "Failed", "conditions": [condition]}
 
     def waiting(self) -> list[Json]:
-        """Pods that do not run yet."""
+        """Return pods that do not run yet."""
         return [pod for pod in self.alive() if pod["status"]["phase"] == "Pending" and not _is_lost(pod)]
 
     def reject(self, pod: Json, why: str = "UnexpectedAdmissionError") -> None:
-        """Its node refuses to run it."""
+        """Let the pod's node refuse to run it."""
         pod["spec"] = {"nodeName": f"node-{pod['metadata']['made']}"} | pod["spec"]
         pod["status"] = {"phase": "Failed", "reason": why, "message": "Pod was rejected: no healthy devices present"}
 
     def lose(self, pod: Json) -> None:
-        """Its node is off: Kubernetes asks the pod to end, and nobody does it."""
+        """Switch off the pod's node: Kubernetes asks the pod to end, and no kubelet does it."""
         self._ask_to_end(pod, 30)
         pod["lost"] = True
         pod["status"].setdefault("conditions", []).append(
@@ -551,7 +554,7 @@ class World:
         )
 
     def delete_job_and_leave_pods(self, name: str) -> None:
-        """`kubectl delete job --cascade=orphan`"""
+        """Delete a Job as `kubectl delete job --cascade=orphan` does."""
         for pod in self.pods_of(self.objects.pop(("Job", name))):
             del pod["metadata"]["ownerReferences"]
 
@@ -563,31 +566,31 @@ class World:
         return [bare(job.name) for job in jobs if job.state is JobState.ACTIVE]
 
     def ends_by_itself(self, name: str) -> bool:
-        """Whether all workers of a Job have succeeded: it waits for the end of spare pods alone."""
+        """Return whether all workers of a Job have succeeded: the Job only waits for the end of spare pods."""
         job = self.objects["Job", name]
         phases = [read_pod(pod).phase for pod in self.pods_of(job)]
         return phases.count(PodPhase.SUCCEEDED) == read_job(job).workers
 
     def orphans(self) -> list[Json]:
-        """Pods whose Job is deleted and that still run."""
+        """Return live pods whose Job is deleted."""
         return [pod for pod in self.alive() if ("Job", bare(pod["metadata"]["job"])) not in self.objects]
 
     def tick(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
 
     def wait_out(self) -> None:
-        """The back-off, if there is one."""
+        """Wait until the backoff, if there is one, is over."""
         if self.status.restart_after:
             self.now = max(self.now, clock.from_text(self.status.restart_after))
 
     def set(self, **changes: Any) -> None:
-        """The user changes the spec."""
+        """Change the spec as the user does."""
         spec = self.job.spec.model_copy(update=changes)
         metadata = self.job.metadata.model_copy(update={"generation": self.job.metadata.generation + 1})
         self.job = self.job.model_copy(update={"spec": spec, "metadata": metadata})
 
     def run_fairly(self, rounds: int = 60) -> None:
-        """Everybody does his part from here on, though orphans end only after the operator had its chance."""
+        """Let all parties do their part from here on; orphans end only after the operator has had its chance to act."""
         for _ in range(rounds):
             self.settle()
             # Longer than any back-off.

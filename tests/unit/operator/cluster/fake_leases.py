@@ -1,4 +1,4 @@
-"""An API server that keeps one Lease, as each of its clients sees it: late, or not at all."""
+"""A fake API server that stores one Lease; each client sees it with a delay, or not at all."""
 
 import asyncio
 import copy
@@ -46,7 +46,8 @@ class Server:
 
 @dataclass
 class Client(Api):
-    """`delay` is what a message takes, each way, in seconds; None for one that is lost."""
+    """A client of the fake server. `delay` returns the seconds that a message takes in each direction; None: it is
+    lost."""
 
     server: Server
     delay: Callable[[], float | None] = lambda: 0.0

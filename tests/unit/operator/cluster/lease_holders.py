@@ -1,4 +1,4 @@
-"""Operators that compete for a Lease, in time that leaps."""
+"""Operators that compete for a Lease, in virtual time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ def now() -> float:
 
 
 class NotedFence(Fence):
-    """`turns`: from when to when it was open."""
+    """A fence that records in `turns` from when to when it was open."""
 
     def __init__(self) -> None:
         super().__init__(now)
@@ -41,7 +41,7 @@ class NotedFence(Fence):
 
 
 class Operator:
-    """A process that works for ever, once it holds the lease; `began` and `ended` say when."""
+    """An operator that works for an hour once it holds the Lease; `began` and `ended` say when."""
 
     def __init__(self, server: Server, name: str, delay: Callable[[], float | None] = lambda: 0.0) -> None:
         self.client, self.name, self.fence = Client(server, delay), name, NotedFence()
@@ -59,14 +59,14 @@ class Operator:
 
     @property
     def works(self) -> bool:
-        """Whether it may write."""
+        """Whether the operator holds the Lease and may write."""
         return self.began is not None and self.ended is None and self.fence.is_open
 
     def cut_off(self) -> None:
         self.client.delay = lambda: None
 
     async def stop(self) -> None:
-        """Stops the holder as SIGTERM does."""
+        """Stop the operator as SIGTERM does."""
         self.task.cancel()
         with suppress(asyncio.CancelledError):
             await self.task
@@ -78,7 +78,7 @@ class Operator:
 
 @asynccontextmanager
 async def two(server: Server) -> AsyncIterator[tuple[Operator, Operator]]:
-    """The first of them works, and the second waits."""
+    """Yield two operators: the first holds the Lease, and the second waits."""
     first = Operator(server, "first")
     await asyncio.sleep(1)
     second = Operator(server, "second")

@@ -1,4 +1,4 @@
-"""Which answers of the API server are errors."""
+"""Answers of the API server that are errors."""
 
 import json
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ EVENT = {"kind": "Event", "metadata": {"name": "e", "namespace": "default"}}
 
 @dataclass
 class Answer:
-    """The client's answer, which is its own response and content as well."""
+    """A fake answer of the client; it is its own response and its own content as well."""
 
     status: int
     body: str

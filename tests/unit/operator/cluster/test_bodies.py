@@ -1,4 +1,4 @@
-"""Bodies of requests, as YAML and JSON read them."""
+"""Request bodies, as parsers of YAML and of JSON read them."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ VALUES = st.recursive(
 
 
 def storable(value: Any) -> Any:
-    """The value, with the sign for what is no character in place of each lone surrogate."""
+    """Return the value with the replacement character in place of each lone surrogate."""
     if isinstance(value, str):
         return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Nothing that an API server sends costs more than the bounds, and whatever is within them is read as it is."""
+"""No answer of an API server costs more than the bounds allow, and every answer within them is read unchanged."""
 
 import json
 from collections.abc import AsyncIterator

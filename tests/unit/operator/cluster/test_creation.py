@@ -1,4 +1,4 @@
-"""What has the name of a child already is used when it is the job's own, and never changed."""
+"""An existing object with the name of a child is used if it belongs to the job, and never changed."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ OURS = {"controller": True, "uid": "ours"}
 
 
 class Server:
-    """Holds one object of every name, or refuses what is created."""
+    """A fake API server that has one object under every name, or rejects creations."""
 
     def __init__(self, found: Json | None, reason: str = "AlreadyExists", status: int = 409) -> None:
         self._found, self._reason, self._status = found, reason, status
@@ -84,7 +84,7 @@ async def test_each_secret_gets_data_of_its_own_when_it_is_made() -> None:
 
 
 async def test_a_secret_that_is_there_is_used_and_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator has no right to."""
+    """The operator has no permission to read Secrets."""
     server = Server(child({"controller": True, "uid": "theirs"}))
     monkeypatch.delattr(Server, "find")
     await _make(server, SECRET)

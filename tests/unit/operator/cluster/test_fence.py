@@ -1,4 +1,4 @@
-"""A write goes out only while the fence is open, whenever it closes; a read always does."""
+"""A write is sent only while the fence is open, whenever it closes; a read is always sent."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ class Clock:
 
 
 class Server:
-    """`received`: the methods of what arrived."""
+    """A fake API server; `received` lists the methods of the requests that arrived."""
 
     def __init__(self) -> None:
         self.received: list[str] = []

@@ -1,4 +1,4 @@
-"""Who works, by the Lease, in time that leaps."""
+"""Which operator works, as decided by the Lease, in virtual time."""
 
 import asyncio
 from typing import Any
@@ -111,7 +111,7 @@ def test_a_holder_that_crashes_is_waited_for() -> None:
 
 
 def test_a_holder_of_another_release_is_waited_for_as_long_as_it_wants() -> None:
-    """Releases before this one hold the Lease for half a minute."""
+    """Earlier releases hold the Lease for half a minute."""
 
     async def main() -> None:
         server = Server()
@@ -128,7 +128,7 @@ def test_a_holder_of_another_release_is_waited_for_as_long_as_it_wants() -> None
 
 
 def test_the_clocks_of_others_do_not_count() -> None:
-    """The holder's renewTime is hours behind, and it renews."""
+    """The holder's clock, and so its renewTime, is years behind, but it renews the Lease."""
 
     async def main() -> None:
         server = Server()
@@ -177,7 +177,7 @@ def test_after_half_an_hour_without_an_api_server_both_live_and_one_leads_within
 
 
 def test_a_holder_survives_an_api_server_that_is_away_for_half_a_minute() -> None:
-    """It writes nothing meanwhile, and goes on afterwards, for nobody else could take the Lease."""
+    """The holder writes nothing in the meantime and then continues, because no other operator could take the Lease."""
 
     async def main() -> None:
         operator = Operator(Server(), "first")
@@ -195,7 +195,7 @@ def test_a_holder_survives_an_api_server_that_is_away_for_half_a_minute() -> Non
 
 
 def test_who_was_away_while_another_one_led_ends_though_the_lease_is_free() -> None:
-    """What it read before is stale."""
+    """The operator's observations from before are stale."""
 
     async def main() -> None:
         server = Server()

@@ -1,4 +1,4 @@
-"""Never do two hold the Lease, whatever happens to them and to what they send."""
+"""Two operators never hold the Lease at once, whatever happens to them and to their messages."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ from tests.unit.operator.cluster.lease_holders import Operator
 
 @pytest.mark.parametrize("number", range(DEPTH.of(25, 1000)))
 def test_never_do_two_hold_it(number: int) -> None:
-    """Operators come, are cut off, come back and crash, and what they send is lost or late."""
+    """Operators start, are cut off, come back and crash, and their messages are lost or delayed."""
     virtual_time.run(_history(DEPTH.chance(f"history {number}")))
 
 
@@ -37,7 +37,7 @@ async def _history(chance: random.Random) -> None:
 
 
 def _network(chance: random.Random) -> Callable[[], float | None]:
-    """Good, bad or away, and sometimes another than before."""
+    """Return the delays of a network that is good, bad or away, and that sometimes changes."""
     state = [chance.random()]
 
     def delay() -> float | None:

@@ -1,4 +1,4 @@
-"""How long to wait after a failure."""
+"""Waiting times after failures."""
 
 import pytest
 from aiohttp import ClientError

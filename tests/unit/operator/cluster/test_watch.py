@@ -1,4 +1,4 @@
-"""A watch goes on whatever becomes of its connection, and says when it may have missed something."""
+"""A watch survives any failure of its connection, and says when it may have missed changes."""
 
 import asyncio
 import time
@@ -23,7 +23,8 @@ def change(version: int, kind: str = "MODIFIED") -> tuple[str, Json]:
 
 
 class Server:
-    """What each connection of the watch tells, one after the other; an exception ends it."""
+    """A fake API server: each argument lists the changes that one connection of the watch sends; an exception ends
+    the connection."""
 
     def __init__(self, *connections: list[Any], versions: list[Any] | None = None) -> None:
         self._connections, self._versions = list(connections), versions or []
@@ -119,7 +120,7 @@ def test_an_api_server_that_hangs_up_at_once_is_not_asked_without_a_pause() -> N
 
 
 def test_a_change_of_which_nothing_can_be_read_is_a_gap() -> None:
-    """Who asks for what came after the version before it gets it again and again."""
+    """A watch that continued from the last known version would receive the unreadable change again and again."""
     server = Server([change(101), Unreadable("TooLarge", "too large")], [change(201)])
     server.run()
     assert (server.asked[:2], server.told, server.missed) == (["100", "200"], ["pod-101", "pod-201"], 2)

@@ -1,4 +1,5 @@
-"""An event loop whose clock leaps while everybody sleeps: minutes pass in milliseconds, and always in the same way."""
+"""Virtual time: an event loop whose clock jumps ahead while all tasks sleep, so minutes pass in milliseconds,
+reproducibly."""
 
 import asyncio
 import selectors

@@ -1,4 +1,4 @@
-"""A clock that a test turns by hand."""
+"""A clock that a test sets by hand."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A clock that a test sets, and an API server that knows one good token."""
+"""Fixtures: a clock that a test sets, and a fake API server that knows one valid token."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An API server that knows some tokens and some pods."""
+"""A fake API server that knows some tokens and some pods."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 def review_of(
     pod: str = "j-pseudo-e1-0", uid: str = "pod-uid", namespace: str = "default", audience: str = REPORT_AUDIENCE
 ) -> Json:
-    """The status of a TokenReview, as the API server answers for a token that is bound to a pod."""
+    """Return the status of a TokenReview, as the API server answers for a token that is bound to a pod."""
     return {
         "authenticated": True,
         "audiences": [audience],
@@ -43,7 +43,8 @@ def pod_body(
 
 @dataclass
 class FakeApi(Api):
-    """`tokens` maps tokens to statuses of reviews, `pods` names to bodies. `failure` is raised instead of an answer."""
+    """A fake API server. `tokens` maps tokens to statuses of reviews, `pods` names to bodies. `failure` is raised
+    instead of an answer."""
 
     tokens: dict[str, Json] = field(default_factory=dict)
     pods: dict[str, Json] = field(default_factory=dict)
@@ -63,7 +64,7 @@ class FakeApi(Api):
         return body if body and body["metadata"]["namespace"] == namespace else None
 
     def add(self, token: str, **differs: Any) -> None:
-        """A pod of a training job, and its token."""
+        """Add a pod of a training job, and its token."""
         body = pod_body(**differs)
         self.pods[body["metadata"]["name"]] = body
         self.tokens[token] = review_of(*(body["metadata"][key] for key in ("name", "uid", "namespace")))

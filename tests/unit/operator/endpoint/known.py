@@ -1,4 +1,4 @@
-"""Pods whose tokens are known without an API server, and the certificate under which the endpoint is served."""
+"""Pods whose tokens are known without an API server, and the TLS context of the endpoint."""
 
 import ssl
 from dataclasses import replace
@@ -14,10 +14,10 @@ POD = Speaker(JOB, Execution("pseudo", StageKind.TRAIN, 1), 0, "pod-0")
 
 
 class Known(Identities):
-    """Knows the tokens pod-0, pod-1, and so on, without an API server."""
+    """Accepts the tokens pod-0, pod-1, and so on, without an API server."""
 
     def __init__(self) -> None:
-        """Needs nothing."""
+        """Create no API client and no caches, unlike the base class."""
 
     async def of(self, token: str, address: str) -> Speaker:
         del address
@@ -27,7 +27,7 @@ class Known(Identities):
 
 
 def served(authority: Authority) -> ssl.SSLContext:
-    """Return the server's side of TLS with the certificate that `authority` has issued as `tls`."""
+    """Return the server's TLS context, with the certificate that `authority` has issued as `tls`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority.folder / "tls.crt", authority.folder / "tls.key")
     return context

@@ -1,4 +1,4 @@
-"""A certificate that is renewed, by its authority or as its own: pods that run and pods that come go on reporting."""
+"""Renewal of the certificate, by its CA or self-signed: running pods and new pods continue to report."""
 
 import asyncio
 import shutil
@@ -44,7 +44,8 @@ class Secret:
         return (self.folder / "ca.crt").read_text()
 
     def renew_by_itself(self) -> None:
-        """As cert-manager's SelfSigned issuer does it: with another key, and the certificate as its own authority."""
+        """Renew the certificate as cert-manager's SelfSigned issuer does: with a new key, and the certificate as its
+        own CA."""
         key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
         found = (
             x509.CertificateBuilder()
@@ -73,13 +74,13 @@ class Secret:
 
 
 class Pods:
-    """Pods of the trainer's own client, which shake hands for each report."""
+    """Pods with the trainer's own client, which perform a TLS handshake for each report."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self._folder, self._port = folder, port
 
     def made(self, name: str, authorities: str) -> Endpoint:
-        """A pod that was made with these authorities."""
+        """Return a pod that was created with these CAs."""
         token, authority = self._folder / f"{name}.token", self._folder / f"{name}.crt"
         token.write_text(f"pod-{name}")
         authority.write_text(authorities)
@@ -109,7 +110,7 @@ def clock() -> HandClock:
 
 @pytest.fixture
 def told() -> list[str]:
-    """What new executions were to trust."""
+    """CAs that new executions were told to trust."""
     return []
 
 

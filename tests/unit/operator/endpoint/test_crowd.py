@@ -1,4 +1,4 @@
-"""The endpoint in a crowd of connections that say nothing good: pods of others report all the same."""
+"""The endpoint under a crowd of useless connections: pods at other addresses report nevertheless."""
 
 import asyncio
 import math
@@ -21,7 +21,7 @@ from tests.unit.operator.endpoint.known import HOST, JOB, Known, served
 REPORT = PodReport(ranks=[RankReport(rank=0, activity="computing", seconds=0.5, step=3)]).to_json()
 PODS, CROWD, SECONDS = 40, 4000, 2.0
 ALONE_SECONDS = 0.2
-"""Most seconds that a pod needs on a machine without other work, where there is no crowd."""
+"""Maximum seconds that a pod needs without a crowd, on a machine without other work."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ async def connect(port: int, trusted: ssl.SSLContext, address: str) -> Ends:
 
 
 async def post(ends: Ends, token: str) -> int:
-    """The status of the answer to a report; 0 where there is none."""
+    """Return the status of the answer to a report; 0 if there is none."""
     reader, writer = ends
     head = f"POST {REPORT_PATH} HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: Bearer {token}\r\n"
     writer.write(f"{head}Content-Length: {len(REPORT)}\r\n\r\n{REPORT}".encode())
@@ -68,7 +68,7 @@ async def post(ends: Ends, token: str) -> int:
 
 
 async def until_heard(port: int, trusted: ssl.SSLContext, address: str, token: str) -> float:
-    """Seconds until a pod that comes now is heard."""
+    """Return the seconds until a pod that connects now is heard."""
     begun = time.monotonic()
     with suppress(OSError, asyncio.IncompleteReadError):
         ends = await connect(port, trusted, address)
@@ -80,7 +80,7 @@ async def until_heard(port: int, trusted: ssl.SSLContext, address: str, token: s
 
 
 async def seconds_of_pods(port: int, trusted: ssl.SSLContext, addresses: list[str]) -> list[float]:
-    """Seconds until each of PODS is heard that come within a second."""
+    """Return the seconds until each of PODS pods, which connect within a second, is heard."""
 
     async def one(number: int) -> float:
         await asyncio.sleep(number / PODS)
@@ -90,14 +90,14 @@ async def seconds_of_pods(port: int, trusted: ssl.SSLContext, addresses: list[st
 
 
 async def bound(port: int, trusted: ssl.SSLContext) -> float:
-    """SECONDS, or more where the machine has other work: then a pod that is alone needs longer, too."""
+    """Return SECONDS, or more if the machine has other work: pods without a crowd then need longer, too."""
     alone = await seconds_of_pods(port, trusted, OWN)
     return SECONDS * max(1.0, max(alone) / ALONE_SECONDS)
 
 
 @asynccontextmanager
 async def crowd(port: int, addresses: list[str], count: int, says: bytes = b"") -> AsyncIterator[None]:
-    """So many connections that are held as long as the context lasts, and say this and no more."""
+    """Hold `count` connections in this context; each sends `says` and nothing more."""
     loop, held = asyncio.get_running_loop(), list[socket.socket]()
     try:
         for number in range(count):
@@ -121,7 +121,7 @@ def background(*works: asyncio.Task[None]) -> Iterator[None]:
 
 
 async def come_again(port: int, address: str, says: bytes = b"") -> None:
-    """Opens 14 connections a second of one address, and leaves them open."""
+    """Open 14 connections a second from one address, and leave them open."""
     held = list[Ends]()
     try:
         while True:
@@ -135,7 +135,7 @@ async def come_again(port: int, address: str, says: bytes = b"") -> None:
 
 
 def hello(trusted: ssl.SSLContext) -> bytes:
-    """How a client begins a handshake."""
+    """Return the first bytes of a client's handshake."""
     sent = ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
         trusted.wrap_bio(ssl.MemoryBIO(), sent, server_hostname=HOST).do_handshake()
@@ -158,7 +158,7 @@ OWN = [f"127.0.3.{host}" for host in range(1, PODS + 1)]
     ],
 )
 async def test_all_pods_of_others_are_heard(port: int, trusted: ssl.SSLContext, says: str, count: int) -> None:
-    """Of three addresses that open connections all the time, and a crowd that is there already."""
+    """Three other addresses open connections all the time, and a crowd is already connected."""
     word = {"nothing": b"", "no handshake": b"GET / HTTP/1.1\r\n\r\n"}.get(says, hello(trusted))
     most = await bound(port, trusted)
     async with crowd(port, MANY, count, word):
@@ -168,7 +168,7 @@ async def test_all_pods_of_others_are_heard(port: int, trusted: ssl.SSLContext, 
 
 
 async def test_pods_share_an_address_with_a_crowd_that_says_nothing(port: int, trusted: ssl.SSLContext) -> None:
-    """As behind a node's address: pods in its network, or those of a network that translates addresses."""
+    """As with the address of a node: pods in its network, or pods behind address translation."""
     most = await bound(port, trusted)
     async with crowd(port, ["127.0.0.9"], 100):
         found = await seconds_of_pods(port, trusted, ["127.0.0.9"])
@@ -199,7 +199,7 @@ async def test_a_connection_ends_with_its_refusal(port: int, trusted: ssl.SSLCon
 async def test_a_stranger_has_its_time_and_no_more(
     port: int, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However much it says meanwhile."""
+    """Even if the stranger keeps sending."""
     monkeypatch.setattr(listener, "STRANGER_SECONDS", 0.2)
     reader, writer = await connect(port, trusted, "127.0.0.9")
     begun = time.monotonic()

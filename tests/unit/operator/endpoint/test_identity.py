@@ -1,4 +1,4 @@
-"""Whose token it is, and how often the API server is asked."""
+"""Owner of a token, and the number of requests to the API server."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ async def refusal(identities: Identities, token: str, address: str = "10.0.0.1")
 
 
 def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """A good review with one thing changed; None removes it."""
+    """Return a valid review with one field changed; None removes the field."""
     status = copy.deepcopy(review_of())
     place = status
     for key in path[:-1]:
@@ -45,7 +45,7 @@ def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 
 def claiming(subject: Any, salt: object = "", exp: Any = None) -> str:
-    """A token with claims, unlike others of another salt."""
+    """Return a token with claims; tokens with different salts differ."""
     claims = {"sub": subject, "jti": str(salt)} | ({} if exp is None else {"exp": exp})
     return f"e30.{urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.c2ln"
 
@@ -223,10 +223,10 @@ async def test_the_api_server_is_spared_whoever_asks(identities: Identities, api
 async def test_a_flood_of_one_namespace_leaves_reviews_for_the_others(
     identities: Identities, api: FakeApi, clock: HandClock
 ) -> None:
-    """Its pods are many, and their tokens are good."""
+    """The namespace has many pods with valid tokens."""
 
     async def flood(numbers: range) -> int:
-        """How many of these pods get a review."""
+        """Return how many of these pods get a review."""
         before = api.reviews
         for number in numbers:
             token = claiming("system:serviceaccount:flood:default", salt=number)
@@ -245,7 +245,7 @@ async def test_a_flood_of_one_namespace_leaves_reviews_for_the_others(
 
 
 async def test_who_forges_tokens_of_a_namespace_takes_no_reviews_from_it(identities: Identities, api: FakeApi) -> None:
-    """Each of a hundred addresses has one try that is not doubted, and many more."""
+    """Each of a hundred addresses makes one attempt before its tokens are doubted, and more afterwards."""
     for salt in range(500):
         token = claiming("system:serviceaccount:default:default", salt=salt)
         await refusal(identities, token, f"10.0.{salt % 100}.1")

@@ -1,4 +1,4 @@
-"""Token buckets, with a clock that a test turns."""
+"""Token buckets, with a clock that a test sets."""
 
 import pytest
 from pseudoreal_operator.endpoint import limits

@@ -1,4 +1,4 @@
-"""The endpoint over TLS, by a real client."""
+"""The endpoint over TLS, with a real client."""
 
 import asyncio
 import json
@@ -272,7 +272,7 @@ async def test_reports_share_a_connection(endpoint: Endpoint) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An endpoint with small bounds; before the endpoint is made."""
+    """Set small time limits; to be used before the endpoint is created."""
     for name in ("IDLE_SECONDS", "HANDSHAKE_SECONDS", "STRANGER_SECONDS"):
         monkeypatch.setattr(listener, name, 0.3)
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
@@ -280,7 +280,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 async def test_who_connects_and_says_nothing_is_hung_up_on(endpoint: Endpoint) -> None:
-    """Before a handshake, after it, and after a report."""
+    """Before a handshake, after a handshake, and after a report."""
     port = int(endpoint.url.split(":")[2].split("/")[0])
     silent, _ = await asyncio.open_connection("127.0.0.1", port)
     async with asyncio.timeout(60):
@@ -293,7 +293,7 @@ async def test_who_connects_and_says_nothing_is_hung_up_on(endpoint: Endpoint) -
 
 
 async def _greeted(endpoint: Endpoint, port: int) -> asyncio.StreamReader:
-    """A connection after its handshake, for which a busy machine may need more than one try."""
+    """Return a connection after its handshake, for which a busy machine may need more than one attempt."""
     while True:
         with suppress(OSError):
             reader, _ = await asyncio.open_connection("127.0.0.1", port, ssl=endpoint.trusted, server_hostname=HOST)
@@ -301,20 +301,20 @@ async def _greeted(endpoint: Endpoint, port: int) -> asyncio.StreamReader:
 
 
 async def _heard(endpoint: Endpoint) -> None:
-    """Reports until it is heard: a connection may be closed for being idle just as a report is sent on it."""
+    """Report until the pod is heard: an idle connection may be closed just as a report is sent on it."""
     while await _status(endpoint) != 200:
         await asyncio.sleep(0.05)
 
 
 async def _status(endpoint: Endpoint) -> int:
-    """0: not connected."""
+    """Return the status of the answer to a report; 0: not connected."""
     with suppress(ClientError):
         return (await endpoint.post()).status
     return 0
 
 
 async def test_a_pod_that_stays_connected_takes_little_memory(endpoint: Endpoint) -> None:
-    """Both ends are in this process."""
+    """Both ends of each connection are in this process, so the limit is doubled."""
     address, count, open_ones = urlsplit(endpoint.url), 20, []
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""How many strangers of whom are kept, and whose handshake is next."""
+"""Number of strangers kept per address, and the order of their handshakes."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ ONE, OTHER = "10.0.0.1", "10.0.0.2"
 
 
 class Crowd:
-    """Strangers, and those that had to go."""
+    """Strangers, and the strangers that were closed."""
 
     def __init__(self, most: int = strangers.MOST) -> None:
         self.clock = HandClock()
@@ -21,7 +21,7 @@ class Crowd:
         self.closed: list[Stranger] = []
 
     def come(self, address: str, count: int = 1) -> list[Stranger]:
-        """So many connections of an address, of which those are returned that may stay."""
+        """Open `count` connections from an address; return the accepted ones."""
         found = []
         for _ in range(count):
             stranger = Stranger(address)
@@ -31,7 +31,7 @@ class Crowd:
         return found
 
     def turns(self) -> list[str]:
-        """The addresses that shake hands next, one after the other."""
+        """Return the addresses of the next handshakes, in order."""
         found = []
         while (stranger := self.strangers.next()) is not None:
             found.append(stranger.address)
@@ -93,7 +93,7 @@ def test_one_network_has_no_room_for_more_however_many_addresses_it_has() -> Non
 
 @pytest.mark.usefixtures("small")
 def test_in_a_network_the_address_with_the_most_makes_room() -> None:
-    """All pods of a cluster may be in one."""
+    """All pods of a cluster may be in one IPv6 network."""
     crowd = Crowd()
     honest = crowd.come("2001:db8::1")
     crowd.come("2001:db8::bad", 4)

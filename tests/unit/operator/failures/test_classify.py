@@ -1,4 +1,4 @@
-"""What a failed execution means."""
+"""Classification of failed executions."""
 
 from typing import Any
 

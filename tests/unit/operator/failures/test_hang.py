@@ -1,4 +1,4 @@
-"""Training that stands still: which clock, whose fault, and what happens then."""
+"""Hung training: which clock runs out, which rank is blamed, and what the operator does."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -22,7 +22,7 @@ HANG = {"startSeconds": 300, "stepSeconds": 60, "checkpointSeconds": 100}
 
 
 def training(**hang: Any) -> World:
-    """Two pods of the phase real run."""
+    """Return a world in which two pods of the phase real run."""
     world = until(World(make_job(spec__hang=HANG | hang, spec__restart={"backoffSeconds": 0})), "real")
     for index, pod in enumerate(world.alive()):
         pod["spec"] = {"nodeName": f"node-{index}"}
@@ -35,7 +35,8 @@ def sign(rank: int, activity: str = "waiting", **changes: Any) -> RankReport:
 
 
 def heard(world: World, *signs: RankReport, ago: float = 1, stepped: float | None = 61, begun: bool = True) -> Observed:
-    """What two pods with one rank each said `ago` seconds ago, whose last step was `stepped` seconds ago."""
+    """Return the observation after two pods with one rank each reported `ago` seconds ago; their last step was
+    `stepped` seconds ago."""
 
     def moment(seconds: float) -> Any:
         earlier = replace(world)
@@ -165,7 +166,7 @@ def test_a_pod_that_never_spoke_is_named_once_all_of_them_run() -> None:
 
 @pytest.mark.parametrize(("seconds", "reason"), [(1, ""), (299, ""), (301, "StartStalled")])
 def test_a_pod_that_came_late_has_its_time(seconds: int, reason: str) -> None:
-    """The first waited for it all the while, and it has had no time to report."""
+    """The first pod has waited for the late one, which has had no time to report."""
     world = training()
     world.tick(301)
     started = {"startedAt": clock.to_text(world.now - timedelta(seconds=seconds))}
@@ -177,7 +178,7 @@ def test_a_pod_that_came_late_has_its_time(seconds: int, reason: str) -> None:
 
 
 def test_pods_that_run_and_do_not_meet_have_not_started() -> None:
-    """No rank begins before all pods have met, so there is no sign of any."""
+    """No rank starts before all pods have met, so no rank has been reported."""
     world = training()
     seen = heard(world, sign(0), sign(1), stepped=None, begun=False)
     seen = replace(seen, heard=tuple(replace(one, report=PodReport()) for one in seen.heard))
@@ -248,7 +249,7 @@ def test_a_straggler_is_named_and_left_alone() -> None:
 
 
 def noticed(world: World, *looks: Observed) -> list[str]:
-    """Names of the events of one look after the other."""
+    """Return the names of the events of passes over these observations, one after the other."""
     names: list[str] = []
     for step, seen in enumerate(looks):
         assert world.status.progress
@@ -283,7 +284,7 @@ def test_another_rank_that_straggles_is_another_event() -> None:
 
 
 def test_steps_that_all_take_too_long_are_one_event() -> None:
-    """With action Report nothing is done about them, so each step is noticed."""
+    """With action Report the operator does nothing about slow steps, so each of them is noticed."""
     world = training(action="Report")
     looks = [
         heard(world, sign(0, "computing", step=step), sign(1, step=step), stepped=stepped)

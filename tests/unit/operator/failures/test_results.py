@@ -1,4 +1,4 @@
-"""Whatever numbers pods send, a status can hold what is made of them."""
+"""A status can hold the results, whatever numbers pods send."""
 
 import json
 from typing import Any
@@ -51,7 +51,7 @@ def fresh() -> PseudoRealJobStatus:
 
 
 def check(status: PseudoRealJobStatus) -> None:
-    """Check that the API server takes it: its schema is that of the model, and integers have 64 bits."""
+    """Check that the API server accepts the status: its schema is that of the model, and integers have 64 bits."""
     written = status.to_dict()
     PseudoRealJobStatus.model_validate(written)
     text = json.dumps(written, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Silence is no hang: training does not depend on reports, and whoever hears nothing judges nobody."""
+"""Silence is no hang: training does not depend on reports, and without witnesses no pod is blamed."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -23,7 +23,7 @@ EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
 
 
 class Cluster:
-    """Jobs of one kind, whose pods the board hears. `world` is any of them."""
+    """Identical jobs, whose pods report to the board. `world` stands for any of them."""
 
     def __init__(self, jobs: int = 1, namespaces: int = 1, **changes: Any) -> None:
         self.world = begun(**changes)
@@ -89,7 +89,7 @@ def two_pods(**changes: Any) -> Cluster:
 
 
 def test_a_path_that_is_cut_for_an_hour_restarts_nobody() -> None:
-    """Without logs. Jobs are at all points of their clocks as it is cut."""
+    """No logs are read. When the path is cut, the jobs' hang clocks are at many different points."""
     cluster = Cluster(JOBS)
     for job in range(JOBS):
         cluster.report(4, range(job, job + 1))
@@ -201,7 +201,7 @@ def test_where_most_jobs_are_silent_a_pod_that_is_silent_too_is_not_blamed() -> 
 
 
 def test_nobody_cuts_the_path_with_jobs_of_one_namespace() -> None:
-    """However many there are of it."""
+    """However many jobs the namespace has."""
     cluster = Cluster(20, namespaces=2)
     for job in range(16, 20, 2):
         cluster.board.forget(cluster.keys[job])
@@ -223,7 +223,7 @@ def test_jobs_that_were_never_heard_do_not_count_for_the_path() -> None:
 
 
 def test_a_log_that_stands_still_tells_of_a_hang(cluster: Cluster) -> None:
-    """As long as the log says something newer each time, there is none, however rarely it is looked at."""
+    """As long as each reading of the log shows something newer, there is no hang, however rare the readings are."""
     cluster.report(4)
     cluster.report(5)
     for step in (80, 160, 240):
@@ -241,7 +241,7 @@ def test_a_log_that_stands_still_tells_of_a_hang(cluster: Cluster) -> None:
 
 
 def test_steps_that_are_made_anew_are_steps_of_a_log_too(cluster: Cluster) -> None:
-    """The ranks were restarted in place from an older checkpoint, unheard."""
+    """The ranks were restarted in place from an older checkpoint, without a report."""
     cluster.report(400)
     for step in (390, 200, 250, 300):
         cluster.tick(880)

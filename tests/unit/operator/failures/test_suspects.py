@@ -1,4 +1,4 @@
-"""Who is named when ranks stand still, or are slow."""
+"""Ranks that are named when training hangs, or is slow."""
 
 from typing import Any
 

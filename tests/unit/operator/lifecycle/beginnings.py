@@ -1,4 +1,4 @@
-"""Drawn states in which the lives of jobs begin."""
+"""Randomly drawn initial states of jobs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,9 @@ PHASES: list[dict[str, Any]] = [
     },
 ]
 _SKEWS = [0.0, 3600.0, -3600.0]
-"""Seconds by which the clocks of others are ahead."""
+"""Seconds by which the clocks of other machines are ahead."""
 _TO_SPARES = 2
-"""Stages before the one with spare pods."""
+"""Number of stages before the one with spare pods."""
 BAD_ENDS: list[dict[str, Any]] = [
     {"outcome": "Failed"},
     {"outcome": "Failed", "peer_lost": True},
@@ -32,7 +32,8 @@ BAD_ENDS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Beginning:
-    """Some lives begin in the middle: with stages that are done, lost workers, and troubles that passed."""
+    """Initial state of a job. Some jobs start in the middle: with finished stages, lost workers, and earlier
+    troubles."""
 
     spec: dict[str, Any]
     stages: int

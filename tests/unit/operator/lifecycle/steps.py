@@ -1,4 +1,4 @@
-"""The way of a job to where a test begins, and what its conditions then say."""
+"""Steps that bring a job to the start of a test, and accessors for its conditions."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from tests.unit.operator.world import World, make_job
 
 
 def run_pods(world: World) -> None:
-    """What is asked for is made, and its pods run."""
+    """Create the requested children and start their pods."""
     world.settle()
     world.control()
     world.start_pods()
@@ -18,7 +18,7 @@ def run_pods(world: World) -> None:
 
 
 def until(world: World, stage: str) -> World:
-    """Runs the job until this stage runs, whatever its execution."""
+    """Run the job until this stage runs, in whatever execution."""
     for _ in range(20):
         world.settle()
         world.wait_out()
@@ -30,14 +30,14 @@ def until(world: World, stage: str) -> World:
 
 
 def begun(**changes: Any) -> World:
-    """A world in which the first execution of the first phase runs."""
+    """Return a world in which the first execution of the first phase runs."""
     world = World(make_job(**changes))
     run_pods(world)
     return world
 
 
 def fail_execution(world: World, **end: Any) -> None:
-    """One pod ends badly, and the others are ended."""
+    """Make one pod fail, after which the others are ended."""
     world.finish(world.alive()[0], **({"outcome": "Failed"} | end))
     if world.alive():
         world.carry_out(world.plan())

@@ -1,4 +1,4 @@
-"""Templates that are no pods: said in a condition and an event, before anything is made."""
+"""Templates that cannot be pods are reported in a condition and an event before any child is created."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ OF_NO_POD: list[Json] = [
     trainer(env={"A": "b"}),
     {"spec": {"affinity": {"nodeAffinity": "gpu"}}},
 ]
-"""Templates that an API server stored before the definition had the type of a template, and that no pod can have."""
+"""Templates that an API server stored before the CRD had the type of a template, and that no pod can have."""
 GOOD: list[Json] = [
     {},
     {"metadata": {"labels": None, "annotations": None}},
@@ -95,7 +95,8 @@ ANYTHING = st.recursive(
 @settings(max_examples=DEPTH.of(150, 5000), derandomize=not DEPTH.is_deep)
 @given(spec=ANYTHING, metadata=ANYTHING, host=st.booleans())
 def test_whatever_stands_in_a_template_the_job_is_accepted_or_refused(spec: Any, metadata: Any, host: bool) -> None:
-    """Never does a pass end with an error, which would be repeated for ever and seen by nobody."""
+    """A pass never raises an error for a template: the pass would be repeated forever, and no user would see the
+    error."""
     world = World(make_job(spec__pod={"template": {"metadata": metadata, "spec": spec}}))
     if host:
         world.set(network=world.job.spec.network.model_copy(update={"host_network": True}))

@@ -1,4 +1,4 @@
-"""Phases that are trained again: at the user's wish, and when a delink is not done in time."""
+"""Phases that are trained again: at the user's request, and when a delink times out."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -82,7 +82,7 @@ def finish(world: World, phase: str) -> None:
 
 
 def tell(world: World) -> None:
-    """The pods hear of the request in the answers to their reports."""
+    """Deliver the request to the pods, in the answers to their reports."""
     for pod in world.alive():
         world.report(pod, 1)
     world.reports = {name: replace(heard, told_to_finish=True) for name, heard in world.reports.items()}

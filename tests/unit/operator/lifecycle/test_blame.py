@@ -1,4 +1,5 @@
-"""Who is at fault: in every order of ending and of last words, the pod where it began is named, never a witness."""
+"""Blame: in every order of ends and of termination messages, the pod where the fault began is named, never a
+witness."""
 
 import random
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from tests.unit.operator.world import World, make_job
 Json = dict[str, Any]
 TRIALS = DEPTH.of(10, 300)
 SPOKEN = ORIGIN_SECONDS - 2
-"""The pod where it began has ended by then, and the operator has had a look."""
+"""Seconds after which the pod where the fault began has ended and the operator has made a pass."""
 
 
 def killed_torchrun(world: World, pod: Json) -> None:
@@ -24,7 +25,7 @@ def killed_torchrun(world: World, pod: Json) -> None:
 
 
 def killed_main_process(world: World, pod: Json) -> None:
-    """What Kubernetes then has for a message is the end of the log."""
+    """Kubernetes then shows the end of the log as the termination message."""
     world.finish(pod, exit_code=137, reason="Error", message='{"event": "progress", "step": 7}')
 
 
@@ -41,7 +42,7 @@ def exception(world: World, pod: Json) -> None:
 
 
 def evicted(world: World, pod: Json) -> None:
-    """The kubelet says no word about its container."""
+    """The kubelet reports nothing about the pod's container."""
     world.disrupt(pod, "TerminationByKubelet")
 
 
@@ -50,17 +51,17 @@ def node_lost(_: World, pod: Json) -> None:
 
 
 def node_tainted(world: World, pod: Json) -> None:
-    """Its pod is to be deleted, and nobody is there to do it."""
+    """The pod is to be deleted, but no kubelet does it."""
     world.lose(pod)
 
 
 def node_off(_: World, pod: Json) -> None:
-    """Nobody has noticed it yet, for it takes minutes; and when the Job is given up, the pod does not end."""
+    """Kubernetes has not noticed it yet, which takes minutes; and when the Job is failed, the pod does not end."""
     pod["lost"] = True
 
 
 def node_deleted(world: World, pod: Json) -> None:
-    """With its pods, which leave nothing."""
+    """The node is deleted with its pods, which leave no trace."""
     world.vanish(pod)
 
 
@@ -75,7 +76,7 @@ KINDS: list[Callable[[World, Json], None]] = [*COUNTED, evicted, node_lost, node
 
 
 class Trial:
-    """A job of so many pods, one of which is where it begins."""
+    """A job with `pods` pods; the fault begins in one of them."""
 
     def __init__(self, pods: int, chance: random.Random) -> None:
         phase = {"name": "real", "until": {"step": 10}, "batch": {"sequences": 8}, "workers": pods}
@@ -88,7 +89,7 @@ class Trial:
         self.name = str(self.pods[self.victim]["metadata"]["name"])
 
     def run(self, begin: Callable[[World, Json], None]) -> None:
-        """Some of the others notice, before or after; the operator ends those that do not."""
+        """Let the fault happen. Some of the other pods notice, before or after; the operator ends those that do not."""
         others = [pod for pod in self.pods if pod is not self.pods[self.victim]]
         witnesses = self.chance.sample(others, self.chance.randint(1, len(others)))
         acts: list[Callable[[], object]] = [partial(begin, self.world, self.pods[self.victim])]

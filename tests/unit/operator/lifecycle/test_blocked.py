@@ -1,4 +1,4 @@
-"""Children that the API server refuses: for good when the job is first seen, for a while later."""
+"""Children that the API server rejects: for good when the job is first seen, for a while later."""
 
 from datetime import timedelta
 from itertools import pairwise
@@ -38,7 +38,7 @@ def test_what_is_refused_at_first_sight_fails_the_job_before_anything_is_trained
 
 
 def test_a_later_phase_that_is_refused_does_not_cost_the_earlier_ones() -> None:
-    """After weeks in the pseudo phase."""
+    """The pseudo phase may have taken weeks."""
     world = until(World(make_job()), "real-delink")
     world.finish_all()
     world.carry_out(world.plan())
@@ -56,7 +56,7 @@ def refused(world: World) -> Plan:
 
 
 def blocked(seconds: int, **changes: Any) -> tuple[World, list[float]]:
-    """A world whose first children are refused for so long, and the waits between the tries."""
+    """Return a world whose first children were rejected for `seconds`, and the waits between the attempts."""
     world, waits = World(make_job(**changes)), []
     world.carry_out(world.plan())
     end = world.now + timedelta(seconds=seconds)
@@ -101,7 +101,7 @@ def test_pods_that_are_refused_for_too_long_fail_the_job(allowed: int) -> None:
 
 
 def test_a_job_that_is_refused_before_it_is_accepted_asks_less_and_less_often_too() -> None:
-    """By a policy, which may be changed."""
+    """A policy rejects the job, and may be changed."""
     world = World(make_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"}))
     waits = []
     for _ in range(8):

@@ -1,4 +1,5 @@
-"""No plan for a job that the API server accepts takes more than 50 ms of the processor: others wait meanwhile."""
+"""No plan for a job that the API server accepts takes more than 50 ms of CPU time, because all other jobs wait for
+it."""
 
 import json
 import time
@@ -26,7 +27,7 @@ Json = dict[str, Any]
 
 MOST_SECONDS = 0.05
 LOOP_SECONDS = 0.011
-"""Processor time of `loop` on the machine for which the bound is meant; a busy or slower one has more for all."""
+"""CPU time of `loop` on the machine that the bound was set for; a busy or slower machine needs more for everything."""
 pytestmark = pytest.mark.solo
 
 MOST_LAYERS = MOST_WORKERS = 10_000
@@ -39,7 +40,7 @@ def loop(times: int = 1) -> None:
 
 
 def seconds(act: Callable[[], object], times: int) -> float:
-    """The least processor time of some tries."""
+    """Return the least CPU time of `times` runs."""
     found = []
     for _ in range(times):
         begin = time.thread_time()
@@ -49,8 +50,8 @@ def seconds(act: Callable[[], object], times: int) -> float:
 
 
 def check(act: Callable[[], object], prepare: Callable[[], object] = lambda: None, most: float = MOST_SECONDS) -> None:
-    """Checks that an act takes at most so long on the machine for which the bound is meant, at the best of some
-    tries."""
+    """Check that the best of some runs of `act` takes at most `most` seconds on the machine that the bound was set
+    for."""
     found: list[float] = []
     while len(found) < 6 and (not found or min(found) > most):
         prepare()
@@ -133,7 +134,7 @@ def test_an_expensive_job_costs_little_in_every_plan(expensive: str) -> None:
 
 
 def check_costs(job: Json) -> None:
-    """Checks the first plan for a job, with nothing remembered of it, and those that follow while it waits."""
+    """Check the first plan for a job, without cached results, and the plans that follow while the job waits."""
     check_job(job)
     read = json.loads(json.dumps(job))
     worlds: list[World] = []
@@ -147,7 +148,7 @@ def check_costs(job: Json) -> None:
 
 
 def drawn(seed: int) -> Json:
-    """A job with numbers at their bounds, which most often all models and rules accept."""
+    """Return a job with numbers at their bounds, which most often all models and rules accept."""
     chance = Random(seed)
     layers, number = chance.choice([12, 5040, 9973, MOST_LAYERS]), chance.choice([1, 1, 2, MOST_PHASES])
     model: Json = {"layers": layers}
@@ -201,7 +202,7 @@ def test_the_check_finds_what_costs_much() -> None:
 
 
 def large_world() -> tuple[World, tuple[Pod, ...]]:
-    """A job of 10,000 workers, and its pods."""
+    """Return a job of 10,000 workers, and its pods."""
     fields = {"elastic": {"minWorkers": 1}, "batch": {"sequences": 16 * MOST_WORKERS}}
     small, large = (
         World(PseudoRealJob.from_object(body(phases=phases(2, workers=workers, **fields))), nodes=0)
@@ -222,7 +223,7 @@ def large_world() -> tuple[World, tuple[Pod, ...]]:
 @pytest.mark.parametrize("after", [30, 3600], ids=["all report", "all are silent"])
 @pytest.mark.parametrize("ended", [0, 1, MOST_WORKERS])
 def test_ten_thousand_pods_cost_little(ended: int, after: int) -> None:
-    """Each of them is looked at, so the bound is higher. It was 2.9 s where all were silent."""
+    """Every pod is examined, so the bound is higher. With silent pods a plan once took 2.9 s."""
     world, pods = large_world()
     termination = Termination(1, "Error", "", None, "2030-01-01T00:00:05Z")
     reports = tuple(

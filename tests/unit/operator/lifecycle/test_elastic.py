@@ -1,4 +1,4 @@
-"""Phases that go on with fewer workers where there is no room for all, and get them back."""
+"""Phases that continue with fewer workers if there is no room for all, and get them back."""
 
 from datetime import timedelta
 from typing import Any
@@ -23,7 +23,7 @@ IN_PAIRS = {"replicas": 2, "stateSharding": "Full"}
 
 
 def elastic(nodes: int | None = None, **changes: Any) -> World:
-    """A world whose second phase has four workers at most, with its first execution asked for."""
+    """Return a world whose second phase has at most four workers, with its first execution requested."""
     options = {name: value for name, value in changes.items() if name.startswith("spec__")}
     phase = PHASE | {name: value for name, value in changes.items() if not name.startswith("spec__")}
     world = until(World(make_job(spec__phases__1=phase, **options), nodes=1), "real-delink")
@@ -34,7 +34,7 @@ def elastic(nodes: int | None = None, **changes: Any) -> World:
 
 
 def go_on(world: World, seconds: float = 0) -> World:
-    """What is asked for is made and runs where there is room, some time passes, and the operator looks."""
+    """Let some time pass, create and start the requested pods where there is room, and make passes."""
     world.tick(seconds)
     for _ in range(2):
         world.settle()
@@ -53,7 +53,7 @@ def told(world: World) -> dict[str, Any]:
 
 
 def size(world: World) -> tuple[int, int]:
-    """Workers and micro-batches of the newest execution, as its pods are told."""
+    """Return the workers and micro-batches of the newest execution, as its pods are told."""
     found = told(world)
     return found["workers"], found["batch"]["microBatches"]
 
@@ -101,7 +101,7 @@ def test_without_the_wish_a_phase_waits_for_all() -> None:
 
 
 def test_a_shorter_deadline_of_the_start_ends_the_patience() -> None:
-    """Before the phase asks for as many again."""
+    """Otherwise the phase would request as many workers again."""
     world = go_on(elastic(nodes=2, spec__deadlines={"startupSeconds": 30}), 30)
     assert (world.status.execution, size(world)[0], world.status.retries) == (2, 2, None)
 
@@ -123,7 +123,7 @@ def test_a_lost_node_that_is_removed_is_done_without() -> None:
 
 
 def lose_one(world: World) -> None:
-    """The last of the pods is on a node that is cut off; the others end."""
+    """Cut off the node of the last pod; the other pods end."""
     world.nodes = (world.nodes or 4) - 1
     world.lose(world.alive()[-1])
     for pod in world.alive()[:-1]:
@@ -151,7 +151,7 @@ def test_a_pod_on_a_lost_node_is_waited_for_no_longer_than_patience() -> None:
 
 
 def test_the_operator_looks_again_when_its_patience_ends() -> None:
-    """Nothing else wakes it."""
+    """No event wakes the operator at that time."""
     world = elastic(nodes=2)
     assert world.plan().wake_after == PATIENCE
     go_on(world, PATIENCE)
@@ -165,7 +165,7 @@ def test_the_operator_looks_again_when_its_patience_ends() -> None:
 
 
 def test_pods_that_all_may_still_run_are_waited_for() -> None:
-    """Where nobody can say that one of them has ended, they may train: a second execution must not begin."""
+    """If no pod of an execution is known to have ended, its pods may train, so a second execution must not begin."""
     world = elastic(nodes=4)
     for pod in world.alive():
         world.lose(pod)
@@ -176,7 +176,7 @@ def test_pods_that_all_may_still_run_are_waited_for() -> None:
 
 
 def test_they_are_waited_for_by_a_larger_execution_too() -> None:
-    """It would not need their nodes."""
+    """Even though the larger execution would not need their nodes."""
     world = go_on(elastic(nodes=2), PATIENCE)
     go_on(world, GROWTH - 1)
     for pod in world.alive():
@@ -192,7 +192,7 @@ def test_they_are_waited_for_by_a_larger_execution_too() -> None:
 
 
 def grow(world: World) -> None:
-    """The moment at which more workers are tried, which is in the status."""
+    """Advance to the time at which more workers are tried, which is in the status."""
     assert world.status.elastic
     assert world.status.elastic.grow_after
     world.now = clock.from_text(world.status.elastic.grow_after)
@@ -234,7 +234,7 @@ def test_a_part_of_the_room_is_taken_too() -> None:
 
 
 def test_more_are_tried_only_where_the_phase_trains() -> None:
-    """What has not begun has nothing to save."""
+    """A phase that has not started to train has nothing to save."""
     world = go_on(elastic(nodes=2), PATIENCE)
     for pod in world.alive():
         world.report(pod, 0, "starting")
@@ -268,7 +268,7 @@ QUEUE = {"spec__scheduling": {"queue": "gpus"}}
 
 
 def queued() -> World:
-    """A queue holds the Job of the elastic phase."""
+    """Return a world in which a queue holds the Job of the elastic phase."""
     world = until(World(make_job(spec__phases__1=PHASE, **QUEUE)), "real-delink")
     world.queues = True
     world.finish_all()

@@ -1,4 +1,4 @@
-"""Events tell what happened, each once, whatever passes died between it and its status."""
+"""Each event is posted once, whichever passes died between the event and its status."""
 
 import copy
 
@@ -37,7 +37,7 @@ def test_each_suspension_is_told_also_before_anything_has_started() -> None:
 
 
 def test_a_phase_that_ends_while_the_job_is_suspended_does_not_resume_it() -> None:
-    """Its Job is being deleted, and its pods complete while they end."""
+    """The Job of the phase is being deleted, and its pods complete as they end."""
     world = begun()
     job = copy.deepcopy(world.objects["Job", "sim-pseudo-e1"])
     world.set(suspend=True)
@@ -51,7 +51,7 @@ def test_a_phase_that_ends_while_the_job_is_suspended_does_not_resume_it() -> No
 
 @pytest.mark.parametrize("effects", range(12))
 def test_a_pass_that_is_made_again_tells_the_same(effects: int) -> None:
-    """The operator dies after so many requests, in each kind of pass."""
+    """The operator dies after `effects` requests, in each kind of pass."""
     calm, world = begun(), World(make_job())
     calm.run_fairly()
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""Restarts that pods made by themselves count as others do, once each, and the execution goes on."""
+"""Restarts that pods made on their own count as others do, once each, and the execution continues."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ WORDS = "local rank 0 ended without a word"
 
 @pytest.fixture
 def world() -> World:
-    """The real phase trains on two pods, each on a node of its own."""
+    """A world in which the phase real trains on two pods, each on its own node."""
     return on_nodes(until(World(begun().job), "real"))
 
 
@@ -35,7 +35,7 @@ def followed(restarts: int = 1) -> InPlace:
 
 
 def restart(world: World, restarts: int = 1, origin: int = 1) -> None:
-    """Both pods have restarted their ranks, and say so."""
+    """Let both pods report that they have restarted their ranks."""
     for number, pod in enumerate(world.alive()):
         world.report(pod, 10, "starting", died(restarts) if number == origin else followed(restarts))
     world.settle()
@@ -122,7 +122,7 @@ def test_a_phase_that_succeeds_tells_of_its_restarts(world: World) -> None:
 
 
 def test_each_stage_counts_its_own() -> None:
-    """All stages have the same number of their execution."""
+    """All stages have the same execution number."""
     world = on_nodes(begun())
     restart(world, origin=0)
     assert world.status.restarts == 1

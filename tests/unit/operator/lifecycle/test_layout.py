@@ -1,4 +1,4 @@
-"""The layout that a phase was given: how the status learns of it, and that it keeps it."""
+"""The layout that a phase was given: how it gets into the status, and that it stays there."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ LAYOUT = ChosenLayout(
 
 @pytest.fixture
 def world() -> World:
-    """A job whose second phase chooses its layout, and trains."""
+    """A world in which a phase with an automatic layout trains."""
     batch: dict[str, Any] = {"sequences": 8}
     job: PseudoRealJob = make_job(
         spec__phases__1__parallelism={"layout": "Auto"}, spec__phases__1__workers=2, spec__phases__1__batch=batch
@@ -37,7 +37,7 @@ def world() -> World:
 
 
 def say(world: World, layout: ChosenLayout | None) -> None:
-    """The pod of rank 0 reports."""
+    """Let the pod of rank 0 report a layout."""
     body = world.alive()[0]
     pod = read_pod(body)
     ranks = [RankReport(rank=0, activity="computing", seconds=0, step=1)]
@@ -58,7 +58,7 @@ def test_it_is_that_of_the_phase_which_reports_it(world: World) -> None:
 
 
 def test_it_is_the_newest(world: World) -> None:
-    """An elastic phase has one for each number of its ranks."""
+    """An elastic phase has one layout for each number of its ranks."""
     say(world, LAYOUT)
     newer = LAYOUT.model_copy(update={"pipeline": 1})
     say(world, newer)

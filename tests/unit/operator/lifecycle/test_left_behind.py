@@ -1,4 +1,4 @@
-"""What is left of executions that are over, and of those that an earlier release began."""
+"""Remains of executions that are over, and executions that an earlier release began."""
 
 from collections import Counter
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.unit.operator.world import World
 
 
 def preempt(world: World) -> None:
-    """Until the next execution runs."""
+    """Preempt a pod, and run until the next execution runs."""
     world.disrupt(world.alive()[0])
     world.control()
     world.settle()
@@ -44,7 +44,8 @@ def test_phases_and_repetitions_leave_a_bounded_number_of_children() -> None:
 
 
 def test_pods_that_lost_their_job_are_waited_for_and_left_alone() -> None:
-    """Two executions would compete for the GPUs. Anybody may give a pod these labels, so it is not deleted."""
+    """Two executions would compete for the GPUs. Anyone may give a pod these labels, so the operator does not delete
+    it."""
     world = begun(spec__restart={"backoffSeconds": 0})
     (pod,) = world.alive()
     world.delete_job_and_leave_pods(world.active_jobs()[0])
@@ -61,7 +62,8 @@ def test_pods_that_lost_their_job_are_waited_for_and_left_alone() -> None:
 
 
 def test_the_end_of_a_job_is_in_its_status_before_its_pods_go() -> None:
-    """An operator that dies in between would take the Job for one that somebody else deleted, and begin anew."""
+    """If the operator died in between, it would later take the Job for one that someone else deleted, and start
+    again."""
     world = begun(spec__hang={"stepSeconds": 120, "startSeconds": 300, "action": "Fail"})
     for seconds in (0, 130):
         world.tick(seconds)
@@ -94,7 +96,7 @@ def test_the_generation_is_observed_in_every_state() -> None:
 
 
 def test_an_execution_of_release_0_2_0_goes_on() -> None:
-    """Its Job has another name, and the same labels."""
+    """The Job of that release has another name, and the same labels."""
     world = begun(spec__restart={"backoffSeconds": 0})
     of_old = world.objects["Job", "sim-pseudo-e1"]
     of_old["metadata"]["name"] = "sim-pseudo-e1"

@@ -1,4 +1,5 @@
-"""Pods that do not all run in time are let go and asked for again: what runs of them holds what others wait for."""
+"""If not all pods run in time, all are released and requested again: running pods hold resources that others wait
+for."""
 
 from typing import Any
 
@@ -12,7 +13,7 @@ DEADLINE: dict[str, Any] = {"spec__deadlines": {"startupSeconds": 60}}
 
 
 def half_placed(**changes: Any) -> World:
-    """Phase real has two pods, of which only the first has a node."""
+    """Return a world in which only the first of the two pods of the phase real has a node."""
     world = until(World(make_job(**(DEADLINE | changes))), "real-delink")
     world.finish_all()
     world.settle()
@@ -29,7 +30,7 @@ def place_one(world: World) -> None:
 
 
 def time_out(world: World) -> float:
-    """Seconds from the deadline until the pods are asked for again."""
+    """Let the deadline pass; return the seconds until the pods are requested again."""
     world.tick(60)
     world.settle()
     return (clock.from_text(world.status.restart_after or "") - world.now).total_seconds()
@@ -113,7 +114,7 @@ def test_a_job_that_gets_nothing_for_too_often_fails_in_the_end() -> None:
 
 
 def test_without_a_wish_pods_that_wait_are_let_go_after_an_hour() -> None:
-    """One image that cannot be pulled would hold all other nodes for ever."""
+    """One image that cannot be pulled would hold all other nodes forever."""
     world = half_placed(spec__deadlines={})
     world.tick(3599)
     world.settle()

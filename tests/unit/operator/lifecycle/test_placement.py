@@ -1,4 +1,4 @@
-"""The map from ranks to nodes in the status: when it is known, whose word counts, and how large it is."""
+"""The map from ranks to nodes in the status: when it is known, where its data comes from, and how large it is."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ def wide_job(workers: int, **changes: Any) -> PseudoRealJob:
 
 
 def training(**changes: Any) -> World:
-    """Three pods of the phase real run, with two ranks each, none of which has a node yet."""
+    """Return a world in which three pods of the phase real run, with two ranks each, and without nodes."""
     return until(World(wide_job(3, **changes)), "real")
 
 
@@ -35,7 +35,7 @@ def scheduled(world: World, *nodes: str) -> World:
 
 
 def say(world: World, *firsts: int) -> None:
-    """Each pod reports its two ranks."""
+    """Let each pod report its two ranks."""
     for body, first in zip(world.alive(), firsts, strict=True):
         pod = read_pod(body)
         ranks = [RankReport(rank=first + one, activity="computing", seconds=0, step=1) for one in (0, 1)]
@@ -102,7 +102,7 @@ def test_it_stays_until_another_execution_has_its_nodes() -> None:
 
 @pytest.mark.parametrize(("nodes", "kept", "omitted"), [(5000, 100, 4900), (2, 0, 2)])
 def test_that_of_thousands_of_pods_is_bounded(nodes: int, kept: int, omitted: int) -> None:
-    """Ranges of a node that do not fit are left out as well."""
+    """Nodes whose ranges do not fit are left out as well."""
     world = training()
     seen = world.observe()
     pods = tuple(

@@ -1,4 +1,4 @@
-"""Single decisions of the plan, and what people and programs read of them."""
+"""Single decisions of the plan, and their traces in the status and the events."""
 
 from dataclasses import replace
 from typing import Any
@@ -271,7 +271,7 @@ def test_the_load_of_experts_is_in_the_progress_until_the_phase_ends() -> None:
 
 
 def test_progress_without_experts_has_no_load() -> None:
-    """Nor has that of an older trainer, which knows some of the figures only."""
+    """Progress of an older trainer, which reports only some of the figures, has none either."""
     world = begun()
     (said,) = heard(world, 5)
     older = replace(said, report=said.report.model_copy(update={"progress": report(5, expert_load_max=1.5)}))
@@ -360,7 +360,7 @@ def test_a_job_that_cannot_be_read_waits_and_its_pods_run_on() -> None:
 
 @pytest.mark.parametrize("state", ["Validating", "Paused"])
 def test_a_state_of_a_later_release_does_not_end_a_pass(state: str) -> None:
-    """Such a state is met after the operator was rolled back."""
+    """Such a state occurs after the operator was rolled back."""
     world = begun()
     newer = world.status.to_dict()
     newer["phases"][0]["state"] = state

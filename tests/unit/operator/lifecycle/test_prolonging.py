@@ -1,4 +1,4 @@
-"""Jobs that train longer than was first asked for: phases are added, the last one is prolonged."""
+"""Jobs that train longer than first requested: phases are added, or the last one is prolonged."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from tests.unit.operator.world import World, make_job
 
 
 def prolong(world: World, step: int) -> None:
-    """Moves the end of the last phase."""
+    """Move the end of the last phase."""
     *others, last = world.job.spec.phases
     bound = last.until.model_copy(update={"step": step})
     world.set(phases=[*others, last.model_copy(update={"until": bound})])
@@ -24,7 +24,7 @@ def add_phase(world: World, **changes: Any) -> None:
 
 
 def steps_of(world: World, name: str) -> tuple[int, int]:
-    """The last step of the phase and of the job, as the pods are told."""
+    """Return the last step of the phase and of the job, as the pods are told."""
     found = config(world, name)
     return found["phaseSteps"], found["totalSteps"]
 
@@ -76,7 +76,7 @@ def test_a_phase_that_ended_while_it_was_prolonged_goes_on() -> None:
 
 
 def test_a_phase_that_had_ended_early_is_complete() -> None:
-    """By its loss, or by a request: more steps do not change that."""
+    """A phase may end early by its loss or by a request: more steps do not change that."""
     world = until(World(make_job()), "real")
     job = world.objects["Job", "sim-real-e1"]
     (key,) = job["metadata"]["annotations"]
@@ -109,7 +109,7 @@ def test_phases_can_be_added_just_before_the_end() -> None:
 
 
 def test_an_added_phase_that_cannot_run_fails_the_job_when_it_is_reached() -> None:
-    """It cannot be taken back; what was trained stays."""
+    """An added phase cannot be removed; results of the trained phases stay."""
     world = until(World(make_job()), "pseudo")
     add_phase(world, workers=2, parallelism={"pipeline": 4})
     settle_without_orphans(world)

@@ -1,4 +1,4 @@
-"""Time in a queue is nobody's fault: every clock of ours stands still, and then goes on where it was."""
+"""Time in a queue is not counted: every clock of the job stands still, and then continues where it was."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ def why_failed(world: World) -> str:
 
 
 def delink_in_queue(**changes: Any) -> World:
-    """Phase pseudo is done, and a queue holds the Job that delinks."""
+    """Return a world in which the phase pseudo is done, and a queue holds the Job of the delink."""
     world = begun(**QUEUE, **changes)
     world.queues = True
     world.finish_all()
@@ -94,7 +94,7 @@ def test_pods_that_a_queue_takes_back_do_not_hang() -> None:
 
 
 def away(_: World) -> None:
-    """The operator sees nothing of it."""
+    """The operator makes no pass."""
 
 
 @pytest.mark.parametrize("glance", [look, away])
@@ -151,7 +151,7 @@ def test_each_hold_is_added_once() -> None:
 
 
 def waiting() -> World:
-    """A queue holds the Job of the first phase, which was never admitted."""
+    """Return a world in which a queue holds the Job of the first phase, which was never admitted."""
     world = World(make_job(**QUEUE), queues=True)
     world.settle()
     look(world)
@@ -167,7 +167,7 @@ def test_a_job_that_waits_says_for_which_queue_and_where_it_is_told_why() -> Non
 
 
 def test_the_operator_never_says_again_whether_a_job_is_suspended() -> None:
-    """Only when it makes one: everything that it later does to it leaves that to the queue."""
+    """The operator sets whether a Job is suspended only at its creation; afterwards this is left to the queue."""
     world = waiting()
     for _ in range(3):
         wanted = world.plan()
@@ -182,7 +182,7 @@ def test_the_operator_never_says_again_whether_a_job_is_suspended() -> None:
 
 
 def preempted(world: World, *outcomes: Any) -> None:
-    """A queue takes the pods of the execution that runs back; each ends so."""
+    """Let a queue take the pods of the running execution back; each pod ends with its outcome."""
     name = world.active_jobs()[0]
     world.hold(name)
     world.settle()
@@ -224,7 +224,7 @@ def test_what_pods_save_when_a_queue_takes_them_back_is_the_newest_checkpoint() 
 
 
 def test_the_next_pods_are_not_judged_by_what_those_before_them_said() -> None:
-    """The operator remembers what it heard of an execution; hours in a queue are no hang of the pods that follow."""
+    """The operator keeps the reports of an execution; hours in a queue are no hang of the next pods."""
     world = begun(**QUEUE, spec__hang={"stepSeconds": 100})
     (pod,) = world.alive()
     world.report(pod, 3)

@@ -1,4 +1,4 @@
-"""Bounds on restarts, nodes that are avoided, deadlines, and what is left of a job that has ended."""
+"""Bounds on restarts, avoided nodes, deadlines, and remains of a job that has ended."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def failed(world: World) -> tuple[str, str]:
 
 
 def go_on(world: World) -> None:
-    """The next execution runs."""
+    """Wait out the backoff, and start the next execution."""
     world.tick(301)
     run_pods(world)
 
@@ -104,7 +104,7 @@ def test_a_pod_that_cannot_be_ended_obeys_the_user_s_rules() -> None:
 
 @pytest.mark.parametrize("exit_code", [0, 78])
 def test_a_job_that_ends_is_looked_at_once_more(exit_code: int) -> None:
-    """Nothing else may happen to it, and its time to live begins."""
+    """No event may ever wake the job again, and its time to live begins."""
     world = until(World(make_job(spec__deadlines={"ttlSecondsAfterFinished": 100})), "real")
     for pod in world.alive():
         world.finish(pod, "Succeeded" if exit_code == 0 else "InvalidJob")
@@ -136,7 +136,7 @@ def test_a_user_s_rule_fails_the_job_at_once() -> None:
 
 
 def unstarted(**changes: Any) -> World:
-    """A world whose pods cannot start."""
+    """Return a world whose pods do not start."""
     world = World(make_job(**changes))
     world.settle()
     world.control()

@@ -1,4 +1,4 @@
-"""A node that rejects pods of a job is excluded for a while, and never for good."""
+"""A node that rejects pods of a job is excluded for a while, and never forever."""
 
 from datetime import timedelta
 from itertools import pairwise
@@ -16,7 +16,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def asked(stage: str = "real", **changes: Any) -> World:
-    """A world in which pods of the stage wait for their containers."""
+    """Return a world in which pods of the stage wait for their containers."""
     world = until(World(make_job(**{"spec__restart": {"backoffSeconds": 10}} | changes)), "real-delink")
     world.finish_all()
     world.settle()
@@ -26,7 +26,7 @@ def asked(stage: str = "real", **changes: Any) -> World:
 
 
 def reject(world: World, node: str = "gpu-1") -> None:
-    """One pod is rejected, the others are ended, and the next execution is asked for."""
+    """Let a node reject one pod; the other pods are ended, and the next execution is requested."""
     pod = world.waiting()[0]
     pod["spec"] = pod["spec"] | {"nodeName": node}
     world.reject(pod)
@@ -84,7 +84,7 @@ def test_a_term_of_the_user_stays_and_holds_beside_it() -> None:
 
 
 def test_where_there_is_no_other_node_it_is_tried_again() -> None:
-    """The only node of a cluster, whose GPU plugin is late."""
+    """The cluster has only one node, whose GPU plugin starts late."""
     world = asked()
     reject(world)
     world.control()
@@ -133,7 +133,7 @@ def test_pods_that_got_other_nodes_are_left_alone() -> None:
 
 
 def test_a_sick_node_does_not_spin() -> None:
-    """Where it is the only one, the tries are ever further apart."""
+    """If it is the only node, the attempts are ever further apart."""
     world, tries = asked(), []
     for _ in range(8):
         for _ in range(100):
@@ -169,7 +169,7 @@ def test_several_nodes_are_found_at_once() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_node_that_loses_containers_is_avoided_as_one_that_evicts(times: int) -> None:
-    """A reboot is over when the next pods come: no node is excluded for it."""
+    """A reboot is over when the next pods come, so no node is excluded because of it."""
     world = until(World(make_job(spec__restart={"backoffSeconds": 10, "maxRestarts": 0})), "real")
     for _ in range(times):
         pod = world.alive()[0]

@@ -1,4 +1,5 @@
-"""Each restart waits longer than the one before unless there was progress between, and their number is bounded."""
+"""Each restart waits longer than the previous one, unless there was progress in between, and their number is
+bounded."""
 
 from collections.abc import Callable
 
@@ -32,7 +33,7 @@ def preempt(world: World) -> None:
 
 
 def evict(world: World) -> None:
-    """The kubelet needs the pod's disk."""
+    """Let the kubelet evict a pod, because it needs the pod's disk."""
     disrupt(world, "TerminationByKubelet")
 
 
@@ -149,7 +150,7 @@ def test_disruptions_with_progress_between_have_none() -> None:
 
 
 def test_what_never_ends_by_itself_ends_by_default() -> None:
-    """An offload volume that fills its node, say: the kubelet evicts the pod wherever it runs."""
+    """For instance an offload volume that fills its node: the kubelet evicts the pod wherever it runs."""
     world = begun()
     world.status = world.status.model_copy(update={"retries": Retries(restarts=999, disruptions=999)})
     for reason in ("", "RestartsExhausted"):

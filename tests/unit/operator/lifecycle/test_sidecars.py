@@ -1,4 +1,5 @@
-"""The end of the trainer is the end of a pod, whatever else runs in it; what runs on is named and ended."""
+"""For the operator a pod ends with its trainer, whatever else runs in it; containers that keep running are named and
+ended."""
 
 from typing import Any
 
@@ -15,7 +16,7 @@ QUICK = {"spec__restart": {"backoffSeconds": 10}}
 
 
 def meshed(stage: str, **changes: Any) -> World:
-    """A world in which pods of the stage have a proxy that never ends by itself."""
+    """Return a world in which pods of the stage have a proxy that never ends by itself."""
     world = until(World(make_job(**QUICK, **changes)), stage)
     world.proxies = True
     return world
@@ -26,7 +27,7 @@ def names(pods: list[dict[str, Any]]) -> list[str]:
 
 
 def wait_for_proxies(world: World) -> None:
-    """The time that other containers have is over."""
+    """Let the time pass that other containers have to end."""
     world.settle()
     world.tick(RUN_ON_SECONDS)
 
@@ -107,8 +108,8 @@ def test_a_failure_is_that_of_the_trainer(end: dict[str, Any], reason: str) -> N
 
 
 def test_a_failed_pod_is_read_before_the_job_controller_deletes_it() -> None:
-    """The kubelet says that a trainer ended before it says that the pod failed, and the Job controller deletes what it
-    takes for running once the Job is given up."""
+    """The kubelet reports the end of the trainer before it reports that the pod failed. The Job controller deletes
+    pods that it counts as running once the Job is failed."""
     world = until(World(make_job(**QUICK)), "real")
     world.late_nodes = True
     failed, other = world.alive()

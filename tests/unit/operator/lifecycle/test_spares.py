@@ -1,4 +1,4 @@
-"""A spare pod takes the place of a lost one: the execution goes on, and all is counted as without it."""
+"""A spare pod replaces a lost worker: the execution continues, and everything is counted as without spare pods."""
 
 from typing import Any
 
@@ -20,7 +20,8 @@ FIRST = Execution("real", StageKind.TRAIN, 1)
 
 
 def with_spares(spares: int = 1, workers: int = 2, **changes: Any) -> World:
-    """The real phase trains on `workers` pods, each on a node of its own, beside spare ones that wait."""
+    """Return a world in which the phase real trains on `workers` pods, each on its own node, beside waiting spare
+    pods."""
     changes = {"spec__phases__1__workers": workers, "spec__phases__1__spares": spares} | changes
     world = until(begun(**changes), "real")
     for number, pod in enumerate(world.alive()):
@@ -31,7 +32,7 @@ def with_spares(spares: int = 1, workers: int = 2, **changes: Any) -> World:
 
 
 def speak(world: World, step: int = 12) -> None:
-    """All pods report; a spare one has no ranks."""
+    """Let all pods report; a waiting spare pod has no ranks."""
     for pod in world.alive():
         waits = index_of(pod) >= 2 and "place" not in pod
         world.report(pod, step, ranks=0 if waits else 1)
@@ -55,7 +56,7 @@ def waits(world: World, index: int, restarts: int = 1) -> None:
 
 
 def waits_pod(world: World, pod: Json, restarts: int = 1) -> None:
-    """The pod has lost its connection to another one, and waits to restart its ranks."""
+    """Let the pod report that it lost its connection to a peer, and waits to restart its ranks."""
     lost = InPlace(restarts=restarts, peer_lost=True, message="connection closed")
     world.report(pod, 0, in_place=lost, ranks=0)
 
@@ -65,7 +66,7 @@ def membership(world: World) -> Membership | None:
 
 
 def goes_on(world: World, *indices: int, restart: int = 2) -> None:
-    """The pods of these indices have met."""
+    """Let the pods with these indices report that they have met and train."""
     for index in indices:
         pod = pod_at(world, index)
         pod["place"] = True
@@ -121,7 +122,7 @@ def test_a_spare_pod_takes_the_place_of_a_disrupted_one(lost: int) -> None:
 
 
 def test_the_phase_is_done_when_the_workers_are_whatever_the_job_says() -> None:
-    """The Job controller finds that an index has failed before it looks at how many have succeeded."""
+    """The Job controller notices that an index has failed before it counts how many have succeeded."""
     world = with_spares()
     world.disrupt(pod_at(world, 0))
     waits(world, 1)
@@ -134,7 +135,7 @@ def test_the_phase_is_done_when_the_workers_are_whatever_the_job_says() -> None:
 
 
 def test_every_stage_after_a_takeover_succeeds_in_the_same_execution() -> None:
-    """Delink and next phase keep the execution's number, and have a membership of their own."""
+    """Delink and next phase keep the execution's number, but have their own memberships."""
     phases = good_job("sim")["spec"]["phases"]
     half = phases[1] | {"name": "half", "sharing": {"blocks": 2}, "workers": 2, "spares": 1}
     half["until"] = {"step": phases[1]["until"]["step"] - 1}
@@ -200,7 +201,7 @@ def test_a_pod_that_was_deleted_has_a_successor_as_soon_as_another_one_waits() -
 
 
 def test_a_pod_on_a_lost_node_is_left_there() -> None:
-    """Its ranks may live on: nobody has lost a connection."""
+    """The stuck pod's ranks may still run, so no peer reports a lost connection."""
     world = with_spares()
     world.lose(pod_at(world, 0))
     world.settle()
@@ -327,14 +328,14 @@ def test_own_restarts_after_a_place_was_taken_count_from_there() -> None:
 
 
 def test_a_gang_has_room_for_spare_pods() -> None:
-    """With room for fewer, they might get the nodes of workers."""
+    """With room for fewer pods, spare pods might get the nodes of workers."""
     world = with_spares(spec__scheduling={"gang": {"policy": "SchedulerPlugins"}})
     sizes = [body["spec"]["minMember"] for (kind, name), body in world.objects.items() if kind == "PodGroup"]
     assert sizes == [1, 3], "of the pseudo and the real phase"
 
 
 def _is_off(world: World, index: int) -> None:
-    """Its node is off: the pod is to go, and cannot."""
+    """Switch off the pod's node: the pod is to be deleted, and cannot be."""
     world.lose(pod_at(world, index))
     world.tick(30 + STUCK_SECONDS)
     speak(world)
@@ -415,7 +416,7 @@ def test_spare_pods_do_not_wait_alone_when_a_worker_is_gone_without_a_word(other
 
 @pytest.mark.parametrize("phase", ["pseudo", "real"])
 def test_a_job_whose_workers_are_done_is_left_to_end(phase: str) -> None:
-    """What it made is in its pods until the status says so."""
+    """The job's result is in its pods until the status has it."""
     world = begun(spec__phases__0__workers=2, spec__phases__0__spares=1) if phase == "pseudo" else with_spares()
     for pod in [pod for pod in world.alive() if index_of(pod) < 2]:
         world.finish(pod)

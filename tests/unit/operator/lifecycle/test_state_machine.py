@@ -1,7 +1,7 @@
-"""Every interleaving of pods, Jobs, clocks, users and operators that die: what must hold, holds.
+"""Random interleavings of pods, Jobs, clocks, users and dying operators: the invariants hold.
 
-That stages keep their order and start from what is committed, that executions do not overlap and that no name is used
-twice, the world itself checks.
+The world itself checks that stages keep their order and start from committed checkpoints, that executions do not
+overlap, and that no name is used twice.
 """
 
 from collections import Counter
@@ -32,13 +32,13 @@ from tests.unit.operator.world import SETTINGS, World, make_job
 
 STATES = ("Pending", "Delinking", "Training", "Complete")
 STORIES: Counter[str] = Counter()
-"""Lives in which an event or a reason of failure occurred: a test in which nothing happens shows nothing."""
+"""Number of lives in which each event or reason of failure occurred: a test without such events would prove nothing."""
 LOOKS_LATER = 3600.0
-"""No wait of an operator that waits for a moment is longer: deadlines and back-offs of the jobs here are shorter."""
+"""Upper bound in seconds of every wait for a time: deadlines and backoffs of the jobs here are shorter."""
 
 
 class Life(RuleBasedStateMachine):
-    """One job, from its creation on; hypothesis chooses what happens."""
+    """One job from its creation on; hypothesis chooses the actions."""
 
     @initialize(beginning=beginnings())
     def create(self, beginning: Beginning) -> None:
@@ -75,7 +75,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def a_pass_with_a_stale_list(self) -> None:
-        """The world moves on after the Jobs are read, and again before the plan is carried out."""
+        """The world changes after the Jobs are read, and again before the plan is carried out."""
         jobs = self.world.jobs_list()
         self.world.control()
         wanted = plan(self.world.observe(jobs), self.world.now, SETTINGS)
@@ -111,7 +111,7 @@ class Life(RuleBasedStateMachine):
             self.world.finish(pod)
 
     def _one_of(self, data: st.DataObject, pods: list[dict[str, Any]]) -> dict[str, Any]:
-        """Drawn by its name, as a report of a failure shows what was drawn."""
+        """Draw a pod by its name, so that the report of a failure shows the name."""
         return self.world.pods[data.draw(st.sampled_from([pod["metadata"]["name"] for pod in pods]))]
 
     @precondition(lambda self: self.world.living_workers())
@@ -296,8 +296,8 @@ class Life(RuleBasedStateMachine):
             assert len([t for t in times if times[-1] - t < restart.window_seconds]) <= max(1, restart.max_restarts)
 
     def teardown(self) -> None:
-        """Whatever happened: once everybody does his part, the job ends, and well documented. One node is missing then,
-        which phase three can do without."""
+        """Check that, whatever happened, the job ends and its end is documented, once all parties do their part. One
+        node is missing then; phase three can run without it."""
         if not hasattr(self, "world"):
             return
         self.world.nodes = 2
@@ -307,7 +307,7 @@ class Life(RuleBasedStateMachine):
 
 
 class LifeWithLosses(Life):
-    """Began with the loss of workers that spare pods may take the places of."""
+    """A life that begins with lost workers, which spare pods may replace."""
 
     @initialize(beginning=beginnings_with_losses())
     def create(self, beginning: Beginning) -> None:
@@ -320,7 +320,8 @@ def _is_later(before: PhaseStatus, after: PhaseStatus) -> bool:
 
 
 def _is_done_again(old: PseudoRealJobStatus, new: PseudoRealJobStatus, before: PhaseStatus, after: PhaseStatus) -> bool:
-    """For a reason: the user's new wish, or a delink that was not done in time. The old checkpoints count no more."""
+    """Return whether a phase is trained again for a reason: a new request of the user, or a delink that timed out.
+    Its old checkpoints are discarded."""
     asked = new.served_requests != old.served_requests
     rolled_back = any(f.reason == "DelinkTimeout" and f.execution >= old.execution for f in new.faults)
     # One rule may make several passes.
@@ -335,8 +336,8 @@ def _covers(rule: Discard, other: Discard) -> bool:
 
 
 def _waits_for_something_named(world: World, again: Plan) -> bool:
-    """Without a moment at which it looks again, the operator waits for ever: for the user, who is told so, or for a Job
-    or a pod that goes on, which are watched."""
+    """Return whether a plan without a next pass is right. Without one, the operator may only wait for the user, who
+    is told so, or for a Job or pod that is still active, which is watched."""
     if again.wake_after is not None:
         return again.wake_after <= LOOKS_LATER
     goes_on = bool(world.active_jobs() or world.alive())
@@ -397,6 +398,7 @@ def test_every_life_that_began_with_lost_workers_ends_well() -> None:
 
 
 def _live(life: type[Life], part: float) -> None:
-    """Which numbers are drawn depends on the literals of all modules that are imported, and so on what else is run."""
+    """Run random lives. The drawn numbers depend on the literals of all imported modules, and so on the other tests
+    of the run."""
     STORIES.clear()
     run_state_machine_as_test(life, settings=settings(CHOICES, max_examples=int(part * CHOICES.max_examples)))

@@ -1,4 +1,4 @@
-"""Pods of an execution that cannot go on are ended soon, unless they can still save together."""
+"""Pods of an execution that cannot continue are ended soon, unless they can still save together."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ LOST_PEER: dict[str, Any] = {"outcome": "Failed", "peer_lost": True}
 
 
 def two_pods(**changes: Any) -> World:
-    """The first execution of phase real trains on two workers."""
+    """Return a world in which the first execution of the phase real trains on two workers."""
     return until(World(make_job(**QUICK, **changes)), "real")
 
 
@@ -98,7 +98,8 @@ def test_where_nobody_says_why_nobody_is_blamed() -> None:
 
 @pytest.mark.parametrize("skew", [3600.0, -3600.0])
 def test_the_clock_of_the_node_does_not_matter(skew: float) -> None:
-    """An hour ahead, the end of a pod was found an hour later; an hour behind, there was no back-off."""
+    """With a node clock an hour ahead, the end of a pod was once noticed an hour late; with one an hour behind,
+    there was no backoff."""
     world = two_pods()
     world.node_skew = skew
     lost, silent = world.alive()
@@ -116,7 +117,7 @@ def test_the_clock_of_the_node_does_not_matter(skew: float) -> None:
 
 @pytest.mark.parametrize("skew", [3600.0, -3600.0])
 def test_the_clock_of_the_api_server_does_not_matter(skew: float) -> None:
-    """An operator that is ahead took every pod in its grace period for lost."""
+    """An operator with a clock ahead once took every pod in its grace period for stuck."""
     world = two_pods()
     world.api_skew = skew
     off, other = world.alive()
@@ -163,7 +164,7 @@ def test_pods_that_end_soon_anyway_are_left_alone() -> None:
 
 
 def test_a_job_that_fails_already_is_not_given_up_again() -> None:
-    """The child Job is one of an earlier release, which the Job controller ends by itself."""
+    """The Job was created by an earlier release, and the Job controller ends it by itself."""
     world = two_pods()
     gone, other = world.alive()
     world.finish(gone, "Failed")

@@ -1,4 +1,4 @@
-"""What keeps pods from running, where the job itself has to do with it."""
+"""Obstacles that keep pods from running, if the job itself is part of the cause."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ LATE = 'running PreBind plugin "VolumeBinding": binding volumes: context deadlin
 
 
 def waits(said: str, **changes: Any) -> World:
-    """The first pods of a job wait for what the scheduler says."""
+    """Return a world in which the first pods of a job wait with this message of the scheduler."""
     world = World(make_job(spec__checkpoint=changes.pop("checkpoint", {}), **changes))
     world.settle()
     world.control()

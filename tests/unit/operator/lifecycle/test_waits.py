@@ -1,5 +1,5 @@
-"""When a job is looked at again: at a clock's end, or not before something changes. And what is known of pods that are
-gone by then."""
+"""Time of the next pass over a job: when a clock runs out, or not before something changes; and what remains known
+of deleted pods."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -26,7 +26,7 @@ def planned(world: World, seen: Observed) -> Plan:
 
 
 def ended_pod(world: World, step: int, outcome: Any = "Yielded", phase: PodPhase = PodPhase.FAILED) -> Pod:
-    """One of the present execution of phase pseudo, as its watch last showed it."""
+    """Return a pod of the present execution, as its watch last reported it."""
     (execution,) = {job.execution for job in world.observe().jobs} or {world.observe().pods[0].execution}
     message = TerminationMessage(
         outcome=outcome,
@@ -154,7 +154,7 @@ def test_pods_of_an_earlier_execution_are_awaited_by_their_watch_and_garbage_by_
 
 
 def test_a_suspended_job_shows_the_checkpoint_of_a_pod_that_is_gone() -> None:
-    """By the last words that its watch told, or by its last report, whichever is newer."""
+    """From the termination message that the watch reported, or from the pod's last report, whichever is newer."""
     world = begun()
     report, words = saved(world, 7), ended_pod(world, 9)
     world.set(suspend=True)

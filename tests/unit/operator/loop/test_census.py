@@ -1,4 +1,4 @@
-"""What is counted of the jobs, as Prometheus would read it, from the versions of them that a watch tells."""
+"""Metrics of the jobs, as Prometheus reads them, derived from the versions that a watch reports."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -31,7 +31,7 @@ def fault(execution: int, reason: str) -> Json:
 
 
 class Watched:
-    """A census that a watch tells of jobs, and what it exposes."""
+    """A census that receives watch events of jobs, and its exposed metrics."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -42,7 +42,7 @@ class Watched:
         self.census.see(change, {"metadata": metadata, "status": status})
 
     def shows(self, name: str) -> dict[tuple[str, ...], float]:
-        """Label values in the order of the labels' names -> value."""
+        """Return the values of a metric: label values in the order of the labels' names -> value."""
         families = text_string_to_metric_families(generate_latest(self._registry).decode())
         samples = [sample for family in families for sample in family.samples if sample.name == f"pseudoreal_{name}"]
         return {tuple(value for _, value in sorted(one.labels.items())): one.value for one in samples}
@@ -83,7 +83,7 @@ def test_who_does_not_lead_counts_nothing_and_goes_on_from_what_it_saw(watched: 
 
 
 def test_what_happened_before_is_not_counted_again(watched: Watched) -> None:
-    """After a restart of the operator it sees jobs in the midst of their lives."""
+    """After a restart, the operator first sees jobs in the middle of their lives."""
     ended = {"state": "Failed", "execution": 3, "conditions": [condition("Failed", "RestartsExhausted")]}
     watched.tell(ended | {"faults": [fault(1, "PodFailed")]}, change=None)
     watched.tell(ended | {"faults": [fault(1, "PodFailed")]})
@@ -148,7 +148,7 @@ def test_restarts_in_place_are_counted_one_by_one(watched: Watched) -> None:
 
 
 def test_a_hang_is_counted_whatever_is_done_about_it(watched: Watched) -> None:
-    """spec.hang.action is Restart, Report, or Fail."""
+    """The cases stand for the values Restart, Report and Fail of spec.hang.action."""
     for name in ("restart", "report", "fail"):
         watched.tell({"execution": 1} | progressing("Training"), name=name)
     watched.tell(

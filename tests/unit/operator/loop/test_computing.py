@@ -1,4 +1,4 @@
-"""Computations beside the event loop: their answers, their end, and what goes on meanwhile."""
+"""Computations beside the event loop: their results, their end, and the event loop in the meantime."""
 
 import asyncio
 import threading
@@ -33,7 +33,7 @@ def endless_but_for_the_second_end() -> None:
 
 
 async def ended(threads: set[threading.Thread]) -> None:
-    """Waits until these threads are over."""
+    """Wait until these threads have ended."""
     async with asyncio.timeout(20):
         while any(thread.is_alive() for thread in threads):
             await asyncio.sleep(0.01)

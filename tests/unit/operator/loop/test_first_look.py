@@ -1,4 +1,4 @@
-"""The first look after a start: jobs at which nothing is to be done need no pass, all others have one."""
+"""The initial list after a start: idle jobs need no pass, all others get one."""
 
 import copy
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ NAME = Name("default", "sim")
 
 
 class Lists:
-    """The API server: it has lists, and nothing else is asked of it."""
+    """A fake API server that answers lists, and no other requests."""
 
     def __init__(self, world: World) -> None:
         self.asked: list[str] = []
@@ -103,7 +103,7 @@ def _garble(lists: Lists) -> None:
 
 
 def _break(lists: Lists) -> None:
-    """So that a plan itself raises."""
+    """Make the plan itself raise an error."""
     lists.bodies["PseudoRealJob"][0]["status"]["executionTime"] = "noon"
     lists.bodies["PseudoRealJob"][0]["status"]["startTime"] = "noon"
     lists.bodies["PseudoRealJob"][0]["status"]["activeSince"] = "noon"

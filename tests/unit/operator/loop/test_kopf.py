@@ -1,4 +1,4 @@
-"""What is asked of kopf: its settings, what it may hear, and that its end ends nothing else."""
+"""Use of kopf: its settings, the data that it may receive, and that its end ends nothing else."""
 
 import asyncio
 import itertools
@@ -43,7 +43,7 @@ def test_kopf_asks_again_for_as_long_as_the_api_server_is_away() -> None:
 
 
 async def test_the_handler_of_kopf_needs_no_finalizer() -> None:
-    """It would make kopf write to every job."""
+    """With a finalizer kopf would write to every job."""
     registry = kopf.OperatorRegistry()
     register(registry, cast(Loop, None), asyncio.get_running_loop())
     jobs = references.Resource("pseudoreal.dev", "v1alpha1", "pseudorealjobs")
@@ -53,12 +53,12 @@ async def test_the_handler_of_kopf_needs_no_finalizer() -> None:
 
 
 def _compact(value: Any) -> bytes:
-    """As the API server writes it."""
+    """Return the value as the API server encodes it."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 class Lines:
-    """What a watch of jobs tells, and what kopf hears of it."""
+    """Lines that a watch of jobs sends, and the changes that kopf receives."""
 
     def __init__(self, *told: Any) -> None:
         self.told = [one if isinstance(one, bytes) else _compact(one) for one in told]

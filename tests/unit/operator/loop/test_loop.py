@@ -1,4 +1,4 @@
-"""How jobs come to the queue when nothing is as it should be."""
+"""How jobs get into the queue when requests and objects are faulty."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ from tests.unit.operator.cluster import virtual_time
 
 
 class Server:
-    """Lists jobs, and calls `during` after the first of them."""
+    """A fake API server that lists jobs, and calls `during` after each of them."""
 
     def __init__(self) -> None:
         self.jobs: list[Json] = []
@@ -50,7 +50,7 @@ def made(server: Server) -> Loop:
 
 
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Name]:
-    """Names of the jobs that get a pass, from now on."""
+    """Return a list to which the name of each job is added that gets a pass from now on."""
     names: list[Name] = []
 
     async def reconcile(_means: Means, name: Name, _calls: Calls) -> float | None:

@@ -1,4 +1,4 @@
-"""Events are best effort: what becomes of them when the API server does not take them."""
+"""Events are best effort: handling of events that the API server does not accept."""
 
 import asyncio
 from collections.abc import Callable
@@ -118,7 +118,7 @@ def test_the_events_of_one_namespace_leave_room_for_those_of_others(monkeypatch:
 
 
 def test_events_are_posted_again_after_any_number_of_failures() -> None:
-    """Each of these has been given up after MOST_TRIES, by every worker."""
+    """Every worker has dropped events after MOST_TRIES attempts."""
     jobs = [Name("default", f"job-{number}") for number in range(6)]
     counts, server = Counts(), Server(lambda _, now: ApiException(status=500) if now < 2000 else None)
 

@@ -1,4 +1,4 @@
-"""The work queue in time that leaps: no lost wake-up, one pass of a key at a time, a bound on workers, back-offs."""
+"""The work queue in virtual time: no lost wake-up, one pass of a key at a time, a bound on workers, backoffs."""
 
 import asyncio
 from collections import Counter
@@ -23,7 +23,8 @@ def now() -> float:
 
 
 class Work:
-    """Passes that take `seconds`, return `waits` one after the other, and fail while `failures` of a key are left."""
+    """Passes that take `seconds`, return the `waits` of their key one after another, and fail while `failures` are
+    left."""
 
     def __init__(self, seconds: float = 0.0, waits: dict[str, list[float]] | None = None, failures: int = 0) -> None:
         self.seconds, self.waits, self.failures = seconds, waits or {}, failures
@@ -246,7 +247,7 @@ def test_one_namespace_leaves_workers_for_others() -> None:
 
 
 class Odd(Exception):
-    """Something that nobody has foreseen."""
+    """An unexpected error."""
 
 
 @pytest.mark.parametrize("error", [Odd, RecursionError, asyncio.CancelledError, MemoryError])

@@ -1,4 +1,5 @@
-"""A pass meets a job that is not as it was read, an API server that refuses, and mistakes of ours."""
+"""Passes over a job that has changed since it was read, with an API server that rejects writes, and with bugs of the
+operator."""
 
 import json
 from collections.abc import AsyncIterator
@@ -38,7 +39,7 @@ TRAINS = """{
 
 
 def child_job(job: Json) -> Json:
-    """A Job of its first execution that runs."""
+    """Return the running Job of the job's first execution."""
     about = {"job-name": "good", "job-uid": "one", "phase": "real", "stage": "train", "execution": "1"}
     owner = {"kind": "PseudoRealJob", "uid": job["metadata"]["uid"], "controller": True}
     labels = {f"pseudoreal.dev/{key}": value for key, value in about.items()}
@@ -46,9 +47,12 @@ def child_job(job: Json) -> Json:
 
 
 class Server:
-    """One job, and what is applied. `refusal`: the code for every status; `banned`: a status with that text is refused
-    as invalid; `missing`: how many reads of the job answer 404; `gone`: it is; `lost`: for an answer to the first
-    status, which is `taken` or not."""
+    """A fake API server with one job; records what is applied.
+
+    `refusal`: status code for every status write; `banned`: a status with this text is rejected as invalid; `missing`:
+    how many reads of the job answer 404; `gone`: the job does not exist; `lost`: error in place of the answer to the
+    first status write, which is stored if `taken`.
+    """
 
     def __init__(
         self,
@@ -103,11 +107,11 @@ class Server:
         self.merged.append(patch)
 
     def refuse(self, kind: str, refusal: ApiException) -> None:
-        """From now on children of this kind are refused."""
+        """Reject children of this kind from now on."""
         self._refused_kind, self._child_refusal = kind, refusal
 
     def remember(self) -> None:
-        """The status that was written last."""
+        """Store the last applied status in the job."""
         self.body["status"] = self.applied[-1]["status"]
 
     async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
@@ -142,12 +146,12 @@ class Server:
         )
 
     def condition(self, kind: str) -> Json:
-        """The condition of this kind as it was written last."""
+        """Return the condition of this type as it was last written."""
         return next(c for c in self.applied[-1]["status"]["conditions"] if c["type"] == kind)
 
 
 class Deaf(News):
-    """Keeps what it is told."""
+    """Records events instead of posting them."""
 
     def __init__(self) -> None:
         super().__init__(cast(Api, None), Counts())
@@ -301,7 +305,7 @@ async def test_where_not_even_the_answer_is_taken_a_sentence_of_ours_is() -> Non
 
 
 async def test_a_status_whose_figures_are_refused_is_written_without_them() -> None:
-    """Its Job is gone, and the next execution is announced all the same."""
+    """The job's Job is gone, and the next execution is announced nevertheless."""
     server, counts = Server(banned="placement"), Counts()
     server.body["status"] = json.loads(TRAINS)
     await _pass(server, counts)

@@ -1,4 +1,4 @@
-"""All phases are tried before the first one is trained."""
+"""All phases are tried in a dry run before the first one is trained."""
 
 import json
 from typing import Any, cast
@@ -12,7 +12,7 @@ from tests.unit.operator.world import World, make_job
 
 
 class Server:
-    """Refuses Jobs of a phase."""
+    """A fake API server that rejects Jobs of a phase."""
 
     def __init__(self, phase: str, status: int, reason: str = "Invalid") -> None:
         self._phase, self._status, self._reason = phase, status, reason

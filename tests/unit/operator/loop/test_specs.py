@@ -1,4 +1,4 @@
-"""A spec is read once for each of its generations."""
+"""A spec is parsed once for each of its generations."""
 
 from typing import Any
 

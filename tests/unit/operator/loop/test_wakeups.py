@@ -1,4 +1,4 @@
-"""Which watch events are for a pass, and which cost nothing."""
+"""Watch events that cause a pass, and events that cost nothing."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -17,11 +17,11 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = Name("default", "llm")
 EXECUTION = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/stage": "train", "pseudoreal.dev/execution": "1"}
 BACKLOG = None
-"""Not after some seconds, but when there is nothing else to do."""
+"""In place of a delay in seconds: the pass is made when there is little else to do."""
 
 
 class Asked:
-    """The passes that were asked for since the last look."""
+    """A fake queue that records the passes requested since the last look."""
 
     def __init__(self) -> None:
         self.forgotten: list[Name] = []
@@ -91,7 +91,7 @@ def test_what_changes_during_the_first_look_is_looked_at() -> None:
 
 
 def test_what_changed_before_the_first_look_may_rest() -> None:
-    """An operator that does not lead yet hears of everything."""
+    """A standby receives all events as well."""
     asked = Asked()
     asked.child()
     asked.wakeups.first_look_begins()

@@ -1,4 +1,4 @@
-"""What the operator renders of a job, in the pieces that tests look at."""
+"""Rendered children of a job, in the pieces that tests examine."""
 
 import tempfile
 from dataclasses import replace
@@ -19,7 +19,7 @@ DELINK = Stage(1, "real", StageKind.DELINK)
 SITE = replace(
     SETTINGS, nccl_config="NCCL_IB_HCA=mlx5_0\n", report_url="https://operator.example:8443", report_ca="PEM\n"
 )
-"""A site with all that an operator can be told."""
+"""Settings of a site that uses every site option."""
 
 
 def made(stage: Stage = TRAIN, /, execution: Any = 3, **changes: Any) -> dict[str, Json]:
@@ -27,7 +27,7 @@ def made(stage: Stage = TRAIN, /, execution: Any = 3, **changes: Any) -> dict[st
 
 
 def rendered(stage: Stage, execution: int, options: dict[str, Any], /, **changes: Any) -> dict[str, Json]:
-    """`options` are settings and avoid."""
+    """Return the children of a stage by kind. `options` may have `settings` and `avoid`."""
     avoided = list(options.get("avoid", ()))
     status = PseudoRealJobStatus(execution=execution, avoided_nodes=avoided)
     found = children(make_job(**changes), stage, status, options.get("settings", SETTINGS))
@@ -52,7 +52,7 @@ def pod_of(found: dict[str, Json]) -> Json:
 
 
 def files_of(job: Json) -> dict[str, str]:
-    """What the pods of a Job find in /etc/pseudoreal, as the kubelet shows it."""
+    """Return the files that the pods of a Job find in /etc/pseudoreal, as the kubelet shows them."""
     template = job["spec"]["template"]
     volume = next(v for v in template["spec"]["volumes"] if v["name"] == "config")
     found = {item["path"]: item["fieldRef"]["fieldPath"] for item in volume["downwardAPI"]["items"]}
@@ -61,7 +61,7 @@ def files_of(job: Json) -> dict[str, str]:
 
 
 def config_of(job: Json) -> PhaseConfig | DelinkConfig:
-    """The configuration as a trainer of this release reads it."""
+    """Return the configuration as a trainer of this release reads it."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files_of(job).items():
             Path(folder, name).write_text(text)

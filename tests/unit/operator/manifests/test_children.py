@@ -1,4 +1,4 @@
-"""The children as the API server gets them: the fields that matter, one by one."""
+"""The children as the API server receives them: the fields that matter, one by one."""
 
 import re
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_all_workers_together_or_none() -> None:
 
 
 def test_one_service_one_policy_and_one_secret_are_for_all_executions() -> None:
-    """What stays of an execution is its Job alone."""
+    """Only the Job belongs to one execution."""
     first, second = made(execution=1), made(execution=2)
     assert [first[kind] == second[kind] for kind in first] == [True, True, True, False]
     pseudo = made(Stage(0, "pseudo", StageKind.TRAIN), spec__phases__0__workers=2)
@@ -79,7 +79,7 @@ def test_one_service_one_policy_and_one_secret_are_for_all_executions() -> None:
 
 
 def test_workers_that_meet_find_the_secret_of_their_job_in_a_file() -> None:
-    """Not in the environment, which whoever may look at pods sees; what is in it is drawn when it is made."""
+    """Not in the environment, which anyone who may read pods sees. The Secret's data is generated at its creation."""
     secret = made()["Secret"]
     assert (secret["type"], secret["immutable"]) == ("Opaque", True)
     assert not {"data", "stringData"} & secret.keys()
@@ -164,7 +164,7 @@ def test_there_is_time_to_save_and_a_last_word() -> None:
 
 @pytest.mark.parametrize(("grace", "shutdown"), [(1, 1), (2, 1), (6, 5), (30, 25), (121, 101), (86_400, 86_380)])
 def test_ranks_are_killed_a_little_before_the_pod(grace: int, shutdown: int) -> None:
-    """torchrun takes only whole seconds, and the kubelet no grace below two."""
+    """torchrun accepts only whole seconds, and the kubelet no grace period below two."""
     changes = {"spec__pod": {"terminationGracePeriodSeconds": grace}}
     assert pod(**changes)["terminationGracePeriodSeconds"] == grace
     assert pod(DELINK, **changes)["terminationGracePeriodSeconds"] == grace
@@ -173,7 +173,7 @@ def test_ranks_are_killed_a_little_before_the_pod(grace: int, shutdown: int) -> 
 
 @pytest.mark.parametrize("stage", [TRAIN, DELINK])
 def test_checkpoints_in_object_storage_need_no_claim(stage: Stage) -> None:
-    """The pod keeps only metrics.jsonl, in a folder of its own."""
+    """The pod keeps only metrics.jsonl, in its own folder."""
     objects = {"url": "s3://bucket/prefix/", "endpoint": "http://minio:9000", "credentialsSecretName": "s3"}
     changes = {"spec__checkpoint": {"storage": {"type": "ObjectStorage", "objectStorage": objects}}}
     assert {"name": "work", "emptyDir": {}} in pod(stage, **changes)["volumes"]
@@ -187,7 +187,7 @@ def test_checkpoints_in_object_storage_need_no_claim(stage: Stage) -> None:
 
 @pytest.mark.parametrize("stage", [TRAIN, DELINK])
 def test_four_keys_of_the_credentials_become_variables_and_no_others(stage: Stage) -> None:
-    """Whoever writes the Secret could otherwise set RANK, MASTER_ADDR or PSEUDOREAL_OUTCOME_DIRECTORY."""
+    """Otherwise the author of the Secret could set RANK, MASTER_ADDR or PSEUDOREAL_OUTCOME_DIRECTORY."""
     objects = {"url": "s3://bucket", "credentialsSecretName": "s3"}
     changes = {"spec__checkpoint": {"storage": {"type": "ObjectStorage", "objectStorage": objects}}}
     assert "envFrom" not in container(stage, **changes)
@@ -199,7 +199,7 @@ def test_four_keys_of_the_credentials_become_variables_and_no_others(stage: Stag
 
 
 def test_a_variable_of_the_user_s_replaces_a_whole_one_of_the_operator_s() -> None:
-    """The API server refuses an entry with both a value and valueFrom."""
+    """The API server rejects an entry with both a value and valueFrom."""
     objects = {"url": "s3://bucket", "endpoint": "http://minio:9000", "credentialsSecretName": "s3"}
     of_map = {"configMapKeyRef": {"name": "site", "key": "endpoint"}}
     env = [{"name": "AWS_ACCESS_KEY_ID", "value": "mine"}, {"name": "AWS_ENDPOINT_URL", "valueFrom": of_map}]
@@ -373,7 +373,7 @@ def test_an_overlay_adds_without_taking_away() -> None:
     ],
 )
 def test_no_overlay_takes_away_what_the_operator_needs(template: Json, stage: Stage) -> None:
-    """Without its labels a pod would be nobody's; without PET_* each would train alone."""
+    """Without its labels a pod would not belong to the job; without PET_* each pod would train alone."""
     plain, overlaid = (made(stage, **changes)["Job"]["spec"]["template"] for changes in ({}, _overlay(template)))
     for kind in ("labels", "annotations"):
         own = {word: value for word, value in plain["metadata"][kind].items() if word.startswith("pseudoreal.dev/")}

@@ -1,4 +1,4 @@
-"""The bound on what a pod writes to its node's disk leaves room for all that the trainer's own plan puts there."""
+"""The size limit of a pod's disk leaves room for everything that the trainer's own plan puts there."""
 
 from typing import Any
 
@@ -76,7 +76,7 @@ def test_it_is_at_least_what_the_plan_needs_and_not_much_more(changes: dict[str,
     ids=str,
 )
 def test_a_claim_has_room_for_twice_what_is_kept(changes: dict[str, Any], compute: str) -> None:
-    """Counted one by one: what the trainer's own units have, at each step that is kept."""
+    """The need is summed independently: the trainer's own units, at each step whose checkpoint is kept."""
     job = make_job(spec__model=LARGE, spec__precision={"compute": compute}, **changes)
     word, ends, kept = (8 if compute == "float64" else 4), [10, 20], job.spec.checkpoint
     sizes = []

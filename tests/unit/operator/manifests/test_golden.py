@@ -1,4 +1,5 @@
-"""Realistic jobs and all that is made of them: as it was read and committed, and as Kubernetes' own schemas want it."""
+"""Realistic jobs and all of their children: equal to the reviewed and committed manifests, and valid by Kubernetes'
+own schemas."""
 
 import kubernetes_validate
 import pytest
@@ -9,7 +10,7 @@ from tests import golden
 
 KUBERNETES = "1.34"
 _NEWER = {"gang-native": "1.37"}
-"""Jobs that ask for what an older Kubernetes has not."""
+"""Jobs that need a newer Kubernetes -> its version."""
 
 
 @pytest.mark.parametrize("name", golden.names())

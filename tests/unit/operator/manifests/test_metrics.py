@@ -1,4 +1,4 @@
-"""Training pods serve metrics where the site wants it, and only to whom it names."""
+"""Training pods serve metrics if the site wants it, and only to the scrapers that it names."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ def test_a_training_pod_serves_them_to_those_who_are_named() -> None:
 
 
 def test_where_nobody_is_named_nobody_is_let_in() -> None:
-    """An ingress rule without peers would let everybody in."""
+    """An ingress rule without peers would admit everybody."""
     found = of(replace(SCRAPED, scrapers=()))
     assert VARIABLE in environment_of(found)
     assert found["NetworkPolicy"] == made()["NetworkPolicy"]

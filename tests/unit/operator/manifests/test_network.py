@@ -1,4 +1,4 @@
-"""What spec.network makes of the children: for training phases only, and nothing unless it is asked for."""
+"""Effects of spec.network on the children: only in training phases, and none by default."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def nccl(**network: Any) -> dict[str, str]:
 
 
 def test_a_delink_is_alone() -> None:
-    """It is one process, and copies bytes."""
+    """A delink is one process that copies bytes."""
     with_all = made(DELINK, spec__network=EVERYTHING, **MEMORY)
     assert with_all["Job"] == made(DELINK, **MEMORY)["Job"]
     assert list(with_all) == ["Job"]
@@ -168,7 +168,7 @@ def test_what_kubernetes_would_refuse_is_refused_with_a_sentence(changes: Json, 
 
 
 def test_a_pod_in_the_network_of_its_node() -> None:
-    """It finds the others by the cluster's names, is found by its address, and has its node for itself."""
+    """The pod finds the others by cluster DNS, is found by its address, and has its node for itself."""
     found = pod(spec__network={"hostNetwork": True})
     assert (found["hostNetwork"], found["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     term = {"labelSelector": {"matchLabels": {"pseudoreal.dev/job-uid": UID}}, "topologyKey": "kubernetes.io/hostname"}

@@ -1,4 +1,4 @@
-"""Nodes to be avoided, and what training pods report to."""
+"""Avoided nodes, topology, and the fields by which training pods report."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ WEIGHED = {"weight": 100, "podAffinityTerm": PEERS}
 
 
 def near(topology: Json, **scheduling: Any) -> tuple[Json, dict[str, str], Json]:
-    """What the pods ask for, what Kueue is asked for, and what Volcano is asked for."""
+    """Return what the pods, Kueue and Volcano are asked for: affinity, annotations, and the spec of the PodGroup."""
     found = made(spec__scheduling={"topology": topology} | scheduling)
     template = found["Job"]["spec"]["template"]
     marks = {key: value for key, value in template["metadata"]["annotations"].items() if key.startswith("kueue")}
@@ -87,7 +87,7 @@ def test_without_kueue_and_volcano_pods_ask_to_be_near_those_of_their_execution(
 
 
 def test_pods_match_their_own_terms() -> None:
-    """Kubernetes lets the first pod go anywhere for that reason alone."""
+    """Only for this reason does Kubernetes let the first pod go anywhere."""
     found = made(spec__scheduling={"topology": {"required": RACK}})["Job"]["spec"]["template"]
     (term,) = found["spec"]["affinity"]["podAffinity"][REQUIRED]
     assert term["labelSelector"]["matchLabels"].items() <= found["metadata"]["labels"].items()

@@ -1,4 +1,4 @@
-"""What is asked of queues and gang schedulers: labels, PodGroups, and pods that say which group is theirs."""
+"""Requests to queues and gang schedulers: labels, PodGroups, and pods that name their group."""
 
 from typing import Any
 

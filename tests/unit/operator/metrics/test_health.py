@@ -1,4 +1,4 @@
-"""What the probes of the kubelet hear."""
+"""Answers to the kubelet's probes."""
 
 import asyncio
 

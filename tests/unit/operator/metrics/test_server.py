@@ -1,4 +1,4 @@
-"""What Prometheus reads of the operator over HTTP."""
+"""The operator's metrics over HTTP, as Prometheus reads them."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What a pod reports, as little as there can be."""
+"""A minimal progress report of a pod."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is kept of the pods' reports, and for how long."""
+"""Reports of pods that are kept, and for how long."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -30,7 +30,7 @@ def at(step: int, activity: Activity = "computing", saving_seconds: float | None
 
 
 def told(*reports: PodReport) -> Heard:
-    """What is known after these, of which one came every second."""
+    """Return the state of a pod after these reports, which came one per second."""
     heard = None
     for second, report in enumerate(reports):
         heard = updated(heard, SPEAKER, report, after(second))
@@ -139,7 +139,7 @@ def test_each_pod_and_each_execution_has_its_own_entry(board: Board) -> None:
 
 
 def test_the_next_pod_of_an_execution_begins_anew(board: Board) -> None:
-    """A queue took the first one back, and has let the job have another one since."""
+    """A queue took the first pod back, and has admitted the job again since."""
     board.hear(SPEAKER, at(7), NOON)
     board.listen(JOB, SPEAKER, NOON)
     later = replace(SPEAKER, pod="its-successor")
@@ -211,7 +211,7 @@ def listening(at: datetime = NOON) -> Board:
 
 
 def looks(board: Board, seconds: range) -> list[int]:
-    """When the log of the pod is read, which has nothing to say."""
+    """Return the seconds at which the log of the pod is read, if the log has nothing to say."""
     return [second for second in seconds if board.most_silent(after(second)) == SPEAKER]
 
 

@@ -1,4 +1,4 @@
-"""What is known of pods that no list shows any more."""
+"""Termination messages of pods that no list shows any more."""
 
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_operator.observe.last_words import LastWords

@@ -1,4 +1,4 @@
-"""Which ranks are in which pod, and ranges of numbers."""
+"""Ranks of each pod, and ranges of numbers."""
 
 import pytest
 from hypothesis import given

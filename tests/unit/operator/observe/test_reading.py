@@ -1,4 +1,4 @@
-"""From the API server's JSON to what a pass sees, and from there to what keeps pods from starting."""
+"""Parsing of the API server's JSON, and the obstacles derived from it that keep pods from starting."""
 
 import json
 from typing import Any
@@ -89,7 +89,8 @@ def test_a_child_belongs_to_its_execution() -> None:
     ids=str,
 )
 def test_labels_that_no_operator_made_are_nobodys(labels: dict[str, str]) -> None:
-    """One label of one pod must not end every pass over the job, nor make its next execution the millionth."""
+    """One label of one pod must not fail every pass over the job, nor give its next execution the number one
+    million."""
     assert not belongs_to("one", child("Job any", **OURS | labels))
 
 
@@ -181,7 +182,7 @@ def test_the_newest_progress_line_counts() -> None:
     ids=lambda line: line[:20],
 )
 def test_no_line_of_a_log_ends_a_pass(line: str) -> None:
-    """What no status can hold is no progress."""
+    """Numbers that no status can hold are no progress."""
     assert newest_report(line) is None
     report = newest_report("\n".join([json.dumps(LINE | {"step": 5}), line]))
     assert report is not None

@@ -1,4 +1,4 @@
-"""What of the objects that the API server lists belongs to the job."""
+"""Listed objects that belong to the job, and objects that do not."""
 
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ CLAIM = {"retentionPolicy": "Delete"}
 
 
 class Server:
-    """Whatever is listed, and one claim."""
+    """A fake API server with the given lists, and one claim."""
 
     def __init__(self, claim: Json | None = None, **listed: list[Json]) -> None:
         self._claim, self._listed = claim, listed

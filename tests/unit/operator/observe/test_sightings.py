@@ -1,4 +1,4 @@
-"""Moments that other machines tell are bounded by what the operator has seen."""
+"""Times that other machines report are bounded by the operator's own observations."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -53,7 +53,7 @@ def test_a_pod_ended_between_two_looks(told: float, expected: float) -> None:
 
 @pytest.mark.parametrize(("told", "expected"), [(-300, -300), (HOUR, 7), (-HOUR, -600)])
 def test_without_a_look_at_it_alive_it_did_not_end_before_it_was_asked_for(told: float, expected: float) -> None:
-    """As after a start of the operator: what it says of the time before is believed."""
+    """As after a start of the operator: reported times before the first pass are believed."""
     assert end_of(look(Sightings(), ended(told), 7)) == expected
     other = STATUS.model_copy(update={"execution": 2})
     assert end_of(look(Sightings(), ended(-HOUR), 7, other)) == -HOUR
@@ -69,7 +69,7 @@ def test_a_grace_period_began_between_two_looks(told: float, expected: float) ->
 
 
 def test_a_grace_period_that_is_made_shorter_begins_anew() -> None:
-    """Kubernetes counts it from the first request, which may be long ago."""
+    """Kubernetes counts the new period from the first request, which may be long ago."""
     sightings = Sightings()
     look(sightings, RUNS, 0)
     look(sightings, leaving(120, 120), 1)

@@ -1,4 +1,4 @@
-"""Which changes of children are news, and how long a pass waits for more of them."""
+"""Changes of children that need a pass, and how long the pass waits for more of them."""
 
 from copy import deepcopy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Conditions as the API server takes them, whatever is said in them."""
+"""Conditions that the API server accepts, whatever texts they contain."""
 
 import re
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pseudoreal_operator.status.conditions import NewCondition, updated
 
 REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
-"""The pattern of metav1.Condition."""
+"""Pattern of the reason of a metav1.Condition."""
 
 
 def reason_of(said: str) -> str:

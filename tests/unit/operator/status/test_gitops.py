@@ -1,5 +1,5 @@
-"""What Argo CD and Flux make of a job: the health check of the chart, run by Lua as Argo CD runs it, and the
-expressions of docs/gitops.md, over statuses as the operator writes them."""
+"""Health of a job in Argo CD and Flux: the chart's health check, run by Lua as Argo CD runs it, and the expressions
+of docs/gitops.md, on statuses as the operator writes them."""
 
 import re
 from typing import Any
@@ -22,7 +22,7 @@ PAGE = paths.REPOSITORY / "docs/gitops.md"
 
 
 def health(status: Json | None, generation: int = 1) -> tuple[str, str]:
-    """Status and message, in a Lua of the version that Argo CD embeds."""
+    """Return status and message, in a Lua of the version that Argo CD embeds."""
     lua = lua51.LuaRuntime()
     body: Json = {"metadata": {"generation": generation}} | ({} if status is None else {"status": status})
     lua.globals().obj = lua.table_from(body, recursive=True)
@@ -35,7 +35,7 @@ def of(world: World, generation: int = 1) -> tuple[str, str]:
 
 
 def flux(status: Json) -> tuple[bool, bool]:
-    """Whether Flux takes the job for current, and for failed."""
+    """Return whether Flux considers the job current, and whether failed."""
     (text,) = re.findall(r"```yaml\n(apiVersion: kustomize.*?)```", PAGE.read_text(), re.DOTALL)
     (checks,) = yaml.safe_load(text)["spec"]["healthCheckExprs"]
     context = cel.Context({"status": status})

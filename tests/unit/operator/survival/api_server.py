@@ -1,5 +1,5 @@
-"""A small API server, in a thread: it stores objects as the bytes that it sends, so that they may be of any form, and
-it can be away, or wrong, in several ways."""
+"""A small API server in a thread: it stores objects as the bytes that it sends, so objects may have any form, and it
+can be away, or faulty, in several ways."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ _END = "end of the watch"
 
 @dataclass
 class Stored:
-    """An object. `rest`: the JSON of its fields behind the metadata, each with a comma before it."""
+    """A stored object. `rest`: JSON of the fields after the metadata, each with a comma before it."""
 
     kind: str
     metadata: Json
@@ -39,8 +39,8 @@ class Stored:
     status: Json | None = None
 
     def body(self) -> bytes:
-        """The object as the real API server writes it: the fields of a custom resource by their names, those of others
-        as they are declared."""
+        """Return the object as the real API server encodes it: fields of a custom resource sorted by name, fields of
+        other kinds in the order of their declaration."""
         api_version = API_VERSION if self.kind == KIND else "v1"
         head = json.dumps({"apiVersion": api_version, "kind": self.kind}, separators=(",", ":")).encode()
         status = b"" if self.status is None else b',"status":' + _text(self.status)
@@ -55,15 +55,15 @@ class Stored:
         return b"{" + b",".join([*filter(None, parts), _text(dict(sorted(after.items())))[1:-1]]) + b"}"
 
     def partial(self) -> bytes:
-        """The metadata alone."""
+        """Return the object's metadata alone."""
         head = b'{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":'
         return head + self.metadata_text(is_custom=False) + b"}"
 
 
 @dataclass
 class ApiServer:
-    """`fault` has it answer otherwise: "refused" closes connections, a number is the status of every answer, "404
-    watch" and "500 event" concern watches of jobs alone."""
+    """The server. `fault` changes its answers: "refused" closes connections, a number is the status of every answer,
+    "404 watch" and "500 event" affect watches of jobs only."""
 
     objects: dict[str, dict[tuple[str, str], Stored]] = field(
         default_factory=lambda: {_JOBS: {}, _CHILDREN: {}, _PODS: {}}
@@ -71,11 +71,11 @@ class ApiServer:
     fault: str = ""
     version: int = 100
     written: list[tuple[str, str, Json]] = field(default_factory=list)
-    """Method, path and body of every write but those of Leases."""
+    """Method, path and body of every write, except writes of Leases."""
     leases: list[Json] = field(default_factory=list)
-    """The Lease, as it was written last."""
+    """The Lease, as it was last written."""
     lists: list[tuple[str, str]] = field(default_factory=list)
-    """Plural and limit of each list."""
+    """Plural and limit of each list request."""
     port: int = 0
     _watches: list[tuple[str, "asyncio.Queue[bytes | str]"]] = field(default_factory=list)
     _loop: asyncio.AbstractEventLoop | None = None
@@ -118,7 +118,7 @@ class ApiServer:
         return path
 
     def put(self, plural: str, stored: Stored, change: str = "ADDED") -> None:
-        """Stores an object, and tells it."""
+        """Store an object, and send it to watches."""
         self.version += 1
         stored.metadata["resourceVersion"] = str(self.version)
         key = stored.metadata["namespace"], stored.metadata["name"]
@@ -127,7 +127,7 @@ class ApiServer:
         self._tell(plural, line)
 
     def hang_up(self) -> None:
-        """Ends all watches."""
+        """End all watches."""
         for plural in self.objects:
             self._tell(plural, _END)
 
@@ -242,7 +242,7 @@ class ApiServer:
         return _json(stored.body())
 
     def statuses_of(self, name: str) -> list[Json]:
-        """What was written into the status of a job."""
+        """Return the statuses that were written to a job."""
         return [said["status"] for _, path, said in self.written if path.endswith(f"/{name}/status")]
 
 
@@ -274,7 +274,7 @@ def _json(body: bytes) -> web.Response:
 
 
 async def _send(request: web.Request, head: bytes, parts: list[Callable[[], bytes]], tail: bytes) -> web.StreamResponse:
-    """Sends an answer piece by piece: who has read enough hangs up."""
+    """Send an answer piece by piece: a client that has read enough closes the connection."""
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(request)
     await response.write(head)

@@ -1,4 +1,4 @@
-"""Objects that an API server accepts, and that are beyond what the operator reads."""
+"""Objects that an API server accepts, and that are beyond the operator's bounds."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from tests.support.jobs import good_job
 from tests.unit.operator.survival.api_server import Stored
 
 EMPTY_MAPS = b"[" + b",".join([b"{}"] * 480_000) + b"]"
-"""1.44 MB, of which Python makes 36 MB."""
+"""1.44 MB, which take 36 MB as Python objects."""
 DEEP = b'{"f:a":' * 2000 + b"{}" + b"}" * 2000
 VARIABLES = b",".join(b'{"name":"v%05d"}' % (number % 100_000) for number in range(140_000))
 
@@ -32,7 +32,7 @@ def large_job(name: str) -> Stored:
 
 
 def child(kind: str, name: str, spec: bytes, owner: str = "honest") -> Stored:
-    """An object with our labels that is nobody's child."""
+    """Return an object with the operator's labels that is no job's child."""
     labels = {LABEL_JOB: owner, LABEL_JOB_UID: f"uid-{owner}"}
     metadata = {"name": name, "namespace": "mallory", "uid": f"uid-{kind}-{name}", "labels": labels}
     return Stored(kind, metadata, b',"spec":' + spec)

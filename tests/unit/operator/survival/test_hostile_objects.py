@@ -1,4 +1,5 @@
-"""What the API server accepts, and what it does: the operator, a process, lives on and serves everybody else."""
+"""Hostile objects and hostile answers of the API server: the operator, a process, survives and serves all other
+jobs."""
 
 import time
 from collections.abc import Iterator
@@ -25,7 +26,8 @@ def server() -> Iterator[ApiServer]:
 
 @pytest.fixture
 def operator(server: ApiServer, tmp_path: Path) -> Iterator[Operator]:
-    """Not started yet. A program, because a forked process would count the memory of the server's other imports."""
+    """An operator that is not started yet. It is a program of its own, because a forked process would include the
+    memory of the server's other imports."""
     kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
     made = Operator(kubeconfig, "", tmp_path / "log", pod="op-0", is_program=True)
     yield made
@@ -51,7 +53,7 @@ def reasons(server: ApiServer, name: str) -> list[str]:
 
 
 def check(operator: Operator) -> None:
-    """All tasks run, and the memory has never come near its limit."""
+    """Check that all tasks run, and that the memory has never come near its limit."""
     assert operator.health()["dead_tasks"] == []
     assert peak_bytes(operator) < LIMIT_BYTES * 0.6, f"{peak_bytes(operator) / 2**20:.0f} MiB"
     assert operator.lines("task_died") == operator.lines("worker_failed") == []

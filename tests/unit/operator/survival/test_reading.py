@@ -1,4 +1,4 @@
-"""Lists, with objects of any size and depth among those that are read."""
+"""Lists that contain objects of any size and depth."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
