@@ -52,7 +52,7 @@ class Transformer(nn.Module):
 
 def load_into(model: Transformer, weights: Mapping[str, Tensor]) -> None:
     """Load these weights; each parameter appears once, however many blocks share it."""
-    assert weights.keys() == dict(model.named_parameters()).keys(), "the weights are those of all parameters of the model, and no others"
+    assert weights.keys() == dict(model.named_parameters()).keys(), "the keys are the model's parameters"
     model.load_state_dict(weights, strict=False)
 
 
