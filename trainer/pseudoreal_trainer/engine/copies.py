@@ -27,6 +27,8 @@ class NotResident(RuntimeError):
 
 @dataclass(frozen=True)
 class _Slot:
+    """A device slot of the window, while it is free."""
+
     storage: Tensor
     free: Mark
     """CUDA event after which no kernel reads the slot's previous unit."""
@@ -34,6 +36,8 @@ class _Slot:
 
 @dataclass
 class _Copy:
+    """A working copy in a slot, from the start of its fetch to its drop."""
+
     slot: _Slot
     flat: Tensor
     """Working copy, [padded numel], in the compute dtype."""
@@ -130,6 +134,7 @@ class Copies:
             self._begin_second()
 
     def drop(self, record: Drop) -> None:
+        """Free the slot of a working copy, once the fetch has finished. Does nothing if the fetch was skipped."""
         if record.unit in self._left_out:
             self._left_out.remove(record.unit)
             return

@@ -126,6 +126,8 @@ class PlanRun:
 
 @dataclass(frozen=True)
 class Passes:
+    """Forward and backward passes of one rank. Main thread only."""
+
     layout: Layout
     modules: Modules
     copies: Copies

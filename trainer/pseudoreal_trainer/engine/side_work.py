@@ -10,6 +10,8 @@ _T = TypeVar("_T")
 
 
 class SideWork:
+    """A thread with a FIFO queue of tasks."""
+
     def __init__(self, name: str, failure: FirstFailure, enter: Callable[[], None] = lambda: None) -> None:
         """`enter`: called first in the thread."""
         self._thread, self._failure = ThreadPoolExecutor(1, name, initializer=enter), failure

@@ -18,6 +18,8 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Moving:
+    """An input whose copy to or from the host is in flight."""
+
     tensor: Tensor
     """Input of a position, [B, T, H], on the device."""
     done: Mark
@@ -25,6 +27,8 @@ class _Moving:
 
 @dataclass(frozen=True)
 class _Stashed:
+    """An input in a host buffer, or on its way there."""
+
     shape: torch.Size
     buffer: Tensor
     done: Mark

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Turn:
+    """A sequence that a data rank evaluates in a run of the engine."""
+
     index: int
     """Index of the sequence."""
     counts: bool

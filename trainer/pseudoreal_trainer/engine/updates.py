@@ -1,6 +1,6 @@
 """Gradients of a step: accumulate, reduce, agree, clip, update.
 
-Three threads, each with a FIFO queue. Time runs down; an arrow is a task or a future.
+Three threads; the reduction and update threads have a FIFO queue each. Time runs down; an arrow is a task or a future.
 
 main thread (`Gradients`)       reduction thread (`Reductions`)        update thread (`Updates`)
 --------------------------      -------------------------------------  ------------------------------
@@ -22,9 +22,11 @@ take an all-reduce of |g|^2 over the ranks that use u.
 
 Order: every rank enqueues in plan order, which for a unit is the same on all ranks that use it. The reduction thread
 has groups of its own (`side_world` and `side_users` of the mesh, `side_replica` of the holders), so all ranks launch
-its collectives in one order. Progress: the reduction thread waits for AdamW only through `after`, once all memory for
-kept gradients is in use. Agreement: the clip factor of a unit, and whether it is skipped, are the same on all ranks
-that hold a part of it.
+its collectives in one order.
+
+Progress: the reduction thread waits for AdamW only through `after`, once all memory for kept gradients is in use.
+
+Agreement: the clip factor of a unit, and whether it is skipped, are the same on all ranks that hold a part of it.
 """
 
 import math

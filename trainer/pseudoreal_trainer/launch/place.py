@@ -8,6 +8,8 @@ from pseudoreal_api.wire.reports import Membership
 
 @dataclass(frozen=True)
 class Place:
+    """A pod's part in one rendezvous."""
+
     restart: int
     """Number of the restart in place with which the place starts; 0: the pods' first rendezvous."""
     worker: int

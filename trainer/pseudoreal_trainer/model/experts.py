@@ -99,6 +99,9 @@ class StepLoss:
 
 
 class _Tallied(torch.autograd.Function):
+    """Identity on `weights`. The backward pass adds the auxiliary losses, and returns the statistics as the gradient of
+    `Tally.sums`."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -170,6 +173,8 @@ class Routes:
 
 
 class Experts(StackedFeedForward):
+    """Experts in prototypes, with a capacity per expert."""
+
     def __init__(self, spec: Model, experts: MixtureOfExperts) -> None:
         super().__init__(experts.count, spec.hidden_size, spec.feed_forward)
         self._prototypes = experts.prototypes

@@ -57,6 +57,8 @@ class Losses:
 
 @dataclass(frozen=True)
 class Loss:
+    """The loss function: cross-entropy, and z-loss if it has a factor, in chunks of tokens."""
+
     dtype: torch.dtype
     """Dtype in which the loss is computed and summed."""
     chunk: int | None = None

@@ -11,6 +11,8 @@ from pseudoreal_trainer.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class Sampling:
+    """Settings of sampling."""
+
     vocabulary: int
     """Tokens below this id may be drawn. Rows of the head beyond the tokenizer's tokens never are."""
     temperature: float = 0.8

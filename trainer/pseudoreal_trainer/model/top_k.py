@@ -17,6 +17,8 @@ from pseudoreal_trainer.model.grouped import StackedFeedForward
 
 
 class TopKExperts(StackedFeedForward):
+    """Experts of a layer, with the routing of each token to its top k."""
+
     def __init__(self, spec: Model, top_k: TopK, count: int) -> None:
         super().__init__(count, spec.hidden_size, spec.expert)
         self._spec, self._count = top_k, count

@@ -75,7 +75,8 @@ def _require(holds: bool, fault: str) -> None:
 
 @dataclass
 class _RankState:
-    """State of a rank between two records of its plan."""
+    """State of a rank between two records of its plan. Each method checks one kind of record against the state and
+    applies the record. Methods raise PlanError for a fault."""
 
     layout: Layout
     rank: int

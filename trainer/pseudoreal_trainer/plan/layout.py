@@ -68,8 +68,8 @@ class Layout:
     """Whether a loss depends on how often each expert is chosen in the whole step."""
 
     def as_in(self, other: "Layout") -> "Layout":
-        """Copy the cached properties of `other` and return this layout. Both must have the same layers on the same
-        pipeline ranks, and so the same positions, units and users."""
+        """Copy the cached properties of `other` that depend on layers and pipeline ranks, and return this layout. Both
+        layouts must have the same layers on the same pipeline ranks, and so the same positions, units and users."""
         vars(self).update({name: vars(other)[name] for name in _OF_LAYERS if name in vars(other)})
         return self
 

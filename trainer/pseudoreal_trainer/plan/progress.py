@@ -34,6 +34,8 @@ gradient of a layer, for the next layer below that shares units with it; or the 
 
 @dataclass
 class _Rank:
+    """State of a rank in the run: the records that its two threads have not yet executed."""
+
     first: deque[Record]
     free: dict[Pool, int]
     """Number of free gradient buffers."""

@@ -183,6 +183,8 @@ class ExpertBackward:
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Start to send the input of a position, or its gradient, to another pipeline rank."""
+
     flow: Flow
     position: int
     micro_batch: int

@@ -72,6 +72,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Unit:
+    """Parameters that are moved, sharded and updated as one flat vector."""
+
     name: str
     parameters: tuple[Parameter, ...]
     """Parameters in the order of the flat vector."""

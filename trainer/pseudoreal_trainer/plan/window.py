@@ -66,6 +66,8 @@ def _insert_moves(layout: Layout, runs: list[_Run], end: int, before: dict[int, 
 
 @dataclass
 class _Window:
+    """Working copies and read-ahead weights of one pool, while the plan is made."""
+
     layout: Layout
     resident: dict[Fetch, None] = field(default_factory=dict)
     read: set[Fetch] = field(default_factory=set)

@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 
 class Background:
+    """An asyncio loop in a daemon thread."""
+
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="rendezvous", daemon=True)

@@ -36,6 +36,8 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class _UnderWay:
+    """An exchange in flight."""
+
     rows: Tensor
     work: dist.Work | None
     """Pending all-to-all; None: the rows are on this rank already."""

@@ -26,6 +26,8 @@ done."""
 
 
 class Lanes:
+    """CUDA streams of a rank's device; none on the CPU."""
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         is_gpu = device.type == "cuda"

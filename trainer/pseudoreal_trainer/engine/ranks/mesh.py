@@ -118,6 +118,7 @@ class Mesh:
         return self.layout.mesh.at_pipeline(self.ranks.rank, pipeline_rank)
 
     def close(self) -> None:
+        """Destroy all groups of this rank."""
         of_units = [group for one in self.holders.values() for group in (one.shard, one.replica, one.side_replica)]
         single = [self.expert, self.same_experts, self.side_world, self.saving, self.measuring, self.choosing]
         # Units share some groups: destroy each group once.
@@ -214,6 +215,7 @@ class _GroupMaker:
         return _own(dist.split_group(split_ranks=several, timeout=self.ranks.limit)) if several else None
 
     def on_host(self, members: list[list[int]]) -> Group | None:
+        """Return this rank's gloo group; `members` are disjoint sets of ranks. One collective call per set."""
         made = [dist.new_group(one, backend="gloo", timeout=self.ranks.limit) for one in members if len(one) > 1]
         return next(filter(None, map(_own, made)), None)
 

@@ -17,6 +17,8 @@ Key = tuple[Flow, int, int]
 
 @dataclass(frozen=True)
 class _Incoming:
+    """A message being received."""
+
     buffer: Tensor
     work: dist.Work
     begin: int
@@ -33,6 +35,7 @@ class Messages:
         self._incoming: dict[Key, _Incoming] = {}
 
     def send(self, record: Send, tensor: Tensor) -> None:
+        """Start to send a tensor to another pipeline rank."""
         self._forget_arrived()
         payload = tensor.contiguous()
         here = self._mesh.pipeline_rank
@@ -49,6 +52,7 @@ class Messages:
         self._trace.move("pipeline", payload.nbytes)
 
     def receive(self, record: Receive, shape: tuple[int, ...]) -> None:
+        """Start to receive a tensor of this shape; `take` waits for it."""
         buffer = torch.empty(shape, dtype=self._dtype, device=self._mesh.device)
         here = self._mesh.pipeline_rank
         work = dist.irecv(

@@ -19,6 +19,8 @@ from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
 
 @dataclass(frozen=True)
 class Ranks:
+    """The ranks of the job, from the point of view of one of them."""
+
     rank: int
     world: int
     device: torch.device

@@ -50,6 +50,7 @@ class Trace:
         """CUDA event, and its time in nanoseconds of time.perf_counter_ns."""
 
     def begin(self, step: int) -> None:
+        """Start the trace of a step: reset the byte counters, and write the file after the first steps."""
         self._resolve()
         with self._counting:
             self._step, self.moved = step, Counter()

@@ -23,6 +23,8 @@ from pseudoreal_trainer.plan.units import KINDS, Kind
 
 
 class Sink(Protocol):
+    """Receiver of a snapshot."""
+
     def write(self, kind: Kind, content: Tensor) -> None:
         """Take the next elements, [n], whose memory is overwritten after the call. Units come in the order of the
         sources; within a unit, kind after kind."""
@@ -43,12 +45,16 @@ class Source:
 
 @dataclass(frozen=True)
 class _Portion:
+    """A chunk of one vector of a unit, in the buffer."""
+
     kind: Kind
     content: Tensor
     """Elements of the chunk, a view of the buffer."""
 
 
 class Capture:
+    """One snapshot, with its two threads."""
+
     def __init__(self, sources: Sequence[Source], sink: Sink, ring: Ring, lanes: Lanes, trace: Trace) -> None:
         self._sources, self._sink, self._lanes, self._trace = sources, sink, lanes, trace
         self.captured: Mapping[int, Future[None]] = {source.unit: Future() for source in sources}

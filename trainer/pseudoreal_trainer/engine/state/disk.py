@@ -153,6 +153,8 @@ class Disk:
 
 
 class DiskState(State):
+    """State in a file on a disk. Updates read, compute and write chunk after chunk, with the next read in flight."""
+
     def __init__(self, extent: Extent, disk: Disk, stretches: Mapping[Section, _Stretch], staging: Staging) -> None:
         super().__init__(extent)
         self._disk, self._stretches, self._staging = disk, stretches, staging

@@ -18,6 +18,8 @@ from pseudoreal_trainer.forecast.memory.crossing import Crossing, Use
 
 
 class Allocator(Protocol):
+    """Allocator of host memory."""
+
     @property
     def pinned(self) -> int:
         """Number of bytes that are pinned now."""
