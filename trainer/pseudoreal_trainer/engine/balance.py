@@ -1,5 +1,5 @@
-"""How tokens spread over experts in a step: what is summed over it, what is reported, and how the balancing bias
-follows."""
+"""Distribution of tokens over experts in a step: sums over ranks, reported statistics, and the update of the balancing
+bias."""
 
 import time
 from collections.abc import Sequence
@@ -15,28 +15,30 @@ from pseudoreal_trainer.model.experts import Choice, Tally
 from pseudoreal_trainer.plan.records import SumChoices
 
 NO_LOADS = torch.empty(0, 0, dtype=torch.float64)
-"""[layers with experts, sums]: of a model without experts."""
+"""[layers with experts, sums] of a model without experts."""
 
 
 class StepChoices:
-    """How often the tokens of a step choose each expert of a position, without balancing biases: of this rank's first,
-    then of all ranks. These are whole numbers, so it does not matter how a batch is cut. Only the main thread is
-    here."""
+    """How often the tokens of a step choose each expert of a position, without balancing biases.
+
+    First this rank's counts, then the sums over ranks. Counts are whole numbers, so it does not matter how a batch is
+    cut. Main thread only.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[int, Tensor] = {}
         self._under_way: dict[int, tuple[dist.Work, int]] = {}
-        """Position -> its sum over the ranks, and when that began."""
+        """Position -> its pending all-reduce, and the start time in nanoseconds of time.perf_counter_ns."""
 
     def add(self, position: int, choice: Choice) -> None:
-        """Adds the choices of a micro-batch, where a loss asks for them."""
+        """Add the choices of a micro-batch, if a loss needs them."""
         if (counts := choice.unbiased_counts) is not None:
             before = self._counts.get(position)
-            # A sum over ranks takes the place of what it sums, and the choice keeps its own.
+            # Cloned: the all-reduce works in place, and the choice keeps its own counts.
             self._counts[position] = counts.clone() if before is None else before + counts
 
     def begin_sum(self, record: SumChoices, mesh: Mesh, trace: Trace) -> None:
-        """Starts the sum over the ranks; `finish` waits for it."""
+        """Launch the sum over the data ranks; `finish` waits for it."""
         if mesh.choosing is None:
             return
         counts, begin = self._counts[record.position], time.perf_counter_ns()
@@ -46,7 +48,7 @@ class StepChoices:
         trace.move("collective", 2 * (mesh.layout.data - 1) * counts.nbytes // mesh.layout.data)
 
     def finish(self, position: int, mesh: Mesh, trace: Trace) -> None:
-        """Waits until the position's sum is here, where one was begun."""
+        """Wait for the position's sum, if one was launched."""
         if (under_way := self._under_way.pop(position, None)) is not None:
             work, begin = under_way
             with mesh.ranks.heartbeat.waiting(f"sums the choices of experts at position {position}"):
@@ -54,18 +56,18 @@ class StepChoices:
             trace.add("collective", begin, SumChoices(position))
 
     def of(self, position: int) -> Tensor:
-        """[experts]"""
+        """Return the counts of a position, [experts]."""
         return self._counts[position]
 
 
 def change_of_bias(counts: Tensor, rate: float) -> Tensor:
-    """The change of the balancing bias of all experts of a block, [experts], float64, by the tokens that each one got
-    in a step: `rate` up for those with fewer than the mean, down for those with more (Wang et al., arXiv 2408.15664,
-    algorithm 1), less the mean of that, as TorchTitan has it. A shift of all biases chooses no other expert, but
-    without this they would drift to where bfloat16 cannot tell them apart.
+    """Return the change of a block's balancing bias, [experts], float64, from the tokens of each expert in a step.
 
-    counts [experts]: sums of whole numbers, which do not depend on the order in which ranks and micro-batches were
-    added up.
+    `rate` up for experts with fewer tokens than the mean, `rate` down for experts with more (Wang et al., arXiv
+    2408.15664, algorithm 1), minus the mean of these changes, as in TorchTitan. A shift of all biases does not change
+    the choice of experts, but without the subtraction biases would drift to where bfloat16 cannot tell them apart.
+
+    counts [experts]: sums of whole numbers, independent of the order of ranks and micro-batches.
     """
     tokens = counts.double()
     # Whole numbers on both sides: the mean itself would be rounded.
@@ -74,7 +76,7 @@ def change_of_bias(counts: Tensor, rate: float) -> Tensor:
 
 
 def choices_of(sums: Sequence[float], layers: int) -> list[list[float]]:
-    """How many tokens chose each expert, layer after layer with experts; `sums` as `ExpertLoad.of` has them."""
+    """Return how many tokens chose each expert, layer after layer with experts; `sums` as in `ExpertLoad.of`."""
     return [[*row[: -Tally.OTHERS]] for row in _rows(sums, layers)]
 
 
@@ -85,27 +87,26 @@ def _rows(sums: Sequence[float], layers: int) -> list[Sequence[float]]:
 
 @dataclass(frozen=True)
 class ExpertLoad:
-    """How a step's tokens spread over the experts of all layers."""
+    """Distribution of a step's tokens over the experts of all layers."""
 
     largest: float
-    """Tokens of the expert with the most as a multiple of the mean over its layer's experts, in the layer where that is
-    largest."""
+    """Tokens of the busiest expert as a multiple of the mean over its layer's experts; the largest value of all
+    layers."""
     mean: float
-    """The same in the mean over the layers."""
+    """The same, averaged over the layers."""
     idle: float
     """Share of all experts that no token chose."""
     dropped: float
-    """Share of the choices that experts refused as they were full."""
+    """Share of the choices that experts refused because they were full."""
     entropy: float
-    """Entropy of the probabilities that routers give to experts, in nats, in the mean over tokens, prototypes and
-    layers."""
+    """Entropy of the router probabilities in nats, averaged over tokens, prototypes and layers."""
     auxiliary_loss_sum: float
-    """The auxiliary losses of all layers with their factor, summed over the tokens of the batch, in nats."""
+    """Auxiliary losses of all layers with their factor, summed over the tokens of the batch, in nats."""
 
     @classmethod
     def of(cls, sums: Sequence[float], layers: int) -> "ExpertLoad | None":
-        """`sums`: of each layer with experts those of its tallies, as `Tally.sums` has them; layer after layer. None
-        where no layer has any."""
+        """Return the load; None if no layer has experts. `sums`: `Tally.sums` of the step, layer after layer with
+        experts."""
         if not layers:
             return None
         rows = _rows(sums, layers)

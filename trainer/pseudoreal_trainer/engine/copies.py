@@ -1,4 +1,4 @@
-"""Working copies of units: those that stay, and those that come and go in a window of slots."""
+"""Working copies of units: resident copies, and streamed copies in a window of device slots. Main thread only."""
 
 import time
 from collections import deque
@@ -22,24 +22,31 @@ from pseudoreal_trainer.plan.records import Drop, Fetch, Read
 
 
 class NotResident(RuntimeError):
-    """A unit's weights were asked for while it has no working copy, or before its fetch was finished."""
+    """Raised when a unit's weights are requested while it has no working copy, or before its fetch has finished."""
 
 
 @dataclass(frozen=True)
 class _Slot:
+    """A device slot of the window, while it is free."""
+
     storage: Tensor
     free: Mark
-    """The mark after which the unit that was in the slot before is no longer read."""
+    """CUDA event after which no kernel reads the slot's previous unit."""
 
 
 @dataclass
 class _Copy:
+    """A working copy in a slot, from the start of its fetch to its drop."""
+
     slot: _Slot
     flat: Tensor
-    """The working copy, [padded numel], in the compute type."""
+    """Working copy, [padded numel], in the compute dtype."""
     weights: Tensor
-    """This rank's shard, [length], from which the copy is gathered. It is kept as long as the copy: the next fetch
-    writes to memory that is free, without knowing whether the other ranks have read all of this."""
+    """This rank's shard, [length], the input of the all-gather.
+
+    Kept as long as the copy: once freed, its memory could be overwritten by the next fetch while other ranks still read
+    the shard.
+    """
     gathering: Gathering | None
     mark: Mark
     fetch: Fetch
@@ -48,7 +55,7 @@ class _Copy:
 
 
 class Copies:
-    """The working copies of a rank, and whose weights each module has."""
+    """Working copies of a rank, and the weights that each module is bound to."""
 
     def __init__(self, store: UnitStore, mesh: Mesh, lanes: Lanes, trace: Trace) -> None:
         self._store, self._mesh, self._layout = store, mesh, mesh.layout
@@ -57,28 +64,29 @@ class Copies:
         self._copies: dict[int, _Copy] = {}
         self._refreshing: dict[int, Gathering | None] = {}
         self._waiting: deque[Fetch] = deque()
-        """Fetches that have not begun, as their units are still being updated or read from disk."""
+        """Fetches that have not started because their units are still being updated or read from disk, in plan
+        order."""
         self._half: deque[tuple[int, Gathering]] = deque()
-        """Units with their gathers whose second stage has not begun, in the plan's order."""
+        """Units with all-gathers whose second stage has not started, in plan order."""
         self._unread: dict[int, None] = {}
-        """Units whose read has not begun, as they are still being updated. (A disk thread that waited for an update
-        would be missing from that very update.)"""
+        """Units whose disk read has not started because they are still being updated. A disk thread that waited for an
+        update would be missing for that very update."""
         self._wanted: dict[tuple[int, int], bool] = {}
-        """Position and unit of some of its experts -> whether tokens came for them."""
+        """(position, unit of a group of its experts) -> whether tokens were routed to the group."""
         self._left_out: set[int] = set()
-        """Units that were not fetched, as no tokens came for them, and not dropped yet."""
+        """Units whose fetch was skipped because no tokens were routed to them, until their Drop."""
         self._bound: dict[UnitModule, Tensor] = {}
         self.updated: dict[int, Updated] = {unit: _done(None) for unit in store.states}
-        """Unit -> its newest update."""
+        """Unit -> its newest update; the future yields the event after which the new weights can be read."""
         self._slot_addresses = {s.untyped_storage().data_ptr() for slots in store.window.values() for s in slots}
         self._owners: dict[int, int] = {}
         self._dropped: Mark = None
-        """The mark after the newest drop of a copy, of any pool. The allocator may give the memory of its shard to the
-        next fetch, whichever slot that goes to, and before this mark other ranks may still be reading it."""
+        """Event recorded after the newest drop of a copy, in any pool. The allocator may give the dropped shard's
+        memory to the next fetch, into any slot; before this event, other ranks may still be reading the shard."""
 
     def want(self, position: int, units: Mapping[int, bool]) -> None:
-        """Notes for units of a position whether tokens came for them: those of others are left out by the fetches and
-        reads that the position wants, in this step."""
+        """Record for units of a position whether tokens were routed to them. In this step, reads and fetches for the
+        position skip units without tokens."""
         self._wanted |= {(position, unit): is_wanted for unit, is_wanted in units.items()}
 
     def _is_wanted(self, record: Read | Fetch) -> bool:
@@ -90,12 +98,12 @@ class Copies:
             self._read_updated()
 
     def fetch(self, record: Fetch) -> None:
-        """Begins a fetch as soon as its unit is ready.
+        """Start a fetch as soon as its unit is ready.
 
-        Passes of units that are here go on meanwhile; only the use of the unit's weights waits. This cannot deadlock:
-        at the latest a fetch begins where the plan needs it, on all ranks in one order, and there it waits for an
-        update, which waits for nothing that this thread has yet to do. What other pipeline ranks gather as well begins
-        here: they may wait for it while this rank waits for a message of theirs.
+        Passes of units with a working copy continue meanwhile; only the use of this unit's weights waits. This cannot
+        deadlock: a fetch starts at the latest where the plan needs its copy, on all ranks in one order. There it waits
+        for an update, which waits for nothing that this thread has yet to do. The fetch of a cross-stage unit starts
+        here: other pipeline ranks may wait for the gather while this rank waits for one of their messages.
         """
         if not self._is_wanted(record):
             self._left_out.add(record.unit)
@@ -107,7 +115,7 @@ class Copies:
             self.begin_ready()
 
     def begin_ready(self) -> None:
-        """Begins the reads and fetches whose units are ready."""
+        """Start the reads and fetches whose units are ready."""
         self._read_updated()
         while self._waiting and self._is_ready(self._waiting[0].unit):
             self._begin(self._waiting.popleft())
@@ -115,10 +123,10 @@ class Copies:
             self._begin_second()
 
     def begin_all(self) -> None:
-        """Begins the fetches that wait, and waits for their units.
+        """Start all pending fetches, waiting for their units.
 
-        It must be called before another collective of the same ranks: one whose units are ready earlier than
-        another's still calls all collectives in the plan's order.
+        Call this before another collective of the same ranks: units become ready at different times on different ranks,
+        but all ranks must launch their collectives in plan order.
         """
         while self._waiting:
             self._begin(self._waiting.popleft())
@@ -126,10 +134,11 @@ class Copies:
             self._begin_second()
 
     def drop(self, record: Drop) -> None:
+        """Free the slot of a working copy, once the fetch has finished. Does nothing if the fetch was skipped."""
         if record.unit in self._left_out:
             self._left_out.remove(record.unit)
             return
-        # Perhaps nobody has waited for it: its tokens are those of other ranks.
+        # Finish the fetch even if no pass has used the copy: the tokens may all be on other ranks.
         self._finished(record.unit)
         copy = self._copies.pop(record.unit)
         self._bound = {module: flat for module, flat in self._bound.items() if flat is not copy.flat}
@@ -139,14 +148,15 @@ class Copies:
         self._trace.add("fetch", time.perf_counter_ns(), record)
 
     def bind(self, unit: int, module: UnitModule) -> None:
-        """Gives the module the unit's weights; waits for its fetch."""
+        """Bind the module to the unit's weights; waits for the fetch."""
         flat = self._finished(unit)
         if self._bound.get(module) is not flat:
             module.bind(flat)
             self._bound[module] = flat
 
     def flat(self, unit: int) -> Tensor:
-        """The working copy of a unit. Raises NotResident when it has none, or its fetch is not finished."""
+        """Return the working copy of a unit, [padded numel]. Raises NotResident if it has none or its fetch is not
+        finished."""
         if unit in self._store.resident:
             return self._store.resident[unit]
         copy = self._copies.get(unit)
@@ -156,20 +166,20 @@ class Copies:
         return copy.flat
 
     def unbind(self) -> None:
-        """Forgets which module has which weights, as modules were given others."""
+        """Forget which weights each module is bound to, because other weights were bound."""
         self._bound.clear()
 
     def saving(self) -> AbstractContextManager[Any]:
-        """A context in which autograd keeps no weights of moving units: the backward pass finds them in the slot where
-        they then are."""
+        """Return a context in which autograd saves no weights of streamed units. The backward pass reads them from the
+        slot that the unit occupies then."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def changed(self, unit: int) -> None:
-        """Notes that the state of a unit was set, on the present lane."""
+        """Record that the unit's state was set, on the current stream."""
         self.updated[unit] = _done(self._lanes.mark())
 
     def settle(self) -> None:
-        """Waits for all updates, and raises what they raised."""
+        """Wait for all updates. Raises the error of an update that failed."""
         for updated in self.updated.values():
             reach(updated.result())
 
@@ -196,7 +206,7 @@ class Copies:
             gathering.begin_second()
 
     def _finished(self, unit: int) -> Tensor:
-        # In the plan's order: those before it may be gathered from the same ranks.
+        # Start earlier fetches first: the same ranks may gather them, and collectives must be in plan order.
         while any(record.unit == unit for record in self._waiting):
             self._begin(self._waiting.popleft())
         while any(half == unit for half, _ in self._half):
@@ -225,7 +235,7 @@ class Copies:
             gathering.wait()
 
     def _newest(self, unit: int) -> Mark:
-        """The mark of the unit's newest update, after waiting until that was called."""
+        """Wait until the unit's newest update was launched. Return the event after which it is done."""
         return self._heartbeat.join(self.updated[unit], self._heartbeat.updates)
 
     def _fetched(self, record: Fetch) -> _Copy:
@@ -235,8 +245,8 @@ class Copies:
         if record.unit in self._unread:
             self._read(record.unit)
         with self._lanes.on(Lane.COPY_IN):
-            # The passes that read the slot's last unit, and this unit's update, ran on other lanes: nothing else keeps
-            # this copy from overtaking them.
+            # The passes that read the slot's previous unit and this unit's update ran on other streams: only these
+            # events order the copy after them.
             self._lanes.follow(slot.free)
             self._lanes.follow(updated)
             weights = state.compute_weights()
@@ -251,8 +261,8 @@ class Copies:
         return _Copy(slot, flat, weights, gathering, mark, record, begin)
 
     def _gather(self, unit: int, flat: Tensor, shard: Tensor) -> Gathering | None:
-        """Fills `flat`, [padded numel], from the shards of its holders. Where these are several, the shards are on the
-        device."""
+        """Start to fill `flat`, [padded numel], from the shards of the ranks that hold the unit. With several shards,
+        `shard` is on the device."""
         if self._layout.shards(unit) == 1:
             flat.copy_(shard, non_blocking=True)
             return None
@@ -266,7 +276,7 @@ class Copies:
             self._trace.move("h2d", weights.nbytes)
 
     def _refresh(self, record: Fetch) -> None:
-        """Gathers a copy that stays anew, after its shards were updated."""
+        """Gather a resident copy again after its shards were updated."""
         unit = record.unit
         self._lanes.follow(self._newest(unit))
         if unit in self._unread:
@@ -278,7 +288,7 @@ class Copies:
             self._refreshing[unit] = self._gather(unit, self._store.resident[unit], own)
 
     def _bring(self, unit: int, own: Tensor) -> None:
-        """Copies a unit's weights from its home to this rank's part of the copy that stays."""
+        """Copy a unit's weights from its home to this rank's part of the resident copy."""
         state = self._store.states[unit]
         weights = state.compute_weights()
         own.copy_(weights, non_blocking=True)
@@ -293,15 +303,15 @@ class Copies:
 
     def _unpack(self, saved: Any) -> Tensor:
         if not isinstance(saved, _Saved):
-            assert isinstance(saved, Tensor), "it was packed as it is"
+            assert isinstance(saved, Tensor), "tensors outside the window's slots are saved unchanged"
             return saved
         return self.flat(saved.unit).as_strided(saved.size, saved.stride, saved.offset)
 
 
 @dataclass(frozen=True)
 class _Saved:
-    """What autograd keeps instead of a view of a unit's weights: where to find it in the slot that the unit is in
-    later."""
+    """Placeholder that autograd saves for a view of a streamed unit's weights: the location of the view in the unit,
+    which may occupy another slot by the backward pass."""
 
     unit: int
     offset: int

@@ -1,4 +1,4 @@
-"""One rank of a phase's training: it runs the records of step plans, and has the rank's state, unit by unit."""
+"""One rank of a phase's training: executes step plans record by record and holds this rank's shards of the units."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -69,12 +69,12 @@ from pseudoreal_trainer.plan.records import (
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit
 
 _AHEAD = 2
-"""Number of passes that are called ahead: enough that the GPU never waits for the thread that calls them."""
+"""Passes that the main thread may launch ahead of the GPU; enough that the GPU never waits for the thread."""
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What an engine is made from."""
+    """Configuration of an engine."""
 
     model: Model
     optimizer: OptimizerSpec
@@ -84,12 +84,12 @@ class Blueprint:
     compiled: bool
     offload_directory: Path
     end_of_document: int | None = None
-    """The token that ends documents, within which tokens attend; None: they attend in whole sequences."""
+    """Token id that ends a document; attention stays within documents. None: attention spans whole sequences."""
 
 
 @dataclass(frozen=True)
 class UnitState:
-    """This rank's part of a unit's state: each vector on the CPU, [length of the extent], in the master type."""
+    """This rank's shard of a unit's state. Vectors are on the CPU, [length of the extent], in the master dtype."""
 
     vectors: dict[Kind, Tensor]
     steps: int
@@ -97,7 +97,8 @@ class UnitState:
 
     @classmethod
     def fresh(cls, weights: Mapping[str, Tensor], extent: range) -> "UnitState":
-        """The state before the first update. `weights`: those of all the unit's parameters, in their order."""
+        """Return the state before the first update: `weights` cut to `extent` and padded with zeros, and zero moments.
+        `weights`: all parameters of the unit, in order."""
         flat = torch.cat([tensor.flatten() for tensor in weights.values()])[extent.start : extent.stop]
         mine = torch.cat([flat, flat.new_zeros(len(extent) - len(flat))])
         zeros = torch.zeros_like(mine)
@@ -105,13 +106,15 @@ class UnitState:
 
 
 class Engine:
-    """One rank's part in training. Every rank makes one and calls the same methods in the same order."""
+    """One rank's training engine. Every rank creates one and calls the same methods in the same order."""
 
     def __init__(self, blueprint: Blueprint, mesh: Mesh, trace: Trace) -> None:
-        """Raises PlanError where the layout's plan is unsound, TrainingError where a home has no room for the state."""
+        """Raises PlanError if the layout's plan is invalid, TrainingError if a home has too little room for the
+        state."""
         self._blueprint, self.mesh, self._layout, self.trace = blueprint, mesh, mesh.layout, trace
         self.units = units_of_rank(mesh.layout, blueprint.units, mesh.ranks.rank)
-        """The units as this rank has them: where experts are spread over ranks, with its own alone."""
+        """Units as this rank holds them: with expert parallelism, a unit of experts contains only this rank's
+        experts."""
         self._plan = self._checked(step_plan(mesh.layout))
         self._measuring_plan = self._checked(measuring_plan(mesh.layout)) if mesh.layout.measures else self._plan
         lanes = self._lanes = Lanes(mesh.device)
@@ -157,34 +160,39 @@ class Engine:
     # Steps.
 
     def train(self, batch: Batch, training: Training, step: int, probe: Probe | None = None) -> Agreement:
-        """Trains one step, measured with `probe`. It returns when its loss is known and, where single updates may be
-        left out or experts are chosen by top k, when it is known which are and how many tokens these got; updates go on
-        into the next call."""
+        """Run one training step, measured by `probe` if given, and return its agreement.
+
+        Returns when all ranks know the loss, the skipped units and the expert load. Updates continue into the next
+        call.
+        """
         self.trace.begin(step)
         self._reductions.begin(step)
         run = PlanRun(batch, training, probe=probe)
         self._run(self._plan if probe is None else self._measuring_plan, run)
-        assert run.agreement is not None, "a training plan agrees"
+        assert run.agreement is not None, "every training plan contains Agree"
         agreed = run.agreement if self._agrees_on_all else self._reductions.end(self._loads(run))
         heartbeat = self.mesh.ranks.heartbeat
         return heartbeat.join(agreed, heartbeat.reductions)
 
     def evaluate(self, batch: Batch, micro_batches: int) -> dict[int, float]:
-        """Micro-batch -> sum of the cross-entropy over its tokens, in nats. Empty on ranks without the head."""
+        """Return, for each micro-batch, the cross-entropy summed over its tokens, in nats. Empty on ranks without the
+        head."""
         run = PlanRun(batch, None)
         self._evaluate(run, micro_batches)
         return {m: float(losses.cross_entropy) for m, losses in run.losses.items()}
 
     def logits(self, batch: Batch, positions: Sequence[int]) -> dict[int, Tensor]:
-        """Micro-batch -> logits of the token that follows the one at its position, [V], in the type of the loss. The
-        micro-batches, as many as positions, have one sequence each. Empty on ranks without the head."""
+        """Return, for each micro-batch m, the logits of the token after `positions[m]`, [V], in the dtype of the loss.
+
+        Each micro-batch has one sequence, and there is one micro-batch per position. Empty on ranks without the head.
+        """
         run = PlanRun(batch, None, reads=positions)
         self._evaluate(run, len(positions))
         return run.logits
 
     @property
     def padding(self) -> int:
-        """A token that ends no document: each end would be one more, which is computed by itself."""
+        """Padding token that ends no document; each end token would add a document, which is computed separately."""
         return 1 if self._blueprint.end_of_document == 0 else 0
 
     def _evaluate(self, run: PlanRun, micro_batches: int) -> None:
@@ -192,7 +200,7 @@ class Engine:
         self._run(evaluation_plan(layout)[self.mesh.pipeline_rank], run)
 
     def _run(self, plan: RankPlan, run: PlanRun) -> None:
-        """Takes the records of a plan from first to last."""
+        """Execute the records of a plan in order."""
         is_limited = self._layout.stash or self._layout.pipeline > 1
         throttle = Throttle(self._lanes, _AHEAD if is_limited else None)
         self._prepare(plan, run)
@@ -200,7 +208,8 @@ class Engine:
         for record in plan:
             self._execute(record, run)
             if isinstance(record, Pass):
-                # Updates have ended meanwhile: what waits for them need not wait for the record that needs it.
+                # Updates may have finished during the pass: start the fetches that waited for them before a record
+                # needs their weights.
                 self._copies.begin_ready()
                 throttle.called()
         self._stashed.finish()
@@ -237,7 +246,8 @@ class Engine:
             case Measure():
                 self._measure(record, run)
             case Reduce():
-                # The fetches before this record gather in the same group: every rank calls them before this sum.
+                # Pending fetches use the same group: every rank launches them before this sum, so that all ranks launch
+                # their collectives in plan order.
                 self._copies.begin_all()
                 after = self._updates.before_next_gradient
                 self._reductions.reduce(record, self._gradients.reduce(record.unit), after)
@@ -251,15 +261,18 @@ class Engine:
                 assert_never(record)
 
     def _measure(self, record: Measure, run: PlanRun) -> None:
-        assert run.probe is not None, "only a measuring plan asks"
-        # The fetches before this record gather in the same group: every rank calls them before this sum.
+        assert run.probe is not None, "only measuring plans contain Measure"
+        # Pending fetches use the same group: every rank launches them before this sum, so that all ranks launch their
+        # collectives in plan order.
         self._copies.begin_all()
         with self.trace.executed("measure", record, self._lanes):
             run.probe.finish(record.position)
 
     def _prepare(self, plan: RankPlan, run: PlanRun) -> None:
-        """Makes the host memory that depends on the batch, where there is none yet, and tries passes of new shapes:
-        before the first message is awaited."""
+        """Warm up passes of new shapes, then allocate the host memory that depends on the batch, unless it exists.
+
+        Runs before the first message is awaited, because warming up and pinning memory may wait for all kernels.
+        """
         if self._lanes.are_real and self._layout.pipeline > 1:
             warm_up(self._passes, run.batch, plan)
         stashes = self._layout.stash and run.training is not None
@@ -275,8 +288,10 @@ class Engine:
             self._stashed.prepare(most_stashed(plan), numel, self._blueprint.compute)
 
     def _loads(self, run: PlanRun) -> Tensor:
-        """What this rank's passes learned of experts, [layers with experts, experts + Tally.OTHERS]; zeros for layers
-        of other ranks, and empty where there are no experts."""
+        """Return the router statistics of this rank's passes, [layers with experts, experts + Tally.OTHERS].
+
+        Rows of other ranks' layers are zero. The tensor is empty if the model has no experts.
+        """
         model = self._blueprint.model
         if model.experts is None:
             return NO_LOADS
@@ -286,18 +301,22 @@ class Engine:
 
     @property
     def _agrees_on_all(self) -> bool:
-        """Whether all that a step agrees on is known when the record Agree is executed. With global clipping that comes
-        behind all passes; otherwise it comes among them, and what they count and leave out is not known yet."""
+        """True if all values of the agreement are known when Agree is executed.
+
+        With global clipping, Agree follows all passes. Otherwise it comes among them, before the expert load and the
+        skipped units are known; `Reductions.end` then agrees on these.
+        """
         counts, skips = self._blueprint.model.experts is not None, self._blueprint.optimizer.non_finite == "Skip"
         return self._layout.clipping == "Global" or not (counts or skips)
 
     def _checked(self, plan: tuple[RankPlan, ...]) -> RankPlan:
-        """This rank's part of a plan that was proved."""
+        """Check the plan of all pipeline ranks and return this rank's part. Raises PlanError if the plan is invalid."""
         check_plan(self._layout, plan)
         return plan[self.mesh.pipeline_rank]
 
     def probe(self, next_sharing: Sharing | None) -> Probe:
-        """A probe for one step. `next_sharing`: that of the next phase; None: only neighbours are compared."""
+        """Return a probe for one step. `next_sharing`: sharing of the next phase; None: only neighbours are
+        compared."""
         model, groups = self._blueprint.model, tuple[LayerGroup, ...]()
         if next_sharing is not None:
             next_blocks = blocks_of_layers(next_sharing, model.layers)
@@ -308,7 +327,7 @@ class Engine:
 
     @property
     def whole_units(self) -> tuple[Unit, ...]:
-        """The units of the model, whatever part of them this rank has."""
+        """Units of the model with all experts, whichever part of them this rank holds."""
         return self._blueprint.units
 
     @property
@@ -316,16 +335,16 @@ class Engine:
         return self._blueprint.master
 
     def has(self, unit: int) -> bool:
-        """Whether some of the unit's state is on this rank."""
+        """Return whether this rank holds a part of the unit's state."""
         return unit in self._store.states
 
     def extent(self, unit: int) -> range:
-        """The part of the unit's flat vector that this rank has, padding included."""
+        """Return the range of the unit's flat vector that this rank holds, including padding."""
         extent = self._store.states[unit].extent
         return range(extent.begin, extent.begin + extent.length)
 
     def put(self, unit: int, state: UnitState) -> None:
-        """Sets the state of a unit that this rank has."""
+        """Set the state of a unit that this rank holds."""
         mine = self._store.states[unit]
         for kind in KINDS:
             mine.put(kind, state.vectors[kind])
@@ -336,8 +355,11 @@ class Engine:
         return [record.unit for record in self._plan if isinstance(record, Update)]
 
     def capture(self, spans: Mapping[int, range], sink: Sink, buffer_bytes: int) -> Future[None]:
-        """Hands the state of the newest step to the sink, unit by unit in the order of `spans`: those ranges of the
-        units' flat vectors. Training may go on meanwhile. The future ends when the sink has all of it."""
+        """Start a snapshot of the newest step's state and return its future.
+
+        The sink gets the units in the order of `spans`: unit -> range of its flat vector. Training may continue
+        meanwhile. The future completes when the sink has everything.
+        """
         sources = [self._source(unit, span) for unit, span in spans.items()]
         crosses = any(self._layout.home(unit) == "Device" for unit in spans)
         ring = self._ring.ring(buffer_bytes, crosses=crosses)
@@ -352,42 +374,45 @@ class Engine:
 
     @property
     def held_seconds(self) -> float:
-        """Seconds that updates have waited for captures so far."""
+        """Total seconds that updates have waited for captures."""
         return self._updates.held_seconds
 
     # Memory.
 
     def state_bytes(self) -> Counter[Purpose]:
-        """Bytes that this rank keeps from step to step for its units, in all homes together. The window and what is on
-        its way to or from it are not counted."""
+        """Return the bytes that this rank keeps between steps for its units, in all homes together.
+
+        Excludes the window and the buffers on the way to and from it.
+        """
         kept: Counter[Purpose] = Counter()
         for state in self._store.states.values():
             kept.update(state.kept_bytes())
-        # Copies that stay although their units' homes are elsewhere; others are counted with the states.
+        # Resident copies of units with another home than the device; other resident copies are counted with their
+        # states.
         gathered = (flat for unit, flat in self._store.resident.items() if self._layout.home(unit) != "Device")
         kept["weights"] += sum(flat.nbytes for flat in gathered)
         return kept
 
     def crossing_bytes(self) -> int:
-        """Bytes of the host memory through which state crosses the bus; all of it is pinned where there is a GPU."""
+        """Return the bytes of the host arena through which state crosses the bus; pinned if there is a GPU."""
         return self._store.region.size
 
     def pinned_bytes(self) -> int:
-        """Bytes of all host memory that this rank has pinned."""
+        """Return the bytes of all host memory that this rank has pinned."""
         return self._store.memory.pinned
 
     def window_bytes(self) -> int:
-        """Bytes of the slots for working copies that come and go."""
+        """Return the bytes of the window's slots."""
         return sum(slot.nbytes for slots in self._store.window.values() for slot in slots)
 
     def settle(self) -> None:
-        """Waits for all updates, and raises what they raised."""
+        """Wait for all updates. Raises the error of an update that failed."""
         self._copies.settle()
 
     def close(self) -> None:
         self._reductions.close()
         self._updates.close()
-        # When no copy and no request uses them any more.
+        # Last: the threads have ended, so no copy and no disk request uses this memory.
         for memory in (self._stashed, self._tokens, self._ring, self._store):
             memory.close()
         self.mesh.close()

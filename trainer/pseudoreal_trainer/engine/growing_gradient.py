@@ -1,4 +1,4 @@
-"""A gradient while passes add to it: those of all micro-batches, and of a loss in chunks one for each chunk."""
+"""Gradient accumulator of a unit: passes add one part per micro-batch, and a loss in chunks one part per chunk."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,20 +8,20 @@ from torch import Tensor
 
 @dataclass
 class GrowingGradient:
-    """A gradient to which micro-batch after micro-batch adds its part."""
+    """Gradient to which one micro-batch after the other adds its part."""
 
     flat: Tensor
-    """Memory for the gradient, [padded numel], in the master type; what is added first overwrites what was in it."""
+    """Memory of the gradient, [padded numel], in the master dtype; the first part overwrites its content."""
     views: list[Tensor]
-    """Views of `flat`, one for each parameter, with its shape."""
+    """Views of `flat`, one per parameter, with its shape."""
     buffer: Tensor | None = None
-    """The buffer that `flat` is a part of, to be given back; None: the gradient has memory of its own."""
+    """Buffer that `flat` is a part of, to be given back; None: the gradient has its own memory."""
     _begun: set[int] = field(default_factory=set)
-    """Numbers of the parameters to which something was added."""
+    """Indices of the parameters to which a part was added."""
 
     def add(self, gradients: Sequence[Tensor | None]) -> None:
-        """Adds the gradients of one pass: one for each parameter, in their order and with their shapes, in the compute
-        type. None: the pass has no part in that parameter's."""
+        """Add the gradients of one pass: one per parameter, in order and with its shape, in the compute dtype. None:
+        the pass does not use the parameter."""
         for index, gradient in enumerate(gradients):
             if gradient is None:
                 continue
@@ -32,7 +32,7 @@ class GrowingGradient:
                 self._begun.add(index)
 
     def complete(self) -> Tensor:
-        """The whole gradient, [padded numel]: zero where no pass of this rank had a part in it, and in the padding."""
+        """Return the whole gradient, [padded numel]: zero for parameters that no pass used, and in the padding."""
         for index, view in enumerate(self.views):
             if index not in self._begun:
                 view.zero_()

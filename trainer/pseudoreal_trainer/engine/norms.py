@@ -1,19 +1,19 @@
-"""Squares and scalar products of long vectors, which are wrong where they are added up in float32.
+"""Squares and dot products of long vectors, without the errors of a sum in float32.
 
-On the CPU torch adds up all elements of a float32 vector in a few accumulators. A term is rounded to what its
-accumulator resolves, which is ever less the longer the vector is: of 2^28 elements the norm is too small by 2 %, and by
-how much depends on how many ranks share the vector. GPUs add up by blocks.
+On the CPU, torch adds up all elements of a float32 vector in a few accumulators. Each term is rounded to the resolution
+of its accumulator, which gets coarser with the length of the vector: the norm of 2^28 elements is 2 % too small. The
+error depends on how many ranks share the vector. GPUs add up by blocks.
 """
 
 import torch
 from torch import Tensor
 
 _ROW = 128
-"""Elements that are added up in float32: the norm of a row is right to 3e-7, and of many rows to less."""
+"""Elements that are added up in float32: the norm of one row has an error of 3e-7, of many rows a smaller one."""
 _CHUNK = 1 << 22
-"""Elements that are taken at a time; the norms of their rows take a sixtieth of their memory."""
+"""Elements per piece; the norms of their rows take a sixtieth of their memory."""
 _WIDE_CHUNK = 1 << 18
-"""Elements of which there is a copy in float64 at a time."""
+"""Elements with a float64 copy at a time."""
 
 
 def square_of(vector: Tensor) -> float:
@@ -30,7 +30,7 @@ def _square(chunk: Tensor) -> float:
 
 
 def dot(left: Tensor, right: Tensor) -> Tensor:
-    """Return the scalar product, a float64 scalar."""
+    """Return the dot product, a float64 scalar."""
     if not _is_rounded(left):
         return torch.dot(left, right).double()
     total = torch.zeros((), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The passes of a rank: forward, backward, and what they leave for each other. Only the main thread is here."""
+"""Forward and backward passes of a rank, and the tensors that they leave for each other. Main thread only."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -29,21 +29,21 @@ from pseudoreal_trainer.plan.records import Backward, Flow, Forward, Record
 
 
 class Batch(Protocol):
-    """This data rank's part of a batch."""
+    """One data rank's part of a batch."""
 
     def shape(self, micro_batch: int) -> Shape: ...
 
     def tokens(self, micro_batch: int) -> Tensor:
-        """Inputs and, one token further, targets of a micro-batch: [B, T + 1], on the host or the device. Asked for
-        once in a run."""
+        """Return the inputs and, shifted by one token, the targets of a micro-batch: [B, T + 1], on host or device.
+        Called once per run."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What a training step needs besides its batch."""
+    """Arguments of a training step besides its batch."""
 
     tokens: int
-    """Tokens of the whole batch, over all ranks: the divisor of auxiliary losses, which are of whole sequences."""
+    """Tokens of the whole batch, over all ranks; divisor of the auxiliary losses, which count whole sequences."""
     rate: float
     """Learning rate."""
     stop: bool
@@ -51,21 +51,20 @@ class Training:
     finish: bool = False
     """Whether this rank was asked to end the phase."""
     ignored: int = 0
-    """Those of the tokens that have no target, as they end documents."""
+    """Tokens without a target, because they end documents."""
 
     @property
     def targets(self) -> int:
-        """What the loss is divided by before the backward pass; at least 1, as a batch may consist of empty
-        documents."""
+        """Divisor of the loss before the backward pass; at least 1, as a batch may consist of empty documents."""
         return max(1, self.tokens - self.ignored)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A block's pass with everything that its backward pass needs."""
+    """Autograd graph of a position's pass, for the backward pass."""
 
     input: Tensor
-    """[B, T, H]; of the embedding: tokens, [B, T]."""
+    """[B, T, H]; for the embedding the token ids, [B, T]."""
     output: Tensor
     """[B, T, H]"""
     tally: Tally | None = None
@@ -73,59 +72,62 @@ class Graph:
 
 @dataclass
 class PlanRun:
-    """One run of a plan: what it computes on, and what its passes have made and not used up so far."""
+    """State of one run of a plan: its batch, and the tensors that passes have produced and not yet consumed."""
 
     batch: Batch
     training: Training | None
-    """What a training step needs; None: evaluation, which has forward passes alone."""
+    """Arguments of the training step; None: evaluation, which has forward passes only."""
     reads: Sequence[int] | None = None
-    """In an evaluation, for each micro-batch the position of the token whose logits are wanted, of its only sequence;
-    None: losses are wanted."""
+    """In an evaluation, for each micro-batch (of one sequence) the index of the token at which logits are wanted; None:
+    losses are wanted."""
     probe: Probe | None = None
-    """The probe of a measuring plan; None: nothing is measured."""
+    """Probe of a measuring plan; None: nothing is measured."""
     tokens: dict[int, Tensor] = field(default_factory=dict)
-    """Micro-batch -> its tokens, [B, T + 1], on the device."""
+    """Micro-batch -> token ids, [B, T + 1], on the device."""
     documents: dict[int, Documents] = field(default_factory=dict)
-    """Micro-batch -> its documents, where tokens attend within them."""
+    """Micro-batch -> documents, if attention stays within documents."""
     inputs: dict[Key, Tensor] = field(default_factory=dict)
-    """Input of each position that is on the device, [B, T, H]."""
+    """Inputs of positions on the device, [B, T, H]."""
     gradients: dict[Key, Tensor] = field(default_factory=dict)
-    """Gradient of the input of each position, [B, T, H]."""
+    """Gradients of the inputs of positions, [B, T, H]."""
     graphs: dict[Key, Graph] = field(default_factory=dict)
-    """The graphs of positions whose passes are not computed again."""
+    """Graphs of passes that are not recomputed."""
     choices: dict[Key, KeptChoice] = field(default_factory=dict)
-    """The choices of experts of passes that are computed again, until they are."""
+    """Routing decisions of passes that will be recomputed, until then."""
     choices_of_step: StepChoices = field(default_factory=StepChoices)
     loads: dict[int, Tensor] = field(default_factory=dict)
-    """Position with experts -> the sums of its tallies over the micro-batches so far, [experts + Tally.OTHERS],
+    """Position with experts -> router statistics, summed over the micro-batches so far, [experts + Tally.OTHERS],
     float64."""
     losses: dict[int, Losses] = field(default_factory=dict)
-    """Micro-batch -> sums over its tokens; on the rank of the head."""
+    """Micro-batch -> loss sums over its tokens; on the head's rank only."""
     logits: dict[int, Tensor] = field(default_factory=dict)
-    """Micro-batch -> the logits that are wanted, [V]; on the rank of the head."""
+    """Micro-batch -> requested logits, [V]; on the head's rank only."""
     agreement: Future[Agreement] | None = None
-    """What all ranks agree on for a training step, from the record Agree on."""
+    """Agreement of all ranks on a training step; None before its Agree record."""
 
     @property
     def training_step(self) -> Training:
-        assert self.training is not None, "only a training plan asks"
+        assert self.training is not None, "only records of training plans read it"
         return self.training
 
     def crossing(self, flow: Flow) -> dict[Key, Tensor]:
-        """What is here of that which passes between pipeline ranks: inputs of positions, or their gradients."""
+        """Return the tensors of this rank that can cross pipeline ranks in this flow: inputs of positions, or their
+        gradients."""
         return self.inputs if flow is Flow.ACTIVATION else self.gradients
 
     def count(self, position: int, sums: Tensor) -> None:
-        """Adds what a pass learned of its experts, [experts + Tally.OTHERS]."""
+        """Add the router statistics of one pass, [experts + Tally.OTHERS]."""
         self.loads[position] = self.loads[position] + sums if position in self.loads else sums
 
     def loss_sums(self) -> Losses | None:
-        """The sums over this rank's tokens; None without the head."""
+        """Return the loss sums over this rank's tokens; None without the head."""
         return sum_of(list(self.losses.values())) if self.losses else None
 
 
 @dataclass(frozen=True)
 class Passes:
+    """Forward and backward passes of one rank. Main thread only."""
+
     layout: Layout
     modules: Modules
     copies: Copies
@@ -137,9 +139,9 @@ class Passes:
     trace: Trace
     loss: Loss
     end_of_document: int | None = None
-    """The token that ends documents, within which tokens attend; None: they attend in whole sequences."""
+    """Token id that ends a document; attention stays within documents. None: attention spans whole sequences."""
     tried: set[Shape] = field(default_factory=set)
-    """Shapes of micro-batches whose passes were run on zeros."""
+    """Shapes of micro-batches for which passes were run on zeros."""
 
     def forward(self, run: PlanRun, record: Forward) -> None:
         position, m = record.position, record.micro_batch
@@ -174,7 +176,7 @@ class Passes:
         graph, gradient = self._graph(run, position, m)
         tally, trained = graph.tally, self._trained(position)
         sources = [*([graph.input] if position > 0 else []), *trained, *([tally.sums] if tally else [])]
-        # The embedding's unit may be the head's as well, whose norm has no part in it.
+        # With tied embeddings the unit contains the final norm, which the embedding does not use.
         gradients = [*torch.autograd.grad(graph.output, sources, gradient, allow_unused=position == 0)]
         if position > 0:
             run.gradients[position, m] = gradients.pop(0)
@@ -182,26 +184,27 @@ class Passes:
         for unit in self.layout.units_of(position):
             count = len(self.modules.of(unit).trained)
             own, gradients = gradients[:count], gradients[count:]
-            # Those of a tally are of the router, and so of the block.
+            # Router statistics belong to the block, the first unit: the router is part of it.
             self.add_gradients(run, position, unit, own, sums)
             sums = None
 
     def add_gradients(
         self, run: PlanRun, position: int, unit: int, gradients: Sequence[Tensor | None], sums: Tensor | None = None
     ) -> None:
-        """Adds one pass's gradients to those of a unit. `sums`: what a tally learned in the pass."""
+        """Add one pass's gradients to the accumulator of a unit. `sums`: router statistics of the pass."""
         own, module = [*gradients], self.modules.of(unit)
         if run.probe is not None:
             run.probe.accumulate(position, unit, own)
         if sums is not None:
             run.count(position, sums)
             if len(module.parameters) > len(module.trained):
-                # What the balancing bias follows from is summed as gradients are.
+                # The update of the balancing bias follows from token counts, which are accumulated and reduced like a
+                # gradient.
                 own.append(sums[: -Tally.OTHERS])
         self.gradients.accumulate(unit, own)
 
     def _trained(self, position: int) -> list[Tensor]:
-        """The parameters that the position's gradients train: those of one unit behind those of the other."""
+        """Return the parameters that the position trains, unit after unit."""
         return [one for unit in self.layout.units_of(position) for one in self.modules.of(unit).trained]
 
     def _through_the_head(self, run: PlanRun, m: int) -> None:
@@ -217,18 +220,19 @@ class Passes:
         )
 
     def _bind(self, position: int) -> None:
-        """Gives the position's modules the weights of its units, once they are here."""
+        """Bind the position's modules to the weights of its units; waits for their fetches."""
         for unit in self.layout.units_of(position):
             self.copies.bind(unit, self.modules.of(unit))
 
     def await_message(self, run: PlanRun, flow: Flow, position: int, micro_batch: int) -> None:
-        """Waits for what another pipeline rank sends, unless it is here or is made here."""
+        """Wait for the tensor that another pipeline rank sends, unless it was received or computed on this rank."""
         here = run.crossing(flow)
         if (position, micro_batch) not in here:
             here[position, micro_batch] = self.messages.take((flow, position, micro_batch))
 
     def _output(self, run: PlanRun, position: int, m: int) -> Tensor:
-        """The output of a position, [B, T, H]. The position's input, or its graph, is kept for the backward pass."""
+        """Return the output of a position, [B, T, H]. In training, keep the position's input or graph for the backward
+        pass."""
         key = (position, m)
         if run.training is None or position == 0:
             source = self._tokens(run, m)[:, :-1] if position == 0 else run.inputs.pop(key)
@@ -254,7 +258,7 @@ class Passes:
         return graph.output.detach()
 
     def _graph(self, run: PlanRun, position: int, m: int) -> tuple[Graph, Tensor]:
-        """The graph of a position, computed again unless it was kept, and the gradient of its output, [B, T, H]."""
+        """Return the graph of a position, recomputed unless it was kept, and the gradient of its output, [B, T, H]."""
         gradient = run.gradients.pop((position + 1, m))
         if (graph := run.graphs.pop((position, m), None)) is not None:
             return graph, gradient
@@ -268,23 +272,23 @@ class Passes:
         return Graph(source, self._compute(run, position, m, source, tally, kept), tally)
 
     def tally(self, run: PlanRun, position: int, source: Tensor) -> Tally | None:
-        """A tally for a training pass of a layer on `source`; None where it has no experts."""
+        """Return a tally for a training pass of a layer on `source`; None if the layer has no experts."""
         choices = partial(run.choices_of_step.of, position)
         return self.modules.tally(position - 1, run.training_step.tokens, source.device, choices)
 
     def computing(self, record: Record, lane: str = "compute") -> AbstractContextManager[None]:
-        """A context whose kernels are those of the record."""
+        """Return a context whose kernels are traced under the record."""
         return self.trace.executed(lane, record, self.lanes)
 
     def take_input(self, run: PlanRun, position: int, m: int) -> Tensor:
-        """The input of a position, [B, T, H], for the backward pass, which is the last to need it."""
+        """Return the input of a position, [B, T, H], for the backward pass, its last reader."""
         returned = self.stashed.returned((position, m))
         source = run.inputs.pop((position, m)) if returned is None else returned
         return source.detach().requires_grad_()
 
     def _targets(self, run: PlanRun, m: int) -> Tensor:
-        """The targets of a micro-batch, [B, T]. Behind the end of a document there is none: what comes then does not
-        follow from it."""
+        """Return the targets of a micro-batch, [B, T]. The end of a document has no target: the next token belongs to
+        another document."""
         tokens = self._tokens(run, m)
         if self.end_of_document is None:
             return tokens[:, 1:]
@@ -299,8 +303,11 @@ class Passes:
         return run.tokens[m]
 
     def documents(self, run: PlanRun, m: int) -> Documents | None:
-        """The documents of a micro-batch. Each pipeline rank finds them in the tokens: it reads two or four bytes for
-        each, where a message would be one more that passes can wait for."""
+        """Return the documents of a micro-batch; None if attention spans whole sequences.
+
+        Each pipeline rank finds them in the token ids, at two or four bytes per token. A message instead would be one
+        more that passes can wait for.
+        """
         if self.end_of_document is None:
             return None
         self._tokens(run, m)

@@ -1,11 +1,11 @@
-"""Measures, in one training step, the gradients that layers have of their own while they share blocks.
+"""Gradient-similarity probe: measures, in one training step, the gradients of single layers that share blocks.
 
-A layered backward pass has each of them in hand as it ends. Only numbers are kept of them: squares of each tensor's
-gradient, for the blocks as they are and as the next phase has them, and how far neighbouring layers agree (Yang et al.,
-"Speeding up deep learning training by sharing weights and then unsharing", arXiv 2110.03848: the adaptive rule).
+A layered backward pass completes each layer's gradient by itself. Only statistics are kept: squares of each tensor's
+gradient, for the blocks of this phase and of the next, and cosines between neighbouring layers (Yang et al., "Speeding
+up deep learning training by sharing weights and then unsharing", arXiv 2110.03848: the adaptive rule).
 
-Every data rank has one shard of each gradient here, every pipeline rank the gradients of its own layers. The numbers of
-all of them are summed once, at the end.
+Each data rank holds one shard of each gradient, each pipeline rank the gradients of its own layers. The statistics of
+all ranks are summed once, at the end.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,16 +30,16 @@ from pseudoreal_trainer.plan.units import Parameter, Unit
 
 @dataclass(frozen=True)
 class LayerGradients:
-    """What one step measures, from gradients that are summed over all ranks and not clipped."""
+    """Measurements of one step, from gradients that are summed over all ranks and not clipped."""
 
     shared: dict[str, list[float]]
-    """Tensor of a shared block -> sum of the squares of its gradient: one number, of a stacked tensor one for each
-    expert."""
+    """Tensor of a shared block -> sum of the squares of its gradient: one number, or one per expert of a stacked
+    tensor."""
     single: dict[str, list[float]]
-    """The same for the gradients that the blocks of the next phase would have, in the mean over those blocks."""
+    """The same for the gradients that the blocks of the next phase would have, averaged over those blocks."""
     correlations: tuple[float, ...]
-    """Cosines between the gradients of neighbouring layers of a block, the lowest layers first. NaN where a gradient is
-    not finite."""
+    """Cosines between the gradients of neighbouring layers of a block, lowest layers first; NaN if a gradient is not
+    finite."""
 
     @property
     def are_finite(self) -> bool:
@@ -48,21 +48,25 @@ class LayerGradients:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that share a block or experts, in this phase or in the next: its gradient is the sum of theirs."""
+    """Layers that share a block or experts, in this phase or in the next. The gradient of the block is the sum of the
+    layers' gradients."""
 
     units: tuple[int, ...]
-    """What they share in this phase: a block, or experts in their groups."""
+    """Units that the layers share in this phase: a block, or the groups of experts."""
     positions: tuple[int, ...]
     """Positions of the layers, ascending."""
     is_shared: bool
-    """Whether they share it in this phase: these are all of its layers."""
+    """True if the layers share the units in this phase; `positions` then lists all layers of the units."""
 
 
 def groups_of(
     layout: Layout, next_blocks: Sequence[int], next_experts: Sequence[int | None] = ()
 ) -> tuple[LayerGroup, ...]:
-    """Groups of blocks, of this phase and of the next, then those of experts. `next_blocks`, `next_experts`: what each
-    layer uses in the next phase. What one layer alone uses in this phase is in no group. Pure."""
+    """Return the groups of blocks, in this phase and in the next, then the groups of experts. Pure.
+
+    `next_blocks`, `next_experts`: numbers of each layer's block and experts in the next phase. Units of a single layer
+    in this phase are in no group.
+    """
     return (
         *_groups(lambda block: (layout.block_unit(block),), layout.layer_blocks, next_blocks),
         *_groups(lambda number: tuple(layout.experts_units(number)), layout.layer_experts, next_experts),
@@ -72,7 +76,8 @@ def groups_of(
 def _groups(
     units_of: Callable[[int], tuple[int, ...]], now: Sequence[int | None], later: Sequence[int | None]
 ) -> Iterator[LayerGroup]:
-    """Entry l of `now` and `later`: the number of what layer l uses, in this and in the next phase."""
+    """Yield the groups. Entry l of `now` and `later`: number of the block or experts of layer l in this or the next
+    phase."""
     shared = {number: positions for number, positions in _positions(now).items() if len(positions) > 1}
     for number, positions in shared.items():
         yield LayerGroup(units_of(number), positions, True)
@@ -83,7 +88,7 @@ def _groups(
 
 
 def _positions(numbers: Sequence[int | None]) -> dict[int, tuple[int, ...]]:
-    """Number -> positions of its layers; both ascending."""
+    """Return number -> positions of its layers, both ascending."""
     return {
         number: tuple(position for position, used in enumerate(numbers, start=1) if used == number)
         for number in sets_of(numbers)
@@ -101,17 +106,16 @@ class Probe:
         dtype: torch.dtype,
         groups: tuple[LayerGroup, ...],
     ) -> None:
-        """`units`: whole. `dtype`: of gradients. `groups`: none if only neighbours are to be compared."""
+        """`units`: with all experts. `dtype`: of the gradients. `groups`: empty if only neighbours are compared."""
         self._mesh, self._modules, self._dtype = mesh, modules, dtype
         self._units = units_of_rank(mesh.layout, units, mesh.ranks.rank)
         self._gradients: dict[tuple[int, int], GrowingGradient] = {}
-        """Position and unit -> sum of its gradients over the micro-batches so far."""
+        """(position, unit) -> accumulated gradient of the micro-batches so far."""
         self._squares = GroupSquares(mesh, units, groups, dtype)
         self._cosines = NeighbourCosines(mesh)
 
     def accumulate(self, position: int, unit: int, gradients: Sequence[Tensor | None]) -> None:
-        """Adds the gradients of one micro-batch: those of the parameters of one of the position's units, in their
-        order."""
+        """Add the gradients of one micro-batch for the parameters of one of the position's units, in their order."""
         if unit not in self._mesh.layout.shared_units(position):
             return
         if (position, unit) not in self._gradients:
@@ -119,18 +123,20 @@ class Probe:
         self._gradients[position, unit].add(gradients)
 
     def finish(self, position: int) -> None:
-        """Takes the gradients of a position after its last micro-batch. Positions come from the top down."""
+        """Reduce and measure the gradients of a position after its last micro-batch. Positions come from the top down.
+        Collective over the data ranks of a pipeline rank."""
         for unit in self._mesh.layout.shared_units(position):
             gradient = self._reduced(position, unit)
             self._squares.add(position, unit, gradient)
             self._cosines.add(position, unit, gradient)
 
     def result(self) -> LayerGradients:
-        """What the step has measured, the same on every rank; all of them call this after the step."""
+        """Return the measurements of the step, the same on every rank. Collective: every rank calls this after the
+        step."""
         self._cosines.wait_for_sends()
         self._squares.sum_over_pipeline()
         squares, products = self._squares.squares, self._cosines.products
-        # One sum for all numbers. Their order in the vector is that of `groups` and pairs, which all ranks have alike.
+        # One all-reduce for all numbers: all ranks have the same groups and pairs in the same order.
         numbers = self._mesh.ranks.sum_(torch.cat([squares.flatten(), products.flatten()]))
         of_groups, of_pairs = numbers.split([squares.numel(), products.numel()])
         squared: list[list[float]] = of_groups.view(squares.shape).tolist()
@@ -147,8 +153,8 @@ class Probe:
         return GrowingGradient(flat, self._modules.of(unit).views(flat))
 
     def _reduced(self, position: int, unit: int) -> Tensor:
-        """This data rank's part of the position's gradient, summed over the unit's holders of this pipeline
-        rank, [shard]."""
+        """Return this data rank's shard of the position's gradient, summed over the ranks of this pipeline rank that
+        hold the unit, [shard]."""
         flat, holders = self._gradients.pop((position, unit)).complete(), self._mesh.data_holders_of(unit)
         # The data ranks of a pipeline rank have one plan, so they finish positions and reduce units in one order.
         for group in filter(None, (holders.shard, holders.replica)):
@@ -160,23 +166,23 @@ class Probe:
 
 
 class GroupSquares:
-    """Sums of the squares of groups' gradients, for each tensor of what they share; of a stacked one for each
-    expert."""
+    """Sums of the squares of the groups' gradients: one per tensor of the shared units, or one per expert of a stacked
+    tensor."""
 
     def __init__(self, mesh: Mesh, units: Sequence[Unit], groups: tuple[LayerGroup, ...], dtype: torch.dtype) -> None:
         self._mesh, self._groups, self._dtype = mesh, groups, dtype
         self._own = units_of_rank(mesh.layout, units, mesh.ranks.rank)
         self._parameters = {group: units[mesh.layout.unit_of_model(group.units[0])].parameters for group in groups}
-        """Group -> the parameters of what it shares, whole."""
+        """Group -> parameters of the shared unit, with all experts."""
         self._sums: dict[tuple[LayerGroup, int], Tensor] = {}
-        """Group and unit -> sum of the gradients of this rank's layers so far, [shard]; gone once it is squared."""
+        """(group, unit) -> sum of the gradients of this rank's layers so far, [shard]; removed once it is squared."""
         most = max((sum(map(_sums, parameters)) for parameters in self._parameters.values()), default=0)
         self.squares = torch.zeros(len(groups), most, dtype=torch.float64, device=mesh.device)
-        """[groups, sums]: those of this data rank's shard. Of each group one pipeline rank has them, the others
-        zeros; and zeros stand behind the sums of a unit that has fewer than others."""
+        """[groups, sums], of this data rank's shard. One pipeline rank has the values of a group, the others have
+        zeros. Rows with fewer sums than others end with zeros."""
 
     def add(self, position: int, unit: int, gradient: Tensor) -> None:
-        """`gradient`: [shard]. Positions come from the top down."""
+        """Add the gradient of one of the position's units, [shard]. Positions come from the top down."""
         for row, group in enumerate(self._groups):
             if unit not in group.units or position not in group.positions:
                 continue
@@ -187,23 +193,23 @@ class GroupSquares:
                 self._add(row, self._squared(group, unit, self._sums.pop(key)))
 
     def sum_over_pipeline(self) -> None:
-        """Ends the sums of groups that have layers on several pipeline ranks."""
+        """Finish the sums of groups with layers on several pipeline ranks. Collective over the pipeline ranks."""
         for row, group in enumerate(self._groups):
             ranks = self._ranks(group)
             for unit in group.units if len(ranks) > 1 else ():
                 total = torch.zeros(self._shard(unit), dtype=self._dtype, device=self._mesh.device)
                 if (group, unit) in self._sums:
                     total += self._sums.pop((group, unit))
-                # Every pipeline rank is here, also one without a layer of the group: they share one communicator, on
-                # which all go through the groups in one order, after their last message in it.
+                # Every pipeline rank takes part, even without a layer of the group: the ranks share one communicator,
+                # and all of them walk the groups in one order, after their last message on it.
                 with _wait(self._mesh, f"the sum of unit {unit}"):
                     dist.all_reduce(total, group=self._mesh.measuring)
                 if self._mesh.pipeline_rank == min(ranks):
                     self._add(row, self._squared(group, unit, total))
 
     def means(self, squares: list[list[float]], *, are_shared: bool) -> dict[str, list[float]]:
-        """Tensor of a shared unit -> means over the unit's groups of this phase, or of the next. `squares`: of all
-        ranks, [groups, sums]."""
+        """Return tensor of a shared unit -> means over the unit's groups of this phase, or of the next. `squares`:
+        summed over all ranks, [groups, sums]."""
         found: dict[str, list[list[float]]] = {}
         for group, values in zip(self._groups, squares, strict=True):
             if group.is_shared == are_shared:
@@ -220,15 +226,15 @@ class GroupSquares:
         self.squares[row, : len(squares)] += squares
 
     def _ranks(self, group: LayerGroup) -> set[int]:
-        """Pipeline ranks with layers of the group."""
+        """Return the pipeline ranks that have layers of the group."""
         return {self._mesh.layout.rank_of(position) for position in group.positions}
 
     def _shard(self, unit: int) -> int:
         return self._own[unit].shard_length(self._mesh.layout.data_holders(unit))
 
     def _squared(self, group: LayerGroup, unit: int, gradient: Tensor) -> Tensor:
-        """Sums of the squares of each tensor's elements that this data rank's shard of one of the group's units has,
-        [sums of all that the group shares], float64. `gradient`: [shard]."""
+        """Return the sums of squares of one unit's gradient, over this data rank's shard: [sums of the whole group],
+        float64. `gradient`: [shard]."""
         parameters = self._parameters[group]
         layout = self._mesh.layout
         shard = self._own[unit].shard(layout.data_part(unit, self._mesh.ranks.rank), layout.data_holders(unit))
@@ -244,37 +250,38 @@ class GroupSquares:
 
 
 def _sums(parameter: Parameter) -> int:
-    """How many sums of squares there are of a tensor."""
+    """Return the number of sums for a tensor: one, or one per expert of a stacked tensor."""
     return 1 if parameter.experts is None else len(parameter.experts)
 
 
 def _begins(parameters: Sequence[Parameter]) -> list[int]:
-    """Number of the first sum of each parameter, among those of all."""
+    """Return the index of each parameter's first sum, among the sums of all parameters."""
     return [*accumulate(map(_sums, parameters[:-1]), initial=0)]
 
 
 class NeighbourCosines:
     """Products of the gradients of neighbouring layers of a block or of experts, from which their cosines follow.
 
-    A layer is compared when it is finished: with the next layer above that uses its units, which was finished before.
+    A layer is compared when it is finished, with the next layer above that uses its units, which was finished before.
     """
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._above: dict[tuple[int, int], Tensor] = {}
-        """Position and unit -> gradient of the next layer above that uses the unit and is on this rank, [shard]."""
+        """(position, unit) -> gradient of the next layer above with this unit, if that layer is on this rank,
+        [shard]."""
         self._sent: list[tuple[dist.Work, Tensor]] = []
-        """Messages that are under way, with their gradients, whose memory nobody else may have meanwhile."""
+        """Sends in flight, with their gradients, which keep their memory until then."""
         pairs = [p for p in range(1, mesh.layout.head) if mesh.layout.position_above(p) is not None]
         self._rows = {position: row for row, position in enumerate(pairs)}
-        """Position of the lower layer of a pair -> its row."""
+        """Position of the lower layer of a pair -> row of `products`."""
         self.products = torch.zeros(len(pairs), 3, dtype=torch.float64, device=mesh.device)
-        """[pairs, 3], lowest layers first: square of the lower gradient, square of the upper one, and their product, of
-        this data rank's shard. Zeros where the lower layer is on another pipeline rank."""
+        """[pairs, 3], lowest layers first: square of the lower gradient, square of the upper gradient, and their
+        product, of this data rank's shard. Zeros if the lower layer is on another pipeline rank."""
 
     def add(self, position: int, unit: int, gradient: Tensor) -> None:
-        """`gradient`: that of one unit, [shard]. Positions come from the top down, and the units of each in their
-        order."""
+        """Add the gradient of one of the position's units, [shard]. Positions come from the top down, and the units of
+        each position in order."""
         layout = self._mesh.layout
         if (above := layout.position_above(position)) is not None:
             key = (position, unit)
@@ -297,18 +304,18 @@ class NeighbourCosines:
     def _is_elsewhere(self, position: int) -> bool:
         return self._mesh.layout.rank_of(position) != self._mesh.pipeline_rank
 
-    # Messages have no tags: a rank takes those of another in the order in which they were sent. It is the right one,
-    # because every rank finishes its layers from the top down, and neighbours are equally far apart in all blocks.
+    # Messages have no tags: a rank receives from a peer in the order of the sends. This is the right order, because
+    # every rank finishes its layers from the top down, and neighbours are equally far apart in all blocks.
 
     def _send(self, position: int, gradient: Tensor) -> None:
         peer = self._mesh.world_rank(self._mesh.layout.rank_of(position))
-        # Without waiting: the peer may come to that layer much later.
+        # Asynchronous: the peer may reach that layer much later.
         work = dist.isend(gradient, peer, group=self._mesh.measuring)
         assert work is not None, "this rank is part of the group"
         self._sent.append((work, gradient))
 
     def _received(self, position: int, like: Tensor) -> Tensor:
-        """The gradient of a layer on another pipeline rank, [shard]."""
+        """Receive the gradient of a layer on another pipeline rank, [shard]."""
         other = torch.empty_like(like)
         with _wait(self._mesh, f"the gradient of layer {position}"):
             dist.recv(other, self._mesh.world_rank(self._mesh.layout.rank_of(position)), group=self._mesh.measuring)
@@ -320,7 +327,7 @@ def _wait(mesh: Mesh, what: str) -> AbstractContextManager[object]:
 
 
 def _cosine(left: float, right: float, product: float) -> float:
-    """The cosine of two vectors. `left`, `right`: their squares; `product`: their scalar product."""
+    """Return the cosine of two vectors. `left`, `right`: their squares; `product`: their dot product."""
     if not all(map(isfinite, (left, right, product))):
         return nan
     return product / sqrt(left * right) if left > 0 and right > 0 else 0.0

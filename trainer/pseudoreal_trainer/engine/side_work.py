@@ -1,4 +1,4 @@
-"""A thread beside the main one that carries out tasks in the order in which they are given, until the rank fails."""
+"""A worker thread that runs tasks in the order in which they are submitted, until the rank fails."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,13 +10,15 @@ _T = TypeVar("_T")
 
 
 class SideWork:
+    """A thread with a FIFO queue of tasks."""
+
     def __init__(self, name: str, failure: FirstFailure, enter: Callable[[], None] = lambda: None) -> None:
         """`enter`: called first in the thread."""
         self._thread, self._failure = ThreadPoolExecutor(1, name, initializer=enter), failure
 
     def later(self, task: Callable[[], _T]) -> Future[_T]:
-        """Gives the thread a task: its future result. The future ends in any case; after a failure of the rank it
-        raises that failure."""
+        """Submit a task to the thread and return its future. The future always completes; after a failure of the rank
+        it raises that failure."""
 
         def run() -> _T:
             with self._failure.noticed():
@@ -25,5 +27,5 @@ class SideWork:
         return self._thread.submit(run)
 
     def close(self, *, wait: bool = True) -> None:
-        """Ends the thread. `wait`: whether to wait until all tasks are done."""
+        """End the thread. `wait`: whether to wait until all tasks are done."""
         self._thread.shutdown(wait=wait)

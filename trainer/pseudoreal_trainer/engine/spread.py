@@ -1,9 +1,9 @@
-"""The passes of layers whose experts are spread over ranks: their parts, between which rows travel.
+"""Expert-parallel passes: the parts of a layer's passes, between which rows travel by all-to-all. Main thread only.
 
-A rank computes attention, router and shared experts for its own tokens. Rows of these go to the ranks of their experts,
-and what the experts made of them comes back. The weights of the sum are applied where the tokens are. A backward pass
-needs the products of gradients with what the experts made: these are formed where that is, so that it need not travel
-again. Only the main thread is here.
+A rank computes attention, router and shared experts for its own tokens. A row is a token's copy for one of its experts.
+Dispatch sends rows to the ranks of their experts, combine sends the experts' outputs back, and the token's rank applies
+the routing weights. A backward pass needs products of gradients with expert outputs. These products are formed at the
+experts, so that the outputs need not travel again.
 """
 
 from dataclasses import dataclass, field
@@ -35,45 +35,46 @@ from pseudoreal_trainer.plan.records import (
 
 @dataclass(frozen=True)
 class _Graph:
-    """A pass up to the experts, with what its backward pass needs; not what it made."""
+    """Autograd graph of a pass up to the experts: all that the backward pass needs, without the outputs themselves."""
 
     input: Tensor
     """[B, T, H]"""
     outputs: tuple[GradientEdge, ...]
-    """The hidden features, the rows, the weights of rows, and where there are shared experts their output."""
+    """Edges of the residual stream, the rows, the weights of the rows, and the output of shared experts if there are
+    any."""
     weights: Tensor
-    """Weights of rows, [rows], without a gradient."""
+    """Routing weights of the rows, [rows], detached."""
     tally: Tally | None
 
 
 @dataclass(frozen=True)
 class _Mixed:
-    """A pass of a group of this rank's experts with its graph."""
+    """Forward pass of a group of this rank's experts."""
 
     places: Tensor
-    """Where the rows were as they came, [rows]."""
+    """Arrival index of each row, [rows]."""
     rows: Tensor
-    """In the order of the experts, [rows, H]."""
+    """Inputs in the order of the experts, [rows, H]."""
     made: Tensor
-    """[rows, H]"""
+    """Outputs of the experts, [rows, H]."""
 
 
 @dataclass
 class _AtExperts:
-    """Rows of a micro-batch that are at this rank's experts, in one direction, from the first group to the last."""
+    """Rows of a micro-batch at this rank's experts, in one direction, from the first group of experts to the last."""
 
     places: Tensor
-    """Where the rows of the first expert are among those that came, then those of the second, ...: [rows]."""
+    """Arrival indices of the rows of the first expert, then of the second, ...: [rows]."""
     rows: Tensor | None
-    """The rows, in the order in which they came, [rows, H]; None: graphs are kept that have what is needed of them."""
+    """Rows in arrival order, [rows, H]; None in a backward pass whose graphs were kept."""
     gradients: Tensor | None = None
-    """Gradients of what was made of the rows, with the weights of these, in the same order, [rows, H + 1]; None: they
-    have not come, as in the forward pass."""
+    """For each row the gradient of its token's output and, in the last column, the row's weight, in arrival order,
+    [rows, H + 1]; None in the forward pass, and until the gradients are taken."""
     back: Tensor | None = None
-    """What goes back for each row, in the same order; None: no group had a row yet."""
+    """Result to send back for each row, in arrival order; None: no group has had a row yet."""
 
     def give_back(self, places: Tensor, made: Tensor) -> None:
-        """Puts what was made of the rows of a group where these were."""
+        """Store the results of a group at the arrival indices of its rows."""
         if self.back is None:
             self.back = made.new_empty(len(self.places), made.shape[1])
         self.back.index_copy_(0, places, made)
@@ -81,25 +82,25 @@ class _AtExperts:
 
 @dataclass
 class _State:
-    """What the parts of passes have left for each other in a run of a plan."""
+    """Tensors that the parts of passes leave for each other during one run of a plan."""
 
     counts: dict[Key, RowCounts] = field(default_factory=dict)
     routed: dict[Key, Routed] = field(default_factory=dict)
-    """Passes up to the experts, until the sum; those whose graphs are kept have one."""
+    """Passes up to the experts, until `Forward` adds up; with a graph if graphs are kept."""
     begun: dict[Key, tuple[Tensor, Tally | None]] = field(default_factory=dict)
-    """Inputs of passes whose graphs are kept, [B, T, H], and their tallies, until the rows are known."""
+    """For passes that keep their graph: the input, [B, T, H], and the tally, until the row counts are known."""
     choices: dict[Key, Choice] = field(default_factory=dict)
-    """In training, until the backward pass has used them."""
+    """Routing decisions of training passes, until the backward pass has used them."""
     leaving: dict[Exchange, Tensor] = field(default_factory=dict)
-    """What an exchange will send, [rows, width]."""
+    """Rows that an exchange will send, [rows, width]."""
     at_experts: dict[Key, _AtExperts] = field(default_factory=dict)
     mixed: dict[tuple[Key, int], _Mixed] = field(default_factory=dict)
-    """Passes of groups whose graphs are kept, by micro-batch and group."""
+    """Passes of groups whose graphs are kept, by key and group."""
     graphs: dict[Key, _Graph] = field(default_factory=dict)
 
 
 class SpreadPasses:
-    """The parts of a rank's passes; `begin` comes before those of each run of a plan."""
+    """Parts of a rank's expert-parallel passes. Call `begin` before each run of a plan."""
 
     def __init__(self, passes: Passes, exchanges: Exchanges) -> None:
         self._passes, self._exchanges, self._modules = passes, exchanges, passes.modules
@@ -221,7 +222,7 @@ class SpreadPasses:
             here.gradients = self._exchanges.take(Exchange(Leg.COMBINE_GRADIENT, *key))
         with self._passes.computing(record):
             gradients = [] if mixed is None else self._through_experts(unit, mixed, here)
-            # Without rows they are nothing: what does not grow is zero.
+            # Without rows nothing is added; the accumulator sets parameters without gradients to zero.
             self._passes.add_gradients(run, record.position, unit, gradients)
         if self._is_last(record):
             self._leave(Exchange(Leg.DISPATCH_GRADIENT, *key), here.gradients)
@@ -233,7 +234,7 @@ class SpreadPasses:
         with self._passes.computing(record):
             graph, gradient = self._state.graphs.pop(key), run.gradients.pop((position + 1, m))
             width, tally = gradient.shape[-1], graph.tally
-            # The sum hands its gradient on as it is: to the hidden features, and to the output of shared experts.
+            # The final sum passes its gradient unchanged to the residual stream and to the output of shared experts.
             given = [gradient, came[:, :width], came[:, width].to(graph.weights.dtype), gradient]
             trained = self._modules.of(unit).trained
             sources = [graph.input, *trained, *([tally.sums] if tally else [])]
@@ -242,7 +243,7 @@ class SpreadPasses:
             self._passes.add_gradients(run, position, unit, gradients[: len(trained)], *gradients[len(trained) :])
         del self._state.choices[key], self._state.counts[key]
 
-    # The parts of these parts.
+    # Helpers of these parts.
 
     @property
     def _experts(self) -> Experts | TopKExperts:
@@ -261,20 +262,20 @@ class SpreadPasses:
         return record.group == self._layout.expert_groups - 1
 
     def _own(self, record: ExpertForward | ExpertBackward) -> slice:
-        """The group's experts among those of this rank."""
+        """Return the slice of this rank's experts that belongs to the group."""
         of_own = self._state.counts[record.position, record.micro_batch].of_own
         of_each = len(of_own) // self._layout.expert_groups
         return slice(record.group * of_each, (record.group + 1) * of_each)
 
     def _has_rows(self, record: ExpertForward | ExpertBackward) -> bool:
-        """Whether rows came for the group. Where none did, its weights may not be here."""
+        """Return whether rows arrived for the group. Without rows, its weights may not have been fetched."""
         return any(self._state.counts[record.position, record.micro_batch].of_own[self._own(record)])
 
     def _leave(self, exchange: Exchange, came: Tensor | None) -> None:
-        """Lets go back what all groups have made of what `came`, [rows, width]."""
+        """Queue the results of all groups for the exchange back; without rows, the empty tensor `came`, [0, width]."""
         back = self._state.at_experts.pop((exchange.position, exchange.micro_batch)).back
         if back is None:
-            assert came is not None, "as many rows go back as came"
+            assert came is not None, "a rank without rows has received an empty tensor"
             back = came
         self._state.leaving[exchange] = back
 
@@ -289,7 +290,7 @@ class SpreadPasses:
         return self._modules.routed(source, position - 1, tally, self._passes.documents(run, m), choice)
 
     def _dispatched(self, key: Key) -> Tensor:
-        """The rows of a micro-batch's tokens, [rows, H]."""
+        """Return the rows of a micro-batch's tokens, [rows, H]."""
         routed = self._state.routed[key]
         if key in self._state.begun:
             with self._passes.copies.saving():
@@ -299,7 +300,7 @@ class SpreadPasses:
             return self._experts.rows(routed.features, routed.routes.choice, self._state.counts[key].of_experts)
 
     def _graph(self, key: Key, routed: Routed, source: Tensor, tally: Tally | None) -> tuple[_Graph, Tensor]:
-        """The graph of a pass up to the experts, and the rows that go there, [rows, H]."""
+        """Return the graph of a pass up to the experts, and the rows to dispatch, [rows, H]."""
         routes, counts = routed.routes, self._state.counts[key].of_experts
         rows = self._experts.rows(routed.features, routes.choice, counts)
         weights = self._experts.weights_of_rows(routes, counts)
@@ -308,7 +309,8 @@ class SpreadPasses:
         return graph, rows.detach()
 
     def _gradients_of_rows(self, run: PlanRun, key: Key) -> Tensor:
-        """The gradient of what came back for each row, before it was weighted, and the row's weight, [rows, H + 1]."""
+        """Return for each row the gradient of its token's output, not yet weighted, and the row's weight, [rows, H +
+        1]."""
         gradient = run.gradients[key[0] + 1, key[1]].flatten(0, 1)  # [N, H]
         rows = self._experts.rows(gradient, self._state.choices[key], self._state.counts[key].of_experts)
         return torch.cat([rows, self._state.graphs[key].weights.to(rows.dtype)[:, None]], dim=1)
@@ -318,8 +320,8 @@ class SpreadPasses:
         return by_expert(counts.table, sum(counts.arriving))
 
     def _mixed(self, record: ExpertForward | ExpertBackward, here: _AtExperts) -> _Mixed:
-        """What a group of this rank's experts makes of its rows."""
-        assert here.rows is not None, "rows that are computed on have come"
+        """Compute the outputs of a group of this rank's experts for its rows."""
+        assert here.rows is not None, "rows arrive before a group computes"
         counts, own = self._state.counts[record.position, record.micro_batch], self._own(record)
         sizes, begin = counts.of_own[own], sum(counts.of_own[: own.start])
         places = here.places[begin : begin + sum(sizes)]
@@ -330,7 +332,7 @@ class SpreadPasses:
         return _Mixed(places, rows, made)
 
     def _mixed_again(self, record: ExpertBackward, here: _AtExperts) -> _Mixed:
-        """The pass of a group with its graph: the one that was kept, or computed again."""
+        """Return the forward pass of a group with its graph, kept or recomputed."""
         self._bind(self._experts_unit(record))
         if here.rows is None:
             return self._state.mixed.pop(((record.position, record.micro_batch), record.group))
@@ -338,9 +340,9 @@ class SpreadPasses:
             return self._mixed(record, here)
 
     def _through_experts(self, unit: int, mixed: _Mixed, here: _AtExperts) -> list[Tensor]:
-        """Goes back through a group of this rank's experts: the gradients of their parameters. What each row's token
-        gets goes back: the gradient of the row and that of its weight."""
-        assert here.gradients is not None, "they have come"
+        """Backpropagate through a group of this rank's experts and return the gradients of their parameters. Store for
+        each row the gradients of the row and of its weight, to be sent back."""
+        assert here.gradients is not None, "the gradients are taken before the first group's backward pass"
         came = here.gradients.index_select(0, mixed.places)
         gradient, weights = came[:, :-1], came[:, -1:]
         trained = self._modules.of(unit).trained

@@ -11,8 +11,11 @@ from pseudoreal_trainer.forecast.memory.crossing import Shape, token_bytes
 
 
 class TokenBuffer:
-    """Host memory in which the tokens of all micro-batches of a run wait. Only from pinned memory does a copy not wait
-    for all passes that are called already. Without a GPU, tokens are used where they are, and nothing is prepared."""
+    """Host memory for the tokens of all micro-batches of a run.
+
+    It is pinned, because only then a copy does not wait for all passes launched so far. Without a GPU, tokens are used
+    where they are, and nothing is prepared.
+    """
 
     def __init__(self, lanes: Lanes, device: torch.device, memory: Allocator) -> None:
         self._lanes, self._device, self._memory = lanes, device, memory
@@ -20,12 +23,15 @@ class TokenBuffer:
         self._used = 0
         """Bytes that this run has used."""
         self._copied: Mark = None
-        """The mark after which the copies of all runs so far are made."""
+        """Event after which the copies of all runs so far are done."""
 
     def prepare(self, shapes: Sequence[Shape]) -> None:
-        """Makes memory for micro-batches of these shapes, before the first pass of a run: pinning memory waits for all
-        kernels of the device, and one of them may wait for a message that depends on what comes after."""
-        # The last copies of the run before are behind few passes, if any.
+        """Allocate memory for micro-batches of these shapes, unless there is enough.
+
+        Call this before the first pass of a run: pinning memory waits for all kernels of the device, and one of them
+        may wait for a message that depends on this rank's later calls.
+        """
+        # A short wait: few passes, if any, come before the last copies of the previous run.
         reach(self._copied)
         self._used, needed = 0, token_bytes(shapes)
         if self._block.size < needed:
@@ -33,7 +39,7 @@ class TokenBuffer:
             self._block = Block(needed, self._memory)
 
     def bring(self, tokens: Tensor) -> Tensor:
-        """The tokens, [B, T + 1], on the device."""
+        """Return the tokens, [B, T + 1], on the device."""
         if not self._lanes.are_real or tokens.device.type == "cuda":
             return tokens
         begin, self._used = self._used, self._used + tokens.nbytes

@@ -1,4 +1,4 @@
-"""Which of several sequences a data rank evaluates, run by run of the engine. Pure."""
+"""Assignment of sequences to data ranks in an evaluation, run by run of the engine. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,15 +6,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Turn:
+    """A sequence that a data rank evaluates in a run of the engine."""
+
     index: int
-    """Number of the sequence."""
+    """Index of the sequence."""
     counts: bool
-    """Whether this rank's result counts; else another rank's does, and this one only takes part in the collectives."""
+    """Whether this rank's result counts; if not, another rank's does, and this rank only takes part in the
+    collectives."""
 
 
 def turns(count: int, data: int, data_rank: int, at_once: int) -> Iterator[list[Turn]]:
-    """The turns of one of `data` ranks, at most `at_once` in a run: as many in as many runs on every rank. Each of the
-    `count` sequences counts on one rank."""
+    """Yield the turns of one of `data` ranks, at most `at_once` per run. Every rank has the same number of runs and of
+    turns in each run. Each of the `count` sequences counts on one rank."""
     own = [first + data_rank for first in range(0, count, data)]
     for begin in range(0, len(own), at_once):
         yield [Turn(min(index, count - 1), index < count) for index in own[begin : begin + at_once]]

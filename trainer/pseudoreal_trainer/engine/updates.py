@@ -1,14 +1,32 @@
-"""From the gradients of micro-batches to new weights: they grow, are summed over the ranks, clipped, and update a unit.
+"""Gradients of a step: accumulate, reduce, agree, clip, update.
 
-Three threads take part. The main thread adds up gradients and starts their sums, in the plan's order, which for those
-of a unit is the same on all ranks that use it. The thread of reductions waits for the sums and agrees with the other
-ranks. The thread of updates calls AdamW.
+Three threads; the reduction and update threads have a FIFO queue each. Time runs down; an arrow is a task or a future.
 
-The thread of reductions has groups of its own (of the mesh `side_world`, `side_users` and the holders' `side_replica`).
-It calls their collectives in the plan's order: so all ranks call them in one order. It waits for other
-ranks, and never for an AdamW, except that it does not run further ahead of the updates than the memory for kept
-gradients reaches. What it decides is the same on all ranks that have a part in a unit: how much clipping leaves of the
-unit's gradient, and whether it is updated at all.
+main thread (`Gradients`)       reduction thread (`Reductions`)        update thread (`Updates`)
+--------------------------      -------------------------------------  ------------------------------
+Backward(u, m), every m
+  add to u's gradient
+Reduce(u)
+  launch the sum within
+  the replica ------------->    wait for it; sum across replicas
+                                note |g|^2 of this rank's part
+                                wait for `after` <-------------------  an older update frees its memory
+                                copy g to u's home, free the buffer
+Agree --------------------->    all-reduce loss, flags, |g|^2
+Update(u) ----------------->    clip factor of u, or skip u -------->  wait for a capture of u
+next Fetch(u) <------------------------------------------------------  AdamW(u); record event
+
+With global clipping the plan is Reduce(u) for all u, Agree, Update(u) for all u: no update before the norm is known.
+Otherwise Agree comes early with loss and flags only, and Update(u) follows Reduce(u); the clip factor of u may then
+take an all-reduce of |g|^2 over the ranks that use u.
+
+Order: every rank enqueues in plan order, which for a unit is the same on all ranks that use it. The reduction thread
+has groups of its own (`side_world` and `side_users` of the mesh, `side_replica` of the holders), so all ranks launch
+its collectives in one order.
+
+Progress: the reduction thread waits for AdamW only through `after`, once all memory for kept gradients is in use.
+
+Agreement: the clip factor of a unit, and whether it is skipped, are the same on all ranks that hold a part of it.
 """
 
 import math
@@ -43,33 +61,33 @@ from pseudoreal_trainer.plan.units import block_of
 from pseudoreal_trainer.plan.update_ranges import elements_of
 
 _TINY = 1e-6
-"""Added to the norm so that the clipping factor stays finite, as torch.nn.utils.clip_grad_norm_ does."""
+"""Added to the norm so that the clip factor stays finite, as in torch.nn.utils.clip_grad_norm_."""
 
 REMEDY = "lower spec.optimizer.learningRate or raise warmupSteps"
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A sum of one unit's gradient over the ranks that use it, which is under way."""
+    """Sum of one unit's gradient over the ranks that use it, in flight."""
 
     unit: int
     result: Tensor
-    """This rank's part of the sum, [length], in the master type; to be read when `work` is done, after `mark`, and
-    `neighbours` are summed over the replicas."""
+    """This rank's part of the sum, [length], in the master dtype. Valid once `work` is done, after `mark`, and once
+    `neighbours` is summed across replicas."""
     neighbours: Tensor | None
-    """The parts of all replicas' ranks with this one's place, summed in this replica alone when `work` is done, after
-    `mark`. None: there is one replica."""
+    """Inter-replica slice: the part of the gradient that the ranks with this one's place in all replicas hold together.
+    Summed within this replica only, once `work` is done, after `mark`. None: there is one replica."""
     grown: Mark
-    """The mark after which the passes of this rank have made the gradient: before the sum over the ranks begins."""
+    """Event after which this rank's own gradient is complete, before the sum over ranks starts."""
     work: dist.Work | None
     mark: Mark
-    """The mark after which the gradient is summed."""
+    """Event on the COLLECTIVE stream, recorded once the sum was launched; `work` tells when the sum is done."""
     buffer: Tensor | None
-    """The buffer that the result lies in or was summed from, to be given back; None: it has memory of its own."""
+    """Buffer that contains the result or its summands, to be given back; None: the gradient has its own memory."""
 
 
 class Gradients:
-    """Gradients of the units of a rank while they grow, in the master type. Only the main thread calls this."""
+    """Gradient accumulators of the units of a rank, in the master dtype. Main thread only."""
 
     def __init__(self, store: UnitStore, modules: Modules, mesh: Mesh, lanes: Lanes, trace: Trace) -> None:
         self._store, self._modules, self._mesh, self._layout = store, modules, mesh, mesh.layout
@@ -77,14 +95,16 @@ class Gradients:
         self._growing: dict[int, GrowingGradient] = {}
 
     def accumulate(self, unit: int, gradients: Sequence[Tensor | None]) -> None:
-        """Adds one pass's gradients of the unit's parameters; see `GrowingGradient.add`."""
+        """Add one pass's gradients of the unit's parameters; see `GrowingGradient.add`."""
         if unit not in self._growing:
             self._growing[unit] = self._begin(unit)
         self._growing[unit].add(gradients)
 
     def reduce(self, unit: int) -> Reduction:
-        """Ends the gradient of a unit and starts its sum over the ranks that use it. All of them call this in the
-        plan's order: the thread of reductions only waits for the sum."""
+        """Complete the gradient of a unit and launch its sum over the ranks that use the unit.
+
+        All of these ranks call this in plan order; the reduction thread only waits for the sum.
+        """
         growing = self._growing.pop(unit)
         flat, grown = growing.complete(), self._lanes.mark()
         with self._lanes.on(Lane.COLLECTIVE):
@@ -105,19 +125,19 @@ class Gradients:
         return self._store.states[unit].extent.length
 
     def _sum(self, unit: int, flat: Tensor) -> tuple[Tensor, Tensor | None, dist.Work | None]:
-        """Starts the sum of `flat`, [padded numel], over its holders: this rank's part of it, the neighbours of that
-        where replicas have yet to be summed, and the work to wait for."""
+        """Launch the sum of `flat`, [padded numel], over the ranks that hold the unit. Return this rank's part, the
+        inter-replica slice if replicas have yet to be summed, and the work to wait for."""
         holders, ranks = self._mesh.holders_of(unit), self._layout.holders(unit)
         if ranks == 1:
             return flat, None, None
         if self._layout.shards(unit) == 1:
             self._trace.move("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
             return flat, None, dist.all_reduce(flat, group=holders.shard, async_op=True)
-        # To where the gradient stays, if that is on the device; otherwise to a vector of its own.
+        # Sum directly into the memory in which the gradient stays, if it is on the device; otherwise into a new vector.
         result = self._store.states[unit].gradient_memory()
         if result is None or result.device != flat.device:
             result = torch.empty(self._length(unit), dtype=flat.dtype, device=flat.device)
-        # The neighbours are summed where they lie: nobody needs the rest of this rank's own gradient any more.
+        # In place: the rest of this rank's own gradient is not needed any more.
         neighbours = None if holders.replica is None else holders.neighbours(flat)
         summed = result if neighbours is None else neighbours
         if holders.shard is None:
@@ -128,22 +148,22 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks have agreed on for a step."""
+    """Values of a step on which all ranks agree."""
 
     loss_sum: float
-    """Sum of the loss over all tokens of the batch, in nats."""
+    """Loss summed over all tokens of the batch, in nats."""
     norm: float
-    """L2 norm of the whole gradient; 0 with clipping other than global."""
+    """L2 norm of the whole gradient; 0 unless clipping is global."""
     stop: bool
-    """Whether some rank was asked to stop."""
+    """Whether any rank was asked to stop."""
     finish: bool
-    """Whether some rank was asked to end the phase."""
+    """Whether any rank was asked to end the phase."""
     z_loss_sum: float | None = None
-    """Sum of the z-loss over all tokens of the batch, in nats; None: it is not asked for."""
+    """z-loss summed over all tokens of the batch, in nats; None without z-loss."""
     left_out: tuple[int, ...] = ()
-    """Units whose updates are left out, as something was not finite."""
+    """Units whose updates are skipped, because a value was not finite."""
     load: ExpertLoad | None = None
-    """How tokens spread over experts; None without these."""
+    """Distribution of tokens over experts; None without experts, and if the loss or the norm is not finite."""
 
     @property
     def trains(self) -> bool:
@@ -152,16 +172,16 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Terms:
-    """How a unit is updated in a step."""
+    """Terms of a unit's update, the same on all ranks that hold a part of the unit."""
 
     factor: float
-    """What clipping multiplies its gradient by."""
+    """Clip factor of the gradient."""
     idle: tuple[range, ...] = ()
-    """Elements of its flat vector that stay as they are: those of experts to which no token went."""
+    """Ranges of the unit's flat vector that stay unchanged: experts that no token chose."""
 
 
 class Reductions:
-    """The thread that ends gradients: it waits for their sums, keeps them, and agrees with the other ranks."""
+    """The reduction thread: waits for sums of gradients, keeps the results, and agrees with the other ranks."""
 
     def __init__(
         self,
@@ -178,41 +198,41 @@ class Reductions:
         self._thread = SideWork("reductions", mesh.ranks.heartbeat.failure, lanes.enter_thread)
         self._skips_idle = spec.idle_experts == "Skip"
         self._skips, self._has_z_loss = spec.non_finite == "Skip", float(spec.z_loss) > 0
-        # What follows belongs to the step that is being reduced. Only the thread touches it.
+        # State of the step that is being reduced; only the reduction thread touches it.
         self._step = 0
         self._squares: dict[int, float] = {}
         self._agreement: Agreement | None = None
         self._left_out: set[int] = set()
         self._choices: list[list[float]] = []
-        """How many tokens of the step chose each expert, layer after layer with experts; with global clipping."""
+        """Tokens of the step that chose each expert, for each layer with experts; filled with global clipping."""
 
-    # The main thread calls these in the plan's order. Each gives the thread a task.
+    # Called by the main thread in plan order. Each enqueues a task for the reduction thread.
 
     def begin(self, step: int) -> None:
-        """Begins the training step `step`, counted from the job's start, which messages name."""
+        """Start training step `step`, counted from the job's start; error messages name it."""
         self._thread.later(lambda: self._begin(step))
 
     def reduce(self, record: Reduce, reduction: Reduction, after: Future[Any] | None) -> None:
-        """Waits for the sum of a unit's gradient and keeps it. `after`: the update that gives back the memory in which
-        the gradient will be kept."""
+        """Enqueue waiting for the sum of a unit's gradient and keeping it. `after`: update that frees the memory for
+        the gradient; None: memory is free."""
         self._thread.later(lambda: self._finish(record, reduction, after))
 
     def agree(
         self, record: Agree, losses: Losses | None, loads: Tensor, *, stop: bool, finish: bool
     ) -> Future[Agreement]:
-        """Starts the agreement on a step. `losses`: this rank's part of the batch's sums; None where it has no head.
-        `loads`: as in `end`, and empty where the step ends with that."""
+        """Enqueue the agreement on a step. `losses`: this rank's part of the batch's loss sums; None without the head.
+        `loads`: router statistics as in `end`; empty if `end` follows."""
         computed = self._lanes.mark()
         return self._thread.later(lambda: self._agree(record, losses, loads, computed, (stop, finish)))
 
     def terms(self, record: Update) -> Future[Terms | None]:
-        """How the unit is updated; None: its update is left out."""
+        """Enqueue the decision how the unit is updated; the future yields None if its update is skipped."""
         return self._thread.later(lambda: self._terms(record.unit))
 
     def end(self, loads: Tensor) -> Future[Agreement]:
-        """Ends a step in which single units may be left out, or tokens are counted: the agreement, once all its
-        gradients are summed. `loads`: this rank's sums, [layers with experts, experts + Tally.OTHERS]; no layer has
-        them where there are no experts."""
+        """Enqueue the final agreement of a step in which single units may be skipped or tokens of experts are counted.
+        It follows the sums of all gradients. `loads`: this rank's router statistics, [layers with experts, experts +
+        Tally.OTHERS]; empty without experts."""
         computed = self._lanes.mark()
         return self._thread.later(lambda: self._ended(loads, computed))
 
@@ -230,12 +250,13 @@ class Reductions:
             with self._trace.span("reduce", record), self._lanes.on(Lane.UPDATE if at_home else Lane.COPY_OUT):
                 self._await(record, reduction)
                 self._take_in(record.unit, reduction.result)
+                # After the collectives of this sum: waiting for AdamW before them would make other ranks wait, too.
                 if after is not None:
                     after.result()
                 state.keep_gradient(reduction.result)
                 if not at_home:
                     self._trace.move("d2h", reduction.result.nbytes)
-                # The buffer is free, and the host may read the gradient, only when the copy is made.
+                # The copy is asynchronous: wait before the host reads the gradient and before the buffer is reused.
                 reach(self._lanes.mark())
         finally:
             # After a failure, too: the main thread may be waiting for a buffer.
@@ -243,7 +264,7 @@ class Reductions:
                 self._store.growth_buffers[self._layout.pool_of(record.unit)].give_back(reduction.buffer)
 
     def _await(self, record: Reduce, reduction: Reduction) -> None:
-        # This rank's own kernels are its work; from here on it waits for the other ranks.
+        # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.
         reach(reduction.grown)
         with self._heartbeat.waiting(f"reduces unit {record.unit}"):
             if reduction.work is not None:
@@ -251,7 +272,7 @@ class Reductions:
             self._lanes.follow(reduction.mark)
             if reduction.neighbours is not None:
                 self._sum_over_replicas(reduction.unit, reduction.result, reduction.neighbours)
-            # On a GPU only this waits.
+            # On a GPU the calls above only order the stream; this call blocks the thread.
             reach(self._lanes.mark())
 
     def _sum_over_replicas(self, unit: int, result: Tensor, neighbours: Tensor) -> None:
@@ -259,8 +280,11 @@ class Reductions:
         self._trace.move("replicas", neighbours.nbytes - result.nbytes)
 
     def _take_in(self, unit: int, gradient: Tensor) -> None:
-        """Notes the square of this rank's part of a gradient that is summed over all ranks, [length]. In place of the
-        tokens of experts it gets the change of their balancing bias, which is no part of the norm."""
+        """Record the square of this rank's part of a gradient that is summed over all ranks, [length].
+
+        Replace the token counts in the range of the balancing bias by the change of the bias, which is excluded from
+        the norm.
+        """
         balancing = self._store.states[unit].extent.balancing
         self._squares[unit] = square_of(gradient[: balancing.start])
         if len(bias := gradient[balancing]):
@@ -269,9 +293,9 @@ class Reductions:
     def _agree(
         self, record: Agree, losses: Losses | None, loads: Tensor, computed: Mark, asked: tuple[bool, bool]
     ) -> Agreement:
-        # This rank's own kernels are its work; from here on it waits for the other ranks.
+        # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.
         reach(computed)
-        # On a lane: what is read on that of compute waits for all passes that are called already.
+        # On a side stream: reading a value on the compute stream would wait for all passes launched so far.
         with self._trace.span("agree", record), self._lanes.on(Lane.UPDATE):
             self._lanes.follow(computed)
             square = self._own_square() if self._layout.clipping == "Global" else 0.0
@@ -291,11 +315,12 @@ class Reductions:
             return self._agreement
 
     def _own_square(self) -> float:
-        """This rank's part of the squared norm."""
+        """Return this rank's part of the squared norm."""
         return sum(self._counted(unit, square) for unit, square in self._squares.items())
 
     def _counted(self, unit: int, square: float) -> float:
-        """A square as this rank counts it: where all holders have the whole of a gradient, the first one does."""
+        """Return a square as this rank counts it: if all holders have the whole gradient, only the first one counts
+        it."""
         return square if self._layout.shards(unit) > 1 or self._mesh.part(unit) == 0 else 0.0
 
     def _terms(self, unit: int) -> Terms | None:
@@ -303,7 +328,7 @@ class Reductions:
         return None if factor is None else Terms(factor, self._idle(unit) if self._skips_idle else ())
 
     def _idle(self, unit: int) -> tuple[range, ...]:
-        """The elements of experts that no token of the step chose, in any of the layers that share them."""
+        """Return the ranges of experts that no token of the step chose, in any of the layers that share them."""
         described, shards = self._store.units[unit], self._layout.shards(unit)
         if described.experts is None:
             return ()
@@ -315,13 +340,13 @@ class Reductions:
 
     def _scale(self, unit: int) -> float | None:
         agreement = self._agreement
-        assert agreement is not None, "the plan agrees before it updates"
+        assert agreement is not None, "every plan contains Agree before the first Update"
         if not agreement.trains:
             return None
         if self._layout.clipping == "Global":
             return self._factor(agreement.norm)
         square = self._whole_square(unit)
-        # In the master type: the second moment of a larger gradient would not be finite.
+        # Largest value of the master dtype: the second moment of a larger gradient would not be finite.
         if not square <= torch.finfo(self._store.states[unit].extent.master).max:
             self._leave_out(unit)
             return None
@@ -332,7 +357,7 @@ class Reductions:
         return 1.0 if self._layout.clipping == "None" else min(1.0, bound / (norm + _TINY))
 
     def _whole_square(self, unit: int) -> float:
-        """Squared norm of the unit's gradient; where no other rank needs to know it, of this rank's part alone."""
+        """Return the squared norm of the unit's gradient; only of this rank's part where no other rank needs it."""
         square = self._squares.pop(unit)
         if self._layout.holds_whole(unit) or (self._layout.clipping == "None" and not self._skips):
             return square
@@ -349,7 +374,7 @@ class Reductions:
 
     def _ended(self, loads: Tensor, computed: Mark) -> Agreement:
         agreement = self._agreement
-        assert agreement is not None, "a step agrees"
+        assert agreement is not None, "every training plan contains Agree"
         if not agreement.trains:
             return agreement
         mine = [float(unit in self._left_out) for unit in range(self._layout.units)]
@@ -362,7 +387,7 @@ class Reductions:
 
 
 class Updates:
-    """The thread that updates units, one after the other, while the main thread computes and another one reduces."""
+    """The update thread: updates unit after unit, while the main thread computes and the reduction thread reduces."""
 
     def __init__(
         self, spec: OptimizerSpec, store: UnitStore, reductions: Reductions, mesh: Mesh, lanes: Lanes, trace: Trace
@@ -372,18 +397,19 @@ class Updates:
         self._thread = SideWork("updates", self._heartbeat.failure, lanes.enter_thread)
         self._newest: deque[Future[Mark]] = deque(maxlen=KEPT_GRADIENTS)
         self.holds: dict[int, Future[None]] = {}
-        """Unit -> capture that its next update waits for."""
+        """Unit -> capture that must finish before the unit's next update."""
         self.held_seconds = 0.0
-        """Seconds that updates have waited for captures."""
+        """Total seconds that updates have waited for captures."""
 
     @property
     def before_next_gradient(self) -> Future[Mark] | None:
-        """The update that must be done before the next gradient is kept. None: there is memory for it."""
+        """Update that must be done before the next gradient is kept; None: there is free memory for the gradient."""
         return self._newest[0] if len(self._newest) == KEPT_GRADIENTS else None
 
     def update(self, record: Update, rate: float) -> Future[Mark]:
-        """Updates a unit in the thread, with this learning rate. The result is the mark after which it has new
-        weights."""
+        """Enqueue the unit's update with this learning rate. The future yields the event after which the new weights
+        can be read."""
+        # Requested in the main thread: the place in the reduction thread's queue is the place among its collectives.
         hold, terms = self.holds.pop(record.unit, None), self._reductions.terms(record)
         updated = self._thread.later(lambda: self._update(record, rate, terms, hold))
         self._newest.append(updated)

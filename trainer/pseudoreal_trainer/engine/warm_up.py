@@ -1,8 +1,8 @@
 """Runs each kind of pass once before the first message is awaited.
 
-A kernel's first launch loads it, libraries make their handles and workspaces, the allocator asks the driver for memory:
-each of these may wait for all kernels of the device. A kernel that receives a message ends only when another rank has
-sent it, and that rank may first need something from this one. So all of it happens while nothing is received.
+A kernel's first launch loads it, libraries create handles and workspaces, the allocator asks the driver for memory:
+each of these may wait for all kernels of the device. A receive kernel ends only when another rank has sent, and that
+rank may first need something from this one. So all of it happens while no receive is pending.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
 
 def warm_up(passes: Passes, batch: Batch, plan: RankPlan) -> None:
-    """Runs the passes on zeros, for each shape of the plan that has not been tried. Binds other weights to modules and
-    forgets those that were bound."""
+    """Run the passes on zeros, for each shape of the plan that has not been tried. Binds other weights to modules and
+    forgets the previous bindings."""
     records = [record for record in plan if isinstance(record, Forward | Backward)]
     shapes = {batch.shape(m) for m in {record.micro_batch for record in records}} - passes.tried
     positions = _one_of_each_kind(passes, sorted({record.position for record in records}))
@@ -34,7 +34,8 @@ def warm_up(passes: Passes, batch: Batch, plan: RankPlan) -> None:
 
 
 def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
-    """Positions that together call every kernel: the ends, and a block of each kind, with and without a window."""
+    """Return positions that together call every kernel: the ends, and a block of each kind, with and without a
+    window."""
     head = passes.layout.head
     kinds: dict[object, int] = {}
     for position in positions:
@@ -44,9 +45,9 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
 
 
 def _try(passes: Passes, position: int, shape: Shape) -> None:
-    """Runs a position's forward and backward pass on zeros of this shape."""
+    """Run a position's forward and backward pass on zeros of this shape."""
     modules, device = passes.modules, passes.lanes.device
-    # All groups of experts have the kernels, and the module, of the first.
+    # All groups of experts have the kernels, and the module, of the first group.
     used = [modules.of(unit) for unit in passes.layout.units_of(position)[:2]]
     for module in used:
         module.bind(torch.zeros(module.numel, dtype=modules.dtype, device=device))
@@ -76,7 +77,7 @@ def _whole(
 def _spread(
     modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None
 ) -> list[Tensor]:
-    """The parts of a pass through spread experts, as if all tokens had come to the first of this rank's."""
+    """Run the parts of an expert-parallel pass, as if all tokens had come to the first of this rank's experts."""
     routed = modules.routed(hidden, layer, tally, documents)
     sizes = [len(routed.features), *([0] * (len(modules.experts.up.weight) - 1))]
     counts = torch.tensor(sizes, device=hidden.device)
@@ -85,7 +86,8 @@ def _spread(
 
 
 def _documents(end: int, shape: Shape, device: torch.device) -> Documents:
-    """In each sequence a document of one token, and a long one: with windows they have kernels of their own."""
+    """Return documents for warming up: in each sequence a document of one token and a long document, because with
+    windows each kind has its own kernels."""
     tokens = torch.full((shape[0], shape[1] + 1), end + 1)
     tokens[:, 0] = end
     return documents_of(tokens, end, tokens.to(device))

@@ -1,9 +1,9 @@
-"""Text that the model writes while it is trained, in whatever layout and homes.
+"""Text that the model writes while it is trained, in any layout and with any homes.
 
-Each token is one evaluation of all prompts: each in a pass of its own, as long as a training sequence, as windows of a
-validation are. So it needs no more memory than they, no other shape is compiled or tried, and the same weights write
-the same tokens on any number of ranks. What stands behind a prompt's last token cannot be seen from it: attention is
-causal, and experts that are full have taken earlier tokens.
+Each token takes one evaluation of all prompts, each prompt in a pass as long as a training sequence, like the windows
+of a validation. So writing needs no more memory than validation, compiles or tries no other shape, and the same weights
+write the same tokens on any number of ranks. Padding after a prompt's last token cannot affect that token: attention is
+causal, and a full expert has accepted earlier tokens.
 """
 
 from collections.abc import Sequence
@@ -20,36 +20,36 @@ from pseudoreal_trainer.model.sampling import Sampling, draw
 
 @dataclass(frozen=True)
 class _Contexts:
-    """What is seen of texts when their next tokens are written: a micro-batch each."""
+    """Ends of texts for the evaluation of their next tokens, one text per micro-batch."""
 
     texts: Sequence[Sequence[int]]
     sequence: int
     padding: int
-    """The token that stands behind them."""
+    """Padding token after the text."""
 
     def shape(self, micro_batch: int) -> Shape:  # noqa: ARG002
         return 1, self.sequence
 
     def tokens(self, micro_batch: int) -> Tensor:
-        """The last tokens of a text, and padding behind them: [1, T + 1]."""
+        """Return the last tokens of a text, followed by padding: [1, T + 1]."""
         seen = torch.tensor(self.texts[micro_batch][-self.sequence :])
         return torch.nn.functional.pad(seen, (0, self.sequence + 1 - len(seen)), value=self.padding)[None]
 
     @property
     def lasts(self) -> list[int]:
-        """The positions of their last tokens."""
+        """Index of each text's last token in its micro-batch."""
         return [min(len(text), self.sequence) - 1 for text in self.texts]
 
 
 def write(
     engine: Engine, prompts: Sequence[Sequence[int]], count: int, sequence: int, sampling: Sampling, at_once: int
 ) -> list[list[int]]:
-    """`count` tokens behind each prompt of at least one token; the same on every rank. Every rank calls this.
+    """Return `count` tokens after each prompt of at least one token; the same on every rank. Every rank calls this.
 
     `sequence`: length of a training sequence. `at_once`: prompts that a rank evaluates in one run of the engine.
     """
     texts = [[*prompt] for prompt in prompts]
-    # One for each prompt, so that what is written behind one depends neither on the others nor on the ranks.
+    # One generator per prompt, so that its text depends neither on other prompts nor on the number of ranks.
     generators = [torch.Generator().manual_seed(sampling.seed + number) for number in range(len(texts))]
     for _ in range(count):
         for text, token in zip(texts, _next(engine, texts, sequence, sampling, generators, at_once), strict=True):
@@ -65,7 +65,7 @@ def _next(
     generators: Sequence[torch.Generator],
     at_once: int,
 ) -> list[int]:
-    """The next token of each text; the same on every rank."""
+    """Return the next token of each text; the same on every rank."""
     mesh = engine.mesh
     drawn = torch.zeros(len(texts), dtype=torch.int64, device=mesh.device)
     for own in turns(len(texts), mesh.layout.data, mesh.data_rank, at_once):
@@ -73,6 +73,6 @@ def _next(
         for m, logits in engine.logits(contexts, contexts.lasts).items():
             if own[m].counts:
                 drawn[own[m].index] = draw(logits, sampling, generators[own[m].index])
-    # Every entry is zero on all ranks but one.
+    # Each entry is zero on all ranks but one: the sum shares out the drawn tokens.
     tokens: list[int] = mesh.ranks.sum_(drawn).tolist()
     return tokens

@@ -1,4 +1,4 @@
-"""What a rank says of itself while it runs: whether it works or waits, since when, and which thread failed first.
+"""State of a running rank: whether it works or waits, since when, and which thread failed first.
 
-How that reaches the operator is in `pod`.
+`pod` carries it to the operator.
 """

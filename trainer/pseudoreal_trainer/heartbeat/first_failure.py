@@ -1,4 +1,4 @@
-"""The first failure of any thread of a rank. With it the rank ends, whatever its other threads wait for."""
+"""The first failure of any thread of a rank. It ends the rank, whatever the other threads wait for."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,11 +9,11 @@ End = Callable[[BaseException], object]
 
 class FirstFailure:
     """The first failure of a rank. Every thread beside the main one works inside `noticed`; every wait for such a
-    thread looks at `check`.
+    thread calls `check`.
 
     A thread cannot be woken while it waits for another rank, and the other rank may wait for the thread that failed. So
-    a process that trains hands in an `End` which does not return: the thread that fails first says why and ends the
-    process, and other ranks see their connection to it break.
+    a process that trains sets an `End` that does not return: the thread that fails first reports the reason and ends
+    the process, and other ranks see their connection to the process break.
     """
 
     def __init__(self) -> None:
@@ -22,11 +22,12 @@ class FirstFailure:
         self._end: End | None = None
 
     def ends_with(self, end: End) -> None:
-        """Sets what ends the process: `end` is called once, with the first failure, in the thread that failed."""
+        """Set the function that ends the process. It is called once, with the first failure, in the thread that
+        failed."""
         self._end = end
 
     def add(self, error: BaseException) -> None:
-        """Notes a failure. Only the first one counts; other threads wait here until its thread has ended the
+        """Record a failure. Only the first one counts; other threads wait here until its thread has ended the
         process."""
         with self._lock:
             if self._error is None:
@@ -35,13 +36,14 @@ class FirstFailure:
                     self._end(error)
 
     def check(self) -> None:
-        """Raises the first failure, if there is one."""
+        """Raise the first failure, if there is one."""
         if self._error is not None:
             raise self._error
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
-        """A context around each piece of work of a thread beside the main one: nothing begins after a failure."""
+        """Context for each piece of work of a thread beside the main one. Records a failure of the work, and raises an
+        earlier failure before the work starts."""
         self.check()
         try:
             yield

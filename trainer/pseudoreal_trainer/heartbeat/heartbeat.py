@@ -1,6 +1,6 @@
-"""The heartbeat of a rank: its main thread says when it begins to wait for other ranks, and when it works again.
+"""Heartbeat of a rank: its main thread reports when it starts to wait for other ranks, and when it works again.
 
-No other thread says it in its place: one that lives on would hide a main thread that is stuck.
+No other thread reports in its place: a thread that lives on would hide a main thread that is stuck.
 """
 
 import time
@@ -19,23 +19,24 @@ from pseudoreal_trainer.heartbeat.side_thread import Clock, SideThread
 
 _T = TypeVar("_T")
 _LOOK_SECONDS = 1.0
-"""Between two looks of the main thread at the thread that it joins."""
+"""Seconds between two looks of the main thread at the thread that it joins."""
 _STEPS = 10
 """Training steps over which the busy time is averaged."""
 
 
 class Heartbeat:
-    """Only the main thread calls it, except for `save_done`. What it waits for or works at takes 64 bytes at most."""
+    """Heartbeat of a rank. Main thread only, except for `save_done`. The description of a wait or of work takes 64
+    bytes at most."""
 
     def __init__(self, file: HeartbeatFile | None = None, clock: Clock = time.monotonic) -> None:
-        """`file`: None where nobody listens."""
+        """`file`: None if no process reads the heartbeat."""
         self._file, self._clock = file, clock
         self.reductions = SideThread("reduces gradients", clock)
         self.updates = SideThread("updates", clock)
         self.saving = SideThread("writes a checkpoint", clock)
         self.failure = FirstFailure()
         self._activity: Activity = "starting"
-        """While it does not wait."""
+        """Activity of the main thread while it does not wait."""
         self._doing = ""
         self._step = self._waits = 0
         self._waited = 0.0
@@ -45,7 +46,7 @@ class Heartbeat:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Around a wait of the main thread for other ranks."""
+        """Context for a wait of the main thread for other ranks."""
         begin = self._clock()
         self._beat("waiting", what, begin)
         try:
@@ -54,15 +55,18 @@ class Heartbeat:
             self._works_again(self._clock() - begin)
 
     def working(self, what: str) -> None:
-        """The main thread works at this from now on."""
+        """Report the work of the main thread from now on."""
         self._doing = what
         self._beat(self._activity, what, self._clock())
 
     def join(self, future: Future[_T], thread: SideThread) -> _T:
-        """Waits for what another thread of this rank makes. The rank is waiting only while that thread is. Raises the
-        first failure of any thread: what has failed may never make what is waited for."""
+        """Wait for the result of another thread of this rank and return it.
+
+        The rank counts as waiting only while that thread waits for other ranks. Raises the first failure of any thread:
+        after a failure, the result may never come.
+        """
         if future.done():
-            # It counts as well: ranks with the same plan leave the same waits, however fast their threads are.
+            # Counted as well: ranks with the same plan then leave the same waits, however fast their threads are.
             self._waits += 1
         else:
             begin = self._clock()
@@ -73,12 +77,12 @@ class Heartbeat:
 
     @property
     def stalled_seconds(self) -> float:
-        """Seconds for which the main thread has waited for the threads that reduce and update, so far."""
+        """Total seconds that the main thread has waited for the reduction and update threads."""
         return self.reductions.stalled_seconds + self.updates.stalled_seconds
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around a training step, which is done at the end of it."""
+        """Context for a training step, which is done at the end of the context."""
         begin, waited = self._clock(), self._waited
         self._activity = "computing"
         self.working("a step")
@@ -89,7 +93,7 @@ class Heartbeat:
         self.working("between steps")
 
     def step_done(self, step: int) -> None:
-        """The job is at this step, be it by a checkpoint. The next record says so."""
+        """Set the step that the job has reached, by training or by a checkpoint. The next record reports it."""
         self._step = step
 
     def save_begun(self) -> None:
@@ -97,7 +101,7 @@ class Heartbeat:
         self.working("begins to save")
 
     def save_done(self) -> None:
-        """The checkpoint is committed. The thread that saves calls this."""
+        """Report that the checkpoint is committed. Called by the checkpoint thread."""
         if self._file is not None:
             self._file.write_saved(self._clock())
 
@@ -121,7 +125,7 @@ class Heartbeat:
         self._beat(activity, waits_for or thread.work, max(since, begin))
 
     def _works_again(self, waited: float) -> None:
-        """`waited`: seconds of the wait that has ended which were spent on other ranks."""
+        """Report the end of a wait. `waited`: seconds of the wait that were spent on other ranks."""
         self._waited += waited
         self._waits += 1
         self.working(self._doing)

@@ -1,8 +1,8 @@
-"""The file of a heartbeat: a fixed layout, mapped into memory, so that writing a record costs a microsecond or two.
+"""File of a heartbeat: a fixed layout, mapped into memory, so that writing a record costs a microsecond or two.
 
-Two copies of the record are written in turn, each with a checksum of its own: who reads while one is being written, or
-after its writer was stopped in the middle of it, finds the other. The end of a save stands apart, as another thread
-writes it.
+Two copies of the record are written in turn, each with its own checksum. If one copy is being written, or its writer
+was stopped in the middle, a reader finds the other copy. The end of a save is stored apart, as another thread writes
+it.
 """
 
 import mmap
@@ -19,7 +19,7 @@ from pseudoreal_api.wire.reports import Activity
 _ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 _INDEX = {activity: index for index, activity in enumerate(_ACTIVITIES)}
 _RECORD = struct.Struct("<QIIB64sdQQdd")
-"""Layout of a record: its number, pid, rank, activity, doing, since, step, waits, busy seconds, begin of the save."""
+"""Layout of a record: number, pid, rank, activity, doing, since, step, waits, busy seconds, start of the save."""
 _SAVED = struct.Struct("<d")
 _CHECKSUM = struct.Struct("<I")
 _RECORD_BYTES, _SAVED_BEGIN, _FILE_BYTES = 128, 256, 272
@@ -28,30 +28,30 @@ assert _RECORD.size + _CHECKSUM.size <= _RECORD_BYTES
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRecord:
-    """The newest record of a rank. Moments are seconds of CLOCK_MONOTONIC, which the processes of a machine share."""
+    """Newest record of a rank. Times are seconds of CLOCK_MONOTONIC, which the processes of a machine share."""
 
     pid: int
     rank: int
     activity: Activity
     doing: str
     since: float
-    """Moment from which activity and doing hold."""
+    """Time since which `activity` and `doing` hold."""
     step: int
-    """Training steps done, from the job's start."""
+    """Training steps done since the job's start."""
     waits: int
-    """Number of waits that have ended, since the process began."""
+    """Number of waits that have ended since the process started."""
     busy_seconds: float | None
-    """Mean seconds of the newest steps without their waits. None: no step is done."""
+    """Mean seconds of the newest steps without their waits; None: no step is done."""
     save_began: float | None
-    """Moment at which the save under way began. None: no save is under way."""
+    """Time at which the save in progress started; None: no save is in progress."""
 
 
 class HeartbeatFile:
-    """The writer's side of the file. One thread calls `write`, and one `write_saved`."""
+    """Writer of the file. One thread calls `write`, and one `write_saved`."""
 
     def __init__(self, path: Path, pid: int, rank: int) -> None:
         with path.open("wb+") as file:
-            # A page of the mapping that the file system has no memory for would end the process (SIGBUS) when written.
+            # Without memory for a page of the mapping, a write to the page would end the process (SIGBUS).
             os.posix_fallocate(file.fileno(), 0, _FILE_BYTES)
             self._map = mmap.mmap(file.fileno(), _FILE_BYTES)
         self._pid, self._rank, self._number = pid, rank, 0
@@ -66,15 +66,14 @@ class HeartbeatFile:
         busy_seconds: float,
         save_began: float,
     ) -> None:
-        """Writes a record. `doing`: what passes 64 bytes is cut off. `busy_seconds`, `save_began`: NaN where there is
-        none."""
+        """Write a record. `doing`: cut off after 64 bytes. `busy_seconds`, `save_began`: NaN for none."""
         self._number += 1
         numbers = (since, step, waits, busy_seconds, save_began)
         body = _RECORD.pack(self._number, self._pid, self._rank, _INDEX[activity], doing.encode(), *numbers)
         self._put(self._number % 2 * _RECORD_BYTES, body)
 
     def write_saved(self, moment: float) -> None:
-        """Writes that the save which began before this moment is committed."""
+        """Record that the save which started before this moment is committed."""
         self._put(_SAVED_BEGIN, _SAVED.pack(moment))
 
     def _put(self, begin: int, body: bytes) -> None:
@@ -82,7 +81,8 @@ class HeartbeatFile:
 
 
 def read_heartbeat(path: Path) -> HeartbeatRecord | None:
-    """The newest record; None: nothing is written yet, or no more. Any process may call this at any time."""
+    """Return the newest record; None: nothing is written yet, or the file is gone. Any process may call this at any
+    time."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -106,7 +106,7 @@ def read_heartbeat(path: Path) -> HeartbeatRecord | None:
 
 
 def _sound(content: bytes, layout: struct.Struct, begin: int) -> tuple[Any, ...] | None:
-    """The values there; None when its checksum says that they do not belong together."""
+    """Return the values at `begin`; None if their checksum does not match."""
     body = content[begin : begin + layout.size]
     checksum = content[begin + layout.size : begin + layout.size + _CHECKSUM.size]
     is_sound = len(checksum) == _CHECKSUM.size and _CHECKSUM.unpack(checksum)[0] == crc32(body)

@@ -1,4 +1,5 @@
-"""Whether a thread beside the main one works or waits for other ranks: the main thread looks while it joins it."""
+"""State of a thread beside the main one: whether it works or waits for other ranks. The main thread reads it while it
+joins the thread."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,30 +12,31 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a thread is at. It is replaced as a whole, as another thread reads it."""
+    """State of a thread. Replaced as a whole, because another thread reads it."""
 
     waits_for: "str | SideThread | None"
-    """What the thread waits for: other ranks, in words, or another thread. None: it works."""
+    """Target of the wait: other ranks, as a description, or another thread. None: the thread works."""
     since: float
     waited: float
-    """Seconds of waiting for other ranks, until `since`."""
+    """Total seconds of waiting for other ranks, until `since`."""
     other_waited: float = 0.0
-    """Seconds that the thread which this one waits for had waited itself, at `since`."""
+    """Total seconds that the awaited thread had itself waited for other ranks, at `since`."""
 
 
 class SideThread:
-    """A thread beside the main one. It calls `waiting` and `waiting_behind` itself; the main thread reads the rest."""
+    """A thread beside the main one. The thread itself calls `waiting` and `waiting_behind`; the main thread calls the
+    rest."""
 
     def __init__(self, work: str, clock: Clock = time.monotonic) -> None:
-        """`work`: what it works at, in words."""
+        """`work`: description of the thread's work."""
         self.work, self._clock = work, clock
         self._state = _State(None, clock(), 0.0)
         self.stalled_seconds = 0.0
-        """Seconds for which the main thread has waited to join this one. Only the main thread changes it."""
+        """Total seconds that the main thread has waited for this thread. Only the main thread changes it."""
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """A context around a wait of this thread for other ranks."""
+        """Context for a wait of this thread for other ranks."""
         self._state = _State(what, self._clock(), self._state.waited)
         try:
             yield
@@ -43,7 +45,7 @@ class SideThread:
 
     @contextmanager
     def waiting_behind(self, other: "SideThread") -> Iterator[None]:
-        """A context around a wait for another thread of this rank: it is a wait for other ranks as long as that thread
+        """Context for a wait for another thread of this rank. It counts as a wait for other ranks while that thread
         waits for them."""
         self._state = _State(other, self._clock(), self._state.waited, other.waited_seconds())
         try:
@@ -52,14 +54,14 @@ class SideThread:
             self._works()
 
     def waited_seconds(self) -> float:
-        """Seconds of waiting for other ranks, so far."""
+        """Return the total seconds of waiting for other ranks."""
         state = self._state
         if isinstance(state.waits_for, SideThread):
             return state.waited + state.waits_for.waited_seconds() - state.other_waited
         return state.waited + (0.0 if state.waits_for is None else self._clock() - state.since)
 
     def waits_for(self) -> tuple[str | None, float]:
-        """What it waits for (None: it works), and since when."""
+        """Return the description of the wait, None if the thread works, and the time since which it holds."""
         state = self._state
         if isinstance(state.waits_for, SideThread):
             what, since = state.waits_for.waits_for()

@@ -1,3 +1,2 @@
-"""How a pod starts its ranks, meets the other pods, and restarts its ranks in place. torch is imported in no process
-but that from which torchrun is forked.
-"""
+"""Start of a pod's ranks, rendezvous with the other pods, and restarts of the ranks in place. Only the process from
+which torchrun is forked imports torch."""

@@ -1,13 +1,14 @@
-"""Ranks are restarted in place when one of them has died: in all pods of an execution, which live on.
+"""Restarts of ranks in place after one of them has died: in all pods of an execution, which live on.
 
-Each pod decides by itself, by a rule that is the same in all. Where they do not all come to the same, for instance as a
-node is lost, they do not meet; then each of them ends, as it would have ended without a restart, and the operator makes
-an execution with new pods. Only where there are spare pods, it tells which of them has the place of the lost one, and
-those that are left meet with that one.
+Each pod decides by itself, by a rule that is the same in all pods. If their decisions differ, for instance because a
+node is lost, the rendezvous fails. Then each pod ends, as it would have ended without a restart, and the operator
+starts an execution with new pods. With spare pods, the operator tells which spare takes the place of the lost pod, and
+the remaining pods meet with that spare.
 
-No rank from before a restart lives when one begins after it: a pod comes to the meeting only when all of its own have
-ended, and no rank begins before all pods have met. A pod whose place another one has may live on where nobody sees it:
-its ranks can make no step without the others, and the checkpoints' fence keeps what it may have left to commit out.
+No rank from before a restart lives when a rank starts after it: a pod joins the rendezvous only when all of its own
+ranks have ended, and no rank starts before all pods have joined. A pod whose place was taken over may live on unseen.
+Its ranks can complete no step without the others, and the checkpoints' fence rejects a commit that the pod may have
+left to do.
 """
 
 import time
@@ -21,13 +22,14 @@ from pseudoreal_trainer.launch.torchrun import prepare_torchrun
 from pseudoreal_trainer.pod.outcome import ended_badly
 
 _LOOK_SECONDS = 0.2
-"""Seconds between two looks at what the operator has told a spare pod."""
+"""Seconds between two looks for a message of the operator to a spare pod."""
 
 log = structlog.get_logger()
 
 
 def run_in_place(launch: Launch) -> TerminationMessage:
-    """Runs the ranks of the pod, and restarts them in place as often as the pod may, or is told to: its last word."""
+    """Run the pod's ranks, and restart them in place as often as the pod may, or is told to. Return its termination
+    message."""
     first = first_place(launch.config, launch.index)
     if first is None:
         return _as_spare(launch)
@@ -35,8 +37,8 @@ def run_in_place(launch: Launch) -> TerminationMessage:
 
 
 def _as_spare(launch: Launch) -> TerminationMessage:
-    """Waits for a place, and again where the others did not come: whoever waits for this pod is told of another
-    meeting."""
+    """Wait for a place and run its ranks. If the others did not come, wait again: pods that wait for this pod are told
+    of another rendezvous."""
     prepare_torchrun()
     log.info("spare_pod_waits", index=launch.index)
     after = 0
@@ -48,8 +50,8 @@ def _as_spare(launch: Launch) -> TerminationMessage:
 
 
 def _as_worker(launch: Launch, place: Place) -> TerminationMessage | None:
-    """Runs the ranks at a place, and at those that follow it: the last word of the pod. None: its first ranks have not
-    begun, as the pods have not met."""
+    """Run the ranks at a place, and at the places that follow it. Return the pod's termination message; None: its first
+    ranks have not started, as the pods have not met."""
     following: Place | None = place
     last: TerminationMessage | None = None
     while following is not None:
@@ -64,7 +66,7 @@ def _as_worker(launch: Launch, place: Place) -> TerminationMessage | None:
 
 
 def _next(launch: Launch, place: Place, ended: Ending | None) -> Place | None:
-    """The place at which the pod goes on; None: it ends."""
+    """Return the place at which the pod continues; None: the pod ends."""
     membership = None if launch.stop.asked else launch.folder.membership()
     if membership is not None and membership.restart > place.restart:
         return place_in(membership, launch.config, launch.index)
@@ -75,7 +77,7 @@ def _next(launch: Launch, place: Place, ended: Ending | None) -> Place | None:
 
 
 def _announced(launch: Launch, place: Place, last: TerminationMessage | None) -> InPlace | None:
-    """Says that the pod restarts its ranks: why it does. None: it begins."""
+    """Record and return why the ranks restart in place; None on the first start."""
     if place.restart == 0:
         return None
     why = _reason(place, last)
@@ -87,14 +89,14 @@ def _announced(launch: Launch, place: Place, last: TerminationMessage | None) ->
 def _reason(place: Place, last: TerminationMessage | None) -> InPlace:
     if last is None:
         return InPlace(restarts=place.restart, peer_lost=True, message=f"began as worker {place.worker}")
-    # Ranks that yield end with a partner that was asked to stop.
+    # Ranks that yield end together with a peer that was asked to stop.
     peer_lost = last.peer_lost or last.outcome == "Yielded"
     return InPlace(restarts=place.restart, peer_lost=peer_lost, message=last.message[:IN_PLACE_CHARACTERS])
 
 
 def _awaited(launch: Launch, after: int) -> Place | None:
-    """The place that the operator gives to a spare pod, for a restart behind `after`; None: the pod was asked to
-    stop."""
+    """Wait for the place that the operator gives to a spare pod, with a restart after number `after`. Return None if
+    the pod was asked to stop."""
     while not launch.stop.asked:
         membership = launch.folder.membership()
         is_new = membership is not None and membership.restart > after

@@ -1,4 +1,4 @@
-"""One start of a pod's ranks, from the meeting of the pods to the end of all its ranks."""
+"""One start of a pod's ranks, from the rendezvous of the pods to the end of all ranks of this pod."""
 
 import os
 import time
@@ -22,15 +22,15 @@ from pseudoreal_trainer.threads import threads_of
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _SHUTDOWN_SECONDS = 3600
-"""Seconds after a SIGTERM at which torchrun kills its ranks (30 s by itself): time for the step under way and for a
-save. In a pod the operator sets less than the kubelet would wait."""
+"""Seconds between a SIGTERM and the moment at which torchrun kills its ranks (its default: 30 s): time for the current
+step and a save. In a pod, the operator sets less than the kubelet would wait."""
 _LOOK_SECONDS = 0.5
 """Seconds between two looks at the ranks."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a pod starts as its ranks, however often. `worker` is the module of a rank, and `file` that of its
+    """Configuration of a pod's ranks, the same for every start. `worker` is the module of a rank, `file` its
     configuration."""
 
     config: PhaseConfig
@@ -45,23 +45,22 @@ class Launch:
         return int(os.environ.get("PET_NODE_RANK", "0"))
 
     def is_told_more(self, place: Place) -> bool:
-        """Whether the operator speaks of a restart behind that of the place."""
+        """Return whether the operator has announced a restart after the place's restart."""
         membership = self.folder.membership()
         return membership is not None and membership.restart > place.restart
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How the ranks of a pod ended. `may_restart`: whether they may be restarted in place; none of them lives on
-    then."""
+    """End of a pod's ranks. `may_restart`: whether they may be restarted in place; then none of them is alive."""
 
     message: TerminationMessage
     may_restart: bool
 
 
 def run_ranks(launch: Launch, place: Place) -> Ending | None:
-    """Runs the ranks of the pod at a place: how they ended. None: no rank has begun, as the pods have not met in time
-    for a restart, or the operator has told of a later one."""
+    """Run the pod's ranks at a place and return how they ended. None: no rank has started, as the pods have not met in
+    time for a restart, or the operator has announced a later one."""
     environment = torchrun_environment(launch.config, launch.folder, place)
     end = meets_until(launch.config, place)
     met = await_worker_0(environment, lambda: _gives_up(launch, place, end))
@@ -84,18 +83,19 @@ def _gives_up(launch: Launch, place: Place, end: float) -> bool:
 
 
 def _left_alone(message: TerminationMessage, config: PhaseConfig, stopped: bool) -> bool:
-    """Whether all ranks saved and ended as another pod was asked to stop, whose place a spare one may take."""
+    """Return whether all ranks saved and ended because another pod was asked to stop, whose place a spare pod may
+    take."""
     return config.spares > 0 and message.outcome == "Yielded" and not stopped
 
 
 def torchrun_environment(config: PhaseConfig, folder: PodFolder, place: Place) -> dict[str, str]:
-    """The environment of torchrun: the pod's own, and defaults for what that leaves open; PET_* reaches torchrun as it
-    is, but for what the place decides."""
+    """Return the environment of torchrun: the pod's own environment, with defaults for missing variables. PET_*
+    variables reach torchrun unchanged, except for those that the place decides."""
     processes = config.processes_per_worker
     defaults = {
         "PET_NPROC_PER_NODE": str(processes),
         "OMP_NUM_THREADS": str(threads_of(processes)),
-        # Threads that spin while they wait steal the time of the other ranks on the machine.
+        # Threads that spin while they wait take CPU time from the other ranks on the machine.
         "OMP_WAIT_POLICY": "passive",
         SHUTDOWN_TIMEOUT: str(_SHUTDOWN_SECONDS),
     }
@@ -109,8 +109,8 @@ def torchrun_environment(config: PhaseConfig, folder: PodFolder, place: Place) -
 
 
 def _run_torchrun(launch: Launch, environment: dict[str, str], partners: Partners, place: Place) -> int:
-    """Runs torchrun: its exit code. torchrun gives ranks half a minute to end when one of them is gone; `partners` does
-    not."""
+    """Run torchrun and return its exit code. torchrun gives ranks half a minute to end when one of them is gone;
+    `partners` gives them less."""
     process = start_torchrun(["--max-restarts", "0", "--module", launch.worker, str(launch.file)], environment)
     launch.stop.pass_on_to(process)
     while True:
@@ -122,5 +122,5 @@ def _run_torchrun(launch: Launch, environment: dict[str, str], partners: Partner
         if launch.is_told_more(place):
             partners.end_all("a spare pod has taken a place")
             if not launch.folder.has_ranks():
-                process.terminate()  # it waits for one that does not come
+                process.terminate()  # torchrun waits for a pod that does not come
         partners.look()

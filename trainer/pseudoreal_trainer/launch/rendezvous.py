@@ -1,4 +1,4 @@
-"""Where the torchruns of all pods of an execution meet, and how long one waits for the others."""
+"""Address and time limits of the rendezvous of an execution's torchruns."""
 
 import socket
 import time
@@ -11,25 +11,27 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.launch.place import Place
 
 _JOIN_SECONDS = 7 * 24 * 3600
-"""Seconds that torchrun waits for the other pods. What bounds that for pods that wait for a node is spec.deadlines, and
+"""Seconds that torchrun waits for the other pods. The real limits are spec.deadlines for pods that wait for a node, and
 spec.hang.startSeconds for pods that run and do not meet."""
 MEET_SECONDS = 30
-"""Seconds that the pods have to meet for a restart in place. They all run; and one that noticed nothing hears of it
-with its next report."""
+"""Seconds for the rendezvous of a restart in place. All pods run already; a pod that noticed nothing learns of the
+restart with its next report."""
 SPARE_SECONDS = 90
-"""The same where spare pods wait: the operator first finds out which pod is lost, and tells the others one by one, each
-in the answer to its next report."""
+"""The same with spare pods: the operator first finds out which pod is lost, and tells the others one by one, each in
+the answer to its next report."""
 _CONNECT_SECONDS, _LOG_SECONDS = 2.0, 60.0
 _AGAIN_SECONDS, _MOST_SECONDS, _GROWTH = 0.1, 1.0, 1.5
-"""Seconds between two tries, at first and at most."""
+"""Seconds between two tries, at first and at most, and the growth from one try to the next."""
 
 log = structlog.get_logger()
 
 
 def rendezvous(environment: Mapping[str, str], config: PhaseConfig, place: Place) -> dict[str, str]:
-    """Variables of torchrun for where the pods meet, and as which worker this one does. Each restart in place has a
-    port and a name of its own: the torchrun of worker 0 before it may still listen, and whoever met it there would end
-    with it. The key of the meeting follows from its name."""
+    """Return the variables of torchrun for the address of the rendezvous and the worker index of this pod.
+
+    Each restart in place has its own port and name: the earlier torchrun of worker 0 may still listen, and a pod that
+    joined it would end with it. The key of the rendezvous follows from its name.
+    """
     if environment.get("PET_RDZV_BACKEND") != "c10d":
         return {}
     worker = {"PET_NODE_RANK": str(place.worker)}
@@ -45,18 +47,18 @@ def rendezvous(environment: Mapping[str, str], config: PhaseConfig, place: Place
 
 
 def meet_seconds(config: PhaseConfig) -> int:
-    """Seconds that the pods have to meet for a restart in place."""
+    """Return the seconds for the rendezvous of a restart in place."""
     return SPARE_SECONDS if config.spares else MEET_SECONDS
 
 
 def meets_until(config: PhaseConfig, place: Place) -> float:
-    """The moment of CLOCK_MONOTONIC until which a pod waits for worker 0."""
+    """Return the time of CLOCK_MONOTONIC until which a pod waits for worker 0."""
     return time.monotonic() + (meet_seconds(config) if place.restart else inf)
 
 
 def await_worker_0(environment: Mapping[str, str], gives_up: Callable[[], bool]) -> bool:
-    """Waits until worker 0 answers, or the pod gives up: whether it answers. It may wait for a node for hours, and
-    torchrun gives up after a minute."""
+    """Wait until worker 0 answers or the pod gives up. Return whether worker 0 answers. Worker 0 may wait for a node
+    for hours, and torchrun would give up after a minute."""
     if environment.get("PET_RDZV_BACKEND") != "c10d" or environment.get("PET_NODE_RANK") == "0":
         return True
     told, pause = time.monotonic(), _AGAIN_SECONDS
@@ -74,7 +76,7 @@ def await_worker_0(environment: Mapping[str, str], gives_up: Callable[[], bool])
 
 
 def _host(name: str, pod: int) -> str:
-    """Name of the pod of a completion index, from that of pod 0 of the same Job."""
+    """Return the host name of the pod with this completion index, from the name of pod 0 of the same Job."""
     first, dot, domain = name.partition(".")
     job = first.removesuffix("-0")
     return name if job == first else f"{job}-{pod}{dot}{domain}"

@@ -1,8 +1,8 @@
-"""What a pod does about `layout: Auto` before its ranks begin: the layout is chosen once, recorded beside the
-checkpoints, and read from there ever after.
+"""Resolves `layout: Auto` before a pod's ranks start: the layout is chosen once, recorded beside the checkpoints, and
+read from there from then on.
 
-Each pod of the first execution looks for the record, chooses, and tries to write it; storage lets one of them, and all
-go on with what that one wrote. So neither other profiles nor other releases change a layout that is recorded.
+Each pod of the first execution looks for the record, chooses a layout, and tries to write it. Storage lets one of them
+succeed, and all continue with that pod's layout. So neither other profiles nor other releases change a recorded layout.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,11 @@ log = structlog.get_logger()
 def settled(
     config: PhaseConfig, while_searching: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> tuple[PhaseConfig, ChosenLayout | None]:
-    """The phase with its layout, and that layout where it was chosen here or in an earlier execution. The search is
-    pure, so what `while_searching` makes may end it at any point. Raises InvalidJobError where no layout fits or the
-    profile is none, and TrainingError where storage fails."""
+    """Return the phase with its layout, and the layout itself if it was chosen here or in an earlier execution.
+
+    The search is pure, so the context of `while_searching` may end it at any point. Raises InvalidJobError if no layout
+    fits or the profile is invalid, and TrainingError if storage fails.
+    """
     if not is_auto(config):
         return config, None
     folder = storage_path(config.storage) / LAYOUTS
@@ -68,7 +70,7 @@ def _recorded(path: StoragePath) -> ChosenLayout | None:
 
 
 def _record(path: StoragePath, layout: ChosenLayout) -> ChosenLayout:
-    """Writes the record unless there is one: the layout that is recorded."""
+    """Write the record unless there is one. Return the recorded layout."""
     try:
         storage_of(path).create(layout.to_json(indent=1))
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""A SIGTERM of the pod, whenever it comes, is remembered and passed on to torchrun."""
+"""A pod's SIGTERM: remembered whenever it comes, and passed on to torchrun."""
 
 import signal
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from multiprocessing.process import BaseProcess
 
 
 class Stopped(Exception):
-    """The pod was asked to stop while it did what may end at any point."""
+    """Raised when the pod is asked to stop during work that may end at any point."""
 
 
 class Stop:
-    """Listens from when it is made. A delink is short and simply ends."""
+    """Listens for SIGTERM from its creation on. A delink does not look at it: it is short and runs to its end."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -26,8 +26,8 @@ class Stop:
 
     @contextmanager
     def ending_at_once(self) -> Iterator[None]:
-        """Raises Stopped in the block when a SIGTERM comes, or has come. The block changes nothing that outlives it,
-        and runs on the main thread, which hears signals."""
+        """Raise Stopped in the block when a SIGTERM comes, or has come. The block must change nothing that outlives it,
+        and must run on the main thread, which receives signals."""
         self._raises = True
         try:
             if self.asked:

@@ -1,4 +1,4 @@
-"""torchrun as a process that is forked from one that has imported torch once: to import it takes seconds, to fork it
+"""torchrun as a process forked from a process that has imported torch once: the import takes seconds, the fork
 milliseconds, and both share their memory."""
 
 import os
@@ -11,7 +11,8 @@ _IMPORTED = ["pseudoreal_trainer.cli.pod", "pseudoreal_trainer.rendezvous.start"
 
 
 def prepare_torchrun() -> None:
-    """Imports torch in the process from which torchrun will be forked: a spare pod begins as soon as it is told to."""
+    """Import torch in the process from which torchrun will be forked, so that a spare pod can start as soon as it is
+    told."""
     _CONTEXT.set_forkserver_preload(_IMPORTED)
     process = _CONTEXT.Process(target=_nothing, name="prepares-torchrun")
     process.start()
@@ -19,11 +20,11 @@ def prepare_torchrun() -> None:
 
 
 def _nothing() -> None:
-    """The process from which this one is forked has imported all by now."""
+    """Do nothing: the process from which this one is forked has imported everything by now."""
 
 
 def start_torchrun(arguments: Sequence[str], environment: Mapping[str, str]) -> BaseProcess:
-    """A torchrun that has this environment alone, and ends with its exit code."""
+    """Start and return a torchrun with exactly this environment; the process ends with torchrun's exit code."""
     _CONTEXT.set_forkserver_preload(_IMPORTED)
     process = _CONTEXT.Process(target=_run, args=(list(arguments), dict(environment)), name="torchrun")
     process.start()

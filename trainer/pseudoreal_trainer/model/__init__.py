@@ -1,4 +1,4 @@
-"""The model: blocks, attention, feed-forward, experts, the loss; how its weights begin, and sampling from it.
+"""The model: blocks, attention, MLP, experts, the loss; its initial weights, and sampling from it.
 
-How its weights move and are shared is the engine's business.
+The engine moves and shares its weights.
 """

@@ -1,5 +1,5 @@
-"""Causal self-attention: grouped queries, with norms, biases and a window as the model says, over whole sequences or
-within the documents in them."""
+"""Causal self-attention: grouped-query, with norms, biases and a sliding window as the model asks, over whole sequences
+or within documents."""
 
 from dataclasses import dataclass
 
@@ -14,17 +14,17 @@ from pseudoreal_trainer.model.rotary import rotate
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents in the sequences of a micro-batch, each as far as it lies in its sequence."""
+    """Documents in the sequences of a micro-batch, each as far as it lies in its sequence."""
 
     lengths: tuple[tuple[int, ...], ...]
-    """For each sequence the tokens of its documents, in their order; T together."""
+    """For each sequence the lengths of its documents, in order; their sum is T."""
     positions: Tensor
-    """Place of each token in its document, from 0, [B, T]."""
+    """Position of each token in its document, from 0, [B, T]."""
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions. Head j of the queries attends with head j // (heads / keyValueHeads)
-    of the keys and values."""
+    """Causal self-attention with rotary positions. Query head j uses key and value head j // (heads /
+    keyValueHeads)."""
 
     def __init__(self, spec: Model) -> None:
         super().__init__()
@@ -42,8 +42,11 @@ class Attention(nn.Module):
     def forward(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, documents: Documents | None = None
     ) -> Tensor:
-        """The attention's output: [B, T, H] -> [B, T, H]. `mask`: as `window_mask` makes it; None: each token attends
-        to all before it. `documents`: those that tokens attend within; None: whole sequences."""
+        """Return the attention's output: [B, T, H] -> [B, T, H].
+
+        `mask`: from `window_mask`; None: each token attends to all tokens before it. `documents`: attention stays
+        within them; None: whole sequences.
+        """
         query = self._split(self.query(hidden), self.query_norm)
         key = self._split(self.key(hidden), self.key_norm)
         value = self._split(self.value(hidden), None)
@@ -60,7 +63,7 @@ class Attention(nn.Module):
         return out
 
     def _split(self, features: Tensor, norm: nn.Module | None) -> Tensor:
-        """The features by head, normalised: [B, T, heads * width] -> [B, heads, T, width]."""
+        """Return the features by head, with the norm if there is one: [B, T, heads * width] -> [B, heads, T, width]."""
         if norm is not None and not self._norms_heads:
             features = norm(features)
         features = features.unflatten(-1, (-1, self._head_size))
@@ -70,14 +73,15 @@ class Attention(nn.Module):
 
 
 def _norm(spec: Model, size: int) -> nn.Module | None:
-    """The norm of queries or keys, `size` features of all heads; None: the model has none."""
+    """Return the norm of queries or keys with `size` features over all heads; None if the model has none."""
     if spec.attention.query_key_norm == "None":
         return None
     return norm(spec, spec.head_size if spec.attention.query_key_norm == "PerHead" else size)
 
 
 def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_grouped: bool) -> Tensor:
-    """Values mixed by attention: queries [B, heads, T, w], keys and values [B, key heads, T, w] -> [B, heads, T, w]."""
+    """Return values mixed by attention: queries [B, heads, T, w], keys and values [B, key heads, T, w] -> [B, heads, T,
+    w]."""
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
     )
@@ -86,11 +90,11 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
 def attend_within(
     documents: Documents, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int | None
 ) -> Tensor:
-    """Values mixed by attention within documents: queries [B, heads, T, w], keys and values [B, key heads, T, w] ->
-    [B, T, heads * w], B at least 1. `mask`: that of the window.
+    """Return values mixed by attention within documents: queries [B, heads, T, w], keys and values [B, key heads, T, w]
+    -> [B, T, heads * w], B at least 1. `mask`: of the sliding window.
 
-    Each document is a call of its own, so no mask of all pairs of tokens is ever made: the kernels are those of whole
-    sequences, time grows with the squares of the documents' lengths, and no kernel needs to know documents.
+    Each document is a separate call, so no mask over all pairs of tokens is ever made: the kernels are the same as for
+    whole sequences, time grows with the squares of the documents' lengths, and no kernel needs to know documents.
     """
     is_grouped = query.shape[1] != key.shape[1]
     mixed: list[Tensor] = []
@@ -103,17 +107,18 @@ def attend_within(
 
 
 def _corner(mask: Tensor | None, length: int, window: int | None) -> Tensor | None:
-    """The mask of the windows in a document: distances are the same everywhere, so it is a corner of a longer one's."""
+    """Return the window mask of a document, a corner of a longer mask, as distances are the same everywhere; None if no
+    mask is needed."""
     if mask is None or window is None or length <= window:
         return None
     corner = mask[:length, :length]
-    # Kernels of a GPU want rows that begin at multiples of 16 bytes.
+    # GPU kernels want rows that start at multiples of 16 bytes.
     return corner if len(mask) % 16 == 0 else corner.contiguous()
 
 
 def documents_of(tokens: Tensor, end: int, there: Tensor) -> Documents:
-    """The documents in the inputs of a micro-batch, [B, T + 1], each of which ends with the token `end`. `there`: the
-    same tokens on the device; the device is not waited for."""
+    """Return the documents in the inputs of a micro-batch, [B, T + 1]; each document ends with the token `end`.
+    `there`: the same tokens on the device. Does not wait for the device."""
     begins = _begins(tokens, end)
     starts = begins.flatten().nonzero().flatten()
     lengths = torch.diff(starts, append=starts.new_tensor([begins.numel()]))
@@ -122,23 +127,25 @@ def documents_of(tokens: Tensor, end: int, there: Tensor) -> Documents:
 
 
 def _positions(tokens: Tensor, end: int) -> Tensor:
-    """Place of each input in its document: [B, T + 1] -> [B, T]."""
+    """Return the position of each input in its document: [B, T + 1] -> [B, T]."""
     begins = _begins(tokens, end)
     places = torch.arange(begins.shape[1], device=tokens.device)
     return places - torch.where(begins, places, 0).cummax(dim=1).values
 
 
 def _begins(tokens: Tensor, end: int) -> Tensor:
-    """Whether a document, or the rest of one, begins at each input: [B, T + 1] -> [B, T]."""
+    """Return whether a document, or the rest of one, starts at each input: [B, T + 1] -> [B, T]."""
     begins = torch.ones_like(tokens[:, :-1], dtype=torch.bool)
     begins[:, 1:] = tokens[:, :-2] == end
     return begins
 
 
 def window_mask(length: int, window: int, like: Tensor) -> Tensor | None:
-    """What is added to the scores of a token [row] for the tokens that it may attend to, [T, T], in the type of `like`:
-    0 for itself and the window - 1 before it, minus infinity for all others. None where every token before is in the
-    window: attention is then faster without."""
+    """Return the additive mask of a sliding window, [T, T], in the dtype of `like`.
+
+    Row t is 0 for token t and the window - 1 tokens before it, minus infinity for all others. None if the window covers
+    all earlier tokens: attention is faster without a mask.
+    """
     if length <= window:
         return None
     places = torch.arange(length, device=like.device)

@@ -1,4 +1,4 @@
-"""A layer of the model: attention, then a feed-forward part or experts."""
+"""A layer of the model: attention, then an MLP or experts."""
 
 from dataclasses import dataclass
 
@@ -14,28 +14,28 @@ from pseudoreal_trainer.model.top_k import TopKExperts
 
 @dataclass(frozen=True)
 class Routed:
-    """A layer's pass up to its experts."""
+    """Result of a layer's pass up to its experts."""
 
     hidden: Tensor
-    """[B, T, H], to which their output is added."""
+    """Residual stream, [B, T, H], to which the experts' output is added."""
     features: Tensor
-    """[N, H], of which each token's experts get a copy."""
+    """Input of the experts, [N, H]; each token's experts get a copy."""
     routes: Routes
     shared: Tensor | None
-    """The output of shared experts, [B, T, H]; None: there are none."""
+    """Output of shared experts, [B, T, H]; None without shared experts."""
 
     def summed(self, mixed: Tensor) -> Tensor:
-        """The layer's output, [B, T, H]. `mixed`: the experts' output, [N, H]."""
+        """Return the layer's output, [B, T, H]. `mixed`: output of the experts, [N, H]."""
         mixed = mixed.view_as(self.hidden)
         return self.hidden + (mixed if self.shared is None else mixed + self.shared)
 
 
 class Block(nn.Module):
-    """Adds attention, and then the feed-forward part, to the residual stream. Each has a norm before it, behind it, or
-    both, as `norm.placement` says."""
+    """Adds attention, and then the MLP or experts, to the residual stream. Each has a pre-norm, a post-norm, or both,
+    as `norm.placement` asks."""
 
     def __init__(self, spec: Model, layer: int = 0) -> None:
-        """`layer`: one that uses the block; others of its kind may, too."""
+        """`layer`: any layer that uses the block; other layers of its kind may use the block as well."""
         super().__init__()
         self.attention_norm, self.attention_output_norm = _norm_before(spec), _norm_behind(spec)
         self.attention = Attention(spec)
@@ -55,9 +55,12 @@ class Block(nn.Module):
         documents: Documents | None = None,
         kept: KeptChoice | None = None,
     ) -> Tensor:
-        """The block's output: [B, T, H] -> [B, T, H]. `mask`: that of a window, [T, T]; None: there is none. `tally`:
-        of a training pass through experts. `documents`: those that tokens attend within; None: whole sequences. `kept`:
-        the choice of experts, which the pass makes unless it was made before; None: nobody needs it again."""
+        """Return the block's output: [B, T, H] -> [B, T, H].
+
+        `mask`: of a sliding window, [T, T]; None without one. `tally`: for a training pass through experts.
+        `documents`: attention stays within them; None: whole sequences. `kept`: routing decision, made by this pass
+        unless it was made before; None: the decision is not needed again.
+        """
         hidden = self._attended(hidden, rotation, mask, documents)
         return hidden + _applied(
             self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden), tally, documents, kept)
@@ -72,9 +75,9 @@ class Block(nn.Module):
         documents: Documents | None = None,
         choice: Choice | None = None,
     ) -> Routed:
-        """What `forward` does before the experts, where these are on other ranks; `choice`: the one that was made
-        before. There must be no norm behind the experts: its backward pass would need what they made once more."""
-        assert self.ffn_output_norm is None, "the job's rules say so"
+        """Run `forward` up to the experts, for experts on other ranks. `choice`: routing decision of an earlier pass.
+        There must be no norm after the experts: its backward pass would need the experts' outputs again."""
+        assert self.ffn_output_norm is None, "the job's rules allow only norm.placement Pre with spread experts"
         hidden = self._attended(hidden, rotation, mask, documents)
         features = _applied(self.ffn_norm, hidden)
         routes = self.experts.routes(self.router(features), tally, documents, choice)
@@ -84,13 +87,13 @@ class Block(nn.Module):
     def _attended(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, documents: Documents | None
     ) -> Tensor:
-        # What is added has no name, so that nothing holds it longer than the sum.
+        # The summand has no name, so that nothing holds it longer than the sum.
         return hidden + _applied(
             self.attention_output_norm, self.attention(_applied(self.attention_norm, hidden), rotation, mask, documents)
         )
 
     def use_experts_of(self, other: "Block") -> None:
-        """Makes the experts of both blocks the same ones. Each keeps its router."""
+        """Make both blocks use the experts of `other`. Each block keeps its router."""
         self.experts.use_weights_of(other.experts)
 
     def _fed_forward(
@@ -106,15 +109,15 @@ class Block(nn.Module):
         documents: Documents | None = None,
         kept: KeptChoice | None = None,
     ) -> Tensor:
-        """The output of the experts: [B, T, H] -> [B, T, H]."""
-        # Experts by top k are never full, so they need not know documents.
+        """Return the output of the experts: [B, T, H] -> [B, T, H]."""
+        # Top-k experts are never full, so they need not know documents.
         known = () if isinstance(self.experts, TopKExperts) else (documents,)
         mixed: Tensor = self.experts(features, self.router(features), tally, *known, kept=kept)
         return mixed if self.shared is None else mixed + self.shared(features)
 
 
 def _experts(spec: Model) -> tuple[Router, Experts | TopKExperts, FeedForward | None]:
-    """The router, the experts, and what all tokens go through besides; None: nothing."""
+    """Return the router, the experts, and the shared experts; None without shared experts."""
     assert spec.experts is not None, "the layer has experts"
     router = Router(spec.hidden_size, spec.experts.count)
     if spec.experts.top_k is None:

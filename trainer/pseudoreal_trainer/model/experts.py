@@ -1,13 +1,14 @@
-"""A mixture of experts in the place of a layer's feed-forward part.
+"""Mixture of experts in the place of a layer's MLP.
 
 Experts are split into prototypes, groups of consecutive experts. Each prototype routes every token to one of its
 experts, and the outputs of all prototypes are summed (M6-T, arXiv 2105.15082). One prototype is Mixtral with one expert
-for each token (arXiv 2401.04088). There is no auxiliary loss that balances experts: M6-T trained better without one.
+per token (arXiv 2401.04088). There is no auxiliary loss for balance: M6-T trained better without one.
 
-An expert accepts no more than its capacity of the tokens of each sequence, the earliest (Switch, arXiv 2101.03961,
-which counts over a whole batch). Counted in each sequence, it does not matter how a batch is cut into micro-batches
-and ranks. It holds in evaluation, too: what is measured is what was trained, and no token depends on a later one.
-Where tokens attend within documents, it counts in each document, which then computes what it does in a row of its own.
+An expert accepts at most its capacity of the tokens of each sequence, the earliest ones (Switch, arXiv 2101.03961,
+counts over a whole batch). Counted in each sequence, it does not matter how a batch is cut into micro-batches and
+ranks. The capacity holds in evaluation, too: evaluation measures the model as it was trained, and no token depends on a
+later one. If attention stays within documents, the capacity counts in each document. A document then computes the same
+as in a row of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,40 +26,41 @@ from pseudoreal_trainer.model.grouped import StackedFeedForward
 
 
 class Router(nn.Linear):
-    """The router: a row for each expert, those of a prototype beside each other."""
+    """The router: one row per expert; the experts of a prototype are beside each other."""
 
     def __init__(self, hidden: int, experts: int) -> None:
         super().__init__(hidden, experts, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, T, H] -> logits [B, T, experts], in float32 at least: in bfloat16 experts would tie (Switch, 2.4)."""
+        """Return logits, [B, T, H] -> [B, T, experts], in float32 at least: in bfloat16 experts would tie (Switch,
+        2.4)."""
         wide = torch.promote_types(hidden.dtype, torch.float32)
         return F.linear(hidden.to(wide), self.weight.to(wide))
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What a training pass learns of its experts. It comes out of the backward pass, as if it were the gradient of
-    `sums`: so it travels with the pass, and a pass that is computed again counts once."""
+    """Router statistics of a training pass. They come out of the backward pass, as if they were the gradient of `sums`:
+    so they travel with the pass, and a recomputed pass counts once."""
 
     OTHERS: ClassVar = 3
-    """Number of sums behind those of single experts: tokens refused, entropy, auxiliary loss."""
+    """Number of sums after the sums of single experts: tokens refused, entropy, auxiliary loss."""
 
     sums: Tensor
-    """Zeros, [experts + OTHERS], float64; the gradient is how often each expert was chosen, how many of these choices
-    it refused as it was full, the entropy of the router's probabilities in nats, summed over choices, and the auxiliary
-    loss, summed over tokens."""
+    """Zeros, [experts + OTHERS], float64. The gradient is how often each expert was chosen, how many of these choices
+    were refused by a full expert, the entropy of the router's probabilities in nats, summed over choices, and the
+    auxiliary loss, summed over tokens."""
     divisor: int
-    """Tokens of the whole batch, by which its auxiliary losses are divided before the backward pass."""
+    """Tokens of the whole batch, by which auxiliary losses are divided before the backward pass."""
     choices_of_step: Callable[[], Tensor]
-    """How often all tokens of the batch choose each expert of the layer, [experts]. Asked for in backward passes alone:
-    it is known when all forward passes through the layer have been."""
+    """Returns how often all tokens of the batch choose each expert of the layer, [experts]. Called in backward passes
+    only: the counts are known once all forward passes through the layer are done."""
 
     @classmethod
     def empty(
         cls, experts: int, divisor: int, device: torch.device, choices_of_step: Callable[[], Tensor] | None = None
     ) -> "Tally":
-        """`choices_of_step`: None: all experts are chosen as often."""
+        """Return a tally of zeros. `choices_of_step`: None: all experts are chosen equally often."""
         sums = zeros(experts + cls.OTHERS, dtype=torch.float64, device=device, requires_grad=True)
         return cls(sums, divisor, choices_of_step or (lambda: torch.ones(experts, device=device)))
 
@@ -71,8 +73,8 @@ class Tally:
         loss: Tensor,
         of_step: "StepLoss | None" = None,
     ) -> Tensor:
-        """The weights of choices as they are. In their backward pass the auxiliary losses join the batch's, and the
-        tally gets its sums: counts [experts], and three scalars."""
+        """Return the weights of choices unchanged. In their backward pass, the auxiliary losses join the batch's loss,
+        and the tally gets its sums: counts [experts], and three scalars."""
         others = [each.detach().double() for each in (refused, entropy, loss)]
         learned = torch.cat([counts.double(), torch.stack(others)])
         chances, factor = (None, 0.0) if of_step is None else (of_step.chances, of_step.factor)
@@ -82,19 +84,24 @@ class Tally:
 
 @dataclass(frozen=True)
 class StepLoss:
-    """A pass's part of an auxiliary loss whose other part, the choices of the step, is known later: the factor, times
-    the number of experts, times the sum over them of their share of all choices and of their chances."""
+    """A pass's part of an auxiliary loss over the choices of the step, which are known later. The loss is the factor,
+    times the number of experts, times the sum over experts of their share of all choices times their router
+    probability."""
 
     chances: Tensor
-    """The router's probabilities, with their gradient, summed over the pass's tokens: [experts]."""
+    """Router probabilities, with gradient, summed over the pass's tokens: [experts]."""
     factor: float
 
     def prices(self, choices: Tensor) -> Tensor:
-        """What a chance of each expert adds to the loss, [experts], float64. choices [experts], of the whole step."""
+        """Return the derivative of the loss by each expert's `chances`, [experts], float64. choices [experts], of the
+        whole step."""
         return self.factor * len(choices) * choices.double() / choices.sum()
 
 
 class _Tallied(torch.autograd.Function):
+    """Identity on `weights`. The backward pass adds the auxiliary losses, and returns the statistics as the gradient of
+    `Tally.sums`."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -124,48 +131,50 @@ class _Tallied(torch.autograd.Function):
 
 @torch.no_grad()
 def entropy_of(chances: Tensor) -> Tensor:
-    """The entropy of distributions, [..., experts], in nats, summed: a scalar. 0 where one expert has all, and the
-    logarithm of their number where they are alike."""
+    """Return the entropies of distributions, [..., experts], in nats, summed: a scalar. The entropy is 0 if one expert
+    has everything, and the logarithm of the number of experts if all are equal."""
     summed: Tensor = torch.special.entr(chances).sum(dtype=torch.float64)
     return summed
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which experts a router chose for the N tokens of a micro-batch. It is made once: a choice that was made again in
-    the backward pass might be another, where two experts are equal but for rounding."""
+    """Routing decision for the N tokens of a micro-batch. It is made once: made again in the backward pass, it could
+    differ where two experts are equal but for rounding."""
 
     chosen: Tensor
-    """The numbers of each token's experts: of prototypes [B, T, P, 1], in each prototype; of top k [N, k]."""
+    """Numbers of each token's experts: for prototypes [B, T, P, 1], in each prototype; for top k [N, k]."""
     is_refused: Tensor | None
-    """Whether the expert refuses the token as it is full, [B, T, P, 1]; None: experts are never full."""
+    """Whether the expert refuses the token because it is full, [B, T, P, 1]; None: experts are never full."""
     order: Tensor
-    """The tokens of the first expert, then of the second, ...: of prototypes [P, N], in each those last that nobody
-    accepts; of top k [N * k], numbers of choices."""
+    """Tokens of the first expert, then of the second, ...: for prototypes [P, N], refused tokens last; for top k [N *
+    k], indices of choices."""
     counts: Tensor
-    """Number of tokens that each expert accepts: of prototypes [P, n], of top k [experts]."""
+    """Number of tokens that each expert accepts: for prototypes [P, n], for top k [experts]."""
     unbiased_counts: Tensor | None = None
-    """How often each expert would be chosen without a balancing bias, [experts]; None: no loss asks for it."""
+    """How often each expert would be chosen without a balancing bias, [experts]; None: no loss needs it."""
 
 
 @dataclass
 class KeptChoice:
-    """The choice of a pass, for the one that computes it again."""
+    """Routing decision of a pass, kept for the recomputed pass."""
 
     choice: Choice | None = None
-    """None: it is not made yet."""
+    """Decision; None until it is made."""
 
 
 @dataclass(frozen=True)
 class Routes:
-    """A choice, and by what the outputs of experts are multiplied."""
+    """Routing decision, and the weights of the experts' outputs."""
 
     choice: Choice
     weights: Tensor
-    """With a gradient: of prototypes [P, N], of top k [N, k]."""
+    """With gradient: for prototypes [P, N], for top k [N, k]."""
 
 
 class Experts(StackedFeedForward):
+    """Experts in prototypes, with a capacity per expert."""
+
     def __init__(self, spec: Model, experts: MixtureOfExperts) -> None:
         super().__init__(experts.count, spec.hidden_size, spec.feed_forward)
         self._prototypes = experts.prototypes
@@ -179,8 +188,11 @@ class Experts(StackedFeedForward):
         documents: Documents | None = None,
         kept: KeptChoice | None = None,
     ) -> Tensor:
-        """The sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H]. `documents`: those
-        in which the capacity counts; None: whole sequences. `kept`: the choice, which is made unless it was before."""
+        """Return the sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H].
+
+        `documents`: the capacity counts in each of them; None: in whole sequences. `kept`: routing decision, made by
+        this pass unless it was made before.
+        """
         kept = kept or KeptChoice()
         routes = self.routes(logits, tally, documents, kept.choice)
         kept.choice = routes.choice
@@ -198,14 +210,14 @@ class Experts(StackedFeedForward):
         documents: Documents | None = None,
         choice: Choice | None = None,
     ) -> Routes:
-        """The routes for logits [B, T, experts]; `choice`: the one that was made before. Nothing is read back from the
-        device: `bincount` and `one_hot` may, to learn a size."""
+        """Return the routes for logits [B, T, experts]. `choice`: routing decision of an earlier pass. Nothing is read
+        back from the device: `bincount` and `one_hot` may read back, to learn a size."""
         grouped = logits.unflatten(-1, (self._prototypes, -1))  # [B, T, P, n]
         choice = choice or _chosen(grouped.detach(), self._capacity, documents)
         chances = grouped.softmax(dim=-1)
         gates = _gates(chances, choice.chosen)
         if tally is not None:
-            assert choice.is_refused is not None, "these experts may be full"
+            assert choice.is_refused is not None, "experts of prototypes may be full"
             choices, no_loss = (
                 _one_hot(choice.chosen, grouped.shape[-1]).sum(dim=(0, 1)).flatten(),
                 logits.new_zeros(()),
@@ -213,21 +225,22 @@ class Experts(StackedFeedForward):
             gates = tally.joined(gates, choices, choice.is_refused.sum(), entropy_of(chances), no_loss)
         return Routes(choice, gates)
 
-    # Rows are the accepted tokens in the order of all experts, which may be on other ranks.
+    # Rows are the accepted tokens in the order of all experts; the experts may be on other ranks.
 
     def rows(self, tokens: Tensor, choice: Choice, counts: Sequence[int]) -> Tensor:
-        """A row for each token that an expert accepts: tokens [N, H], counts of all experts -> [rows, H]."""
+        """Return a row for each token that an expert accepts: tokens [N, H], counts of all experts -> [rows, H]."""
         orders = self._orders(choice, counts)
-        # One product at a time: each token is in it once, so no sum in the backward pass depends on a GPU's threads.
+        # One prototype at a time: each token is in it at most once, so no sum in the backward pass depends on a GPU's
+        # threads.
         return torch.cat([tokens.index_select(0, order) for order in orders])
 
     def weights_of_rows(self, routes: Routes, counts: Sequence[int]) -> Tensor:
-        """[rows]"""
+        """Return the weights of the rows, [rows]."""
         orders = self._orders(routes.choice, counts)
         return torch.cat([w.index_select(0, order) for w, order in zip(routes.weights, orders, strict=True)])
 
     def combined(self, made: Tensor, weights: Tensor, choice: Choice, counts: Sequence[int]) -> Tensor:
-        """What experts made of rows, added up for each token: made [rows, H], weights of rows [rows] -> [N, H]."""
+        """Return the experts' outputs added up for each token: made [rows, H], weights of rows [rows] -> [N, H]."""
         orders = self._orders(choice, counts)
         sizes = [len(order) for order in orders]
         out = made.new_zeros(choice.order.shape[1], made.shape[1])
@@ -236,20 +249,20 @@ class Experts(StackedFeedForward):
         return out
 
     def _orders(self, choice: Choice, counts: Sequence[int]) -> list[Tensor]:
-        """For each prototype the tokens that it accepts, in the order of its experts."""
+        """Return for each prototype the accepted tokens, in the order of its experts."""
         of_each = len(counts) // self._prototypes
         accepted = [sum(counts[first : first + of_each]) for first in range(0, len(counts), of_each)]
         return [order[:number] for order, number in zip(choice.order, accepted, strict=True)]
 
 
 def _added(out: Tensor, order: Tensor, made: Tensor, gates: Tensor) -> Tensor:
-    """The sum with what a prototype made of the tokens `order`. Each token is in that once, so the sum is the same in
-    every run, on a GPU too."""
+    """Return `out` plus a prototype's outputs for the tokens `order`. Each token is in `order` at most once, so the sum
+    is the same in every run, on a GPU too."""
     return out.index_add(0, order, made * gates.to(made.dtype)[:, None])
 
 
 def _chosen(logits: Tensor, capacity: int, documents: Documents | None) -> Choice:
-    """The choice for logits [B, T, P, n]."""
+    """Return the routing decision for logits [B, T, P, n]."""
     experts = logits.shape[-1]
     choice = logits.argmax(dim=-1, keepdim=True)  # [B, T, P, 1]
     chosen = _one_hot(choice, experts)
@@ -260,32 +273,33 @@ def _chosen(logits: Tensor, capacity: int, documents: Documents | None) -> Choic
 
 
 def _one_hot(choice: Tensor, experts: int) -> Tensor:
-    """[B, T, P, 1] -> [B, T, P, n]"""
+    """Return the choice as one-hot: [B, T, P, 1] -> [B, T, P, n]."""
     return choice == torch.arange(experts, device=choice.device)
 
 
 def _numbers(chosen: Tensor, choice: Tensor, documents: Documents | None) -> Tensor:
-    """The number of each token, from 1, among those of its sequence, or document, that choose the same expert: chosen
-    [B, T, P, n], choice [B, T, P, 1] -> [B, T, P, 1]."""
+    """Return the number of each token, from 1, among the tokens of its sequence, or document, that choose the same
+    expert: chosen [B, T, P, n], choice [B, T, P, 1] -> [B, T, P, 1]."""
     counts = chosen.cumsum(dim=1)
     numbers = counts.gather(-1, choice)
     if documents is None:
         return numbers
     sequences, places, prototypes = (torch.arange(size, device=chosen.device) for size in chosen.shape[:3])
     begins = (places - documents.positions)[..., None]  # [B, T, 1]
-    # Those that were counted at the end of the document before; before the first one nothing was, and -1 is the end.
+    # Counts at the end of the previous document. There are none before the first document: index -1, the last token, is
+    # masked.
     before = counts[sequences[:, None, None], begins - 1, prototypes, choice.squeeze(-1)]  # [B, T, P]
     return numbers - before.masked_fill(begins == 0, 0)[..., None]
 
 
 def _gates(chances: Tensor, choice: Tensor) -> Tensor:
-    """The gates: 1, with the gradient of the chosen expert's probability. chances [B, T, P, n], choice [B, T, P, 1] ->
-    [P, N].
+    """Return the gates: 1, with the gradient of the chosen expert's probability. chances [B, T, P, n], choice [B, T, P,
+    1] -> [P, N].
 
-    Mixtral divides by the sum of the chosen experts' probabilities, which leaves 1 for one expert and nothing for the
-    router to learn from. So the gradient passes straight through, as if by the probability (Bengio et al. 2013, arXiv
-    1308.3432). Times the probability itself, as in Switch, the layer would not be Mixtral's.
+    Mixtral divides by the sum of the chosen experts' probabilities. For one expert, this leaves 1 and nothing for the
+    router to learn from. So the gradient passes straight through, as if the gate were the probability (Bengio et al.
+    2013, arXiv 1308.3432). Multiplied by the probability itself, as in Switch, the layer would not be Mixtral's.
     """
     chance = chances.gather(-1, choice).flatten(0, 1).squeeze(-1).t()
-    # The difference first: it is 0 to the bit, where 1 + p - p need not be 1.
+    # The difference first: it is exactly 0, while 1 + p - p need not be 1.
     return 1 + (chance - chance.detach())

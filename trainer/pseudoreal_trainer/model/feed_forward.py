@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer; with experts, each of them."""
+"""The MLP of a layer; with experts, of each expert."""
 
 from pseudoreal_api.spec.model import FeedForward as FeedForwardSpec
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(spec.size, hidden, bias=bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The layer's output: [..., H] -> [..., H]."""
+        """Return the MLP's output: [..., H] -> [..., H]."""
         inner = F.gelu(self.up(hidden)) if self.gate is None else F.silu(self.gate(hidden)) * self.up(hidden)
         out: Tensor = self.down(inner)
         return out

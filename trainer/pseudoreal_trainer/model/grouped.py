@@ -1,6 +1,5 @@
-"""The feed-forward parts of a layer's experts, stacked: each of their parameters is one tensor, an expert behind the
-other. They run in a few kernels for all of them where torch has these, else one after the other.
-"""
+"""The MLPs of a layer's experts, stacked: each parameter is one tensor, one expert after the other. They run in a few
+kernels for all experts if torch has these, else one after the other."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +11,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 _ALIGNMENT = 16
-"""Alignment in bytes: every row of an operand begins at a multiple (torch.nn.functional.grouped_mm)."""
+"""Alignment in bytes: every row of an operand starts at a multiple (torch.nn.functional.grouped_mm)."""
 
 
 class StackedLinear(nn.Module):
-    """A linear layer for each of E experts. Its values are set by whoever makes it."""
+    """A linear layer for each of E experts. The values are set by the caller."""
 
     def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__()
@@ -24,16 +23,15 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(experts, outputs)) if bias else None
 
     def forward(self, rows: Tensor, ends: Tensor, sizes: Sequence[int]) -> Tensor:
-        """[rows, inputs], those of the first expert first -> [rows, outputs]. `ends`: where the rows of each expert
-        end, [E], int32; `sizes`: their numbers on the host."""
+        """Return [rows, inputs], rows of the first expert first -> [rows, outputs]. `ends`: end of each expert's rows,
+        [E], int32; `sizes`: numbers of rows, on the host."""
         is_grouped = self.bias is None and can_group(rows, self.weight)
         out: Tensor = _Products.apply(rows, self.weight, self.bias, ends if is_grouped else None, sizes)
         return out
 
 
 class StackedFeedForward(nn.Module):
-    """What FeedForward computes, for each of E experts. A rank that has some experts alone binds their part of the
-    tensors."""
+    """`FeedForward` for each of E experts. A rank with only some of the experts binds their part of the tensors."""
 
     def __init__(self, experts: int, hidden: int, spec: FeedForwardSpec) -> None:
         super().__init__()
@@ -44,8 +42,8 @@ class StackedFeedForward(nn.Module):
         self.down = StackedLinear(experts, spec.size, hidden, bias=bias)
 
     def outputs(self, rows: Tensor, counts: Tensor, sizes: Sequence[int]) -> Tensor:
-        """What the experts make of rows, [rows, H] -> [rows, H]; the first rows are those of the first expert. counts
-        [E], on the device of the rows; `sizes` are the same on the host. An expert without rows has a gradient of
+        """Return the experts' outputs for rows, [rows, H] -> [rows, H]; rows of the first expert come first. counts
+        [E], on the device of the rows; `sizes`: the same on the host. An expert without rows has a gradient of
         zeros."""
         ends = counts.cumsum(0, dtype=torch.int32)
         up = self.up(rows, ends, sizes)
@@ -54,13 +52,13 @@ class StackedFeedForward(nn.Module):
         return out
 
     def use_weights_of(self, other: "StackedFeedForward") -> None:
-        """Makes the parameters of both the same ones."""
+        """Use the parameters of `other`."""
         self.gate, self.up, self.down = other.gate, other.up, other.down
 
 
 def can_group(rows: Tensor, weight: Tensor) -> bool:
-    """Whether torch has a kernel for the products of rows [rows, in] with each expert's part of the weight, [E, out,
-    in]: on a GPU of compute capability 8.0 or more for bfloat16, on a CPU for float32, too."""
+    """Return whether torch has a kernel for the products of rows [rows, in] with each expert's part of the weight, [E,
+    out, in]: on a GPU of compute capability 8.0 or more for bfloat16, on a CPU for float32, too."""
     aligned = (weight.data_ptr(), *(size * weight.itemsize for size in weight.shape[1:]))
     if not hasattr(F, "grouped_mm") or any(number % _ALIGNMENT for number in aligned):
         return False
@@ -71,9 +69,9 @@ def can_group(rows: Tensor, weight: Tensor) -> bool:
 
 class _Products(torch.autograd.Function):
     """A linear layer for each expert: rows [rows, in], weight [E, out, in], bias [E, out] or none -> [rows, out].
-    `ends`: those of each expert's rows, [E]; None: torch has no kernel for all experts at once.
+    `ends`: end of each expert's rows, [E]; None: torch has no kernel for all experts at once.
 
-    Written by hand, as autograd would make the gradient of a whole stacked tensor for each expert.
+    Written by hand, because autograd would make the gradient of a whole stacked tensor for each expert.
     """
 
     @staticmethod
@@ -96,7 +94,7 @@ class _Products(torch.autograd.Function):
 
 
 def _by_rows(rows: Tensor, matrices: Tensor, bias: Tensor | None, ends: Tensor | None, sizes: Sequence[int]) -> Tensor:
-    """Each expert's rows times its matrix, and its bias: [rows, in], [E, in, out], [E, out] -> [rows, out]."""
+    """Return each expert's rows times its matrix, plus its bias: [rows, in], [E, in, out], [E, out] -> [rows, out]."""
     if ends is not None:
         return F.grouped_mm(rows, matrices, offs=ends)
     out = rows.new_empty(len(rows), matrices.shape[2])
@@ -110,7 +108,8 @@ def _by_rows(rows: Tensor, matrices: Tensor, bias: Tensor | None, ends: Tensor |
 
 
 def _by_experts(gradient: Tensor, rows: Tensor, ends: Tensor | None, sizes: Sequence[int]) -> Tensor:
-    """The gradient of each expert's matrix, by its rows alone: gradient [rows, out], [rows, in] -> [E, out, in]."""
+    """Return the gradient of each expert's matrix, from its own rows: gradient [rows, out], [rows, in] -> [E, out,
+    in]."""
     if ends is not None:
         out = F.grouped_mm(gradient.t(), rows, offs=ends)
         for expert, size in enumerate(sizes):
@@ -124,19 +123,20 @@ def _by_experts(gradient: Tensor, rows: Tensor, ends: Tensor | None, sizes: Sequ
 
 
 def _sums(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
-    """[rows, out] -> each expert's sum over its rows, [E, out]."""
+    """Return each expert's sum over its rows: [rows, out] -> [E, out]."""
     return torch.stack([part.sum(0) for part in gradient.split([*sizes])])
 
 
 def by_expert(counts: Tensor, rows: int) -> Tensor:
-    """Where the rows of the first expert are, then those of the second, ...: [rows]. Rows come from rank after rank,
-    each with those of the first expert first; of an expert they keep the order of the ranks, so that it computes on
-    them in the order of the whole batch.
+    """Return the indices of the rows of the first expert, then of the second, ...: [rows].
+
+    Rows arrive rank after rank, and from each rank expert after expert. The rows of an expert keep the order of the
+    ranks, so that the expert computes on them in the order of the whole batch.
 
     counts: rows from each rank for each expert, [ranks, experts]; `rows`: their sum, which the host knows.
     """
-    lengths = counts.t().flatten()  # expert after expert, of each rank after rank
-    begins = _begins(counts.flatten()).view_as(counts).t().flatten()  # where these are now
+    lengths = counts.t().flatten()  # expert after expert, and for each of them rank after rank
+    begins = _begins(counts.flatten()).view_as(counts).t().flatten()  # where these rows start now
     shifts = (begins - _begins(lengths)).repeat_interleave(lengths, output_size=rows)
     return shifts + torch.arange(rows, device=counts.device)
 

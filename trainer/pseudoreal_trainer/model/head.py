@@ -8,8 +8,8 @@ from pseudoreal_trainer.model.norm import norm
 
 
 def _embedding(spec: ModelSpec) -> nn.Embedding:
-    """An embedding whose weights are still to come. torch's own would draw some, and on the meta device it imports its
-    compiler for that, which takes seconds."""
+    """Return an embedding whose weights are set later. torch's constructor would draw weights, and on the meta device
+    it would import its compiler to do so, which takes seconds."""
     matrix = torch.empty(spec.vocabulary_size, spec.hidden_size)
     made: nn.Embedding = nn.Embedding.from_pretrained(matrix, freeze=False)
     return made
@@ -21,13 +21,13 @@ class Embedding(nn.Module):
         self.embedding = _embedding(spec)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The tokens' embeddings: [B, T] -> [B, T, H]."""
+        """Return the tokens' embeddings: [B, T] -> [B, T, H]."""
         hidden: Tensor = self.embedding(tokens)
         return hidden
 
 
 class Head(nn.Module):
-    """The final norm and a head of its own; `model.loss` passes features through them, chunk by chunk."""
+    """The final norm and an untied head; `model.loss` passes features through them, chunk by chunk."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Head(nn.Module):
 
 
 class TiedEnds(nn.Module):
-    """The embedding, whose matrix is the head's as well, and the final norm."""
+    """The embedding, whose matrix is also the head's, and the final norm."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class TiedEnds(nn.Module):
         self.norm = norm(spec, spec.hidden_size)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The tokens' embeddings: [B, T] -> [B, T, H]."""
+        """Return the tokens' embeddings: [B, T] -> [B, T, H]."""
         hidden: Tensor = self.embedding(tokens)
         return hidden
 
@@ -60,7 +60,7 @@ class TiedEnds(nn.Module):
 
 
 def ends_of(spec: ModelSpec) -> tuple[Embedding, Head] | tuple[TiedEnds, TiedEnds]:
-    """The modules of the two ends; the same one twice where embeddings are tied."""
+    """Return the modules of the two ends; with tied embeddings the same module twice."""
     if spec.embeddings == "Separate":
         return Embedding(spec), Head(spec)
     ends = TiedEnds(spec)
@@ -72,6 +72,6 @@ def soft_cap_of(spec: ModelSpec) -> float | None:
 
 
 def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
-    """Logits that stay between -cap and cap: cap tanh(logits / cap) (Gemma 2, arXiv 2408.00118, section 2). None: as
-    they are."""
+    """Return logits between -cap and cap: cap tanh(logits / cap) (Gemma 2, arXiv 2408.00118, section 2). None:
+    unchanged."""
     return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -1,4 +1,4 @@
-"""The first weights of a unit, drawn from the job's seed and the unit's index alone, so that any rank can make them."""
+"""Initial weights of a unit, drawn from the job's seed and the unit's index only, so that any rank can make them."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -17,8 +17,8 @@ _Role = Literal["embedding", "head", "residual", "up", "other"]
 
 
 def initial_weights(unit: Unit, index: int, model: Model, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Parameter -> its first values, on the CPU. Biases start at zero, norms at one, matrices with a normal
-    distribution. Those of an expert do not depend on which others the unit has."""
+    """Return parameter -> initial values, on the CPU. Biases start at zero, norms at one, matrices with a normal
+    distribution. The values of an expert do not depend on the unit's other experts."""
     if unit.experts is None:
         generator = _generator(seed, index)
         return {parameter.name: _drawn(parameter, model, dtype, generator) for parameter in unit.parameters}
@@ -54,16 +54,16 @@ class _Normal:
 
     std: float
     bound: float | None = None
-    """Standard deviations beyond which there is nothing; None: it has no bound."""
+    """Standard deviations at which the distribution is truncated; None: no truncation."""
 
 
 def _normal(matrix: Parameter, model: Model) -> _Normal:
-    """What a matrix is drawn from.
+    """Return the distribution of a matrix's initial values.
 
-    FanIn keeps the size of the features through each matrix, and the sum of all layers' outputs adds up to about one
-    (Radford et al. 2019, GPT-2: residual projections divided by the root of their number). The others are those of the
-    stacks of their names. TorchTitan divides by the number of the layer instead; a block that several layers share has
-    none.
+    FanIn keeps the size of features through each matrix, and the sum of all layers' outputs adds up to about one
+    (Radford et al. 2019, GPT-2: residual projections divided by the root of their number). The others are the
+    distributions of the stacks of their names. TorchTitan itself divides by the number of the layer; a block that
+    several layers share has no such number.
     """
     role, fan_in, root = _role(matrix, model), 1.0 / sqrt(matrix.shape[1]), sqrt(2 * model.layers)
     match model.initial_weights:
@@ -83,8 +83,8 @@ def _normal(matrix: Parameter, model: Model) -> _Normal:
 
 
 def _role(matrix: Parameter, model: Model) -> _Role:
-    """The part of the model that the matrix plays. One that is embedding and head begins as a head: as an embedding, it
-    would make the first logits far too large."""
+    """Return the role of a matrix in the model. A tied matrix starts as a head: started as an embedding, it would make
+    the first logits far too large."""
     if matrix.name == "embedding.weight":
         return "head" if model.embeddings == "Tied" else "embedding"
     if matrix.name == "head.weight":

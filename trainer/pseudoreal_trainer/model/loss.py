@@ -1,8 +1,8 @@
-"""The loss of a micro-batch, chunk by chunk of its tokens, so that the logits of all of them are never in memory.
+"""Loss of a micro-batch, chunk by chunk of its tokens, so that the logits of all tokens are never in memory together.
 
 A chunk goes through the head to its loss and back at once, and leaves the gradients of its features and of the head's
-matrix (as in TorchTitan's ChunkedLossWrapper). The norm before it is one pass over all tokens. Where a micro-batch is
-one chunk, every operation is that of a plain backward pass, in its order.
+matrix (as in TorchTitan's ChunkedLossWrapper). The norm before the head is one pass over all tokens. If a micro-batch
+is one chunk, the operations and their order are those of a plain backward pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ from pseudoreal_trainer.model.head import soft_capped
 from pseudoreal_trainer.plan.chunks import chunk_length
 
 IGNORED = -100
-"""Target of a token that has no part in the loss, as in `F.cross_entropy`."""
+"""Target of a token without a part in the loss, as in `F.cross_entropy`."""
 
 Take = Callable[[Tensor, Tensor], None]
-"""Takes in a part of a parameter's gradient, in the parameter's shape and in the compute type."""
+"""Receives a part of a parameter's gradient, in the parameter's shape and in the compute dtype."""
 
 
 class Output(Protocol):
-    """What stands behind the last layer."""
+    """The model after its last layer."""
 
     norm: nn.RMSNorm
 
@@ -37,11 +37,11 @@ class Output(Protocol):
 
 @dataclass(frozen=True)
 class Losses:
-    """Sums over tokens in nats, each a scalar in the type of the loss."""
+    """Sums over tokens in nats, each a scalar in the dtype of the loss."""
 
     cross_entropy: Tensor
     z: Tensor | None
-    """The z-loss, times its factor; None: it is not asked for."""
+    """z-loss times its factor; None without z-loss."""
 
     @property
     def total(self) -> Tensor:
@@ -57,19 +57,21 @@ class Losses:
 
 @dataclass(frozen=True)
 class Loss:
+    """The loss function: cross-entropy, and z-loss if it has a factor, in chunks of tokens."""
+
     dtype: torch.dtype
-    """The type in which the loss is computed and summed."""
+    """Dtype in which the loss is computed and summed."""
     chunk: int | None = None
-    """Most tokens of a chunk; None: there is one chunk."""
+    """Most tokens of a chunk; None: one chunk."""
     soft_cap: float | None = None
-    """Bound of the logits; None: there is none."""
+    """Bound of the logits; None: no bound."""
     z_factor: float = 0.0
     """Factor of the z-loss, the sum of the squares of the logits' log-sum-exp (PaLM, arXiv 2204.02311, section 5)."""
 
     @torch.no_grad()
     def cross_entropy(self, head: Output, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The cross-entropy alone, without gradients: hidden states [B, T, H], targets [B, T] -> sum over the tokens, a
-        scalar."""
+        """Return the cross-entropy only, without gradients: hidden states [B, T, H], targets [B, T] -> sum over the
+        tokens, a scalar."""
         features = head.norm(hidden).flatten(0, 1)  # [N, H]
         sums = [
             F.cross_entropy(self._logits(part, head.matrix), wanted, reduction="sum")
@@ -79,19 +81,19 @@ class Loss:
 
     @torch.no_grad()
     def logits(self, head: Output, hidden: Tensor) -> Tensor:
-        """The logits of single tokens: hidden states [N, H] -> [N, V]."""
+        """Return the logits of single tokens: hidden states [N, H] -> [N, V]."""
         return self._logits(head.norm(hidden), head.matrix)
 
     def backward(
         self, head: Output, hidden: Tensor, targets: Tensor, divisor: float, take: Take
     ) -> tuple[Losses, Tensor]:
-        """The sums over the tokens, and the gradient of the hidden states, [B, T, H], by the total over `divisor`.
+        """Return the loss sums over the tokens, and the gradient of total / `divisor` by the hidden states, [B, T, H].
 
-        hidden [B, T, H], targets [B, T]. The gradients of the head's parameters go to `take` as they are made.
+        hidden [B, T, H], targets [B, T]. The gradients of the head's parameters go to `take` as they are computed.
         """
         hidden = hidden.detach().requires_grad_()
         features = head.norm(hidden)  # [B, T, H]
-        # Nothing reads a chunk's features after its own pass, so their gradient takes their place.
+        # A chunk's features are not read after its own pass, so their gradient overwrites them.
         parts = features.detach()
         losses = [
             self._backward_of_chunk(head.matrix, part, wanted, divisor, take)
@@ -102,7 +104,8 @@ class Loss:
         return reduce(add, losses), of_hidden
 
     def _backward_of_chunk(self, matrix: Tensor, part: Tensor, targets: Tensor, divisor: float, take: Take) -> Losses:
-        """The sums over a chunk's tokens. part: features [c, H], replaced by their gradient; targets [c]."""
+        """Backpropagate a chunk and return its loss sums. part: features [c, H], replaced by their gradient; targets
+        [c]."""
         features = part.detach().requires_grad_()
         losses = self._of_chunk(features, matrix, targets)
         of_features, of_matrix = torch.autograd.grad(losses.total / divisor, [features, matrix])
@@ -111,7 +114,7 @@ class Loss:
         return losses.detach()
 
     def _of_chunk(self, features: Tensor, matrix: Tensor, targets: Tensor) -> Losses:
-        """The sums over a chunk's tokens: features [c, H], the head's matrix [V, H], targets [c]."""
+        """Return the loss sums over a chunk's tokens: features [c, H], the head's matrix [V, H], targets [c]."""
         logits = self._logits(features, matrix)
         cross_entropy = F.cross_entropy(logits, targets, reduction="sum")
         if not self.z_factor:
@@ -120,15 +123,15 @@ class Loss:
         return Losses(cross_entropy, self.z_factor * (counted * logits.logsumexp(dim=-1).square()).sum())
 
     def _logits(self, features: Tensor, matrix: Tensor) -> Tensor:
-        """The logits of a chunk in the type of the loss: [c, H] -> [c, V]."""
+        """Return the logits of a chunk in the dtype of the loss: [c, H] -> [c, V]."""
         return soft_capped(F.linear(features, matrix).to(self.dtype), self.soft_cap)
 
     def _cut(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """The chunks of what there is for each token, [N, ...]; one empty chunk of no tokens."""
+        """Return the chunks of a tensor with one entry per token, [N, ...]; without tokens, one empty chunk."""
         return torch.split(tokens, chunk_length(len(tokens), self.chunk))
 
 
 def sum_of(losses: Sequence[Losses]) -> Losses:
-    """The sums of micro-batches together."""
+    """Return the loss sums of several micro-batches together."""
     z = [one.z for one in losses if one.z is not None]
     return Losses(torch.stack([one.cross_entropy for one in losses]).sum(), torch.stack(z).sum() if z else None)

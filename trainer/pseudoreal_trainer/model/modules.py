@@ -1,4 +1,4 @@
-"""The units of a model as modules to which weights are bound."""
+"""Units of a model as modules to which weights are bound."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -17,7 +17,8 @@ from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of
 
 
 class UnitModule:
-    """One module for all units of a kind, or the part of one that is a unit. `bind` decides whose weights it has."""
+    """A module for all units of a kind, or the part of a module that is a unit. `bind` decides which unit's weights it
+    has."""
 
     def __init__(self, module: nn.Module, unit: Unit) -> None:
         """`unit`: any unit of the module's kind."""
@@ -27,7 +28,7 @@ class UnitModule:
         self._shapes = [parameter.shape for parameter in unit.parameters]
         self.parameters = [_without_storage(module, name) for name in names]
         self.trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        """Those that gradients train: all but a balancing bias, which is the last."""
+        """Parameters that gradients train: all but a balancing bias, which comes last."""
 
     @property
     def numel(self) -> int:
@@ -35,24 +36,24 @@ class UnitModule:
         return sum(torch.Size(shape).numel() for shape in self._shapes)
 
     def bind(self, flat: Tensor) -> None:
-        """Makes the parameters views of `flat`, a working copy, [at least numel]."""
+        """Make the parameters views of `flat`, a working copy, [at least numel]."""
         for parameter, view in zip(self.parameters, views(flat, self._shapes), strict=True):
             parameter.data = view
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Views of a gradient, [at least numel], in the order and shapes of `parameters`."""
+        """Return views of a gradient, [at least numel], in the order and shapes of `parameters`."""
         return views(flat, self._shapes)
 
 
 def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Views of a flat vector as tensors of these shapes, one behind the other."""
+    """Return views of a flat vector as tensors of these shapes, one after the other."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
     parts = torch.split(flat[: sum(sizes)], sizes)
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class Modules:
-    """The embedding, a block of each kind and the head, over weights that are bound to them, in the compute type
+    """The embedding, a block of each kind and the head; they compute with bound weights, in the compute dtype
     `dtype`."""
 
     def __init__(self, model: Model, units: Sequence[Unit], dtype: torch.dtype, *, compiled: bool) -> None:
@@ -72,7 +73,8 @@ class Modules:
         self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def of(self, unit: int) -> UnitModule:
-        """The module of a unit; all blocks of a kind have the same, and so have all experts, and tied ends."""
+        """Return the module of a unit. All blocks of a kind have the same module, and so have all experts, and tied
+        ends."""
         if unit == 0:
             return self._embedding
         described = self._units[unit]
@@ -82,7 +84,7 @@ class Modules:
         return self._model.window_of(layer) is not None
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The embedding: [B, T] -> [B, T, H]."""
+        """Return the tokens' embeddings: [B, T] -> [B, T, H]."""
         hidden: Tensor = self._embedding.module(tokens)
         return hidden
 
@@ -94,8 +96,8 @@ class Modules:
         documents: Documents | None = None,
         kept: KeptChoice | None = None,
     ) -> Tensor:
-        """The block that is bound, as this layer uses it: [B, T, H] -> [B, T, H]. `documents`: those that tokens attend
-        within; None: whole sequences. `kept`: its choice of experts; None where it has none, or nobody needs it
+        """Run the bound block as this layer uses it: [B, T, H] -> [B, T, H]. `documents`: attention stays within them;
+        None: whole sequences. `kept`: routing decision; None without experts, and if the decision is not needed
         again."""
         run = self._run_block[self._model.has_experts(layer)]
         out: Tensor = run(hidden, self._rotation(hidden, documents), self._mask(hidden, layer), tally, documents, kept)
@@ -109,15 +111,15 @@ class Modules:
         documents: Documents | None = None,
         choice: Choice | None = None,
     ) -> Routed:
-        """The pass of a layer up to experts on other ranks: hidden [B, T, H]. `choice`: the one that was made
-        before."""
+        """Run a layer up to its experts, for experts on other ranks: hidden [B, T, H]. `choice`: routing decision of an
+        earlier pass."""
         rotation, mask = self._rotation(hidden, documents), self._mask(hidden, layer)
         return self._mixture.routed(hidden, rotation, mask, tally, documents, choice)
 
     @property
     def experts(self) -> Experts | TopKExperts:
-        """Those of all layers: how tokens become rows, and rows tokens; and what the experts whose weights are bound,
-        which may be some of them, make of rows."""
+        """Experts module of all layers: converts tokens to rows and rows to tokens, and computes the experts with bound
+        weights, which may be only some of a layer's experts."""
         return self._mixture.experts
 
     @property
@@ -127,8 +129,8 @@ class Modules:
     def tally(
         self, layer: int, divisor: int, device: torch.device, choices_of_step: Callable[[], Tensor] | None = None
     ) -> Tally | None:
-        """A tally for a training pass of this layer; None where it has no experts. `choices_of_step`: None: all experts
-        are chosen as often."""
+        """Return a tally for a training pass of this layer; None if it has no experts. `choices_of_step`: None: all
+        experts are chosen equally often."""
         experts = self._model.experts
         if experts is None or not self._model.has_experts(layer):
             return None
@@ -152,9 +154,9 @@ class Modules:
 
 
 def _compiled(block: Block) -> Callable[..., Any]:
-    """The block's pass, compiled. Experts are left out: their numbers of tokens differ from pass to pass, and
-    torch.compile would begin anew for each. So is attention within documents, for the same reason: it alone looks into
-    them."""
+    """Return the block's forward function, compiled. Experts are excluded: their numbers of tokens differ from pass to
+    pass, and torch.compile would compile again for each. Attention within documents, which alone reads documents, is
+    excluded for the same reason."""
     block.attention.attend_within = torch.compiler.disable(attend_within)
     if not block.is_mixture:
         return torch.compile(block)
@@ -163,7 +165,8 @@ def _compiled(block: Block) -> Callable[..., Any]:
 
 
 def _part(unit: Unit) -> Literal["dense", "mixture", "experts"]:
-    """What a unit of a layer is: the block of one without experts, of one with them, or these."""
+    """Return the kind of a layer's unit: the block of a layer without experts, the block of a layer with experts, or
+    the experts."""
     return "experts" if unit.is_experts else "mixture" if unit.is_of_mixture else "dense"
 
 
@@ -173,7 +176,7 @@ def _prefix(unit: Unit) -> str:
 
 
 def _without_storage(module: nn.Module, name: str) -> nn.Parameter:
-    """Puts an empty parameter in the place of the one with this name."""
+    """Replace the parameter of this name by an empty one."""
     owner, _, leaf = name.rpartition(".")
     parameter = nn.Parameter(torch.empty(0), requires_grad=module.get_parameter(name).requires_grad)
     setattr(module.get_submodule(owner), leaf, parameter)

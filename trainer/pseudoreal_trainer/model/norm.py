@@ -5,5 +5,5 @@ from torch import nn
 
 
 def norm(spec: Model, size: int) -> nn.RMSNorm:
-    """A root-mean-square norm over `size` features (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+    """Return a root-mean-square norm over `size` features (Zhang and Sennrich 2019, arXiv 1910.07467)."""
     return nn.RMSNorm(size, eps=float(spec.norm.epsilon))

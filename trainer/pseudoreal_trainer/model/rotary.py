@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021, RoFormer, arXiv 2104.09864), stretched as some models are for longer sequences."""
+"""Rotary positions (Su et al. 2021, RoFormer, arXiv 2104.09864), scaled as some models do for longer sequences."""
 
 from math import log, pi
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def rotary(model: Model, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the positions' angles, [T, width of a head / 2], in the type of `like`."""
+    """Return the cosines and sines of the positions' angles, [T, width of a head / 2], in the dtype of `like`."""
     spec = model.attention.rotary
     places = torch.arange(length, dtype=torch.float64, device=like.device)
     angles = places[:, None] * frequencies(spec, model.head_size, like.device)
@@ -17,24 +17,25 @@ def rotary(model: Model, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotation_at(rotation: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of tokens at these positions, [B, T] -> [B, 1, T, width of a head / 2]: alike for all heads.
+    """Return the cosines and sines at these positions, [B, T] -> [B, 1, T, width of a head / 2]; the same for all
+    heads.
 
-    Attention depends on differences of positions alone, so where they begin changes no exact result. It changes the
-    rounding, which is that of a row of its own where positions begin anew.
+    Attention depends only on differences of positions, so their start changes no exact result. It changes the rounding:
+    where positions start again, rounding is the same as in a row of its own.
     """
     cosine, sine = rotation
     return cosine[positions].unsqueeze(1), sine[positions].unsqueeze(1)
 
 
 def rotate(features: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """The features [B, heads, T, width], turned pair by pair: feature i with feature i + width / 2."""
+    """Return the features [B, heads, T, width], rotated pair by pair: feature i with feature i + width / 2."""
     cosine, sine = (part.to(features.dtype) for part in rotation)
     first, second = features.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
 def frequencies(spec: Rotary, width: int, device: torch.device) -> Tensor:
-    """Radians a token by which each pair of a head of this width turns, [width / 2], in float64."""
+    """Return the radians per token by which each pair of a head of this width rotates, [width / 2], in float64."""
     base = float(spec.base)
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
     plain = base**-exponents
@@ -42,12 +43,13 @@ def frequencies(spec: Rotary, width: int, device: torch.device) -> Tensor:
         return plain
     if spec.scaling.llama3 is not None:
         return _llama3(spec.scaling.llama3, plain)
-    assert spec.scaling.yarn is not None, "a scaling has the numbers of its type"
+    assert spec.scaling.yarn is not None, "a scaling without Llama 3 settings has YaRN settings"
     return _yarn(spec.scaling.yarn, plain, base)
 
 
 def _llama3(spec: Llama3Scaling, plain: Tensor) -> Tensor:
-    """Frequencies of Llama 3.1 (transformers, `_compute_llama3_parameters`, whose three cases are one slope)."""
+    """Return the frequencies of Llama 3.1 (transformers, `_compute_llama3_parameters`, whose three cases are one
+    slope)."""
     low, high = float(spec.low_frequency_factor), float(spec.high_frequency_factor)
     turns = spec.original_sequence_length * plain / (2 * pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -55,11 +57,12 @@ def _llama3(spec: Llama3Scaling, plain: Tensor) -> Tensor:
 
 
 def _yarn(spec: YarnScaling, plain: Tensor, base: float) -> Tensor:
-    """Frequencies of YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.2), with whole pairs as the slope's ends."""
+    """Return the frequencies of YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.2), with whole pairs as the slope's
+    ends."""
     width = 2 * len(plain)
 
     def pair(turns: float) -> float:
-        """The pair, as a fraction, that turns so often over the original length."""
+        """Return the index of the pair, as a fraction, that makes this number of turns over the original length."""
         return width * log(spec.original_sequence_length / (2 * pi * turns)) / (2 * log(base))
 
     first = max(pair(float(spec.beta_fast)) // 1, 0)

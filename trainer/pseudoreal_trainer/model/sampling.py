@@ -1,4 +1,4 @@
-"""Tokens that a model writes, one after the other."""
+"""Sampling of tokens from a model, one after the other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,19 +11,21 @@ from pseudoreal_trainer.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class Sampling:
+    """Settings of sampling."""
+
     vocabulary: int
-    """Tokens that may be drawn: those below it. Rows of the head beyond the tokenizer's tokens never are."""
+    """Tokens below this id may be drawn. Rows of the head beyond the tokenizer's tokens never are."""
     temperature: float = 0.8
-    """The logits are divided by it. 0: the most probable token is taken."""
+    """Divisor of the logits; 0: the most probable token is taken."""
     top_p: float = 1.0
-    """Only the most probable tokens are drawn that make up this share together (Holtzman et al. 2020, nucleus
-    sampling)."""
+    """Share of probability: only the most probable tokens that together have this share are drawn (Holtzman et al.
+    2020, nucleus sampling)."""
     seed: int = 0
 
 
 @torch.no_grad()
 def generate(model: Transformer, prompt: Sequence[int], count: int, sequence: int, sampling: Sampling) -> list[int]:
-    """`count` tokens that go on from a prompt of at least one. The same seed gives the same tokens."""
+    """Return `count` tokens that continue a prompt of at least one token. The same seed gives the same tokens."""
     generator = torch.Generator().manual_seed(sampling.seed)
     device = model.embedding.weight.device
     tokens = [*prompt]
@@ -34,12 +36,12 @@ def generate(model: Transformer, prompt: Sequence[int], count: int, sequence: in
 
 
 def readable(text: str) -> str:
-    """The text as a terminal can show it: a model that has learnt little writes control characters, too."""
+    """Return the text as a terminal can show it: a model that has learnt little writes control characters, too."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
 def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """A token drawn by the logits, [V], of which those of no token are left out."""
+    """Draw a token by the logits, [V], excluding rows beyond `sampling.vocabulary`."""
     logits = logits[: sampling.vocabulary]
     if sampling.temperature == 0:
         return int(logits.argmax())
@@ -50,7 +52,7 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
 
 
 def _nucleus(probabilities: Tensor, share: float) -> Tensor:
-    """The probabilities, [V], of the fewest tokens that have at least `share` of them together; those of others are
+    """Return the probabilities, [V], with only the fewest tokens that together have at least `share`; all others are
     0."""
     ordered, tokens = probabilities.sort(descending=True, stable=True)
     before = ordered.cumsum(0) - ordered

@@ -1,9 +1,9 @@
-"""Experts of which each token goes to the few that the router scores highest, as in Mixtral (arXiv 2401.04088) and
-DeepSeek (arXiv 2412.19437). None is ever full, so no token depends on another.
+"""Top-k experts: each token goes to the experts that the router scores highest, as in Mixtral (arXiv 2401.04088) and
+DeepSeek (arXiv 2412.19437). No expert is ever full, so no token depends on another.
 
-Two things keep experts in balance. A bias is added to the scores where experts are chosen, and nowhere else; between
-steps it changes by the number of tokens that each expert got. An auxiliary loss, of each sequence or of the whole step,
-has a gradient. A z-loss keeps the router's outputs small.
+Two mechanisms keep experts in balance. A bias is added to the scores for the choice of experts only; between steps it
+changes by the number of tokens of each expert. An auxiliary loss, over each sequence or over the whole step, has a
+gradient. A z-loss keeps the router's outputs small.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,8 @@ from pseudoreal_trainer.model.grouped import StackedFeedForward
 
 
 class TopKExperts(StackedFeedForward):
+    """Experts of a layer, with the routing of each token to its top k."""
+
     def __init__(self, spec: Model, top_k: TopK, count: int) -> None:
         super().__init__(count, spec.hidden_size, spec.expert)
         self._spec, self._count = top_k, count
@@ -27,8 +29,8 @@ class TopKExperts(StackedFeedForward):
     def forward(
         self, hidden: Tensor, logits: Tensor, tally: Tally | None = None, *, kept: KeptChoice | None = None
     ) -> Tensor:
-        """The weighted sum of the outputs of each token's experts: hidden [B, T, H], logits [B, T, experts] -> [B, T,
-        H]. `kept`: the choice, which is made unless it was before."""
+        """Return the weighted sum of the outputs of each token's experts: hidden [B, T, H], logits [B, T, experts] ->
+        [B, T, H]. `kept`: routing decision, made by this pass unless it was made before."""
         kept = kept or KeptChoice()
         routes = self.routes(logits, tally, choice=kept.choice)
         kept.choice = routes.choice
@@ -47,8 +49,8 @@ class TopKExperts(StackedFeedForward):
         documents: Documents | None = None,  # noqa: ARG002
         choice: Choice | None = None,
     ) -> Routes:
-        """The routes for logits [B, T, experts]; `choice`: the one that was made before. These experts are never full,
-        so they need not know documents."""
+        """Return the routes for logits [B, T, experts]. `choice`: routing decision of an earlier pass. These experts
+        are never full, so documents are not needed."""
         scores = self._scores(logits)  # [B, T, experts]
         of_tokens = scores.flatten(0, 1)
         choice = choice or self._choice(of_tokens.detach())
@@ -60,18 +62,18 @@ class TopKExperts(StackedFeedForward):
             weights = tally.joined(weights, choice.counts, none, entropy, losses, self._loss_of_step(scores))
         return Routes(choice, weights)
 
-    # Rows are the choices in the order of all experts, which may be on other ranks.
+    # Rows are the choices in the order of all experts; the experts may be on other ranks.
 
     def rows(self, tokens: Tensor, choice: Choice, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
-        """A row for each choice of each token: tokens [N, H] -> [N * k, H]."""
+        """Return a row for each choice of each token: tokens [N, H] -> [N * k, H]."""
         return _copies(tokens, choice.chosen.shape[1]).index_select(0, choice.order)
 
     def weights_of_rows(self, routes: Routes, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
-        """[N * k]"""
+        """Return the weights of the rows, [N * k]."""
         return routes.weights.flatten().index_select(0, routes.choice.order)
 
     def combined(self, made: Tensor, weights: Tensor, choice: Choice, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
-        """What experts made of rows, added up for each token: made [N * k, H], weights of rows [N * k] -> [N, H]."""
+        """Return the experts' outputs added up for each token: made [N * k, H], weights of rows [N * k] -> [N, H]."""
         weighted = made * weights.to(made.dtype)[:, None]
         of_tokens: Tensor = weighted.index_select(0, choice.order.argsort()).unflatten(0, choice.chosen.shape)
         return of_tokens.sum(dim=1)
@@ -80,16 +82,16 @@ class TopKExperts(StackedFeedForward):
         return logits.softmax(dim=-1) if self._spec.score == "Softmax" else logits.sigmoid()
 
     def _choice(self, scores: Tensor) -> Choice:
-        """The choice by scores [N, experts]."""
+        """Return the routing decision for scores [N, experts]."""
         biased = scores if self.balancing_bias is None else scores + self.balancing_bias
         chosen = biased.topk(self._spec.per_token, dim=-1).indices
-        # Those of the first expert, then the second's, ...
+        # Choices of the first expert, then of the second, ...
         order = chosen.flatten().argsort(stable=True)
         counts = _counts(chosen.flatten(), self._count)
         return Choice(chosen, None, order, counts, self._unbiased_counts(scores, counts))
 
     def _unbiased_counts(self, scores: Tensor, counts: Tensor) -> Tensor | None:
-        """How often each expert is among the first by scores [N, experts], where a loss over steps asks for it.
+        """Return how often each expert is among the top k of scores [N, experts]; None if no loss needs the counts.
         `counts`: the same with the balancing bias."""
         if self._spec.balance_over != "Step":
             return None
@@ -98,23 +100,26 @@ class TopKExperts(StackedFeedForward):
         return _counts(scores.topk(self._spec.per_token, dim=-1).indices.flatten(), self._count)
 
     def _weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """The weights of chosen experts, [N, k]; scores [N, experts]."""
+        """Return the weights of chosen experts, [N, k]; scores [N, experts]."""
         weights = scores.gather(-1, chosen)
         if self._spec.weights == "Renormalised":
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights * float(self._spec.scale)
 
     def _loss_of_step(self, scores: Tensor) -> StepLoss | None:
-        """The part of these tokens in the auxiliary loss of the whole step (global-batch balance: Qiu et al., arXiv
-        2501.11873); scores [B, T, experts]."""
+        """Return these tokens' part of the auxiliary loss over the whole step (global-batch balance: Qiu et al., arXiv
+        2501.11873); None without such a loss. scores [B, T, experts]."""
         if self._spec.balance_over != "Step":
             return None
         return StepLoss(_chances(scores, self._spec).sum(dim=(0, 1)), self._factor)
 
     def _loss_of_sequences(self, scores: Tensor) -> Tensor:
-        """The auxiliary loss of DeepSeek-V3 (arXiv 2412.19437, equations 17 to 20) times its factor, summed over the
-        tokens of all sequences: scores [B, T, experts] -> a scalar. The choices are those without the balancing bias,
-        as there. It is of each sequence, so micro-batches and ranks do not matter."""
+        """Return the auxiliary loss of DeepSeek-V3 (arXiv 2412.19437, equations 17 to 20) times its factor, summed over
+        the tokens of all sequences: scores [B, T, experts] -> a scalar.
+
+        As in DeepSeek-V3, choices are counted without the balancing bias. The loss is computed per sequence, so
+        micro-batches and ranks do not matter.
+        """
         if not self._factor or self._spec.balance_over != "Sequence":
             return scores.new_zeros(())
         chances = _chances(scores, self._spec)
@@ -123,26 +128,26 @@ class TopKExperts(StackedFeedForward):
         return self._factor * self._count * (shares * chances.sum(dim=1)).sum()
 
     def _z_loss(self, logits: Tensor) -> Tensor:
-        """The z-loss of ST-MoE (arXiv 2202.08906, equation 5) times its factor, summed over tokens: logits [B, T,
-        experts] -> a scalar."""
+        """Return the z-loss of ST-MoE (arXiv 2202.08906, equation 5) times its factor, summed over tokens: logits [B,
+        T, experts] -> a scalar."""
         if not self._z_factor:
             return logits.new_zeros(())
         return self._z_factor * logits.logsumexp(dim=-1).square().sum()
 
 
 def _copies(tokens: Tensor, choices: int) -> Tensor:
-    """A copy of each token for each choice, [N, H] -> [N * k, H]: each is in the order of the experts once, so no sum
-    in the backward pass depends on the order in which a GPU's threads come."""
+    """Return a copy of each token for each choice, [N, H] -> [N * k, H]. Each copy is selected once, so no sum in the
+    backward pass depends on the order of a GPU's threads."""
     return tokens[:, None].expand(-1, choices, -1).flatten(0, 1)
 
 
 def _chances(scores: Tensor, spec: TopK) -> Tensor:
-    """The scores of each token as shares of their sum, [..., experts]."""
+    """Return the scores of each token as shares of their sum, [..., experts]."""
     return scores if spec.score == "Softmax" else scores / scores.sum(dim=-1, keepdim=True)
 
 
 def _counts(choices: Tensor, experts: int) -> Tensor:
-    """How often each expert is chosen: choices [..., n] -> [..., experts]. Nothing is read back from the device:
-    `bincount` would be."""
+    """Return how often each expert is chosen: choices [..., n] -> [..., experts]. Nothing is read back from the device;
+    `bincount` would read back."""
     none = zeros((*choices.shape[:-1], experts), dtype=choices.dtype, device=choices.device)
     return none.scatter_add(-1, choices, ones_like(choices))

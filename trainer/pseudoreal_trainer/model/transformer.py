@@ -19,8 +19,7 @@ from pseudoreal_trainer.plan.units import units_of
 
 
 class Transformer(nn.Module):
-    """Embedding, layers, final norm, head. Layer l uses block `layer_blocks[l]`; blocks may have experts in
-    common."""
+    """Embedding, layers, final norm, head. Layer l uses block `layer_blocks[l]`; blocks may share experts."""
 
     def __init__(self, spec: ModelSpec, sharing: Sharing) -> None:
         super().__init__()
@@ -37,8 +36,8 @@ class Transformer(nn.Module):
         self.head = nn.Linear(spec.hidden_size, spec.vocabulary_size, bias=False) if separate else None
 
     def forward(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
-        """The logits of the next token: tokens [B, T] -> [B, T, V]. `documents`: those that tokens attend within; None:
-        whole sequences."""
+        """Return the logits of the next token: tokens [B, T] -> [B, T, V]. `documents`: attention stays within them;
+        None: whole sequences."""
         hidden = self.embedding(tokens)  # [B, T, H]
         length, window = tokens.shape[1], self.spec.attention.window
         rotation = rotary(self.spec, length, hidden)
@@ -52,13 +51,13 @@ class Transformer(nn.Module):
 
 
 def load_into(model: Transformer, weights: Mapping[str, Tensor]) -> None:
-    """Gives the model these weights: of each parameter once, however many blocks have it."""
-    assert weights.keys() == dict(model.named_parameters()).keys(), "these are the model's parameters"
+    """Load these weights; each parameter appears once, however many blocks share it."""
+    assert weights.keys() == dict(model.named_parameters()).keys(), "the keys are the model's parameters"
     model.load_state_dict(weights, strict=False)
 
 
 def build_model(spec: ModelSpec, sharing: Sharing, seed: int, dtype: torch.dtype) -> Transformer:
-    """The whole model with its first weights."""
+    """Return the whole model with its initial weights."""
     model = Transformer(spec, sharing).to(dtype)
     for index, unit in enumerate(units_of(spec, sharing)):
         model.load_state_dict(initial_weights(unit, index, spec, seed, dtype), strict=False)

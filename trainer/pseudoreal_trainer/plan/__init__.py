@@ -1,4 +1,4 @@
-"""What a training step does, as data: units and their homes, the layout, orders of passes, records, and their checker.
+"""A training step as data: units and their homes, the layout, orders of passes, records, and the checker.
 
-What it costs is in `forecast`; what carries it out, in `engine`. Never torch.
+`forecast` computes the cost of a step, `engine` executes it. Never imports torch.
 """

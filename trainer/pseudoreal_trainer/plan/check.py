@@ -1,4 +1,4 @@
-"""Proves a step plan before the first batch: it ends, keeps within the window, forgets and repeats nothing. Pure."""
+"""Proves a step plan before the first batch: it ends, stays within the window, and omits and repeats nothing. Pure."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -39,15 +39,15 @@ from pseudoreal_trainer.plan.records import (
 from pseudoreal_trainer.plan.spread import units_grown, units_used
 
 _MOST_FETCHES = 2
-"""Fetches of a group of experts for the tokens of one position: one forward, one backward."""
+"""Most fetches of a group of experts for the tokens of one position: one forward, one backward."""
 
 
 class PlanError(RuntimeError):
-    """A step plan that must not run; the text names the rank, the record of its plan and the fault."""
+    """Raised for a step plan that must not run; the text names the rank, the record of its plan and the fault."""
 
 
 def check_plan(layout: Layout, plan: Plan) -> None:
-    """Raises PlanError unless the plan trains one step of the layout, on all ranks together."""
+    """Raise PlanError unless the plan trains one step of the layout, on all ranks together."""
     for rank, records in enumerate(plan):
         _check_rank(layout, rank, records)
     _check_channels(plan)
@@ -75,25 +75,26 @@ def _require(holds: bool, fault: str) -> None:
 
 @dataclass
 class _RankState:
-    """What is true on a rank between two records of its plan."""
+    """State of a rank between two records of its plan. Each method checks one kind of record against the state and
+    applies the record. Methods raise PlanError for a fault."""
 
     layout: Layout
     rank: int
     resident: dict[int, Fetch] = field(default_factory=dict)
-    """Unit with a working copy -> what brought it."""
+    """Unit with a working copy -> its Fetch."""
     fetches: Counter[Fetch] = field(default_factory=Counter)
     read: dict[int, Read] = field(default_factory=dict)
-    """Unit that is read ahead -> what reads it."""
+    """Unit that is read ahead -> its Read."""
     inputs: set[tuple[int, int]] = field(default_factory=set)
-    """Each (position, micro-batch) whose input is on the device."""
+    """Pairs (position, micro-batch) with the input on the device."""
     stashed: set[tuple[int, int]] = field(default_factory=set)
     gradients: set[tuple[int, int]] = field(default_factory=set)
-    """Each (position, micro-batch) the gradient of whose input is on the device."""
+    """Pairs (position, micro-batch) with the gradient of the input on the device."""
     passes: Counter[Pass] = field(default_factory=Counter)
     counted: set[tuple[int, int]] = field(default_factory=set)
-    """Each (position, micro-batch) of which all ranks know how many tokens go where."""
+    """Pairs (position, micro-batch) for which all ranks know how many tokens go where."""
     summed: set[int] = field(default_factory=set)
-    """Positions of which all ranks know how often each expert was chosen in the step."""
+    """Positions for which all ranks know how often each expert was chosen in the step."""
     exchanges: Counter[Exchange] = field(default_factory=Counter)
     measured: list[int] = field(default_factory=list)
     """Positions that were measured."""
@@ -130,7 +131,8 @@ class _RankState:
         del self.resident[record.unit]
 
     def _require_wanted(self, record: Read | Fetch) -> None:
-        """Checks that a group of experts, and nothing else, is fetched only where tokens came, once that is known."""
+        """Check that a group of experts, and no other unit, is fetched only if tokens came for it, once that is
+        known."""
         position, is_optional = record.wanted_by, self.layout.is_optional(record.unit)
         if position is None:
             _require(not is_optional, "it is fetched whether tokens came for it or not")
@@ -297,7 +299,7 @@ class _RankState:
         _require(self.layout.shares(position), "no other layer uses its units")
         passes = [Backward(position, m) for m in range(self.layout.micro_batches)]
         _require(all(self.passes[p] == 1 for p in passes), "its gradient is not complete")
-        # Neighbours on two ranks meet: all go through them from the last to the first.
+        # Neighbouring layers on two ranks exchange gradients: all ranks measure from the last position to the first.
         _require(
             not self.measured or position < self.measured[-1], f"position {self.measured[-1:]} was measured before"
         )
@@ -341,7 +343,7 @@ class _RankState:
         _require(not missing, f"units {missing} are not {what}")
 
     def _backward_passes(self, unit: int) -> list[Pass]:
-        """The passes that add to the gradient of a unit."""
+        """Return the passes that add to the gradient of a unit."""
         layout = self.layout
         positions = [p for p in layout.positions(self.rank) if unit in layout.units_of(p)]
         return [self._backward_pass(unit, p, m) for p in positions for m in range(layout.micro_batches)]
@@ -376,11 +378,11 @@ _HANDLERS: dict[type, Callable[[_RankState, Any], None]] = {
 }
 
 _Channel = tuple[Flow, int, int]
-"""A flow, its sending and its receiving rank."""
+"""Flow, sending rank and receiving rank."""
 
 
 def _check_channels(plan: Plan) -> None:
-    """Checks that the k-th receive of a channel gets its k-th send: messages have no names on some networks. Raises
+    """Check that the k-th receive of a channel gets its k-th send: on some networks messages have no tags. Raises
     PlanError."""
     sent: dict[_Channel, list[tuple[int, int]]] = {}
     received: dict[_Channel, list[tuple[int, int]]] = {}
@@ -399,10 +401,10 @@ def _check_channels(plan: Plan) -> None:
 
 
 def _check_collectives(layout: Layout, plan: Plan) -> None:
-    """Checks that pipeline ranks call the collectives that they have in common in one order: what the plans of two of
-    them have of these is the same word. Raises PlanError.
+    """Check that pipeline ranks launch their common collectives in one order. Raises PlanError.
 
-    Collectives of the data ranks of one pipeline rank need no check: these have one plan.
+    For each pair of ranks, both plans must contain the same sequence of common collectives. Collectives of the data
+    ranks of one pipeline rank need no check: these ranks have one plan.
     """
     for first, second in combinations(range(layout.pipeline), 2):
         words = [_word(layout, {first, second}, plan[rank]) for rank in (first, second)]

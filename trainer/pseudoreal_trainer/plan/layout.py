@@ -1,4 +1,4 @@
-"""Which rank does what: the chain of positions, its units, and the mesh of pipeline and data ranks. Pure."""
+"""Assignment of work to ranks: the chain of positions, its units, and the mesh of pipeline and data ranks. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,19 +14,19 @@ from pseudoreal_trainer.plan.mesh import Groups, Mesh
 
 Pool = Literal["Blocks", "Experts"]
 POOLS: tuple[Pool, ...] = ("Blocks", "Experts")
-"""Units that share the slots of a window, and the buffers of gradients, as they are about as large as each other: the
-experts, and all others. Of each pool a pass uses one unit at most."""
+"""Pools of units: experts, and all other units. The units of a pool have similar sizes, and share the slots of a window
+and the gradient buffers. A pass uses at most one unit of each pool."""
 
 Users = tuple[int, ...]
 """Pipeline ranks that use a unit, ascending."""
 
 MODULAR: tuple[Schedule, ...] = ("Layered", "Interleaved")
-"""Schedules whose layers go round the pipeline ranks; in the others each rank has neighbouring layers."""
+"""Schedules that assign layers to pipeline ranks round-robin; in the others each rank has neighbouring layers."""
 _OF_LAYERS = (
     *("units", "_first_experts", "_behind_experts", "_sets", "_units_of", "_layers_of"),
     *("_ranks", "_positions", "_local_units", "users"),
 )
-"""What depends on the layers of the pipeline ranks alone."""
+"""Cached properties that depend only on the layers of the pipeline ranks."""
 
 
 @dataclass(frozen=True)
@@ -37,39 +37,39 @@ class Layout:
     """Entry l is the block of layer l."""
     pipeline: int
     data: int
-    """Number of data-parallel ranks of each pipeline rank."""
+    """Number of data ranks of each pipeline rank."""
     micro_batches: int
     layer_experts: tuple[int | None, ...] = ()
-    """Entry l is the number of the experts of layer l; None: it has none. Empty: no layer has."""
+    """Entry l is the number of the experts of layer l; None: the layer has none. Empty: no layer has experts."""
     replicas: int = 1
-    """Number of groups of data ranks, in each of which all parts of a unit are; more than one where states are cut."""
+    """Number of groups of data ranks for hierarchical collectives; more than one only if states are sharded."""
     expert_ranks: int = 1
-    """Number of ranks of a replica over which a layer's experts are spread."""
+    """Number of ranks of a replica over which a layer's experts are spread (expert parallelism)."""
     expert_groups: int = 1
-    """Number of groups of neighbouring experts into which a rank's experts of a layer are cut. Each is a unit, and one
-    computes after the other."""
+    """Number of groups of neighbouring experts into which a rank's experts of a layer are cut. Each group is a unit,
+    and the groups compute one after the other."""
     order: Schedule = "Layered"
     sharding: StateSharding = "None"
     homes: tuple[Home, ...] = ()
-    """Home of each unit. Empty: all are on the device."""
+    """Home of each unit; empty: all units are on the device."""
     window: int = 2
-    """Most working copies of moving units at a time, of each pool."""
+    """Most working copies of streamed units at a time, in each pool."""
     recompute: bool = True
     stash: bool = False
-    """Whether boundary activations wait on the host."""
+    """Whether boundary activations are offloaded to the host."""
     clipping: ClippingMode = "Global"
     ends_are_one: bool = False
-    """Whether the embedding is in one unit with the head."""
+    """Whether embedding and head are in one unit."""
     loss_chunk: int | None = None
-    """Most tokens of a micro-batch whose logits are in memory at a time. None: all."""
+    """Most tokens of a micro-batch with logits in memory at a time; None: all."""
     measures: bool = False
-    """Whether, in some steps, the gradients of layers that share a block are measured one by one."""
+    """Whether some steps measure the gradients of single layers that share a block."""
     balances_steps: bool = False
     """Whether a loss depends on how often each expert is chosen in the whole step."""
 
     def as_in(self, other: "Layout") -> "Layout":
-        """This layout, knowing already what was found out about `other`: it has the same layers on the same pipeline
-        ranks, so they differ in neither positions nor units nor users."""
+        """Copy the cached properties of `other` that depend on layers and pipeline ranks, and return this layout. Both
+        layouts must have the same layers on the same pipeline ranks, and so the same positions, units and users."""
         vars(self).update({name: vars(other)[name] for name in _OF_LAYERS if name in vars(other)})
         return self
 
@@ -82,22 +82,22 @@ class Layout:
 
     @property
     def head(self) -> int:
-        """The last position."""
+        """Last position: final norm, head and loss."""
         return self.layers + 1
 
     @cached_property
     def units(self) -> int:
-        """Number of units: embedding, blocks, experts, and the head unless it is one with the embedding."""
+        """Number of units: embedding, blocks, experts, and the head unless it is in one unit with the embedding."""
         return self._behind_experts + (0 if self.ends_are_one else 1)
 
     @cached_property
     def _first_experts(self) -> int:
-        """The unit behind the last block."""
+        """Index of the unit after the last block."""
         return max(self.layer_blocks) + 2
 
     @cached_property
     def _behind_experts(self) -> int:
-        """The unit behind the last experts."""
+        """Index of the unit after the last experts."""
         return self._first_experts + len(self._sets) * self.expert_groups
 
     @cached_property
@@ -108,7 +108,7 @@ class Layout:
         return 1 + block
 
     def experts_units(self, number: int) -> range:
-        """The units of experts: their groups."""
+        """Return the units of these experts, one per group."""
         first = self._first_experts + self._sets.index(number) * self.expert_groups
         return range(first, first + self.expert_groups)
 
@@ -116,11 +116,11 @@ class Layout:
         return "Experts" if self._first_experts <= unit < self._behind_experts else "Blocks"
 
     def group_of(self, unit: int) -> int:
-        """Which group of a layer's experts the unit is."""
+        """Return the index of the unit's group among the groups of a layer's experts."""
         return (unit - self._first_experts) % self.expert_groups
 
     def unit_of_model(self, unit: int) -> int:
-        """Index of the unit among those of the model, where no experts are cut into groups."""
+        """Return the unit's index among the units of the model, where experts are not cut into groups."""
         if self.pool_of(unit) == "Experts":
             return self._first_experts + (unit - self._first_experts) // self.expert_groups
         return unit if unit < self._first_experts else unit - self._behind_experts + self._behind_whole_experts
@@ -130,7 +130,7 @@ class Layout:
         return self._first_experts + len(self._sets)
 
     def units_of(self, position: int) -> tuple[int, ...]:
-        """The units that a position uses: of a layer with experts, the block and then the groups of experts."""
+        """Return the units that a position uses; for a layer with experts, the block and then the groups of experts."""
         return self._units_of[position]
 
     @cached_property
@@ -143,18 +143,18 @@ class Layout:
         return () if number is None else self.experts_units(number)
 
     def shared_units(self, position: int) -> tuple[int, ...]:
-        """Those of a layer's units that other layers use as well."""
+        """Return the units of a layer that other layers use as well."""
         return tuple(unit for unit in self._units_of[position] if len(self._layers_of[unit]) > 1)
 
     def position_above(self, position: int) -> int | None:
-        """The next position whose layer shares units with this one; None where there is none."""
+        """Return the next position above whose layer shares units with this one; None if there is none."""
         return self._neighbours.get(position)
 
     def position_below(self, position: int) -> int | None:
         return self._lower_neighbours.get(position)
 
     def shares(self, position: int) -> bool:
-        """Whether another layer uses a unit of this position."""
+        """Return whether another layer uses a unit of this position."""
         return bool(self.shared_units(position))
 
     @cached_property
@@ -168,7 +168,7 @@ class Layout:
 
     @cached_property
     def _neighbours(self) -> dict[int, int]:
-        # Where layers share both units, they share them with the same layers.
+        # Layers that share both units share both with the same layers, so a position has one neighbour.
         return {below: above for positions in self._layers_of for below, above in pairwise(positions)}
 
     @cached_property
@@ -176,13 +176,13 @@ class Layout:
         return {above: below for below, above in self._neighbours.items()}
 
     def rank_of(self, position: int) -> int:
-        """The pipeline rank of a position. The embedding is with the first layer and the head with the last, so only
-        layers send."""
+        """Return the pipeline rank of a position. The embedding is on the rank of the first layer and the head on the
+        rank of the last, so only layers send."""
         return self._ranks[position]
 
     @cached_property
     def _ranks(self) -> tuple[int, ...]:
-        """The pipeline rank of each position."""
+        """Pipeline rank of each position."""
         layers = range(self.layers)
         if self.order in MODULAR:
             ranks = [layer % self.pipeline for layer in layers]
@@ -191,7 +191,7 @@ class Layout:
         return (ranks[0], *ranks, ranks[-1])
 
     def positions(self, rank: int) -> tuple[int, ...]:
-        """The positions of a pipeline rank, ascending."""
+        """Return the positions of a pipeline rank, ascending."""
         return self._positions[rank]
 
     @cached_property
@@ -202,7 +202,7 @@ class Layout:
         return tuple(map(tuple, found))
 
     def local_units(self, rank: int) -> tuple[int, ...]:
-        """Units that a pipeline rank uses, in the order of their first use."""
+        """Return the units that a pipeline rank uses, in the order of their first use."""
         return self._local_units[rank]
 
     @cached_property
@@ -211,15 +211,15 @@ class Layout:
         return tuple(tuple(dict.fromkeys(units)) for units in found)
 
     def moving_units(self, rank: int, pool: Pool) -> tuple[int, ...]:
-        """Units of a pipeline rank whose working copies come and go."""
+        """Return the streamed units of a pipeline rank in this pool."""
         return self._local_in(pool, rank, self.moves)
 
     def slots(self, rank: int, pool: Pool) -> int:
-        """Number of working copies that the window of a pipeline rank holds: never more than there are to hold."""
+        """Return the number of window slots of a pipeline rank; never more than it has streamed units."""
         return min(self.window, len(self.moving_units(rank, pool)))
 
     def buffered_units(self, rank: int, pool: Pool) -> tuple[int, ...]:
-        """Units of a pipeline rank whose gradients grow in buffers that they share."""
+        """Return the units of a pipeline rank whose gradients accumulate in shared buffers."""
         return self._local_in(pool, rank, self.has_gradient_shard)
 
     def _local_in(self, pool: Pool, rank: int, counts: Callable[[int], bool]) -> tuple[int, ...]:
@@ -235,103 +235,110 @@ class Layout:
         return tuple(tuple(sorted(ranks)) for ranks in found)
 
     def is_common(self, unit: int) -> bool:
-        """Whether several pipeline ranks use the unit. Its state is cut into parts of all of their ranks, whatever
-        `sharding` says; all of them gather its working copy at the begin of a step, and it stays until the end."""
+        """Return whether several pipeline ranks use the unit (cross-stage unit).
+
+        Its state is sharded over the holders on all of these pipeline ranks, whatever `sharding` says. All of them
+        gather its working copy at the start of a step, and keep the copy until the end.
+        """
         return len(self.users[unit]) > 1
 
     def common_units(self, rank: int) -> tuple[int, ...]:
-        """The common units of a pipeline rank, ascending: in this order all ranks gather and reduce them."""
+        """Return the cross-stage units of a pipeline rank, ascending: all ranks gather and reduce them in this
+        order."""
         return tuple(filter(self.is_common, sorted(self.local_units(rank))))
 
     def home(self, unit: int) -> Home:
         return self.homes[unit] if self.homes else "Device"
 
     def spreads(self, position: int) -> bool:
-        """Whether tokens go to the experts of a position and come back, as these are spread over ranks, or come and go
-        in groups. A rank that has all of them exchanges tokens with itself."""
+        """Return whether tokens go to the experts of a position and come back by exchanges, as the experts are spread
+        over ranks or cut into groups. A rank that has all experts exchanges tokens with itself."""
         return self.expert_ranks * self.expert_groups > 1 and self.has_experts(position)
 
     def asks_for_groups(self, position: int) -> bool:
-        """Whether some group of the position's experts is fetched only where tokens came for it."""
+        """Return whether some group of the position's experts is fetched only if tokens came for it."""
         return any(map(self.is_optional, self.units_of(position)))
 
     def is_optional(self, unit: int) -> bool:
-        """Whether the unit is a group of experts that is fetched only where tokens came for it."""
+        """Return whether the unit is a group of experts that is fetched only if tokens came for it."""
         return self.expert_groups > 1 and self.pool_of(unit) == "Experts" and self.moves(unit)
 
     def sums_choices(self, position: int) -> bool:
-        """Whether the backward passes of a position need the choices of all its forward passes."""
+        """Return whether the backward passes of a position need the choices of all its forward passes."""
         return self.balances_steps and self.has_experts(position)
 
     def has_experts(self, position: int) -> bool:
         return len(self.units_of(position)) > 1
 
     def data_holders(self, unit: int) -> int:
-        """Number of data ranks of a pipeline rank that have the same elements of a unit: all, but of spread experts."""
+        """Return the number of a pipeline rank's data ranks that hold the unit: all of them; for spread experts, the
+        ranks with the same experts."""
         return self.data // self.expert_ranks if self.pool_of(unit) == "Experts" else self.data
 
     def holders(self, unit: int) -> int:
-        """Number of ranks that have the same elements of a unit, on all pipeline ranks that use it."""
+        """Return the number of ranks that hold the unit, on all pipeline ranks that use it."""
         return self.data_holders(unit) * len(self.users[unit])
 
     def data_part(self, unit: int, world_rank: int) -> int:
-        """Which of the equal parts of a unit, as many as its data holders, a rank has of what these sum."""
+        """Return the index of a rank's part of a unit, if the data ranks of one pipeline rank that hold the unit cut it
+        into equal parts."""
         return self.mesh.expert_part(world_rank) if self.pool_of(unit) == "Experts" else self.mesh.part(world_rank)
 
     def part(self, unit: int, world_rank: int) -> int:
-        """Which of the equal parts of a unit, as many as holders, a rank that uses it has where states are split."""
+        """Return the index of a rank's shard of a unit, if all ranks that hold the unit cut it into equal parts. The
+        rank must use the unit."""
         user = self.users[unit].index(self.mesh.coordinates(world_rank).pipeline)
         return user * self.data_holders(unit) + self.data_part(unit, world_rank)
 
     def groups_of_replica(self, pool: Pool, users: Users) -> Groups:
-        """The groups of ranks of a replica that have the same elements of a unit of that pool which these pipeline
-        ranks use. In a group, ranks are in the order of their parts."""
+        """Return the groups of ranks inside a replica that hold the same units of this pool, for units that these
+        pipeline ranks use. In a group, ranks are in the order of their shards."""
         mesh = self.mesh
         groups = mesh.expert_groups("expert_shard") if pool == "Experts" else mesh.groups("shard")
         return mesh.at_each_pipeline(groups, users)
 
     def shards(self, unit: int) -> int:
-        """Number of parts into which its holders split the state of a unit. A unit that moves has no whole copy
-        anywhere."""
+        """Return the number of shards of the unit's state; 1: it is not sharded. If sharded, a streamed unit has no
+        whole copy outside the windows."""
         return 1 if self.sharding == "None" and not self.is_common(unit) else self.holders(unit)
 
     @property
     def parts_of_replica(self) -> int:
-        """Number of neighbouring parts of a state that ranks with one place in all replicas have together."""
+        """Number of neighbouring shards that the ranks with one place in all replicas hold together."""
         return 1 if self.sharding == "None" else self.replicas
 
     def holds_whole(self, unit: int) -> bool:
-        """Whether each data rank has all of the unit's state."""
+        """Return whether each data rank has all of the unit's state."""
         return self.shards(unit) == 1 and self.holders(unit) == self.data
 
     def moves(self, unit: int) -> bool:
-        """Whether the unit's working copy exists in the window only."""
+        """Return whether the unit is streamed: its working copy exists in the window only."""
         if self.is_common(unit):
             return False
         return self.home(unit) != "Device" or (self.sharding == "Full" and self.holders(unit) > 1)
 
     def refreshed(self, unit: int) -> bool:
-        """Whether the unit's working copy stays, and is gathered from the updated shards once a step."""
+        """Return whether the unit's working copy is resident, and gathered from the updated shards once a step."""
         return not self.moves(unit) and self.shards(unit) > 1
 
     def has_gradient_shard(self, unit: int) -> bool:
-        """Whether the unit's gradient is whole only until it is reduced."""
+        """Return whether the unit's gradient is whole only until it is reduced."""
         return self.home(unit) != "Device" or (self.sharding in ("Gradients", "Full") and self.holders(unit) > 1)
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether updates wait for the gradients of all units, which are kept meanwhile; otherwise each follows at
-        once."""
+        """Whether updates wait for the gradients of all units, which are kept meanwhile; otherwise each update follows
+        its reduction at once."""
         return self.clipping == "Global"
 
     @property
     def common_layer_units(self) -> int:
-        """Number of blocks and experts that are used on several pipeline ranks."""
+        """Number of units of blocks and experts that several pipeline ranks use."""
         return sum(self.is_common(unit) for unit, layers in enumerate(self._layers_of) if layers)
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The ranks by their coordinates."""
+        """Coordinates and groups of all ranks."""
         return Mesh(
             pipeline=self.pipeline,
             replica=self.replicas,

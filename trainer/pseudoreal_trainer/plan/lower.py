@@ -1,4 +1,4 @@
-"""From the order of the passes to the whole plan of a step: messages, working copies, reductions, updates. Pure."""
+"""Expands the order of passes to the whole plan of a step: messages, working copies, reductions, updates. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,17 +36,17 @@ from pseudoreal_trainer.plan.window import window_records
 
 
 def step_plan(layout: Layout) -> Plan:
-    """The plan of a training step, for each pipeline rank."""
+    """Return the plan of a training step, for each pipeline rank."""
     return _with_messages(layout, [training_order(layout, rank) for rank in range(layout.pipeline)])
 
 
 def training_order(layout: Layout, rank: int) -> list[Part]:
-    """The passes of a training step in their parts."""
+    """Return the passes of a training step, with expert-parallel passes in their parts."""
     return with_parts(layout, compute_order(layout, rank))
 
 
 def measuring_plan(layout: Layout) -> Plan:
-    """The plan of a training step that measures the gradients of single layers."""
+    """Return the plan of a training step that measures the gradients of single layers, for each pipeline rank."""
     return tuple(tuple(_measured(layout, records)) for records in step_plan(layout))
 
 
@@ -59,7 +59,7 @@ def _measured(layout: Layout, records: RankPlan) -> Iterator[Record]:
 
 
 def evaluation_plan(layout: Layout) -> Plan:
-    """The plan of a forward pass to the loss, for each pipeline rank."""
+    """Return the plan of forward passes to the loss, for each pipeline rank."""
     orders = (evaluation_order(layout, rank) for rank in range(layout.pipeline))
     return _with_messages(layout, [with_parts(layout, order) for order in orders])
 
@@ -96,8 +96,8 @@ def _lowered(layout: Layout, rank: int, order: list[Part], receives: dict[int, l
 
 
 def _last_choices(layout: Layout, order: Sequence[Part]) -> dict[int, int]:
-    """Index into `order` of the last pass of a position that chooses experts -> the position; in training, where a loss
-    depends on all choices."""
+    """Return index into `order` of a position's last pass that chooses experts -> the position; in training, if a loss
+    depends on all choices of the step."""
     if not any(isinstance(compute, Backward) for compute in order):
         return {}
     choosing = ((i, c) for i, c in enumerate(order) if takes_input(c, layout) and layout.sums_choices(c.position))
@@ -105,9 +105,12 @@ def _last_choices(layout: Layout, order: Sequence[Part]) -> dict[int, int]:
 
 
 def _early_agreement(layout: Layout, order: Sequence[Part]) -> int | None:
-    """Index into `order` of the pass after which a rank agrees with the others that the loss is finite, unless it does
-    so at the end: the last of the head, and elsewhere the first of all. So no rank is late: a rank that waits for
-    another one updates nothing meanwhile, and gives no buffer back in which its next gradients could grow."""
+    """Return the index into `order` of the pass after which a rank agrees with the others that the loss is finite; None
+    if the ranks agree at the end, or in an evaluation.
+
+    On the head's rank this is the last pass of the head, elsewhere the first pass of all. So no rank is late: while a
+    rank waits for another to agree, it updates nothing, and frees no buffer for its next gradients.
+    """
     if layout.clipping == "Global" or not any(isinstance(compute, Backward) for compute in order):
         return None
     head = [i for i, c in enumerate(order) if isinstance(c, Backward) and c.position == layout.head]
@@ -115,20 +118,20 @@ def _early_agreement(layout: Layout, order: Sequence[Part]) -> int | None:
 
 
 def _reduced(layout: Layout, unit: int) -> Iterator[Record]:
-    """The reduction of a unit; without global clipping, its update follows at once."""
+    """Yield the reduction of a unit; without global clipping, its update follows at once."""
     yield Reduce(unit)
     if not layout.keeps_gradients:
         yield Update(unit)
 
 
 def _ending(layout: Layout, rank: int) -> Iterator[Record]:
-    # In one order on all ranks, as their backward passes may end in different ones.
+    # In one order on all ranks, as their backward passes may end in different orders.
     common = layout.common_units(rank)
     for unit in common:
         yield from _reduced(layout, unit)
     if layout.keeps_gradients:
         yield Agree()
-        # In the order in which the next step needs them.
+        # In the order in which the next step needs the units.
         yield from map(Update, dict.fromkeys([*common, *layout.local_units(rank)]))
 
 
@@ -146,7 +149,7 @@ def _sends(layout: Layout, compute: Part) -> list[Send]:
 
 
 def needed(layout: Layout, record: Record) -> Receive | None:
-    """The message from another rank that the record is the first to need."""
+    """Return the message from another rank that this record is the first to need; None if it needs none."""
     if takes_input(record, layout):
         return _message(layout, Flow.ACTIVATION, record.position, record.micro_batch)
     if takes_gradient(record, layout):
@@ -155,15 +158,18 @@ def needed(layout: Layout, record: Record) -> Receive | None:
 
 
 def _message(layout: Layout, flow: Flow, boundary: int, micro_batch: int) -> Receive | None:
-    """What passes the boundary before a position, unless both sides are on one rank."""
+    """Return the message over the boundary before a position; None if both sides are on one rank."""
     if boundary == 0 or (below := layout.rank_of(boundary - 1)) == (above := layout.rank_of(boundary)):
         return None
     return Receive(flow, boundary, micro_batch, below if flow is Flow.ACTIVATION else above)
 
 
 def _receives(layout: Layout, rank: int, order: Sequence[Part], sent: list[list[Send]]) -> dict[int, list[Receive]]:
-    """Index into `order` -> receives that start before that pass: one pass ahead of their use, so that messages travel
-    while the rank computes. Each channel, a flow from one rank to another, receives in the order of its sends."""
+    """Return index into `order` -> receives that start before that pass.
+
+    Receives start one pass ahead of their use, so that messages travel while the rank computes. Each channel, a flow
+    from one rank to another, receives in the order of its sends.
+    """
     channels = _incoming(rank, sent)
     ordinals = {message: index for messages in channels.values() for index, message in enumerate(messages)}
     started: Counter[tuple[Flow, int]] = Counter()
@@ -180,7 +186,7 @@ def _receives(layout: Layout, rank: int, order: Sequence[Part], sent: list[list[
 
 
 def _incoming(rank: int, sent: list[list[Send]]) -> dict[tuple[Flow, int], list[Receive]]:
-    """What a rank receives on each channel, in the order of the sends."""
+    """Return the messages that a rank receives on each channel, in the order of the sends."""
     channels: dict[tuple[Flow, int], list[Receive]] = {}
     for peer, messages in enumerate(sent):
         for message in messages:
@@ -191,7 +197,8 @@ def _incoming(rank: int, sent: list[list[Send]]) -> dict[tuple[Flow, int], list[
 
 
 class _Stashes:
-    """When boundary activations go to the host and come back: right after the forward pass, one pass ahead of use."""
+    """Records of activation offload: an input leaves right after its forward pass, and returns one pass ahead of its
+    use."""
 
     def __init__(self, layout: Layout, order: Sequence[Part]) -> None:
         self._before: dict[int, list[Record]] = {}

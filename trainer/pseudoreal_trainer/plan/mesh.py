@@ -1,8 +1,8 @@
-"""The ranks of a phase arranged in dimensions: who has which coordinates, and who is in one group with whom. Pure.
+"""Arrangement of a phase's ranks in dimensions: the coordinates of each rank, and groups of ranks. Pure.
 
-A rank is a number in mixed radix with the digits of `DIMENSIONS`, the last one changes fastest: ranks that exchange the
-most are neighbours. Experts fold over the same ranks, those of one replica of a pipeline coordinate, with digits of
-their own. What the dimensions are for says Megatron Core's parallel folding (arXiv 2504.14960).
+A rank is a number in mixed radix with the digits of `DIMENSIONS`. The last digit changes fastest, so that ranks that
+exchange the most are neighbours. Experts fold over the same ranks, all ranks of one replica of a pipeline coordinate,
+with digits of their own. Megatron Core's parallel folding (arXiv 2504.14960) explains the dimensions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,12 +18,12 @@ ExpertDimension = Literal["replica", "expert_shard", "expert", "expert_tensor"]
 EXPERT_DIMENSIONS: tuple[ExpertDimension, ...] = get_args(ExpertDimension)
 
 Groups = tuple[tuple[int, ...], ...]
-"""Disjoint sets of ranks that have all ranks together; each ascending."""
+"""Disjoint groups of ranks, each ascending; all groups together contain all ranks, unless a method says otherwise."""
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Where a rank is in each dimension, counted from 0."""
+    """Index of a rank in each dimension, from 0."""
 
     pipeline: int = 0
     replica: int = 0
@@ -38,7 +38,7 @@ class Mesh:
 
     pipeline: int = 1
     replica: int = 1
-    """Number of groups of shards, each of which has all parts of a pipeline rank's weights."""
+    """Number of groups of shards, for hierarchical collectives."""
     shard: int = 1
     context: int = 1
     """Number of parts of a sequence."""
@@ -50,7 +50,7 @@ class Mesh:
     """Number of parts of an expert's matrix."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number below 1, and where experts do not fold over the ranks."""
+        """Raise ValueError if a number is below 1, or if experts do not fold over the ranks."""
         for name, size in vars(self).items():
             if size < 1:
                 raise ValueError(f"{name} is {size}: a dimension has at least 1 rank; leave it out for 1")
@@ -67,7 +67,7 @@ class Mesh:
 
     @property
     def expert_sizes(self) -> dict[str, int]:
-        """Number of ranks in each dimension of the experts; their product is that of one pipeline rank."""
+        """Number of ranks in each dimension of the experts; the product is the number of ranks of one pipeline rank."""
         sizes = {"expert": self.expert, "expert_tensor": self.expert_tensor}
         return {"replica": self.replica, "expert_shard": self.expert_shard, **sizes}
 
@@ -92,7 +92,7 @@ class Mesh:
 
     @property
     def data(self) -> int:
-        """Number of parts of a micro-batch's sequences."""
+        """Number of parts into which a micro-batch's sequences are cut."""
         return self.replica * self.shard
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -111,56 +111,57 @@ class Mesh:
         return number
 
     def at_pipeline(self, rank: int, pipeline_rank: int) -> int:
-        """The rank with this pipeline coordinate, and the others of `rank`."""
+        """Return the rank with this pipeline coordinate and the other coordinates of `rank`."""
         return self.rank(replace(self.coordinates(rank), pipeline=pipeline_rank))
 
     def data_rank(self, rank: int) -> int:
-        """Which part of a micro-batch's sequences the rank has."""
+        """Return the index of the rank's part of a micro-batch's sequences."""
         here = self.coordinates(rank)
         return here.replica * self.shard + here.shard
 
     def part(self, rank: int) -> int:
-        """Which of `data` equal parts of a flat vector the rank gets, when a vector is scattered over the shards, and
-        then what each of these has over the replicas."""
+        """Return the index of the rank's part of a flat vector in `data` equal parts, if the vector is scattered over
+        the shards, and then each shard's part over the replicas."""
         here = self.coordinates(rank)
         return here.shard * self.replica + here.replica
 
     def expert_coordinate(self, rank: int) -> int:
-        """Which of the equal parts of a layer's experts the rank has."""
+        """Return the index of the rank's part of a layer's experts, in equal parts."""
         return rank % self.of_replica // self.expert_tensor % self.expert
 
     def expert_shard_coordinate(self, rank: int) -> int:
-        """Which of the ranks of its replica that have the same experts it is."""
+        """Return the rank's index among the ranks of its replica with the same experts."""
         return rank % self.of_replica // (self.expert_tensor * self.expert)
 
     def expert_part(self, rank: int) -> int:
-        """What `part` is for a vector of experts, which those ranks alone have in equal parts that have the same
-        experts."""
+        """Return the same as `part` for a vector of experts, of which only the ranks with the same experts have
+        parts."""
         return self.expert_shard_coordinate(rank) * self.replica + self.coordinates(rank).replica
 
     def groups(self, *dimensions: Dimension) -> Groups:
-        """The groups of ranks that differ in these dimensions alone. In a group, ranks are in the order of their
+        """Return the groups of ranks that differ only in these dimensions. In a group, ranks are in the order of their
         numbers."""
         return _groups(self.sizes, dimensions)
 
     def expert_groups(self, *dimensions: ExpertDimension) -> Groups:
-        """The groups of ranks of one pipeline rank that differ in these dimensions of the experts alone."""
+        """Return the groups of ranks of one pipeline rank that differ only in these dimensions of the experts."""
         return _groups({"pipeline": self.pipeline, **self.expert_sizes}, dimensions)
 
     def at_each_pipeline(self, groups: Groups, pipeline_ranks: Sequence[int]) -> Groups:
-        """The groups of one pipeline rank joined with those in their place on the others of `pipeline_ranks`, each in
-        the order of these. `groups`: of all pipeline ranks."""
+        """Return the groups of one pipeline rank, each joined with the corresponding groups of the other
+        `pipeline_ranks`, in the order of these. `groups`: of all pipeline ranks. Ranks of other pipeline ranks are in
+        no group."""
         first = (ranks for ranks in groups if self.coordinates(ranks[0]).pipeline == 0)
         return tuple(tuple(self.at_pipeline(rank, p) for p in pipeline_ranks for rank in ranks) for ranks in first)
 
     @cached_property
     def data_groups(self) -> Groups:
-        """For each pipeline rank, context and tensor part, the ranks that have other sequences."""
+        """For each pipeline rank, context and tensor part, the ranks with different sequences."""
         return self.groups("replica", "shard")
 
 
 def _groups(sizes: Mapping[str, int], varying: Collection[str]) -> Groups:
-    """The numbers of the mixed radix `sizes`, in groups that differ in the digits `varying` alone."""
+    """Return the numbers of the mixed radix `sizes`, in groups that differ only in the digits `varying`."""
     found: dict[tuple[int, ...], list[int]] = {}
     kept = [name not in varying for name in sizes]
     for number, digits in enumerate(product(*map(range, sizes.values()))):

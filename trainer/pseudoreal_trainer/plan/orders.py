@@ -14,18 +14,19 @@ from pseudoreal_trainer.plan.records import Backward, Compute, Forward
 
 
 def compute_order(layout: Layout, rank: int) -> list[Compute]:
-    """Forward and backward passes of a pipeline rank. Raises ValueError when the order does not fit the numbers."""
+    """Return the forward and backward passes of a pipeline rank, in order. Raises ValueError if the order does not fit
+    the numbers of layers, pipeline ranks and micro-batches."""
     orders = {"Layered": _layered, "GPipe": _gpipe, "1F1B": _one_forward_one_backward, "Interleaved": _interleaved}
     return list(orders[layout.order](layout, rank))
 
 
 def evaluation_order(layout: Layout, rank: int) -> list[Compute]:
-    """Forward passes alone, layer after layer."""
+    """Return the forward passes of a pipeline rank, layer after layer."""
     return [Forward(p, m) for p in layout.positions(rank) for m in range(layout.micro_batches)]
 
 
 def _layered(layout: Layout, rank: int) -> Iterator[Compute]:
-    """The order layered: all micro-batches through one layer, then the next."""
+    """Yield the order Layered: all micro-batches through one layer, then through the next."""
     positions, micro_batches = layout.positions(rank), range(layout.micro_batches)
     yield from (Forward(p, m) for p in positions if p != layout.head for m in micro_batches)
     yield from (Backward(p, m) for p in reversed(positions) for m in micro_batches)
@@ -47,8 +48,8 @@ def _one_forward_one_backward(layout: Layout, rank: int) -> Iterator[Compute]:
 
 
 def _interleaved(layout: Layout, rank: int) -> Iterator[Compute]:
-    """The order interleaved: rounds of micro-batches; in each, all chunks of the rank, a layer each, one after the
-    other."""
+    """Yield the order Interleaved: rounds of micro-batches; in each round all chunks of the rank, one after the other.
+    A chunk is one layer."""
     check_interleaved(layout.layers, layout.pipeline, layout.micro_batches)
     chunks = _chunks(layout, rank)
     width = layout.micro_batches // max(1, layout.micro_batches // layout.pipeline)
@@ -60,8 +61,8 @@ def _interleaved(layout: Layout, rank: int) -> Iterator[Compute]:
 
 
 def _chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
-    """Positions of the rank's chunks, a layer each; the embedding belongs to the first layer's chunk and the head to
-    the last's."""
+    """Return the positions of the rank's chunks, one layer each. The embedding belongs to the first layer's chunk, the
+    head to the last layer's."""
     chunks: list[tuple[int, ...]] = [(p,) for p in layout.positions(rank) if 0 < p < layout.head]
     if layout.rank_of(0) == rank:
         chunks[0] = (0, *chunks[0])
@@ -71,7 +72,7 @@ def _chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
 
 
 def _one_by_one(forward: list[list[Compute]], backward: list[list[Compute]], warmup: int) -> Iterator[Compute]:
-    """Passes in turn: `warmup` entries forward, then one forward and one backward, at last the rest backward."""
+    """Yield `warmup` entries forward, then one forward and one backward in turn, and finally the rest backward."""
     yield from chain.from_iterable(forward[:warmup])
     for ahead, back in zip_longest(forward[warmup:], backward, fillvalue=()):
         yield from chain(ahead, back)

@@ -1,4 +1,4 @@
-"""What a rank has of the units, and which parts of its tensors a range of a unit's flat vector holds. Pure."""
+"""Units as one rank holds them, and the parts of tensors inside a range of a unit's flat vector. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from pseudoreal_trainer.plan.units import Unit
 
 
 def units_of_rank(layout: Layout, units: Iterable[Unit], world_rank: int) -> tuple[Unit, ...]:
-    """The units as a rank has them; `units`: whole."""
+    """Return the units as a rank holds them. `units`: with all experts."""
     return own_units(units, layout.mesh.expert_coordinate(world_rank), layout.expert_ranks, layout.expert_groups)
 
 
 def own_units(units: Iterable[Unit], coordinate: int, ranks: int, groups: int) -> tuple[Unit, ...]:
-    """The units of the rank with this coordinate among those over which experts are spread: with its own experts alone,
-    and these in groups. `units`: whole."""
+    """Return the units of the rank with this coordinate among the expert ranks: a unit of experts is reduced to the
+    rank's own experts and cut into groups. `units`: with all experts."""
     own = (unit.of_rank(coordinate, ranks) for unit in units)
     return tuple(group for unit in own for group in unit.in_groups(groups))
 
@@ -28,20 +28,20 @@ class Part:
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
     begin: int
-    """First element of the part, counted in the flattened tensor."""
+    """First element of the part, relative to the flattened tensor."""
     end: int
     offset: int
     """Index of the part's first element in the unit's flat vector."""
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Shape in which the part is stored: the tensor's own when the part is all of it, else flat."""
+        """Shape in which the part is stored: the tensor's own shape if the part is all of the tensor, else flat."""
         flat = (self.end - self.begin,)
         return self.shape if self.begin == 0 and self.end == prod(self.shape) else flat
 
 
 def parts_of(unit: Unit, span: range) -> list[Part]:
-    """The parts of the unit's tensors that lie in a range of its flat vector."""
+    """Return the parts of the unit's tensors inside a range of its flat vector."""
     found, start = [], 0
     for parameter in unit.parameters:
         begin, end = max(span.start, start), min(span.stop, start + parameter.numel)
@@ -53,8 +53,8 @@ def parts_of(unit: Unit, span: range) -> list[Part]:
 
 
 def by_expert(begin: int, end: int, size: int) -> Iterator[tuple[int, range]]:
-    """The elements begin..end-1 of a flattened tensor, in which each expert has `size`: of expert after expert its
-    number and those of its elements that are among them. A tensor that is not stacked has one such number, 0."""
+    """Yield the elements begin..end-1 of a flattened tensor, expert after expert: the number of the expert and the
+    range of its elements. Each expert has `size` elements; a tensor that is not stacked has one expert, 0."""
     while begin < end:
         number = begin // size
         stop = min(end, (number + 1) * size)

@@ -1,9 +1,9 @@
-"""Whether a plan ends: runs it without work, on both threads of all ranks. Pure.
+"""Deadlock check: runs a plan without work, on both threads of all ranks. Pure.
 
-The first thread of a rank waits for messages, for working copies that other pipeline ranks gather with it, and for a
-buffer in which a gradient grows. The second finishes reductions, which gives that buffer back, and waits for the other
-ranks where they sum or agree. Where a rank exchanges tokens or sums choices, it waits for others of its
-pipeline rank, which have the same plan: these are as far as it is.
+The first thread of a rank, the main thread, waits for messages, for working copies that other pipeline ranks gather
+with it, and for a gradient buffer. The second, the reduction thread, finishes reductions, which frees the buffer, and
+waits for the other ranks where they sum or agree. Where a rank exchanges tokens or sums choices, it waits only for
+ranks of its own pipeline rank; these have the same plan and are as far as the rank itself.
 """
 
 from collections import deque
@@ -28,21 +28,23 @@ from pseudoreal_trainer.plan.records import (
 from pseudoreal_trainer.plan.spread import units_grown, units_used
 
 _Message = tuple[Flow | Literal["layer", "gather"], int, int]
-"""What a first thread has begun and others wait for: a flow, a position and a micro-batch; the whole gradient of a
-layer, for the next layer below that shares units with it; or the gather of a unit, and the rank."""
+"""Something that a main thread has started and other ranks wait for: a flow, a position and a micro-batch; the whole
+gradient of a layer, for the next layer below that shares units with it; or the gather of a unit, and the rank."""
 
 
 @dataclass
 class _Rank:
+    """State of a rank in the run: the records that its two threads have not yet executed."""
+
     first: deque[Record]
     free: dict[Pool, int]
-    """Number of buffers for gradients that are free."""
+    """Number of free gradient buffers."""
     second: deque[Record] = field(default_factory=deque)
     growing: set[int] = field(default_factory=set)
 
 
 def stuck(layout: Layout, plan: Plan) -> dict[int, Record]:
-    """Rank -> the record in which it waits for ever; empty for a plan that ends."""
+    """Return rank -> the record in which it waits forever; empty if the plan ends."""
     ranks = [_Rank(deque(records), _buffers(layout, rank)) for rank, records in enumerate(plan)]
     sent: set[_Message] = set()
     while any([*_firsts(layout, ranks, sent), _seconds(layout, ranks)]):
@@ -56,7 +58,7 @@ def _buffers(layout: Layout, rank: int) -> dict[Pool, int]:
 
 
 def _firsts(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable[bool]:
-    """Lets each first thread do what it can: whether it got further, rank by rank."""
+    """Advance each main thread as far as possible. Yield for each rank whether it advanced."""
     for rank, state in enumerate(ranks):
         before = len(state.first)
         while state.first and _begins(layout, state, sent):
@@ -73,7 +75,7 @@ def _firsts(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable
 
 
 def _begins(layout: Layout, state: _Rank, sent: set[_Message]) -> bool:
-    """Whether the first thread can do its next record; takes a buffer for a gradient."""
+    """Return whether the main thread can start its next record; if so, take the gradient buffers for the record."""
     record = state.first[0]
     if not _awaited(layout, record) <= sent:
         return False
@@ -97,7 +99,7 @@ def _awaited(layout: Layout, record: Record) -> set[_Message]:
 
 
 def _seconds(layout: Layout, ranks: list[_Rank]) -> bool:
-    """Lets the second threads do what they can: whether one got further."""
+    """Advance the reduction threads as far as possible. Return whether one of them advanced."""
     before = sum(len(state.second) for state in ranks)
     for state in ranks:
         while state.second and _together(layout, state.second[0]) is None:
@@ -109,7 +111,7 @@ def _seconds(layout: Layout, ranks: list[_Rank]) -> bool:
 
 
 def _together(layout: Layout, record: Record) -> Iterable[int] | None:
-    """The ranks whose second threads do the record together. None: each alone."""
+    """Return the ranks whose reduction threads execute the record together; None: each alone."""
     if isinstance(record, Agree):
         return range(layout.pipeline)
     return layout.users[record.unit] if isinstance(record, Reduce) and layout.is_common(record.unit) else None
@@ -122,7 +124,7 @@ def _finish(layout: Layout, state: _Rank, record: Record) -> None:
 
 
 def _meet(layout: Layout, ranks: list[_Rank], joint: Record) -> None:
-    """Lets ranks go on behind a record that they do together, once all of them are there."""
+    """Advance ranks past a record that they execute together, once all of them have reached it."""
     if all(state.second and state.second[0] == joint for state in ranks):
         for state in ranks:
             _finish(layout, state, state.second.popleft())

@@ -1,10 +1,10 @@
-"""The records of a step plan. A rank's plan is a tuple of them, executed from first to last.
+"""The records of a step plan. A rank's plan is a tuple of them, executed in order.
 
 Positions count the model's chain: 0 is the embedding, 1..L are the layers, L + 1 is the final norm with the head and
 the loss. A unit is an index into the model's units; layers that share a block use the same unit.
 
-This is the plan of a rank for two layers, two micro-batches and a window of two, with stateSharding Full. A pass has a
-position and a micro-batch, the other records have a unit:
+The plan of a rank for two layers, two micro-batches and a window of two, with stateSharding Full. A pass has a position
+and a micro-batch, the other records have a unit:
 
     Fetch(0) Fetch(1)
     Forward(0, 0) Forward(0, 1)
@@ -20,18 +20,18 @@ position and a micro-batch, the other records have a unit:
     Reduce(1) Drop(1)
     Backward(0, 0) Backward(0, 1)
     Reduce(0) Drop(0)
-    Agree()                             the loss, the wish to stop, the norm: one sum over all ranks
+    Agree()                             loss, requests to stop, norm: one all-reduce over all ranks
     Update(0) Update(1) Update(2) Update(3)
 
-Where a layer's experts are spread over ranks, its passes have parts, between which tokens go to their experts and come
-back (`spread` says in which order):
+If a layer's experts are spread over ranks, its passes have parts, between which tokens travel to their experts and back
+(`plan.spread` defines the order):
 
-    Route(1, 0) Route(1, 1) Count(1, 0, 2)                      attention and router; who gets how many tokens
-    Exchange(dispatch, 1, 0) Exchange(dispatch, 1, 1)           the second under the experts of the first
+    Route(1, 0) Route(1, 1) Count(1, 0, 2)                      attention and router; counts of tokens
+    Exchange(dispatch, 1, 0) Exchange(dispatch, 1, 1)           the second travels under the experts of the first
     ExpertForward(1, 0) Exchange(combine, 1, 0)
     ExpertForward(1, 1) Exchange(combine, 1, 1) Forward(1, 0) Forward(1, 1)
 
-Where these come and go in groups, the rows of all micro-batches wait for one group after the other:
+If experts come and go in groups, the rows of all micro-batches wait for one group after the other:
 
     Route(1, 0) Route(1, 1) Count(1, 0, 2)
     Exchange(dispatch, 1, 0) Exchange(dispatch, 1, 1)
@@ -39,7 +39,7 @@ Where these come and go in groups, the rows of all micro-batches wait for one gr
     ExpertForward(1, 0, 1) ExpertForward(1, 1, 1)
     Exchange(combine, 1, 0) Exchange(combine, 1, 1) Forward(1, 0) Forward(1, 1)
 
-`lower` makes a plan from the order of the passes, `check` proves it; both before the first step.
+`plan.lower` makes a plan from the order of the passes, `plan.check` proves the plan; both before the first step.
 """
 
 from dataclasses import dataclass
@@ -47,60 +47,62 @@ from enum import Enum
 
 
 class Flow(Enum):
-    """What passes between two pipeline ranks at the boundary before a position."""
+    """Message between two pipeline ranks, over the boundary before a position."""
 
     ACTIVATION = "activation"
-    """The position's input, on its way forward."""
+    """Input of the position, sent forward."""
     GRADIENT = "gradient"
-    """The gradient of the position's input, on its way backward."""
+    """Gradient of the position's input, sent backward."""
 
 
 class Leg(Enum):
-    """What goes between the ranks over which a layer's experts are spread."""
+    """All-to-all exchange between the ranks over which a layer's experts are spread."""
 
     DISPATCH = "dispatch"
-    """Tokens to the ranks of their experts."""
+    """Tokens, to the ranks of their experts."""
     COMBINE = "combine"
-    """What the experts made of them, back."""
+    """Outputs of the experts, back to the ranks of the tokens."""
     DISPATCH_AGAIN = "dispatch again"
-    """Tokens once more, for a backward pass that computes the forward pass again."""
+    """Tokens once more, for a backward pass that recomputes the forward pass."""
     COMBINE_GRADIENT = "combine gradient"
-    """Gradients of what came back, with the tokens' weights, to the ranks of the experts."""
+    """Gradients of the combined outputs, with the routing weights of the tokens, to the ranks of the experts."""
     DISPATCH_GRADIENT = "dispatch gradient"
-    """Gradients of tokens and of their weights, back."""
+    """Gradients of tokens and of their routing weights, back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Starts to read a unit's weights from disk into a read-ahead buffer."""
+    """Start to read a unit's weights from disk into a read-ahead buffer."""
 
     unit: int
     wanted_by: int | None = None
-    """The same as in `Fetch`."""
+    """As in `Fetch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Starts to make a unit's working copy: from its home, from the shards of the ranks that use the unit, or both.
-    Where several pipeline ranks use it, they gather it once, before all else: none then waits for another one that
-    waits for it."""
+    """Start to make a unit's working copy: from its home, from the shards of the ranks that use the unit, or both.
+
+    Pipeline ranks that share the unit gather it once, before everything else: then no rank waits for another that waits
+    for it.
+    """
 
     unit: int
     wanted_by: int | None = None
-    """Position whose tokens want a group of experts: where none came for the group, nothing is fetched, and nothing is
-    there to be dropped. None: the unit is fetched in any case."""
+    """Position whose tokens need a group of experts. If no tokens came for the group, nothing is fetched and nothing
+    has to be dropped. None: the unit is always fetched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Ends a working copy; its slot of the window is free."""
+    """End a working copy; its slot of the window is free."""
 
     unit: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A forward pass. At the head: the loss alone, without gradients (evaluation)."""
+    """A forward pass. At the head only the loss, without gradients (evaluation)."""
 
     position: int
     micro_batch: int
@@ -108,8 +110,8 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """A backward pass, which adds to the gradient of the position's unit. At the head it contains the forward pass and
-    the loss."""
+    """A backward pass; adds to the gradients of the position's units. At the head it contains the forward pass and the
+    loss."""
 
     position: int
     micro_batch: int
@@ -117,8 +119,8 @@ class Backward:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The part of a layer's forward pass before its spread experts: attention, the router, and the choice of experts,
-    which is kept for the backward pass. What is left for `Forward` is the sum."""
+    """The part of a layer's forward pass before spread experts: attention, the router, and the choice of experts, which
+    is kept for the backward pass. `Forward` then only adds up the experts' outputs."""
 
     position: int
     micro_batch: int
@@ -126,26 +128,26 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Tells each rank how many tokens its experts get, and from whom: for neighbouring micro-batches at once, as the
-    host has to wait for it."""
+    """Tell each rank how many tokens its experts get, and from which ranks. One record for all neighbouring
+    micro-batches, as the host has to wait for the counts."""
 
     position: int
     first: int
-    """The first of the micro-batches."""
+    """First of the micro-batches."""
     micro_batches: int
 
 
 @dataclass(frozen=True, slots=True)
 class SumChoices:
-    """Sums over all micro-batches and data ranks how often each expert of a layer was chosen, for a loss that depends
-    on the choices of the whole step."""
+    """Sum over all micro-batches and data ranks how often each expert of a layer was chosen, for a loss that depends on
+    the choices of the whole step."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Starts to send rows to the ranks that have a layer's experts, or back; who needs them waits for them."""
+    """Start to send rows to the ranks of a layer's experts, or back; the record that needs the rows waits for them."""
 
     leg: Leg
     position: int
@@ -154,7 +156,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class ExpertForward:
-    """The forward pass of a group of this rank's experts, on the tokens that came to them."""
+    """Forward pass of a group of this rank's experts, on the tokens that came to them."""
 
     position: int
     micro_batch: int
@@ -163,7 +165,7 @@ class ExpertForward:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Computes what `Route` did again, with its graph and by the choice that it made."""
+    """Compute `Route` again with its graph, using the choice that it made."""
 
     position: int
     micro_batch: int
@@ -171,8 +173,8 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class ExpertBackward:
-    """The backward pass of a group of this rank's experts, which adds to their gradient; with the forward pass, unless
-    its graph was kept."""
+    """Backward pass of a group of this rank's experts; adds to their gradient. Contains the forward pass, unless its
+    graph was kept."""
 
     position: int
     micro_batch: int
@@ -181,16 +183,18 @@ class ExpertBackward:
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Start to send the input of a position, or its gradient, to another pipeline rank."""
+
     flow: Flow
     position: int
     micro_batch: int
     peer: int
-    """The pipeline rank that receives."""
+    """Pipeline rank that receives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Starts to receive; the record that needs the tensor waits for it."""
+    """Start to receive; the record that needs the tensor waits for it."""
 
     flow: Flow
     position: int
@@ -200,7 +204,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Stash:
-    """Moves the input of a position to the host, where it waits for the backward pass."""
+    """Move the input of a position to the host, where it waits for the backward pass."""
 
     position: int
     micro_batch: int
@@ -208,7 +212,7 @@ class Stash:
 
 @dataclass(frozen=True, slots=True)
 class Unstash:
-    """Brings the stashed input of a position back to the device."""
+    """Bring the offloaded input of a position back to the device."""
 
     position: int
     micro_batch: int
@@ -216,29 +220,32 @@ class Unstash:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Ends a unit's gradient: starts its sum over the ranks that use the unit, to whole gradients or to shards. Where
-    these are several pipeline ranks, it comes behind all passes: they end their parts at different times, and none
-    waits there for a rank that needs a message from it."""
+    """Complete a unit's gradient and start its sum over the ranks that use the unit, to whole gradients or to shards.
+
+    If several pipeline ranks use the unit, the record follows all passes. Pipeline ranks complete their parts at
+    different times, and so no rank waits in the sum for a rank that needs a message from it.
+    """
 
     unit: int
 
 
 @dataclass(frozen=True, slots=True)
 class Agree:
-    """Sums over all ranks what everybody must know: the loss, the wish to stop, and with global clipping the norm."""
+    """Sum over all ranks the values that each must know: the loss, requests to stop, and with global clipping the
+    norm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Starts a unit's optimizer step."""
+    """Start a unit's optimizer step."""
 
     unit: int
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Ends the gradient that one layer has in a block that it shares: sums it over the data ranks and compares it with
-    that of the next layer above which uses the block. In measuring plans only."""
+    """Complete the gradient of one layer in a shared block: sum it over the data ranks, and compare it with the
+    gradient of the next layer above that uses the block. In measuring plans only."""
 
     position: int
 
@@ -267,7 +274,7 @@ Record = (
 )
 Compute = Forward | Backward
 Pass = Compute | Route | ExpertForward | Recompute | ExpertBackward
-"""Records that compute something of a position and a micro-batch."""
+"""Records that compute for a position and a micro-batch."""
 RankPlan = tuple[Record, ...]
 Plan = tuple[RankPlan, ...]
-"""The plan of each pipeline rank; data ranks of one pipeline rank have the same."""
+"""Plan of each pipeline rank; all data ranks of a pipeline rank have the same plan."""

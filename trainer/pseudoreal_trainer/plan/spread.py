@@ -1,16 +1,16 @@
-"""The parts of passes through layers whose experts are spread over ranks, with the exchanges between them. Pure.
+"""Expert-parallel passes: their parts, and the all-to-all exchanges between them. Pure.
 
-In each direction all ranks of a pipeline rank have the same records in the same order, also those to whose experts no
-token comes: an exchange needs all of its ranks.
+In each direction all ranks of a pipeline rank have the same records in the same order, even ranks whose experts receive
+no tokens: an exchange needs all of its ranks.
 
-Two micro-batches are under way at a time, so that one travels while the experts compute on another. Tokens of all
-neighbouring passes are counted at once: in layered order once a layer and step. A backward pass has the graph of one
-micro-batch besides that of the next, whose rows are on their way; the gradients of its tokens are waited for, as a
-third graph would cost more memory than this wait takes.
+Two micro-batches are in flight at a time, so that one travels while the experts compute on another. Tokens of all
+neighbouring passes are counted at once: in layered order once per layer and step. A backward pass holds the graph of
+one micro-batch, and of the next one, whose rows are travelling. The gradients of a micro-batch's tokens are waited for,
+as a third graph would cost more memory than this wait is worth.
 
-Where a rank's experts are cut into groups, each group computes on all micro-batches before the next one: so it is
-fetched once in each direction, however many micro-batches there are. Rows of all of them wait meanwhile, and backward
-their graphs up to the experts.
+If a rank's experts are cut into groups, each group computes on all micro-batches before the next group. So a group is
+fetched once in each direction, however many micro-batches there are. Meanwhile the rows of all micro-batches wait, and
+backward also their graphs up to the experts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +37,7 @@ Part = Pass | Count | Exchange
 
 
 def with_parts(layout: Layout, order: Iterable[Compute]) -> list[Part]:
-    """The order of passes, with the parts of those through spread experts."""
+    """Return the order of passes, with expert-parallel passes replaced by their parts."""
     found: list[Part] = []
     for (kind, position), passes in groupby(order, key=lambda one: (type(one), one.position)):
         stretch = [one.micro_batch for one in passes]
@@ -53,24 +53,25 @@ def with_parts(layout: Layout, order: Iterable[Compute]) -> list[Part]:
 
 
 def takes_input(record: Record, layout: Layout) -> TypeGuard[Route | Forward]:
-    """Whether the record is the first of a pass to need the position's input."""
+    """Return whether the record is the first of a forward pass to need the position's input."""
     return isinstance(record, Route) or (isinstance(record, Forward) and not layout.spreads(record.position))
 
 
 def takes_input_again(record: Record, layout: Layout) -> TypeGuard[Recompute | Backward]:
-    """Whether the record is the first of a backward pass to need the position's input."""
+    """Return whether the record is the first of a backward pass to need the position's input."""
     return isinstance(record, Recompute) or (isinstance(record, Backward) and not layout.spreads(record.position))
 
 
 def takes_gradient(record: Record, layout: Layout) -> TypeGuard[Exchange | Backward]:
-    """Whether the record is the first to need the gradient of the position's output, which the head has not."""
+    """Return whether the record is the first to need the gradient of the position's output; the head has no such
+    gradient."""
     if isinstance(record, Exchange):
         return record.leg is Leg.COMBINE_GRADIENT
     return isinstance(record, Backward) and record.position != layout.head and not layout.spreads(record.position)
 
 
 def units_used(layout: Layout, record: Record) -> tuple[int, ...]:
-    """The units whose weights the record needs."""
+    """Return the units whose weights the record needs."""
     if not isinstance(record, Pass):
         return ()
     if not layout.spreads(record.position):
@@ -85,7 +86,7 @@ def units_used(layout: Layout, record: Record) -> tuple[int, ...]:
 
 
 def units_grown(layout: Layout, record: Record) -> tuple[int, ...]:
-    """The units to whose gradients the record adds."""
+    """Return the units to whose gradients the record adds."""
     return units_used(layout, record) if isinstance(record, Backward | ExpertBackward) else ()
 
 
@@ -148,12 +149,12 @@ def _first_of_backward(layout: Layout, position: int, m: int) -> Iterator[Part]:
 
 
 def _with_neighbours(numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], int, Sequence[int]]]:
-    """Each number with the one before it and the one behind it, where there are such."""
+    """Return each number with the number before it and the number after it, if there are such numbers."""
     return ((numbers[max(0, i - 1) : i], number, numbers[i + 1 : i + 2]) for i, number in enumerate(numbers))
 
 
 def _neighbouring(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Runs of neighbouring numbers: the first of each, and how many they are."""
+    """Yield runs of consecutive numbers: the first number of each run, and the length."""
     for _, run in groupby(enumerate(numbers), key=lambda item: item[1] - item[0]):
         found = [number for _, number in run]
         yield found[0], len(found)

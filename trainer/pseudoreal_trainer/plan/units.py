@@ -1,13 +1,13 @@
-"""The units of a model: what moves and is updated as one. Pure.
+"""The units of a model: parameters that are moved, sharded and updated as one flat vector. Pure.
 
-A layer with experts has two: its block, to which the router belongs, and the experts, which layers may share without
-sharing the block. Names say which: `blocks.3.experts.up.weight` is of the unit `blocks.3.experts`, the experts of the
-number 3. Each of its tensors is stacked: it has the matrices, or the biases, of all experts of the layer, one behind
-the other. A unit may have some neighbouring experts alone, and so a range of each tensor.
+A layer with experts has two units: its block, which includes the router, and its experts, which layers may share
+without sharing the block. Names tell units apart: `blocks.3.experts.up.weight` belongs to the unit `blocks.3.experts`,
+the experts of the number 3. Tensors of experts are stacked: each contains the matrices, or the biases, of all experts
+of the layer, one after the other. A unit may have only some neighbouring experts, and so a range of each tensor.
 
-A unit's parameters form one flat vector: the matrices first, then biases and the weights of norms, because weight decay
-acts on the former only and is so one range of the vector, wherever shards cut it. Last comes a balancing bias, which no
-gradient trains; no shard cuts it, as its update is one of all experts together.
+In the flat vector the matrices come first, then biases and norm weights: weight decay acts on matrices only, and so on
+one range of the vector, wherever shards cut it. Last comes a balancing bias. No gradient trains it, and no shard cuts
+it, because all experts' values are updated together.
 """
 
 from dataclasses import dataclass, replace
@@ -21,26 +21,26 @@ from pseudoreal_api.spec.phase import Sharing
 
 Kind = Literal["weights", "first_moment", "second_moment"]
 KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
-"""Kinds of the vectors that make up a unit's state."""
+"""Vectors of a unit's state."""
 
 VECTOR = 16
-"""Most elements that a processor handles at once; the rest of a range it rounds in another way."""
+"""Most elements that a processor handles at once; it rounds the remainder of a range differently."""
 
 EMBEDDING, HEAD = "embedding", "head"
 EXCLUDED = {"Embedding": EMBEDDING, "Head": HEAD}
-"""What `optimizer.decayExclusions` may name -> the unit whose only matrix that is."""
+"""Value of `optimizer.decayExclusions` -> unit with that matrix as its only one."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a unit has of a tensor: all of it, or of a stacked one the part of some experts."""
+    """A unit's part of a tensor: all of it, or of a stacked tensor the part of some experts."""
 
     name: str
     """Name in the model and in checkpoints."""
     whole: tuple[int, ...]
     """Shape of the whole tensor."""
     experts: range | None = None
-    """Numbers of the experts whose part it is; None: the tensor is not stacked."""
+    """Numbers of the experts in the part; None: the tensor is not stacked."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,12 +52,12 @@ class Parameter:
 
     @property
     def begin(self) -> int:
-        """First element of the part, counted in the flattened tensor."""
+        """First element of the part, relative to the flattened tensor."""
         return 0 if self.experts is None else self.experts.start * prod(self.whole[1:])
 
     @property
     def is_balancing(self) -> bool:
-        """Whether it is the bias that balances experts, which changes by the number of tokens that each one gets."""
+        """Whether this is a balancing bias, which changes by the number of tokens of each expert."""
         return self.name.endswith(".balancing_bias")
 
     @property
@@ -66,12 +66,14 @@ class Parameter:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is neither a bias nor the weight of a norm. The name says so, not the number of dimensions."""
+        """Whether this is neither a bias nor a norm weight. The name decides, not the number of dimensions."""
         return not (self.is_bias or self.name.endswith("norm.weight"))
 
 
 @dataclass(frozen=True)
 class Unit:
+    """Parameters that are moved, sharded and updated as one flat vector."""
+
     name: str
     parameters: tuple[Parameter, ...]
     """Parameters in the order of the flat vector."""
@@ -82,13 +84,13 @@ class Unit:
 
     @cached_property
     def trained(self) -> int:
-        """Number of elements at the start of the flat vector that gradients train; behind them is the balancing bias,
-        where there is one."""
+        """Number of elements that gradients train, at the start of the flat vector; a balancing bias comes after
+        them."""
         return sum(parameter.numel for parameter in self.parameters if not parameter.is_balancing)
 
     @cached_property
     def is_of_mixture(self) -> bool:
-        """Whether it is the block of a layer with experts, without these."""
+        """Whether this is the block of a layer with experts."""
         return any(".router." in parameter.name for parameter in self.parameters)
 
     @property
@@ -97,42 +99,44 @@ class Unit:
 
     @property
     def experts(self) -> range | None:
-        """Numbers of the experts that it has; None: it is no unit of experts."""
+        """Numbers of the unit's experts; None for a unit without experts."""
         return self.parameters[0].experts
 
     def of_experts(self, experts: range) -> "Unit":
-        """The unit with these neighbouring experts alone, which are among its own."""
+        """Return the unit with only these neighbouring experts, which must be among its own."""
         own = self.experts
-        assert own is not None, "a unit of experts has some"
-        assert experts.start in own, "the first is among its own"
-        assert experts[-1] in own, "the last is among its own"
+        assert own is not None, "only units of experts are cut by experts"
+        assert experts.start in own, "the first expert is among the unit's own"
+        assert experts[-1] in own, "the last expert is among the unit's own"
         return replace(self, parameters=tuple(replace(one, experts=experts) for one in self.parameters))
 
     def of_rank(self, coordinate: int, ranks: int) -> "Unit":
-        """What a rank has of the unit where a layer's experts are spread over so many ranks: of experts those with
-        neighbouring numbers that are its own, of any other unit all."""
+        """Return a rank's part of the unit with expert parallelism over `ranks` ranks: the rank's own neighbouring
+        experts; all of any other unit."""
         if ranks == 1 or self.experts is None:
             return self
-        assert len(self.experts) % ranks == 0, "the job's rules say so"
+        assert len(self.experts) % ranks == 0, "the job's rules make expertRanks divide the number of experts"
         count = len(self.experts) // ranks
         first = self.experts.start + coordinate * count
         return self.of_experts(range(first, first + count))
 
     def in_groups(self, groups: int) -> tuple["Unit", ...]:
-        """Experts in as many groups of neighbouring ones; any other unit as it is. All groups have the unit's name."""
+        """Return a unit of experts in `groups` groups of neighbouring experts, and any other unit unchanged. All groups
+        have the unit's name."""
         if groups == 1 or self.experts is None:
             return (self,)
         count = len(self.experts) // groups
         return tuple(self.of_experts(range(first, first + count)) for first in self.experts[::count])
 
     def shard(self, rank: int, ranks: int) -> range:
-        """The part of the flat vector that a rank holds; the last parts may reach into the padding behind `numel`."""
+        """Return the shard of a rank, as a range of the flat vector; the last shards may reach into the padding after
+        `numel`."""
         length = self.shard_length(ranks)
         return range(rank * length, (rank + 1) * length)
 
     def shard_length(self, ranks: int) -> int:
-        """Elements of each rank's part: a whole number of the processor's vectors, so that the update of an element
-        does not depend on the cuts, and so many that none of them cuts the balancing bias."""
+        """Return the number of elements of each shard: a multiple of the processor's vectors, so that the update of an
+        element does not depend on the cuts, and large enough that no cut goes through the balancing bias."""
         if ranks == 1:
             return self.numel
         length = -(-self.numel // (ranks * VECTOR)) * VECTOR
@@ -142,7 +146,7 @@ class Unit:
 
 
 def units_of(model: Model, sharing: Sharing) -> tuple[Unit, ...]:
-    """The embedding, the blocks, the experts, then the final norm with the head. Where embeddings are tied, the first
+    """Return the embedding, the blocks, the experts, then the final norm with the head. With tied embeddings the first
     unit is the last as well: it has the final norm, and the embedding's matrix is the head's."""
     layers, matrix = blocks_of_layers(sharing, model.layers), (model.vocabulary_size, model.hidden_size)
     embedding: Shapes = {"embedding.weight": matrix}
@@ -165,19 +169,20 @@ def experts_name(number: int) -> str:
 
 
 def are_experts(name: str) -> bool:
-    """Whether it is the name of experts, or of a tensor of theirs: neither of the router nor of its bias."""
+    """Return whether the name belongs to a unit of experts or one of its tensors; router and balancing bias belong to
+    the block."""
     first, *rest = name.split(".")
     return first == "blocks" and rest[1:2] == ["experts"] and rest[2:] != ["balancing_bias"]
 
 
 def block_of(name: str) -> int | None:
-    """Number of the block that a tensor belongs to; with experts, theirs."""
+    """Return the number of the block that a tensor belongs to, or of its experts; None for other tensors."""
     first, _, rest = name.partition(".")
     return int(rest.partition(".")[0]) if first == "blocks" else None
 
 
 def unit_of(name: str, model: Model) -> str:
-    """Name of the unit that a tensor of the model belongs to."""
+    """Return the name of the unit that a tensor of the model belongs to."""
     block = block_of(name)
     if block is not None:
         return experts_name(block) if are_experts(name) else block_name(block)
@@ -185,19 +190,19 @@ def unit_of(name: str, model: Model) -> str:
 
 
 def in_block(name: str, block: int) -> str:
-    """The same tensor of another block, or of other experts."""
+    """Return the name of the same tensor in another block, or in other experts."""
     return f"{block_name(block)}.{name.split('.', 2)[2]}"
 
 
 Shapes = dict[str, tuple[int, ...]]
-"""Name of a parameter, as its owner calls it -> shape."""
+"""Name of a parameter, relative to its owner -> shape."""
 
 _NORMS = {"Pre": ("norm",), "Post": ("output_norm",), "Both": ("norm", "output_norm")}
 _BIASES = {"None": (), "QueryKeyValue": ("query", "key", "value"), "All": ("query", "key", "value", "output")}
 
 
 def _block(model: Model, block: int, layer: int) -> Shapes:
-    """The parameters of a block that this layer uses, and others of its kind."""
+    """Return the parameters of a block. `layer`: any layer that uses the block, or a block of its kind."""
     shapes = _norms(model, "attention") | _attention(model) | _norms(model, "ffn")
     if model.has_experts(layer):
         shapes |= _router(model)
@@ -207,7 +212,8 @@ def _block(model: Model, block: int, layer: int) -> Shapes:
 
 
 def _router(model: Model) -> Shapes:
-    """What a layer with experts has of its own, and what all of its tokens go through."""
+    """Return the parameters of a layer with experts outside of the experts: router, balancing bias, and shared
+    experts."""
     assert model.experts is not None, "the layer has experts"
     shapes: Shapes = {"router.weight": (model.experts.count, model.hidden_size)}
     if model.top_k and model.top_k.bias_update_rate is not None:
@@ -216,7 +222,7 @@ def _router(model: Model) -> Shapes:
 
 
 def _experts(model: Model, number: int) -> Unit:
-    """The experts of this number, whole."""
+    """Return the unit of the experts of this number, with all of them."""
     assert model.experts is not None, "layers have experts"
     count, name = model.experts.count, experts_name(number)
     of_each = _feed_forward(model.hidden_size, model.expert, name)

@@ -1,7 +1,7 @@
-"""Which elements of a unit's flat vector are updated alike. Pure.
+"""Ranges of a unit's flat vector whose elements are updated alike. Pure.
 
-AdamW updates all of them but a balancing bias, which is the last; with `optimizer.idleExperts: Skip`, in a step none
-of the experts to which no token went.
+AdamW updates all elements but a balancing bias, which comes last. With `optimizer.idleExperts: Skip`, a step does not
+update the elements of experts to which no token went.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -19,14 +19,14 @@ class UpdateRange:
     begin: int
     end: int
     rate: float = 1.0
-    """Multiple of the learning rate."""
+    """Factor of the learning rate."""
     decay: float = 0.0
     """Weight decay."""
     decays: bool = False
-    """Whether they are what weight decay acts on. A decay of 0 does not join them with others: a processor rounds the
-    rest of a range in another way, and what is its rest does not depend on the figures."""
+    """Whether weight decay acts on the elements. Even with a decay of 0 they stay apart from other elements: a
+    processor rounds the remainder of a range differently, and the remainder must not depend on the numbers."""
     is_balancing: bool = False
-    """Whether they are a balancing bias: their gradient is the change that is added to them, and they have no
+    """Whether the elements are a balancing bias: their gradient is the change to be added to them, and they have no
     moments."""
 
     @property
@@ -35,8 +35,8 @@ class UpdateRange:
 
 
 def update_ranges(unit: Unit, spec: Optimizer) -> tuple[UpdateRange, ...]:
-    """The ranges of a whole unit, each behind the one before; what is updated alike is one range, so that few kernels
-    update a unit."""
+    """Return the ranges of a whole unit, one after the other. Elements that are updated alike are one range, so that
+    few kernels update a unit."""
     multipliers = {multiplier.tensors: multiplier for multiplier in spec.multipliers}
     has_decay = unit.name not in {EXCLUDED[name] for name in spec.decay_exclusions}
     found: list[UpdateRange] = []
@@ -56,7 +56,7 @@ def update_ranges(unit: Unit, spec: Optimizer) -> tuple[UpdateRange, ...]:
 
 
 def _append(ranges: list[UpdateRange], last: UpdateRange) -> None:
-    """Appends a range, or lets the one before reach further."""
+    """Append a range, or extend the previous one if both are updated alike."""
     if ranges and replace(ranges[-1], end=last.end) == replace(last, begin=ranges[-1].begin):
         ranges[-1] = replace(ranges[-1], end=last.end)
     else:
@@ -64,9 +64,11 @@ def _append(ranges: list[UpdateRange], last: UpdateRange) -> None:
 
 
 def cut(ranges: Sequence[UpdateRange], begin: int, end: int) -> tuple[UpdateRange, ...]:
-    """What the elements begin..end-1 have of the ranges, counted from `begin`. Padding behind the last range belongs to
-    it, where AdamW updates that: its gradient is zero, and so are its weights. Padding behind a balancing bias belongs
-    to none, and a rank may have nothing else."""
+    """Return the ranges inside the elements begin..end-1, relative to `begin`.
+
+    Padding after the last range belongs to it, if AdamW updates that range: gradient and weights of padding are zero.
+    Padding after a balancing bias belongs to no range, and a rank may have only such padding.
+    """
     if not ranges:
         return ()
     last = ranges[-1].end if ranges[-1].is_balancing else end
@@ -79,12 +81,12 @@ def cut(ranges: Sequence[UpdateRange], begin: int, end: int) -> tuple[UpdateRang
 
 
 def elements_of(unit: Unit, experts: Collection[int], end: int) -> tuple[range, ...]:
-    """The elements of the unit's flat vector that belong to these experts, in order. `end`: that of the vector with its
-    padding, which belongs to the last expert."""
+    """Return the ranges of the unit's flat vector that belong to these experts, in order. `end`: length of the vector
+    with its padding, which belongs to the last expert."""
     found = []
     begin = 0
     for parameter in unit.parameters:
-        assert parameter.experts is not None, "a unit of experts has stacked tensors alone"
+        assert parameter.experts is not None, "all tensors of a unit of experts are stacked"
         size = parameter.numel // len(parameter.experts)
         for expert in parameter.experts:
             if expert in experts:
@@ -94,8 +96,8 @@ def elements_of(unit: Unit, experts: Collection[int], end: int) -> tuple[range, 
 
 
 def without(ranges: Sequence[UpdateRange], gaps: Sequence[range], begin: int = 0) -> tuple[UpdateRange, ...]:
-    """The ranges less what lies in the gaps, which are in order and apart. `begin`: where the elements are counted from
-    in the ranges, counted as in the gaps."""
+    """Return the ranges without the elements in the gaps, which are in order and apart. `begin`: position of the
+    ranges' element 0 in the vector of the gaps."""
     return tuple(part for one in ranges for part in _parts_between(one, gaps, begin))
 
 
@@ -120,7 +122,7 @@ _OF_BLOCKS: dict[str, TensorGroup] = {
 
 
 def group_of(parameter: Parameter) -> TensorGroup:
-    """The group that `optimizer.multipliers` knows a tensor by. Each tensor that AdamW updates is in one."""
+    """Return the group of a tensor in `optimizer.multipliers`. Each tensor that AdamW updates is in one group."""
     if parameter.is_bias:
         return "Biases"
     if not parameter.is_matrix:

@@ -1,11 +1,11 @@
-"""Which working copies exist when: the windows of a rank, one for blocks and one for experts. Pure.
+"""Lifetimes of working copies: the windows of a rank, one for blocks and one for experts. Pure.
 
-At every change of unit a window holds the units that are needed next, so it fetches as early as it can, and as
-seldom: with L units in layered order and a window of k, 2L - k times a step, whatever the number of micro-batches.
+At every change of unit a window holds the units that are needed next. So fetches are as early and as few as possible:
+with L units in layered order and a window of k, 2L - k per step, whatever the number of micro-batches.
 
-A group of experts is fetched for the tokens of one position, at the earliest when these are counted, and dropped before
-another position's: whether it is fetched at all is another decision there. It goes as soon as it is not needed, as what
-comes next may have to wait long for its tokens.
+A group of experts is fetched for the tokens of one position, at the earliest when these are counted. It is dropped
+before another position's tokens need it, because whether to fetch it is decided there again. It is dropped as soon as
+it is not needed, because the next unit may have to wait long for its tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,19 +19,19 @@ from pseudoreal_trainer.plan.spread import Part, units_used
 
 @dataclass
 class _Run:
-    """A stretch of passes that use one unit."""
+    """A run of passes that use one unit."""
 
     fetch: Fetch
-    """What brings the unit."""
+    """Record that fetches the unit."""
     first: int
     """Index of the first pass."""
     known: int
-    """Index of the pass before which the fetch may begin at the earliest."""
+    """Index of the earliest pass before which the fetch may start."""
     last: int
 
 
 def window_records(layout: Layout, order: Sequence[Part]) -> dict[int, list[Record]]:
-    """Index into `order` -> what happens to working copies before that pass; index len(order): at the end."""
+    """Return index into `order` -> changes of working copies before that pass; index len(order): at the end."""
     before: dict[int, list[Record]] = {}
     for pool in POOLS:
         _insert_moves(layout, _runs(layout, pool, order, layout.moves), len(order), before)
@@ -46,7 +46,7 @@ def _is_refreshed_alone(layout: Layout, unit: int) -> bool:
 
 
 def _common(layout: Layout, order: Sequence[Part]) -> Iterator[Record]:
-    """Gathers what other pipeline ranks use as well: before anything that waits for another rank."""
+    """Yield the gathers of cross-stage units, before anything that waits for another rank."""
     used = {unit for record in order for unit in units_used(layout, record)}
     for unit in filter(layout.is_common, sorted(used)):
         if layout.home(unit) == "Disk":
@@ -66,13 +66,15 @@ def _insert_moves(layout: Layout, runs: list[_Run], end: int, before: dict[int, 
 
 @dataclass
 class _Window:
+    """Working copies and read-ahead weights of one pool, while the plan is made."""
+
     layout: Layout
     resident: dict[Fetch, None] = field(default_factory=dict)
     read: set[Fetch] = field(default_factory=set)
 
     def turn_to(self, coming: list[_Run], index: int) -> Iterator[Record]:
-        """Makes the window hold the units needed next from the pass `index` on. `coming`: one more of them than fit;
-        that one is read ahead if it is on disk."""
+        """Yield records after which the window holds the units needed next from the pass `index` on. `coming`: one more
+        run than the window has slots; its unit is read ahead if it is on disk."""
         wanted = [run.fetch for run in coming[: self.layout.window]]
         for fetch in [fetch for fetch in self.resident if fetch not in wanted]:
             del self.resident[fetch]
@@ -95,7 +97,7 @@ class _Window:
 
 
 def _insert_refreshes(runs: list[_Run], before: dict[int, list[Record]]) -> None:
-    """Gathers each unit one unit ahead of its first use."""
+    """Insert the gather of each resident unit one unit ahead of its first use."""
     first_use: dict[int, int] = {}
     for run in runs:
         first_use.setdefault(run.fetch.unit, run.first)
@@ -107,7 +109,7 @@ def _insert_refreshes(runs: list[_Run], before: dict[int, list[Record]]) -> None
 
 
 def _runs(layout: Layout, pool: Pool, order: Sequence[Part], counts: Callable[[int], bool]) -> list[_Run]:
-    """The stretches in which passes use counted units of a pool."""
+    """Return the runs of passes that use a unit of the pool for which `counts` is true."""
     found: list[_Run] = []
     counted: dict[int, int] = {}
     for index, record in enumerate(order):
@@ -125,7 +127,7 @@ def _runs(layout: Layout, pool: Pool, order: Sequence[Part], counts: Callable[[i
 
 
 def _next_distinct(runs: list[_Run], start: int, count: int) -> list[_Run]:
-    """The first runs of the units needed next. A unit that tokens of two positions want is among them once."""
+    """Return the first runs of the units needed next. A unit that tokens of two positions need appears once."""
     found: dict[Fetch, _Run] = {}
     for run in islice(runs, start, None):
         if run.fetch not in found and any(run.fetch.unit == fetch.unit for fetch in found):

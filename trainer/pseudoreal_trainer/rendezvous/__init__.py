@@ -1,3 +1,2 @@
-"""How the workers of a phase meet: all come to worker 0, which knows them by the secret of the job and numbers them.
-When they come, and how often, is launch's.
-"""
+"""Rendezvous of a phase's workers: all connect to worker 0, which authenticates them by the secret of the job and
+numbers them. `launch` decides when and how often they come."""

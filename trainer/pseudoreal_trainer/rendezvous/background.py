@@ -1,4 +1,4 @@
-"""An asyncio loop in a thread of its own, for the connections of a process that has other things to do."""
+"""An asyncio loop in its own thread, for the connections of a process that has other work."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 
 class Background:
+    """An asyncio loop in a daemon thread."""
+
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="rendezvous", daemon=True)
@@ -20,7 +22,7 @@ class Background:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """End all that runs there."""
+        """Cancel all tasks and end the thread."""
         with suppress(Exception):
             self.begin(_cancel_all()).result(5)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,8 +1,8 @@
-"""Worker 0's side of a meeting: gathers the workers, gives each its number, and lets their ranks reach the store.
+"""Worker 0's side of a rendezvous: gathers the workers, gives each its number, and lets their ranks reach the store.
 
-Runs in an asyncio loop in a thread of its own. A peer that does not hold the key of the meeting is not counted, is told
-nothing and does not reach the store. It can take places for handshakes, for ten seconds each; when all are taken, the
-address that has most of them loses its oldest.
+Runs in an asyncio loop in a thread of its own. A peer without the key of the rendezvous is not counted, is told nothing
+and does not reach the store. It can take slots for handshakes, for ten seconds each; when all are taken, the address
+with the most slots loses its oldest.
 """
 
 import asyncio
@@ -34,16 +34,16 @@ from pseudoreal_trainer.rendezvous.tunnel import LOOPBACK, Address, accept, carr
 HANDSHAKES = 512
 """Most handshakes at a time."""
 _LOG_SECONDS = 10.0
-"""Seconds between two lines about strangers."""
+"""Seconds between two log lines about refused peers."""
 _DESCRIPTORS = 2**20
-"""Most descriptors that this process asks for."""
+"""Most file descriptors that this process asks for."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A worker at the meeting. `process` tells two that come as the same worker apart."""
+    """A worker at the rendezvous. `process` tells apart two processes that come as the same worker."""
 
     seat: Seat
     process: str
@@ -53,7 +53,7 @@ class Arrival:
 
     @classmethod
     def from_text(cls, text: bytes, workers: int) -> "Arrival":
-        """Raises Stranger."""
+        """Parse the text of a worker. Raises Stranger if the text is invalid."""
         try:
             told = json.loads(text)
             arrival = cls(Seat(**told["seat"]), str(told["process"]))
@@ -67,13 +67,13 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Answer:
-    """The number of a worker, or why it has none."""
+    """Number of a worker, or the reason why it has none."""
 
     number: int = -1
     problem: str = ""
     is_over: bool = False
-    """Whether the workers had met before this one came. Where the pods of an execution are replaced, as a queue does,
-    that was the meeting of those before, and another one follows."""
+    """Whether the workers had met before this one came. If a queue replaces the pods of an execution, that was the
+    rendezvous of the previous pods, and another one follows."""
 
     def to_text(self) -> bytes:
         return json.dumps({"number": self.number, "problem": self.problem[:500], "over": self.is_over}).encode()
@@ -85,7 +85,7 @@ class Answer:
 
 
 class _Guest:
-    """A process at the meeting. It may connect again, when its connection breaks."""
+    """A process at the rendezvous. It may connect again after its connection breaks."""
 
     def __init__(self, arrival: Arrival) -> None:
         self.seat, self.process = arrival.seat, arrival.process
@@ -98,7 +98,7 @@ class _Guest:
 
 
 class Gate:
-    """The door of one meeting. `store` is the port of the ranks' store on the loopback interface."""
+    """Listener of one rendezvous. `store` is the port of the ranks' store on the loopback interface."""
 
     def __init__(self, listener: socket.socket, key: bytes, workers: int, store: int) -> None:
         listener.setblocking(False)
@@ -106,26 +106,26 @@ class Gate:
         self._store: Address = (socket.AF_INET, (LOOPBACK, store))
         self._guests: dict[int, _Guest] = {}
         self._handshakes: dict[asyncio.Task[None], str] = {}
-        """Peers that have not proven anything yet, by address, the oldest first."""
+        """Handshakes in progress -> address of the peer, oldest first."""
         self._tasks = set[asyncio.Task[None]]()
         self._strangers = _Strangers()
         self.complete: Future[list[Seat]] = Future()
-        """The seats of all other workers, once all are there."""
+        """Seats of all other workers, once all have come."""
         self.moved = time.monotonic()
-        """When a byte went to or from the store last."""
+        """Time at which the last byte went to or from the store."""
 
     @property
     def missing(self) -> list[int]:
         return [worker for worker in range(1, self._workers) if worker not in self._guests]
 
     async def run(self) -> None:
-        """Take connections until it is cancelled."""
+        """Accept connections until cancelled."""
         _raise_descriptor_limit()
         while True:
             self._begin(*await accept(self._listener))
 
     async def answer(self, answers: Mapping[int, Answer]) -> None:
-        """Tell the workers their numbers, by worker."""
+        """Send the workers their answers, by worker."""
         for worker, answer in answers.items():
             self._guests[worker].tell(answer)
 
@@ -146,7 +146,7 @@ class Gate:
             with closing(Line(connected)) as line:
                 await self._serve_line(line)
         except Left:
-            pass  # it only looked whether anybody listens, as workers do before they come
+            pass  # workers look whether worker 0 listens before they come
         except TimeoutError:
             self._strangers.note(host, f"has proven nothing within {HANDSHAKE_SECONDS:.0f} s")
         except Stranger as stranger:
@@ -169,7 +169,7 @@ class Gate:
             await seal.send((await self._answer_for(line, arrival)).to_text())
 
     async def _answer_for(self, line: Line, arrival: Arrival) -> Answer:
-        """Wait for the answer to a worker. Raises Left and OSError when it goes."""
+        """Wait for the answer to a worker. Raises Left or OSError if its connection ends, Stranger if it sends more."""
         guest = self._seat(arrival)
         if guest is None:
             return Answer(is_over=True)
@@ -184,7 +184,7 @@ class Gate:
             raise Stranger("says more than it was asked")
         finally:
             if not left.cancel() and not left.cancelled():
-                left.exception()  # asyncio would log one that nobody has seen
+                left.exception()  # asyncio would log an exception that was never retrieved
             guest.lines -= 1
             self._unseat(guest)
 
@@ -197,7 +197,7 @@ class Gate:
         if self.complete.done():
             return None
         if before is not None:
-            # The earlier one, whose pod may have been replaced, has to end: two would come in turns for ever.
+            # The earlier process, whose pod may have been replaced, has to end: the two would come in turns forever.
             before.tell(Answer(problem=f"another pod has come as worker {worker}, at {arrival.seat.node}"))
         guest = self._guests[worker] = _Guest(arrival)
         if not self.missing:
@@ -205,7 +205,7 @@ class Gate:
         return guest
 
     def _unseat(self, guest: _Guest) -> None:
-        """Let go of a worker whose connection broke before all were there."""
+        """Remove a worker whose connection broke before all had come."""
         is_here = guest.lines > 0 or self.complete.done()
         if not is_here and self._guests.get(guest.seat.worker) is guest:
             del self._guests[guest.seat.worker]
@@ -215,7 +215,7 @@ class Gate:
 
 
 class _Strangers:
-    """Says who was sent away, and no more often than is good for a log."""
+    """Logs refused peers, at a limited rate."""
 
     def __init__(self) -> None:
         self._count, self._said = 0, float("-inf")
@@ -234,7 +234,7 @@ def _this_task() -> "asyncio.Task[None]":
 
 
 def _raise_descriptor_limit() -> None:
-    """Each connection of a rank takes three descriptors; some container runtimes give 1,024."""
+    """Raise the limit of descriptors: each connection of a rank takes three, and some container runtimes give 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = _DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, _DESCRIPTORS)
     with suppress(ValueError, OSError):

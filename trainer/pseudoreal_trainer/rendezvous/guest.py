@@ -1,4 +1,4 @@
-"""The side of the other workers at a meeting: each comes to worker 0 until it has a number."""
+"""The other workers' side of a rendezvous: each connects to worker 0 until it has a number."""
 
 import asyncio
 import secrets
@@ -14,14 +14,14 @@ from pseudoreal_trainer.rendezvous.seats import Seat
 from pseudoreal_trainer.rendezvous.tunnel import Address, connect
 
 _FIRST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS, _GROWTH = 0.1, 2.0, 1.5
-"""Seconds between two tries, at first and at most."""
+"""Seconds between two tries, at first and at most, and the growth from one try to the next."""
 _LOG_SECONDS = 60.0
 
 log = structlog.get_logger()
 
 
 async def come(endpoint: tuple[str, int], key: bytes, seat: Seat) -> tuple[Answer, Address]:
-    """Return the answer of worker 0, and where it was; tries until there is one."""
+    """Return the answer of worker 0 and the address of worker 0; tries until there is an answer."""
     arrival = Arrival(seat, secrets.token_hex(8))
     pause, said, is_told = _FIRST_PAUSE_SECONDS, time.monotonic(), False
     while True:
@@ -55,7 +55,7 @@ async def _come_once(endpoint: tuple[str, int], key: bytes, arrival: Arrival) ->
 
 
 async def _connect_by_name(endpoint: tuple[str, int]) -> Line:
-    """Connect to the first address of the name that takes it. Raises OSError."""
+    """Connect to the first address of the name that accepts. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(*endpoint, type=socket.SOCK_STREAM)
     failure = OSError(f"{endpoint[0]} has no address")
     for family, _, _, _, place in found:

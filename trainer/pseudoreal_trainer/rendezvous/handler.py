@@ -1,7 +1,7 @@
-"""torchrun's rendezvous, without torch's own: that one unpickles what stands in a store which everybody can write to.
+"""torchrun's rendezvous, in place of torch's own, which unpickles entries of a store that everybody can write to.
 
-The workers are known by number, and worker 0 is where they meet. What reaches the network is the door of `Gate` alone;
-torch's store, which serves whoever connects, listens on the loopback interface.
+Workers are known by number, and meet at worker 0. Only the listener of `Gate` is open to the network. torch's store,
+which serves every client, listens on the loopback interface.
 """
 
 import socket
@@ -29,23 +29,23 @@ from pseudoreal_trainer.rendezvous.seats import Seat
 from pseudoreal_trainer.rendezvous.tunnel import BACKLOG, LOOPBACK, lead_to_store
 
 BACKEND = "pseudoreal"
-"""Name by which torchrun knows it."""
+"""Name by which torchrun knows this rendezvous."""
 T = TypeVar("T")
 Numbering = Callable[[Sequence[Seat]], Sequence[int]]
-"""From the seats of all workers, in their order, to a number for each."""
+"""Returns a number for each worker, from the seats of all workers in order."""
 _DEFAULT_SECONDS = 600
 _LOG_SECONDS = 60.0
 _STORE_SECONDS = 60.0
-"""Time limit of a request to the store, where nothing else is said."""
+"""Default time limit of a request to the store."""
 _QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.05, 2.0
-"""The store ends when nothing has gone to or from it for the first, and at the latest after the second."""
+"""Seconds without traffic after which the store ends, and the longest wait for such a pause."""
 
 log = structlog.get_logger()
 
 
 class StaticRendezvous(RendezvousHandler):
-    """A meeting of `parameters.max_nodes` workers, of which this process is the one of `seat`; it takes place once.
-    `key` is None for a worker that is the only one."""
+    """Rendezvous of `parameters.max_nodes` workers; it takes place once. `seat`: the worker of this process. `key`:
+    None for a worker that is the only one."""
 
     def __init__(
         self, parameters: RendezvousParameters, seat: Seat, numbering: Numbering, key: bytes | None = None
@@ -55,7 +55,7 @@ class StaticRendezvous(RendezvousHandler):
         self._background: Background | None = None
         self._gate: Gate | None = None
         self._store: TCPStore | None = None
-        """Kept here, as the server of worker 0 ends with it."""
+        """Kept here, because worker 0's server ends with this object."""
 
     @property
     def use_agent_store(self) -> bool:
@@ -71,7 +71,7 @@ class StaticRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Nobody can come later."""
+        """Do nothing: no worker can come later."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -85,7 +85,7 @@ class StaticRendezvous(RendezvousHandler):
         return RendezvousInfo(store, number, self._workers, RendezvousStoreInfo(LOOPBACK, store.port))
 
     def shutdown(self) -> bool:
-        """Close the meeting once the other workers have been told what they asked the store last."""
+        """Close the rendezvous once the other workers have the answers to their last requests to the store."""
         if self._gate is not None:
             until = time.monotonic() + _MOST_QUIET_SECONDS
             while time.monotonic() < min(until, self._gate.moved + _QUIET_SECONDS):
@@ -96,7 +96,7 @@ class StaticRendezvous(RendezvousHandler):
         return True
 
     def _hold(self) -> tuple[TCPStore, int]:
-        """Worker 0's part: the ranks' store, and this worker's number."""
+        """Run worker 0's side. Return the ranks' store, and this worker's number."""
         listener = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
         port = listener.getsockname()[1]
         store = TCPStore(
@@ -124,13 +124,13 @@ class StaticRendezvous(RendezvousHandler):
         try:
             answers = [Answer(number) for number in self._numbering(seats)]
         except ValueError as error:
-            # All are told, who would wait for an answer.
+            # Every worker that waits for an answer gets one.
             answers = [Answer(problem=str(error))] * len(seats)
         background.begin(gate.answer(dict(enumerate(answers[1:], start=1))))
         return _number(answers[0])
 
     def _come(self) -> tuple[TCPStore, int]:
-        """Another worker's part: a way to the ranks' store, and this worker's number."""
+        """Run another worker's side. Return a client of the ranks' store, and this worker's number."""
         key, background = self._required_key, self._begin()
         coming = background.begin(come(self._endpoint, key, self._seat))
         answer, worker_0 = self._await(coming, lambda: "worker 0 has not given this worker a number")
@@ -163,12 +163,12 @@ class StaticRendezvous(RendezvousHandler):
 
     @property
     def _required_key(self) -> bytes:
-        assert self._key is not None, "workers that meet have a key"
+        assert self._key is not None, "every rendezvous of several workers has a key"
         return self._key
 
 
 def static(seat: Seat, numbering: Numbering, key: bytes | None) -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """Return what torchrun calls for a handler of BACKEND."""
+    """Return the factory of handlers that torchrun calls for BACKEND."""
     return lambda parameters: StaticRendezvous(parameters, seat, numbering, key)
 
 
@@ -179,7 +179,7 @@ def _number(answer: Answer) -> int:
 
 
 def _listen(port: int) -> socket.socket:
-    """Raises RendezvousConnectionError."""
+    """Listen on a port of all interfaces. Raises RendezvousConnectionError."""
     dual = socket.has_dualstack_ipv6()
     try:
         return socket.create_server(

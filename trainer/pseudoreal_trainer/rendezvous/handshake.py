@@ -1,15 +1,15 @@
-"""How a worker and worker 0 prove to each other that both hold the key of their meeting, before either reads anything
-else. Runs in an asyncio loop.
+"""Handshake in which a worker and worker 0 prove to each other that both hold the key of their rendezvous, before
+either reads anything else. Runs in an asyncio loop.
 
     worker                                                worker 0
     greeting: 8 bytes that never change, nonce a  ----->
                                                   <-----  nonce b, HMAC(key, "worker 0", greeting, b)
     purpose, HMAC(key, "worker", greeting, b, purpose) ->
 
-All three have fixed sizes, and whoever holds no key gets no further. Both nonces are drawn anew, so no proof can be
-used twice, and the two roles sign different texts, so neither can be made to sign for the other. Texts that follow
-(`Seal`) carry an HMAC of their own. What a tunnel carries does not: like the ranks' own connections it is open to
-whoever can read or change other people's packets.
+All three messages have fixed sizes, and a peer without the key gets no further. Both nonces are fresh, so no proof can
+be used twice. The two roles sign different texts, so neither can be made to sign for the other. Later texts (`Seal`)
+carry an HMAC of their own. The traffic of a tunnel carries none: like the ranks' own connections, it is open to anyone
+who can read or change other people's packets.
 """
 
 import asyncio
@@ -24,31 +24,31 @@ _NONCE_BYTES = PROOF_BYTES = 32
 TEXT_BYTES = 4096
 """Most bytes of a text."""
 MEET, STORE = b"M", b"S"
-"""Purposes of a connection: to be given a number, and to reach the store of the ranks."""
+"""Purposes of a connection: to get a number, and to reach the store of the ranks."""
 HANDSHAKE_SECONDS = 10.0
 """Time limit of a handshake."""
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
-"""A peer whose machine is off is noticed after 30 s of silence."""
+"""With these values a peer whose machine is off is noticed after 30 s of silence."""
 
 
 class Stranger(Exception):
-    """The peer does not hold the key; the text says what it did."""
+    """Raised for a peer that does not hold the key; the text says what the peer did."""
 
 
 class Left(Stranger):
-    """The peer closed the connection where a message might begin."""
+    """Raised if the peer closes the connection where a message could start."""
 
     def __init__(self) -> None:
         super().__init__("closed the connection")
 
 
 class Line:
-    """A connected socket, read to the byte, so that a tunnel can begin behind a handshake."""
+    """A connected socket, read to the byte, so that a tunnel can start after a handshake."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket, self._is_given = connected, False
         connected.setblocking(False)
-        with suppress(OSError):  # the peer may be gone already, which the first read tells
+        with suppress(OSError):  # the peer may be gone already; the first read then fails
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE.items():
@@ -68,7 +68,7 @@ class Line:
         await asyncio.get_running_loop().sock_sendall(self.socket, data)
 
     def give_up(self) -> socket.socket:
-        """Return the socket to somebody who will close it."""
+        """Return the socket to a caller that will close it."""
         self._is_given = True
         return self.socket
 
@@ -111,7 +111,8 @@ class Seal:
 
 
 async def answer_worker(line: Line, key: bytes) -> tuple[bytes, Seal]:
-    """Worker 0's side: the purpose of the connection, and the seal for what follows. Raises OSError and Stranger."""
+    """Run worker 0's side. Return the purpose of the connection, and the seal for later texts. Raises OSError and
+    Stranger."""
     if await line.read(len(GREETING)) != GREETING:
         raise Stranger("sent something else than a greeting")
     greeting = GREETING + await line.read(_NONCE_BYTES)
@@ -125,7 +126,7 @@ async def answer_worker(line: Line, key: bytes) -> tuple[bytes, Seal]:
 
 
 async def greet_worker_0(line: Line, key: bytes, purpose: bytes) -> Seal:
-    """Another worker's side: the seal for what follows. Raises OSError and Stranger."""
+    """Run another worker's side. Return the seal for later texts. Raises OSError and Stranger."""
     greeting = GREETING + secrets.token_bytes(_NONCE_BYTES)
     await line.write(greeting)
     answer = await line.read(_NONCE_BYTES + PROOF_BYTES)
@@ -144,5 +145,6 @@ async def _proof_of_peer(line: Line) -> bytes:
 
 
 def _sign(key: bytes, *parts: bytes) -> bytes:
-    """All parts but the first have fixed sizes."""
+    """Return the HMAC of the parts. All parts but the first have fixed sizes, so no two lists of parts give one
+    text."""
     return hmac.digest(key, b"\0".join(parts), "sha256")

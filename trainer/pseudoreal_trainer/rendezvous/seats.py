@@ -1,4 +1,4 @@
-"""Who comes to a rendezvous, and which number each worker gets. Pure."""
+"""Workers at a rendezvous, and the number of each. Pure."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Seat:
-    """What a worker says of itself when it comes."""
+    """A worker's description of itself."""
 
     worker: int
-    """Its completion index."""
+    """Worker index."""
     node: str
     domain: str | None
-    """Where its node is in the topology; empty: nobody says it. None: the job has no topology."""
+    """Place of the node in the topology; empty: unknown. None: the job has no topology."""
 
     @classmethod
     def of_pod(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -35,8 +35,10 @@ class Seat:
 
 
 def numbers(seats: Sequence[Seat], config: PhaseConfig) -> list[int]:
-    """The number of each worker, in the order of the seats: that by which its ranks are numbered. Raises ValueError
-    where two have come as one worker: a pod that was thought lost, and the one that has its place."""
+    """Return the number of each worker, in the order of the seats; a worker's ranks are numbered by it.
+
+    Raises ValueError if two pods come as one worker: a pod that was thought lost, and the pod that has its place.
+    """
     if len({seat.worker for seat in seats}) < len(seats):
         raise ValueError(f"two pods have come as one worker: {sorted(seat.worker for seat in seats)}")
     workers = sorted(seats, key=lambda seat: seat.worker)
@@ -46,8 +48,8 @@ def numbers(seats: Sequence[Seat], config: PhaseConfig) -> list[int]:
 
 
 def _order(workers: Sequence[Seat], config: PhaseConfig) -> Order:
-    """The order by place, where the job has a topology, else that of the workers. It is for speed alone: no failure to
-    find it keeps a job from training."""
+    """Return the order of the workers by topology, if the job has one, else by worker index. The order is for speed
+    only: an error in finding it does not keep a job from training."""
     by_number = tuple(range(len(workers)))
     if any(seat.domain is None for seat in workers):
         return by_number

@@ -1,4 +1,4 @@
-"""The secret of a job, and the key of one meeting that follows from it. Imports no torch."""
+"""The secret of a job, and the key of one rendezvous derived from it. Imports no torch."""
 
 import hmac
 import os
@@ -10,20 +10,21 @@ from pseudoreal_api.names import RENDEZVOUS_SECRET, SECRET_BYTES
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 _MOST_BYTES = 1024**2
-"""Size limit of a Secret in Kubernetes, and so of a file of one."""
+"""Size limit of a Kubernetes Secret, and so of a file of one."""
 
 
 def check_secret(environment: Mapping[str, str] = os.environ) -> None:
-    """Check that a pod which must meet others has the job's secret. Raises InvalidJobError and TrainingError."""
+    """Check that a pod with other pods to meet has the job's secret. Raises InvalidJobError if no file is named, and
+    TrainingError if the file cannot be read or is too short."""
     if int(environment.get("PET_NNODES", "1")) > 1:
         _read_secret(environment)
 
 
 def meeting_key(environment: Mapping[str, str] = os.environ) -> bytes:
-    """Return the key of the meeting that the environment names, 32 bytes.
+    """Return the key of the rendezvous that the environment names, 32 bytes.
 
-    Each execution, restart in place and membership has a meeting of another name, so a worker of one is a stranger at
-    any other. Raises InvalidJobError and TrainingError.
+    Each execution, restart in place and membership has a rendezvous of another name, so a worker of one is refused at
+    any other. Raises the errors of `check_secret`.
     """
     name = environment["PET_RDZV_ID"].encode()
     return hmac.digest(_read_secret(environment), b"pseudoreal meeting\0" + name, "sha256")

@@ -16,12 +16,12 @@ from pseudoreal_trainer.rendezvous.secret import meeting_key
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run torchrun with its arguments, of which the last is the configuration of the phase."""
+    """Run torchrun with its arguments; the last one is the configuration file of the phase."""
     configure_logs()
     config = read_phase_config(Path(arguments[-1]))
     meets = int(os.environ.get("PET_NNODES", "1")) > 1
-    # All workers have as many ranks, so the numbers of ranks follow from those of workers; torchrun would take them
-    # from a store.
+    # All workers have equally many ranks, so the numbers of ranks follow from the numbers of workers; torchrun would
+    # take them from a store.
     os.environ |= {"PET_RDZV_BACKEND": BACKEND, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"}
     create = static(Seat.of_pod(), partial(numbers, config=config), meeting_key() if meets else None)
     rendezvous_handler_registry.register(BACKEND, create)

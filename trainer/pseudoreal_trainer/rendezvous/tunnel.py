@@ -1,7 +1,7 @@
-"""The ranks' store, which torch leaves open to everybody, behind the handshake.
+"""Tunnels to the ranks' store, which torch leaves open to everybody; each starts with a handshake.
 
-The store listens on the loopback interface of worker 0 alone. Each other worker has a port on its own loopback
-interface; what connects there is carried to worker 0, after a handshake for each connection, and on to the store.
+The store listens only on the loopback interface of worker 0. Each other worker has a port on its own loopback
+interface. A connection to that port is carried to worker 0, after a handshake for each connection, and on to the store.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ from pseudoreal_trainer.rendezvous.handshake import HANDSHAKE_SECONDS, STORE, Li
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
 _EARLY_BYTES = 2**20
-"""Most bytes that are kept until a tunnel begins; a client of the store waits for an answer long before."""
+"""Most bytes kept until a tunnel starts; a client of the store waits for an answer long before."""
 _PAUSE_SECONDS = 0.1
-"""Pause after a connection could not be taken."""
+"""Seconds to pause after a connection could not be accepted."""
 Address = tuple[socket.AddressFamily, Any]
-"""Family and address of a socket, as the peer of a connected one has it."""
+"""Family and address of a socket, as `getpeername` returns the address."""
 
 log = structlog.get_logger()
 
 
 class _End(asyncio.Protocol):
-    """One of the two connections of a tunnel: what arrives here is written to the other one.
+    """One of the two connections of a tunnel: its received bytes are written to the other one.
 
-    Until `begin`, bytes are kept. `pause_reading` alone does not hold them back: asyncio before Python
-    3.11.4 begins to read after `connection_made`, whatever that asked for.
+    Bytes are kept until `begin`. `pause_reading` alone does not hold them back: before Python 3.11.4, asyncio starts to
+    read after `connection_made`, even if reading was paused there.
     """
 
     other: "_End"
@@ -41,7 +41,7 @@ class _End(asyncio.Protocol):
         self._moved, self._early = moved, bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "it is a connected socket"
+        assert isinstance(transport, asyncio.Transport), "connect_accepted_socket makes a two-way transport"
         self.transport = transport
         transport.pause_reading()
 
@@ -55,7 +55,7 @@ class _End(asyncio.Protocol):
             self._open.abort()
 
     def begin(self) -> None:
-        """Carry what has arrived, and from now on what arrives. Both connections are there."""
+        """Write the kept bytes to the other end, and from now on all received bytes. Both ends must be connected."""
         self._has_begun = True
         if self._early:
             self.other._open.write(bytes(self._early))
@@ -84,7 +84,7 @@ class _End(asyncio.Protocol):
 
 
 async def carry(one: Line, another: Line, moved: Callable[[], None] = lambda: None) -> None:
-    """Begin to carry bytes between two lines, until either end closes its own. `moved` is called for each piece."""
+    """Start to carry bytes between two lines, until either end closes its own. `moved` is called for each piece."""
     loop, first, second = asyncio.get_running_loop(), _End(moved), _End(moved)
     first.other, second.other = second, first
     await loop.connect_accepted_socket(lambda: first, one.give_up())
@@ -94,11 +94,11 @@ async def carry(one: Line, another: Line, moved: Callable[[], None] = lambda: No
 
 
 async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
-    """Return the next connection and the address that it comes from."""
+    """Return the next connection and its source address."""
     while True:
         try:
             connected, address = await asyncio.get_running_loop().sock_accept(listener)
-        except OSError as error:  # there are no descriptors, or the peer is gone already
+        except OSError as error:  # no descriptors are left, or the peer is gone already
             log.warning("connection_not_taken", error=str(error))
             await asyncio.sleep(_PAUSE_SECONDS)
         else:
@@ -106,7 +106,7 @@ async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
 
 
 async def connect(address: Address) -> Line:
-    """Raises OSError."""
+    """Connect to an address. Raises OSError."""
     family, place = address
     line = Line(socket.socket(family))
     try:
@@ -118,8 +118,8 @@ async def connect(address: Address) -> Line:
 
 
 async def lead_to_store(listener: socket.socket, worker_0: Address, key: bytes) -> None:
-    """Carry all that connects to the listener to the store at worker 0, until it is cancelled. A connection that
-    cannot be carried is closed: torch's store connects again."""
+    """Carry every connection of the listener to the store at worker 0, until cancelled. A connection that cannot be
+    carried is closed: torch's store connects again."""
     tasks = set[asyncio.Task[None]]()
     while True:
         connected, _ = await accept(listener)

@@ -1,4 +1,4 @@
-"""Whether the engine trained what the plain reference trains."""
+"""Comparison of the engine's training with that of the plain reference."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.unit.trainer.engine.running import Result
 
 
 def assert_trained_alike(found: Result, case: Case) -> None:
-    """Checks the losses and weights of the engine in float64."""
+    """Assert that the losses and weights of the engine agree with the reference, in float64."""
     losses, weights = reference.train(case)
     assert len(found.losses) == STEPS
     assert found.losses == pytest.approx(losses, rel=1e-12, abs=1e-12)

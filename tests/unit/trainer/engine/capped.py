@@ -1,4 +1,4 @@
-"""Programs under a hard limit on their memory: what they start with, and what they have before they train."""
+"""Programs under a hard limit on their memory: their environment, and the memory that they use before training."""
 
 import os
 import subprocess
@@ -18,6 +18,6 @@ def environment() -> dict[str, str]:
 
 
 def baseline() -> int:
-    """Bytes of data that the program has before it makes an engine."""
+    """Return the bytes of data that the program has before it makes an engine."""
     said = subprocess.run([sys.executable, "-c", _BASELINE], env=environment(), capture_output=True, check=True)
     return int(said.stdout) * 1024

@@ -1,4 +1,4 @@
-"""What the engine is tried with: a small model under many layouts."""
+"""Cases for tests of the engine: a small model under many layouts."""
 
 import json
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ STEPS = 5
 SEQUENCES_OF_A_MICRO_BATCH = 4
 RATE = 1e-2
 PROMPTS = [[5], [7, 0, 200], [9, 9, 4, 8, 2, 6, 1, 3]]
-"""Fewer tokens than a sequence has, and more; the second one has the end of a document in it."""
+"""Prompts with fewer and with more tokens than a sequence; the second one contains the end of a document."""
 WRITTEN = 5
-"""Tokens that are written behind each prompt."""
+"""Tokens that are written after each prompt."""
 SAMPLING = Sampling(200, temperature=1.0, seed=11)
 END = 0
-"""The token that ends documents."""
+"""Token that ends documents."""
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -88,7 +88,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""Name -> fields of the model that differ from those of a plain case."""
+"""Name -> fields of the model that differ from a plain case."""
 
 
 EIGHT_IN_BALANCE = json.dumps(
@@ -104,7 +104,7 @@ EIGHT_IN_BALANCE = json.dumps(
         }
     }
 )
-"""Fields of a model whose experts spread evenly over ranks."""
+"""Fields of a model with experts that spread evenly over ranks."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Case:
     expert_ranks: int = 1
     expert_groups: int = 1
     homes: str = "d"
-    """A letter for each unit, repeated: d(evice), h(ost), D(isk)."""
+    """One letter per unit, repeated: d(evice), h(ost), D(isk)."""
     window: int = 2
     recompute: bool = True
     stash: bool = False
@@ -130,10 +130,10 @@ class Case:
     """None: as many as layers."""
     pattern: Any = "Cycle"
     part: Any = "Blocks"
-    """What layers share."""
+    """Part of a layer that layers share."""
     activation: Any = "GELU"
     experts: int = 0
-    """0: a dense feed-forward part."""
+    """0: a dense MLP."""
     prototypes: int = 1
     options: str = ""
     """Name of an entry of OPTIONS."""
@@ -144,19 +144,19 @@ class Case:
     """Blocks and pattern of the next phase; None: nothing is measured."""
     vocabulary: int = 256
     tied: bool = False
-    """Whether the embedding's matrix is the head's as well."""
+    """Whether embeddings are tied."""
     loss_chunk: int | None = None
     soft_cap: str | None = None
     z_loss: str = "0"
     epsilon: str = "1e-8"
     exclusions: tuple[Any, ...] = ()
-    """Matrices that do not decay."""
+    """Matrices without weight decay."""
     multipliers: tuple[tuple[Any, str, str], ...] = ()
-    """Groups of tensors, with what multiplies their learning rate and their weight decay."""
+    """Groups of tensors, with the factors of their learning rate and their weight decay."""
     idle: Any = "Update"
-    """What happens to experts to which no token goes."""
+    """Treatment of experts to which no token goes."""
     documents: bool = False
-    """Whether tokens attend within documents, which END ends."""
+    """Whether attention stays within documents, which END ends."""
 
     @property
     def world(self) -> int:
@@ -164,7 +164,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The fields that differ from a plain case."""
+        """Fields that differ from a plain case."""
         plain = Case()
         differing = {k: v for k, v in self.__dict__.items() if v != getattr(plain, k)}
         return " ".join(f"{key}={value}" for key, value in differing.items()) or "plain"
@@ -229,7 +229,7 @@ class Case:
 
     @property
     def following(self) -> Sharing | None:
-        """How the next phase shares; None: nothing is measured."""
+        """Sharing of the next phase; None: nothing is measured."""
         if self.next_sharing is None:
             return None
         blocks, pattern = self.next_sharing

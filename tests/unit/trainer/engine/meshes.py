@@ -1,6 +1,7 @@
-"""Groups of ranks that are made once for neighbouring cases that need the same ones: they take longer than many a case.
+"""Process groups that neighbouring cases share if they need the same ones: creating groups takes longer than many a
+case.
 
-They end when there are many, as each group has threads, one of which wakes up a hundred times a second.
+Groups are destroyed when there are many, as each has threads, one of which wakes up a hundred times a second.
 """
 
 import gc
@@ -13,17 +14,17 @@ from pseudoreal_trainer.plan.layout import Layout
 
 KEPT = 16
 _made: dict[tuple[Any, ...], Mesh] = {}
-"""The meshes of the last cases by what they needed."""
+"""Meshes of the newest cases, by the properties that their groups depend on."""
 
 
 @dataclass(frozen=True)
 class KeptMesh(Mesh):
     def close(self) -> None:
-        """Leaves the groups to the next case."""
+        """Do nothing: the next case may use the groups."""
 
 
 def mesh_of(layout: Layout, ranks: Ranks) -> Mesh:
-    """The mesh of this rank. Every rank calls this for the same layouts in one order."""
+    """Return the mesh of this rank. Every rank calls this for the same layouts in one order."""
     if ranks.world == 1:
         return open_mesh(layout, ranks)
     needed = groups_of(layout)
@@ -35,7 +36,7 @@ def mesh_of(layout: Layout, ranks: Ranks) -> Mesh:
 
 
 def groups_of(layout: Layout) -> tuple[Any, ...]:
-    """What the groups of a layout depend on."""
+    """Return the properties of a layout that its groups depend on."""
     places = tuple(map(layout.rank_of, range(layout.head + 1)))
     sizes = (layout.pipeline, layout.data, layout.replicas, layout.expert_ranks, layout.expert_groups)
     return (*sizes, places, layout.users, layout.measures, layout.balances_steps)

@@ -1,4 +1,4 @@
-"""Gradients that are not finite, put into the engine of one rank, and into a plain loop that skips as it does."""
+"""Gradients that are not finite, in the engine of one rank and in a plain loop that skips the same updates."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from tests.unit.trainer.engine.cases import STEPS, Case
 from tests.unit.trainer.engine.running import run_case
 
 FAULTS = {1: ("blocks.1", nan), 3: ("head", inf)}
-"""Step -> the unit one element of whose gradient is spoilt, and by what."""
+"""Step -> unit with one spoilt element in its gradient, and the value of that element."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class SkippingCase(Case):
 
 
 def spoilt(case: Case) -> AbstractContextManager[object]:
-    """Inside, the last data rank spoils what comes first of the gradients of FAULTS: a block's of a micro-batch, and
-    that of the head's matrix."""
+    """Context in which the last data rank spoils the first gradients of FAULTS: a block's gradient of one micro-batch,
+    and the gradient of the head's matrix."""
     accumulate, seen = Gradients.accumulate, Counter[tuple[int, int]]()
     names = {"blocks.1": min(2, case.layout.units - 2), "head": case.layout.units - 1}
 
@@ -55,7 +55,7 @@ def spoilt(case: Case) -> AbstractContextManager[object]:
 
 
 def run(rank: int, world: int, cases: list["SkippingCase"], folder: Path) -> None:
-    """The cases on the engine, one after the other."""
+    """Run the cases on the engine, one after the other."""
     ranks, results = Ranks(rank, world, torch.device("cpu")), []
     for case in cases:
         with spoilt(case):
@@ -64,7 +64,7 @@ def run(rank: int, world: int, cases: list["SkippingCase"], folder: Path) -> Non
 
 
 def train(case: SkippingCase) -> dict[str, Tensor]:
-    """Weights that an ordinary loop ends with: torch.optim.AdamW leaves alone what has no gradient."""
+    """Return the weights after an ordinary loop: torch.optim.AdamW skips parameters without a gradient."""
     model, optimizer = reference.model_and_optimizer(case)
     for step in range(STEPS):
         reference.set_gradients(model, case, step)

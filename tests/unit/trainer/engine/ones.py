@@ -1,4 +1,4 @@
-"""An engine all of whose gradients are 1: each rank gives an equal part of it."""
+"""An engine whose gradients are all 1; each rank contributes an equal part."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,7 +22,7 @@ def run(rank: int, world: int, cases: list[Case], folder: Path) -> None:
 
 
 def _norm(case: Case, ranks: Ranks, folder: Path) -> float:
-    """The norm of the whole gradient, as this rank knows it."""
+    """Return the norm of the whole gradient, as this rank knows it."""
     with _all_ones():
         engine = make_engine(case, ranks, folder)
         batch = CaseBatch(case, 0, ranks.rank % case.data, ranks.device)

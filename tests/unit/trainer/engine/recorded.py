@@ -1,4 +1,4 @@
-"""Lanes of a GPU that is not there: they do nothing, and remember in which order they were asked."""
+"""CUDA streams without a GPU: they do nothing, and record the order of calls."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +14,11 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True)
 class Moment:
-    """Stands for an event of CUDA."""
+    """Replacement for a CUDA event."""
 
     lane: str
     number: int
-    """Also its time, in milliseconds."""
+    """Number of the event, and its time in milliseconds."""
     log: list[tuple[Any, ...]] = field(repr=False, compare=False)
 
     def query(self) -> bool:
@@ -32,10 +32,10 @@ class Moment:
 
 
 class RecordedLanes(Lanes):
-    """`log` has (what, moment) for marks, follows and reaches."""
+    """Streams whose `log` has (call, moment) for each recorded event, and for each wait for one."""
 
     def __init__(self, *, real: bool = False) -> None:
-        """`real`: they say that they are those of a GPU."""
+        """`real`: whether the streams claim to belong to a GPU."""
         super().__init__(torch.device("cpu"))
         self._real = real
         self.log: list[tuple[Any, ...]] = []

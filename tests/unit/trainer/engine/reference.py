@@ -1,4 +1,4 @@
-"""The plain reference: one process, ordinary autograd, torch.optim.AdamW; nothing of the engine."""
+"""The plain reference: one process, ordinary autograd, torch.optim.AdamW, without any code of the engine."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +27,7 @@ from tests.unit.trainer.engine.cases import (
 
 
 def batch_of(case: Case, step: int) -> Tensor:
-    """[micro-batches, sequences of a micro-batch over all data ranks, T + 1]"""
+    """Return the batch of a step, [micro-batches, sequences of a micro-batch over all data ranks, T + 1]."""
     generator = torch.Generator().manual_seed(1000 + step)
     shape = (case.micro_batches, case.sequences, case.model.sequence_length + 1)
     tokens = torch.randint(0, case.vocabulary, shape, generator=generator)
@@ -37,36 +37,36 @@ def batch_of(case: Case, step: int) -> Tensor:
 
 
 def targets_of(case: Case, step: int) -> int:
-    """Targets of a step that count: none behind the end of a document where documents are masked."""
+    """Return the number of targets in a step; with masked documents, the end of a document has no target."""
     inputs = batch_of(case, step)[:, :, :-1]
     return int((inputs != END).sum()) if case.documents else inputs.numel()
 
 
 def tokens_of(case: Case) -> int:
-    """Tokens of a step, with a target or without."""
+    """Return the number of tokens in a step, with or without a target."""
     return case.micro_batches * case.sequences * case.model.sequence_length
 
 
 def part_of(batch: Tensor, data_rank: int, data_ranks: int) -> Tensor:
-    """A data rank's sequences, [micro-batches, B, T + 1]."""
+    """Return a data rank's sequences, [micro-batches, B, T + 1]."""
     count = batch.shape[1]
     return batch[:, count * data_rank // data_ranks : count * (data_rank + 1) // data_ranks]
 
 
 def train(case: Case) -> tuple[list[float], dict[str, Tensor]]:
-    """The cross-entropy of each step, and the weights after the last."""
+    """Return the cross-entropy of each step, and the weights after the last step."""
     losses, weights, _ = train_with_moments(case)
     return losses, weights
 
 
 def train_with_moments(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
-    """The same, and the first moments after the last step."""
+    """Return the same as `train`, and the first moments after the last step."""
     return _trained(_plain(case))
 
 
 def _plain(case: Case) -> Case:
-    """The case without what a plain loop knows nothing of: cases that differ in that alone have one reference. The
-    number of data ranks stays, as partial sums are theirs."""
+    """Return the case without all fields that a plain loop ignores, so that cases which differ only in those share one
+    reference. The number of data ranks stays, because partial sums depend on it."""
     plain = Case()
     unknown = (
         *("pipeline", "order", "sharding", "homes", "window", "recompute", "stash", "loss_chunk", "next_sharing"),
@@ -106,8 +106,8 @@ def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]
 
 
 def hold_idle(model: Transformer, optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[Tensor, list[Tensor]]]:
-    """Stacked tensor -> which of its experts no token chose, and what it and its moments are. The gradients of such
-    experts are zero in all of their tensors; whoever has a token has others."""
+    """Return stacked tensor -> experts that no token chose, with the values of the tensor and its moments. Such experts
+    have zero gradients in all of their tensors; an expert with a token has other gradients."""
     stacked: dict[str, list[Tensor]] = {}
     for name, parameter in model.named_parameters():
         if are_experts(name):
@@ -128,14 +128,14 @@ def put_back(held: dict[Tensor, tuple[Tensor, list[Tensor]]], optimizer: torch.o
 
 
 def _state_of(parameter: Tensor, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The weights and moments; before the first step there are no moments, and after it those of idle experts are
-    zero."""
+    """Return the weights and moments. Before the first step there are no moments; after it, the moments of idle experts
+    are zero."""
     state = optimizer.state.get(parameter, {})
     return [parameter, *(state[kind] for kind in ("exp_avg", "exp_avg_sq") if state)]
 
 
 def set_gradients(model: Transformer, case: Case, step: int, routers: Routers | None = None) -> float:
-    """Sets the gradients of a step's batch: its cross-entropy. `routers`: None where no experts are chosen by top k."""
+    """Set the gradients of a step's batch and return its cross-entropy. `routers`: None without top-k experts."""
     if routers is not None:
         routers.begin()
     batch = batch_of(case, step)
@@ -148,7 +148,7 @@ def set_gradients(model: Transformer, case: Case, step: int, routers: Routers | 
 
 @torch.no_grad()
 def evaluate(case: Case, weights: dict[str, Tensor]) -> float:
-    """Sum of the losses of the first batch, nats."""
+    """Return the sum of the losses of the first batch, in nats."""
     model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
     load_into(model, weights)
     pairs = _pairs(case, batch_of(case, 0).flatten(0, 1))
@@ -157,8 +157,8 @@ def evaluate(case: Case, weights: dict[str, Tensor]) -> float:
 
 
 def _pairs(case: Case, windows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets, [n, L] each, of the passes that windows [B, T + 1] have: one with all of them, or one for
-    each document."""
+    """Yield the inputs and targets, [n, L] each, of the passes over windows [B, T + 1]: one pass with all of them, or
+    one for each document."""
     if not case.documents:
         yield windows[:, :-1], windows[:, 1:]
         return
@@ -170,8 +170,8 @@ def _pairs(case: Case, windows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 @torch.no_grad()
 def write(case: Case, weights: dict[str, Tensor]) -> list[list[int]]:
-    """Tokens behind each of PROMPTS, by a plain loop over whole sequences with zeros behind the text, which nothing
-    sees."""
+    """Return the tokens after each of PROMPTS, from a plain loop over whole sequences. Zeros follow the text; no token
+    sees them."""
     model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
     load_into(model, weights)
     seeds = range(SAMPLING.seed, SAMPLING.seed + len(PROMPTS))
@@ -193,8 +193,8 @@ def _behind(model: Transformer, prompt: list[int], seed: int, *, documents: bool
 def _gradients(
     model: Transformer, case: Case, part: Tensor, step: int, routers: Routers | None
 ) -> tuple[float, list[Tensor]]:
-    """Sum of the cross-entropies and gradients of one data rank's sequences, micro-batch after micro-batch. Auxiliary
-    losses are of whole sequences: of all their tokens, also of those without a target."""
+    """Return the summed cross-entropies and the gradients of one data rank's sequences, micro-batch after micro-batch.
+    Auxiliary losses count all tokens of whole sequences, including tokens without a target."""
     model.zero_grad()
     sums = []
     for windows in part:

@@ -1,4 +1,4 @@
-"""Runs cases on the engine: all cases of one number of ranks in the same processes, which then need only one start."""
+"""Runs cases on the engine: all cases with one number of ranks in the same processes, which start only once."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from tests.unit.trainer.engine.reference import batch_of, part_of, targets_of, t
 
 SEED = 3
 _LIMIT_SECONDS = 1800.0
-"""For all cases of one number of ranks together, which take a minute and a half on two processors."""
+"""Limit for all cases of one number of ranks together, which take a minute and a half on two processors."""
 _wanted: dict[Case, None] = {}
 _observed: set[Case] = set()
 _writing: set[Case] = set()
@@ -35,30 +35,30 @@ _writing: set[Case] = set()
 
 @dataclass
 class Result:
-    """The result of a case on one rank."""
+    """Result of a case on one rank."""
 
     losses: list[float] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
-    """On the first rank."""
+    """On the first rank only."""
     first_moments: dict[str, Tensor] = field(default_factory=dict)
-    """On the first rank."""
+    """On the first rank only."""
     moved: list[dict[str, int]] = field(default_factory=list)
     """For each step, link -> bytes."""
     events: list[dict[str, Any]] = field(default_factory=list)
-    """Events of the steps, without the evaluation."""
+    """Trace events of the steps, without the evaluation."""
     captured: dict[Kind, dict[int, tuple[int, Tensor]]] = field(default_factory=dict)
-    """Kind -> unit -> where in the unit's flat vector this rank's part of it begins, and that part."""
+    """Kind -> unit -> start of this rank's part in the unit's flat vector, and the part."""
     measured: list[LayerGradients] = field(default_factory=list)
-    """For each step."""
+    """One entry per step."""
     state_bytes: dict[str, int] = field(default_factory=dict)
     left_out: list[tuple[int, ...]] = field(default_factory=list)
-    """For each step, units that were not updated."""
+    """Units without an update, for each step."""
     loads: list[ExpertLoad | None] = field(default_factory=list)
-    """For each step."""
+    """One entry per step."""
     evaluation: float = 0.0
-    """Sum of the losses of the first batch with the last weights; on the rank of the head."""
+    """Sum of the losses of the first batch with the last weights; on the head's rank only."""
     written: list[list[int]] = field(default_factory=list)
-    """Tokens behind each of PROMPTS, with the last weights; of cases for which they are wanted."""
+    """Tokens after each of PROMPTS, with the last weights; for cases in which they are wanted."""
 
     def assert_weights(self, expected: Mapping[str, Tensor]) -> None:
         assert self.weights.keys() == expected.keys()
@@ -66,7 +66,7 @@ class Result:
             torch.testing.assert_close(self.weights[name], weights, rtol=0, atol=1e-12)
 
     def assert_first_moments(self, expected: Mapping[str, Tensor]) -> None:
-        """They are sums of gradients, numbers below 1 here."""
+        """Compare the first moments; as sums of gradients, they are numbers below 1 here."""
         for name, moments in expected.items():
             torch.testing.assert_close(self.first_moments[name], moments, rtol=0, atol=1e-13)
 
@@ -83,8 +83,8 @@ class CaseBatch:
 
 
 def want(cases: Iterable[Case], *, events: bool = False, written: bool = False) -> None:
-    """The fixture `engine_results` has them. `events`: with what happened in them, which takes much memory. `written`:
-    with what they write behind PROMPTS."""
+    """Request results of cases from the fixture `engine_results`. `events`: with trace events, which take much memory.
+    `written`: with the tokens after PROMPTS."""
     found = [*cases]
     _wanted.update(dict.fromkeys(found))
     _observed.update(found if events else ())
@@ -92,18 +92,18 @@ def want(cases: Iterable[Case], *, events: bool = False, written: bool = False) 
 
 
 def sound(found: Mapping[Case, list[Result]], case: Case) -> Result:
-    """The result of the first rank; every rank knows the same losses."""
+    """Return the first rank's result; assert that every rank knows the same losses."""
     assert all(result.losses == found[case][0].losses for result in found[case])
     return found[case][0]
 
 
 def run_wanted(folder: Path) -> dict[Case, list[Result]]:
-    """All that test files of this run want, each case once."""
+    """Run all cases that test files of this session request, each case once."""
     return run_cases([*_wanted], folder)
 
 
 def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case, list[Result]]:
-    """Case -> result of each rank. `device`: cuda gives each rank a GPU of its own."""
+    """Return case -> result of each rank. `device`: cuda gives each rank a GPU of its own."""
     worlds: dict[int, list[Case]] = {}
     # Cases that need the same groups of ranks are neighbours, so that these are made once.
     for case in sorted(cases, key=lambda case: str(groups_of(case.layout))):
@@ -187,7 +187,7 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False, 
 
 
 class _Memory:
-    """Keeps what a capture gives it."""
+    """Sink that keeps the content of a capture."""
 
     def __init__(self) -> None:
         self.streams: dict[Kind, list[Tensor]] = {kind: [] for kind in KINDS}
@@ -197,7 +197,7 @@ class _Memory:
 
 
 def captured(engine: Engine) -> dict[Kind, dict[int, tuple[int, Tensor]]]:
-    """This rank's part of the state that a checkpoint would have."""
+    """Return this rank's part of the state in a checkpoint."""
     spans, memory = spans_of(engine.mesh.layout, engine.units, engine.mesh.ranks.rank), _Memory()
     engine.capture(spans, memory, buffer_bytes=1 << 12).result()
     found: dict[Kind, dict[int, tuple[int, Tensor]]] = {}
@@ -209,12 +209,12 @@ def captured(engine: Engine) -> dict[Kind, dict[int, tuple[int, Tensor]]]:
 
 
 def bring_together(case: Case, results: list[Result]) -> None:
-    """Gives the first rank the whole weights and moments."""
+    """Give the first rank the whole weights and moments."""
     results[0].weights, results[0].first_moments = (_together(case, results, k) for k in ("weights", "first_moment"))
 
 
 def _together(case: Case, results: list[Result], kind: Kind) -> dict[str, Tensor]:
-    """Parameter -> values, from the parts of all ranks."""
+    """Return parameter -> values, from the parts of all ranks."""
     whole: dict[str, Tensor] = {}
     found: dict[tuple[int, Unit], list[tuple[int, Tensor]]] = {}
     for rank, result in enumerate(results):

@@ -12,15 +12,15 @@ from pseudoreal_trainer.plan.records import Flow, Receive, Send
 
 CPU = torch.device("cpu")
 LAYERS, MICRO_BATCHES = 10_000, 1_000_000
-"""The most layers and micro-batches that the spec allows."""
+"""Most layers and micro-batches that the spec allows."""
 POSITIONS = LAYERS + 2
 SAME = [(1, 0), (7121, 107_352)]
-"""Positions and micro-batches of two messages that have one tag."""
+"""Positions and micro-batches of two messages with the same tag."""
 SENT = [(3, 0), (3, MICRO_BATCHES - 1), (LAYERS, 70_000), *SAME]
 
 
 def exchange(rank: int, folder: Path) -> None:
-    """Exchanges messages as one of two ranks; the second leaves what it got in `folder`."""
+    """Exchange messages as one of two ranks; the second rank writes the received values to `folder`."""
     layout = Layout(layer_blocks=tuple(range(LAYERS)), pipeline=2, data=1, micro_batches=MICRO_BATCHES)
     messages = Messages(Mesh(layout, Ranks(rank, 2, CPU)), torch.float32, Trace(rank))
     for number, (position, micro_batch) in enumerate(SENT):

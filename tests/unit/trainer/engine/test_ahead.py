@@ -1,4 +1,4 @@
-"""What the main thread does while units are still being updated."""
+"""Work of the main thread while units are still being updated."""
 
 import threading
 from concurrent.futures import Future
@@ -17,7 +17,7 @@ from tests.unit.trainer.engine.running import CaseBatch, make_engine
 CPU = torch.device("cpu")
 SECONDS = 300
 HELD = 2
-"""The unit of the second layer."""
+"""Unit of the second layer."""
 
 
 @pytest.mark.parametrize("homes", ["h", "D"])

@@ -1,5 +1,5 @@
-"""Experts in balance, under many layouts: the bias that follows the tokens of the whole batch, the loss that has a
-gradient, and what is reported of both."""
+"""Balance of experts under many layouts: the bias that follows the tokens of the whole batch, the loss with a gradient,
+and the reports of both."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ UNBIASED = [
     Case(experts=6, prototypes=3, pipeline=2, data=2, blocks=1, sharding="Full", homes="hD", clipping="Global"),
     Case(experts=4, documents=True, data=2, recompute=False, homes="d"),
 ]
-"""Nothing keeps experts in balance."""
+"""Cases without balancing."""
 CASES = [
     *(Case(options=BALANCED, micro_batches=n, clipping="Global") for n in (1, 4)),
     Case(options=BALANCED, recompute=False, order="1F1B", homes="D", window=1),
@@ -44,14 +44,15 @@ CASES = [
     Case(documents=True, drawn=EVERYWHERE, pipeline=2, blocks=1, recompute=False, order="1F1B", clipping="Global"),
     *UNBIASED,
 ]
-"""Blocks of layers on both pipeline ranks are among them, shards that reach into the padding, and masked documents: the
-bias follows all tokens, also those without a target, and the auxiliary loss is the mean over whole sequences."""
+"""Among the cases are blocks with layers on both pipeline ranks, shards that reach into the padding, and masked
+documents. The bias follows all tokens, including tokens without a target, and the auxiliary loss is the mean over whole
+sequences."""
 want(CASES)
 
 
 def _reference(case: Case) -> tuple[dict[str, Tensor], list[list[Tensor]], list[tuple[float, float, int]]]:
-    """The weights at the end; for each step the tokens of each layer's experts, then the auxiliary loss, the mean
-    entropy, and the number of choices that full experts refused."""
+    """Return the final weights; for each step the tokens of each layer's experts; and for each step the auxiliary loss,
+    the mean entropy, and the number of choices that full experts refused."""
     model, optimizer = reference.model_and_optimizer(case)
     routers = Routers(model)
     counts, others = [], []
@@ -96,7 +97,7 @@ def test_a_bias_has_no_moments_and_leaves_its_first_values(
 
 
 def test_with_global_clipping_loads_are_in_the_one_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank waits for a second one."""
+    """No rank waits for a second agreement."""
     monkeypatch.delattr(Reductions, "end")
     case = CASES[0]
     assert case.clipping == "Global"
@@ -104,8 +105,8 @@ def test_with_global_clipping_loads_are_in_the_one_agreement(tmp_path: Path, mon
 
 
 def test_the_change_of_a_bias() -> None:
-    """Five experts with a mean of 4: two have more, two less, one as many; then three and one, of which the mean is
-    taken off."""
+    """Five experts with a mean of 4: two have more, two have less, one has the mean. Then three against one, with a
+    mean that is subtracted."""
     found = change_of_bias(torch.tensor([9.0, 4.0, 0.0, 5.0, 2.0]), 0.5)
     assert found.tolist() == [-0.5, 0.0, 0.5, -0.5, 0.5]
     assert change_of_bias(torch.tensor([9.0, 1.0, 1.0, 1.0]), 1.0).tolist() == [-1.5, 0.5, 0.5, 0.5]
@@ -115,7 +116,7 @@ def test_the_change_of_a_bias() -> None:
 
 
 def test_what_is_reported_of_a_load() -> None:
-    """Two layers of three experts: their choices, those refused, the entropy, the auxiliary loss."""
+    """Two layers of three experts: their choices, refused choices, the entropy, and the auxiliary loss."""
     found = ExpertLoad.of([6.0, 0.0, 0.0, 2.0, 3.0, 0.25, 2.0, 2.0, 2.0, 1.0, 1.5, 0.5], layers=2)
     assert found == ExpertLoad(
         largest=3.0, mean=2.0, idle=2 / 6, dropped=3 / 12, entropy=4.5 / 12, auxiliary_loss_sum=0.75

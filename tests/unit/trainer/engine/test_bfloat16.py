@@ -1,4 +1,4 @@
-"""bfloat16 with float32 masters, against ordinary autograd on a copy of the masters: to the bit, in every home."""
+"""bfloat16 with float32 masters equals ordinary autograd on a copy of the masters bitwise, in every home."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ CASES = [
 
 
 def _reference(case: Case) -> tuple[list[float], dict[str, Tensor]]:
-    """The loss of each step, and the masters after the last."""
+    """Return the loss of each step, and the masters after the last step."""
     masters = build_model(case.model, case.sharing, SEED, torch.float32)
     optimizer = adamw(masters.parameters(), case.optimizer, RATE)
     losses = []
@@ -37,7 +37,7 @@ def _reference(case: Case) -> tuple[list[float], dict[str, Tensor]]:
 
 
 def _gradients(masters: torch.nn.Module, case: Case, batch: Tensor) -> float:
-    """Sets those of the masters, summed up in float32; the result is the loss."""
+    """Set the gradients of the masters, summed in float32, and return the loss."""
     copy = build_model(case.model, case.sharing, SEED, torch.bfloat16)
     copy.load_state_dict(masters.state_dict())
     tokens, sums = batch[:, :, 1:].numel(), []

@@ -1,4 +1,4 @@
-"""Weights can be read while their working copy is there and complete, and at no other time."""
+"""Weights can be read only while their working copy exists and is complete."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Window:
-    """A window of some slots, over two blocks on the host whose weights are all 1 and all 2."""
+    """A window of some slots over two blocks on the host; the weights of one are all 1, of the other all 2."""
 
     copies: Copies
     modules: Modules
@@ -74,7 +74,7 @@ def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Pat
 
 
 def test_a_shards_memory_is_used_again_after_the_newest_drop_of_any_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shard that was dropped last is of the other pool, and its memory is what the allocator gives next."""
+    """The shard dropped last is of the other pool, and the allocator reuses its memory first."""
     lanes, pools = RecordedLanes(), {1: "Blocks", 2: "Experts", 3: "Blocks"}
     monkeypatch.setattr(Copies, "_gather", lambda *_: None)
     layout = Mock(pool_of=pools.__getitem__, moves=lambda _: True, is_common=lambda _: False, shards=lambda _: 2)
@@ -128,7 +128,7 @@ def test_a_module_gets_the_weights_of_the_unit_that_took_the_slot(window: Window
 
 
 def test_what_autograd_kept_is_found_in_the_copy_that_is_there(window: Window) -> None:
-    """A graph that was made with one working copy runs backward with the next one of the same unit."""
+    """A graph made with one working copy runs backward with the next working copy of the same unit."""
     copies, module = window.copies, window.modules.of(1)
     copies.fetch(Fetch(1))
     copies.bind(1, module)
@@ -145,7 +145,7 @@ def test_what_autograd_kept_is_found_in_the_copy_that_is_there(window: Window) -
 
 
 def test_a_fetch_waits_for_the_update_before_it(window: Window) -> None:
-    """And raises what ended it."""
+    """The fetch also raises the error of a failed update."""
     failed: Future[Any] = Future()
     failed.set_exception(OSError("the disk is gone"))
     window.copies.updated[1] = failed
@@ -174,7 +174,7 @@ def test_a_fetch_that_waits_for_an_update_holds_up_no_pass_of_another_unit(windo
 
 
 def test_fetches_begin_in_the_order_of_the_plan(window_of_two: Window) -> None:
-    """They begin in this order on the other data ranks, whose units may be ready at other times."""
+    """The other data ranks start fetches in the same order, although their units may be ready at other times."""
     copies, updating = window_of_two.copies, Future[Any]()
     copies.updated[1] = updating
     copies.fetch(Fetch(1))
@@ -191,7 +191,7 @@ def test_fetches_begin_in_the_order_of_the_plan(window_of_two: Window) -> None:
 
 
 def test_a_disk_is_not_asked_for_a_unit_that_is_being_updated(window_of_two: Window) -> None:
-    """The update needs the threads of the disk itself."""
+    """The update itself needs the threads of the disk."""
     copies, updating = window_of_two.copies, Future[Any]()
     state = Mock(wraps=copies._store.states[1])
     copies._store.states[1] = state

@@ -1,4 +1,4 @@
-"""What the engine really did, counted in its own trace: fetches, reductions, messages, bytes."""
+"""Operations of the engine, counted in its own trace: fetches, reductions, messages, bytes."""
 
 from collections import Counter
 from typing import Any
@@ -45,7 +45,7 @@ want(ALL, events=True)
 
 
 def units_in(result: Result, name: str, step: int) -> Counter[int]:
-    """Unit -> events of this name."""
+    """Return unit -> number of events with this name in the step."""
     return Counter(e["args"]["unit"] for e in result.events if e["name"] == name and e["args"]["step"] == step)
 
 
@@ -116,8 +116,8 @@ def _without_pipeline(moved: dict[str, int]) -> dict[str, int]:
 
 @pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
 def test_messages_of_a_pipeline(case: Case, engine_results: Results) -> None:
-    """An activation and a gradient for each micro-batch at each boundary between ranks: every one between layers when
-    they are placed in turn, one between neighbours when each rank has a stretch."""
+    """One activation and one gradient per micro-batch at each boundary between ranks: every boundary between layers if
+    layers are placed round-robin, one boundary between neighbouring ranks if each rank has adjacent layers."""
     boundaries = case.layers - 1 if case.order == "Layered" else case.pipeline - 1
     expected = 2 * boundaries * case.micro_batches
     sequences = SEQUENCES_OF_A_MICRO_BATCH // case.data

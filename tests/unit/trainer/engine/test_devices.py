@@ -17,7 +17,7 @@ LIMIT = timedelta(seconds=300)
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Says how many GPUs torch finds."""
+    """Returns a function that sets the number of GPUs that torch finds."""
 
     def say(count: int) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -30,7 +30,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def test_a_pod_that_asked_for_gpus_refuses_the_cpu(
     gpus: int, ranks: int, there: int, found: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before it meets the other ranks, which would wait for it in another network."""
+    """The refusal comes before the rank meets the other ranks, which would wait for it in another network."""
     found(there)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     monkeypatch.setenv("WORLD_SIZE", "16")
@@ -52,7 +52,7 @@ def test_a_job_that_asked_for_none_takes_what_is_there(
 
 
 def _check(devices: list[torch.device]) -> list[str]:
-    """What each rank says."""
+    """Return the error message of each rank."""
     store, said = HashStore(), [""] * len(devices)
 
     def rank(number: int) -> None:

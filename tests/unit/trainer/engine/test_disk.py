@@ -19,13 +19,13 @@ from tests.support.checkpoints import assert_same, newest_of
 from tests.support.small_volume import mounted
 
 SMALL = 256 << 10
-"""Bytes of a disk that is too small for the state."""
+"""Size in bytes of a disk that is too small for the state."""
 STEPS, SAVED = 7, 5
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, in memory."""
+    """A separate file system, in memory."""
     with mounted(tmp_path / "small", f"size={SMALL}") as folder:
         yield folder
 
@@ -42,7 +42,7 @@ def _has_direct_io(folder: Path) -> bool:
 
 
 def _write_and_read(folder: Path) -> None:
-    """Pieces in another order than they lie in, over and over."""
+    """Write and read pieces repeatedly, in an order other than their order in the file."""
     pieces, size = 4, 3 * PAGE
     file = DirectFile(folder, pieces * size)
     assert list(folder.iterdir()) == [], "nameless"
@@ -91,7 +91,7 @@ def test_a_file_that_does_not_fit_is_refused_with_the_figures(small_disk: Path) 
 
 
 def test_room_that_others_took_meanwhile_is_missed_at_once(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What statvfs says may be out of date when the file is made."""
+    """The result of statvfs may be out of date when the file is made."""
     (small_disk / "others").write_bytes(bytes(SMALL // 2))
     monkeypatch.setattr(DirectFile, "_require_space", lambda *_: None)
     with pytest.raises(DiskError, match=rf"room for {SMALL:,} bytes cannot be made: No space left on device"):
@@ -110,7 +110,7 @@ Job = Callable[[str], PhaseConfig]
 
 @pytest.fixture
 def job(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> Job:
-    """A phase whose state lives on disk, and that saves once before its end."""
+    """A phase with its state on disk, which saves once before its end."""
     job_body["spec"]["phases"] = job_body["spec"]["phases"][:1]
     job_body["spec"]["phases"][0] |= {"until": {"step": STEPS}, "offload": {"home": "Disk"}}
     job_body["spec"]["checkpoint"]["everySteps"] = SAVED
@@ -128,7 +128,7 @@ def test_a_disk_too_small_for_the_state_ends_the_phase_before_its_first_step(
 
 
 def _failing(call: Callable[..., int], number: int, at: int) -> Callable[..., int]:
-    """The call, which from the `at`-th time on fails."""
+    """Return the call, failing from the `at`-th time on."""
     calls = count(1)
 
     def fail(*arguments: Any) -> int:

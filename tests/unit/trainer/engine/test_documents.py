@@ -1,7 +1,7 @@
-"""Attention within documents, whatever the layout: packed rows train what each document trains in a row of its own.
+"""Attention within documents, in any layout: packed rows train the same as each document in a row of its own.
 
-The reference has a pass for each document, with positions from 0, and divides by the number of all targets of the step.
-Micro-batches and ranks have unlike numbers of them.
+The reference has one pass per document, with positions from 0, and divides by the number of all targets of the step.
+Micro-batches and ranks have unequal numbers of targets.
 """
 
 import pytest
@@ -29,7 +29,7 @@ MASKED = [
     Case(documents=True, pipeline=3, layers=6, homes="hD", options="Llama3"),
     Case(documents=True, pipeline=2, data=2, sharding="Full", blocks=2, homes="D", tied=True, clipping="PerUnit"),
 ]
-"""Pipeline ranks in the middle, of three, have neither the embedding nor the head. Experts of prototypes are full in
+"""With three pipeline ranks, the middle one has neither the embedding nor the head. Experts of prototypes are full in
 documents of several tokens."""
 want(MASKED)
 
@@ -51,6 +51,6 @@ def test_evaluation_is_the_loss_of_separate_rows(case: Case, engine_results: dic
 
 
 def test_ranks_and_micro_batches_have_unlike_numbers_of_targets() -> None:
-    """Or a mean of means would be as good as the mean."""
+    """With equal numbers, a mean of means would equal the mean."""
     windows = torch.cat([reference.batch_of(MASKED[0], step)[0] for step in range(5)])
     assert len({int((part[:, :-1] != END).sum()) for part in windows.split(2)}) > 3

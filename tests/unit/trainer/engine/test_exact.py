@@ -1,11 +1,12 @@
 """The engine against the plain reference, under many layouts.
 
-float64: losses and weights within 1e-12 everywhere. float32: bitwise where both add up in the same order. They do not
+float64: losses and weights within 1e-12 everywhere. float32: bitwise if both add up in the same order. The orders
+differ
 
 - in a block that several layers share, with several micro-batches: the engine adds layer after layer, over the
   micro-batches of each; autograd adds the layers of one micro-batch first;
-- with four data ranks: gloo adds up in an order of its own, that of two is the only one;
-- with clipping: the norm is summed shard by shard and unit by unit, so the factor may differ in its last bit.
+- with four data ranks: gloo adds up in an order of its own, and only the order of two summands is unique;
+- with clipping: the norm is summed shard by shard and unit by unit, so the clip factor may differ in its last bit.
 """
 
 import json
@@ -21,10 +22,10 @@ from tests.unit.trainer.engine.running import Result, sound, want
 ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
 KINDS = [name for name in OPTIONS if name]
-"""Kinds of layers besides the plain one."""
+"""Kinds of layers other than the plain one."""
 
 MULTIPLIERS = (("Embedding", "0.1", "0"), ("Attention", "2", "0.5"), ("Norms", "3", "1"), ("Experts", "0", "1"))
-"""Experts stay as they are."""
+"""Experts keep their weights."""
 
 HALF_DENSE = json.dumps({"experts": {"count": 4, "denseLayers": [0, 2]}})
 """The first layer of each half has no experts to share."""
@@ -122,7 +123,7 @@ SHARED_EXPERTS = [
     Case(part="Experts", options="in balance", blocks=1, pipeline=2, data=2, sharding="Full", clipping="PerUnit"),
     Case(part="Experts", experts=4, blocks=2, data=4, replicas=2, sharding="Full", homes="Dh", clipping="Global"),
 ]
-"""Blocks of all layers are their own."""
+"""Each layer has its own block."""
 CLOSE = [*ONE_RANK, *TWO_RANKS, *FOUR_RANKS, *SHARED_EXPERTS]
 want([*CLOSE, *BITWISE])
 

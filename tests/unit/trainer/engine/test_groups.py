@@ -1,4 +1,4 @@
-"""Experts in groups that come and go, against the plain reference, and against the same run without groups."""
+"""Streamed groups of experts, against the plain reference, and against the same run without groups."""
 
 import json
 from dataclasses import replace
@@ -46,12 +46,12 @@ CLOSE = [*ALONE, *TOGETHER, *FOUR_RANKS]
 want(CLOSE)
 
 MANY = json.dumps({"experts": {"type": "TopK", "count": 64, "topK": {"perToken": 1, "size": 16}}})
-"""Most groups of two experts get no token in a micro-batch of 24. Their width is a multiple of the processor's vectors,
-so that no bit depends on which experts compute together."""
+"""Most groups of two experts get no token in a micro-batch of 24. The experts' width is a multiple of the processor's
+vectors, so that no bit depends on which experts compute together."""
 
 
 def _experts_on_host(groups: int, **fields: Any) -> Case:
-    """One layer of 64 experts over two ranks, with room for one unit of them."""
+    """Return a case with one layer of 64 experts over two ranks, and room for one of its units."""
     homes = "dd" + "h" * groups + "d"
     case = Case(layers=1, micro_batches=2, drawn=MANY, expert_ranks=2, expert_groups=groups, homes=homes, window=1)
     return replace(case, **fields)
@@ -80,7 +80,8 @@ def test_an_evaluation_goes_through_groups(case: Case, engine_results: dict[Case
 
 
 def _chosen(case: Case) -> list[set[int]]:
-    """For each data rank, the experts that its tokens go to in the first step: by the choices of a plain model."""
+    """Return, for each data rank, the experts that its tokens choose in the first step, from the choices of a plain
+    model."""
     model, _ = reference.model_and_optimizer(case)
     found: list[set[int]] = []
     for source in range(case.data):
@@ -95,8 +96,8 @@ def _chosen(case: Case) -> list[set[int]]:
 
 
 def _hit(case: Case, rank: int) -> set[int]:
-    """The groups of this rank's experts for which tokens come from its expert group, or where their parts are on
-    several ranks, from anywhere."""
+    """Return the groups of this rank's experts that receive tokens from its expert group, or from any rank if states
+    are sharded."""
     first = rank - rank % case.expert_ranks
     own = range(first, first + case.expert_ranks) if case.sharding == "None" else range(case.data)
     experts = set().union(*(chosen for source, chosen in enumerate(_chosen(case)) if source in own))
@@ -109,7 +110,7 @@ def _hit(case: Case, rank: int) -> set[int]:
 def test_a_group_is_fetched_twice_where_tokens_come_and_never_else(
     case: Case, engine_results: dict[Case, list[Result]]
 ) -> None:
-    """Bytes over the bus are those of the groups that get tokens, and of nothing else."""
+    """The bytes over the bus are those of groups with tokens, and no others."""
     for rank, result in enumerate(engine_results[case]):
         hit = _hit(case, rank)
         assert 0 < len(hit) < case.expert_groups, "some groups get tokens, others do not"

@@ -1,4 +1,4 @@
-"""Experts to which no token of a step goes, and which stay as they are, against the plain reference."""
+"""Experts to which no token of a step goes keep their state, as in the plain reference."""
 
 import json
 from typing import Any
@@ -13,12 +13,12 @@ from tests.unit.trainer.engine.running import Result, sound, want
 pytestmark = pytest.mark.processor_deep
 
 _FEED_FORWARD = {"feedForward": {"size": 5, "activation": "SwiGLU"}}
-"""Three matrices, so that of two parts of a unit's vector one is not like the other."""
+"""Three matrices, so that two halves of a unit's vector differ."""
 MANY = json.dumps({"experts": {"type": "TopK", "count": 64, "topK": {"perToken": 1, "size": 5}}} | _FEED_FORWARD)
-"""A step of 24 tokens leaves most of them idle."""
+"""A step of 24 tokens leaves most experts idle."""
 PROTOTYPES = json.dumps({"experts": {"count": 32, "prototypes": 2}} | _FEED_FORWARD)
 SKIP: dict[str, Any] = {"idle": "Skip", "clipping": "Global", "epsilon": "1e-6"}
-"""With a smaller one AdamW makes much of how tiny gradients of rare experts are rounded."""
+"""With a smaller epsilon, AdamW amplifies the rounding of the tiny gradients of rare experts."""
 
 ALONE = [Case(drawn=MANY, homes=homes, **SKIP) for homes in ("d", "h", "hD")] + [
     Case(drawn=PROTOTYPES, micro_batches=2, homes="D", recompute=False, **SKIP),
@@ -58,7 +58,7 @@ def test_experts_that_are_always_idle_keep_every_bit(case: Case, engine_results:
 
 
 def test_homes_do_not_matter_in_bfloat16(engine_results: dict[Case, list[Result]]) -> None:
-    """Where weights have a copy in the compute type, that of idle experts stays as well."""
+    """If weights have a copy in the compute dtype, the copy of idle experts stays as well."""
     first, *others = (sound(engine_results, case) for case in IN_BFLOAT16)
     for other in others:
         assert other.losses == first.losses

@@ -1,4 +1,4 @@
-"""A hard limit on memory, below the state of the job and above what a disk as its home leaves in memory."""
+"""A hard limit on memory, below the state of the job and above the memory that a job with the disk as home needs."""
 
 import json
 import re
@@ -19,15 +19,15 @@ from tests.unit.trainer.engine.capped import baseline, environment
 
 MIB = 1 << 20
 STATE_OF_A_PARAMETER = 16
-"""Bytes: weight, two moments and gradient in float32."""
+"""Bytes per parameter: weight, two moments and gradient in float32."""
 ROOM_OF_THE_STATE = 0.7
-"""Share of the state for which the limit leaves room, beside what the program itself needs."""
+"""Share of the state for which the limit leaves room, in addition to the needs of the program itself."""
 DISK = 3 << 30
 
 
 @pytest.fixture
 def large(job_body: dict[str, Any], config: Callable[..., PhaseConfig], tmp_path: Path) -> Iterator[Any]:
-    """Configurations of a job of 38 million parameters, 600 MB of state, that trains two steps on few tokens."""
+    """Configurations of a job with 38 million parameters, 600 MB of state, for two training steps on few tokens."""
     if shutil.disk_usage(tmp_path).free < DISK:
         pytest.skip(f"needs {DISK:,} bytes in {tmp_path}")
     spec = job_body["spec"]

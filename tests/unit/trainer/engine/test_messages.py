@@ -1,4 +1,4 @@
-"""Messages between two pipeline ranks: what they are called, and that each finds its receiver."""
+"""Messages between two pipeline ranks: their tags, and that each reaches its receiver."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Where all gradients are 1, the norm is the root of the number of parameters, in every mesh: none counts twice."""
+"""With gradients that are all 1, the norm is the root of the number of parameters in every mesh: no parameter counts
+twice."""
 
 from dataclasses import replace
 from math import sqrt
@@ -15,7 +16,7 @@ from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, Case
 
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
 MOST = DEPTH.of(4, 8)
-"""Ranks."""
+"""Number of ranks."""
 MESHES = [(p, r, s) for p in (1, 2, 4) for r in (1, 2, 4, 8) for s in (1, 2, 4, 8) if p * r * s <= MOST]
 """Pipeline ranks, replicas, shards."""
 IN_BALANCE = Case(clipping="Global", options="in balance")
@@ -39,7 +40,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def norms(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[float]]:
-    """Case -> what each rank says."""
+    """Case -> norm on each rank."""
     folder, found = tmp_path_factory.mktemp("norms"), dict[Case, list[float]]()
     for world in sorted({case.world for case in CASES}):
         cases = [case for case in CASES if case.world == world]

@@ -1,4 +1,4 @@
-"""Squares and products of long vectors are right to 1e-6, however they are cut into shards."""
+"""Squares and products of long vectors are right to 1e-6, however the vectors are cut into shards."""
 
 from collections.abc import Callable
 from math import sqrt

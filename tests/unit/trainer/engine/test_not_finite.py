@@ -1,4 +1,4 @@
-"""With nonFinite Skip every layout leaves out the same updates, to the bit, as a plain loop that leaves them out."""
+"""With nonFinite Skip, every layout skips the same updates as a plain loop, bitwise."""
 
 import pytest
 import torch

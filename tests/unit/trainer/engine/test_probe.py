@@ -1,4 +1,5 @@
-"""Gradients of single layers, measured while they share blocks, against plain autograd on copies of the layers."""
+"""Gradients of single layers, measured while the layers share blocks, against plain autograd on copies of the
+layers."""
 
 import json
 from functools import partial
@@ -65,8 +66,8 @@ want(MEASURED)
 
 
 def _gradients_of_layers(case: Case) -> list[dict[str, Tensor]]:
-    """The gradients of layers in the first step, by ordinary autograd on a model in which each layer has a copy of its
-    block."""
+    """Return the gradients of layers in the first step, by ordinary autograd on a model in which each layer has a copy
+    of its block."""
     shared = build_model(case.model, case.sharing, SEED, torch.float64)
     copies = Transformer(case.model, Sharing(blocks=case.layers)).double()
     copies.load_state_dict(shared.state_dict(), strict=False)
@@ -83,7 +84,7 @@ def _expected(case: Case) -> LayerGradients:
     numbers, later = _of_those_that_share(case, case.sharing), _of_those_that_share(case, case.following)
 
     def squares(group: list[int], name: str) -> list[float]:
-        """One number for each expert."""
+        """Return one sum of squares, or one per expert."""
         summed = torch.stack([layers[layer][name] for layer in group]).sum(dim=0)
         of_each = summed if name.startswith("experts.") else summed[None]
         found: list[float] = of_each.square().flatten(1).sum(dim=1).tolist()
@@ -107,7 +108,7 @@ def _expected(case: Case) -> LayerGradients:
 
 
 def _of_those_that_share(case: Case, sharing: Sharing) -> tuple[int, ...]:
-    """The group of each layer; -1 where it has nothing to share."""
+    """Return the group of each layer; -1 for a layer with nothing to share."""
     groups = groups_of_layers(sharing, case.layers)
     needs_experts = case.part == "Experts"
     return tuple(-1 if needs_experts and not case.model.has_experts(i) else group for i, group in enumerate(groups))
@@ -150,7 +151,7 @@ def test_measuring_changes_nothing(case: Case, engine_results: dict[Case, list[R
 
 
 def test_groups_of_this_phase_and_the_next() -> None:
-    """Layers 0, 2 and 5 have block 0, layers 1 and 3 block 1; layer 4 has its own, and is measured already."""
+    """Layers 0, 2 and 5 have block 0, layers 1 and 3 block 1. Layer 4 has its own block, which is measured already."""
     layout = Layout(layer_blocks=(0, 1, 0, 1, 2, 0), pipeline=1, data=1, micro_batches=1)
     assert groups_of(layout, (0, 1, 2, 1, 3, 2)) == (
         LayerGroup(units=(1,), positions=(1, 3, 6), is_shared=True),
@@ -162,8 +163,8 @@ def test_groups_of_this_phase_and_the_next() -> None:
 
 
 def test_experts_have_groups_of_their_own() -> None:
-    """Layers 1 and 3 have experts, and share them alone; layers 0 and 2 are dense. The unit behind the blocks is the
-    experts'."""
+    """Layers 1 and 3 have experts, and share only these; layers 0 and 2 are dense. The unit after the blocks is the
+    experts' unit."""
     layout = Layout(layer_blocks=(0, 1, 2, 3), layer_experts=(None, 7, None, 7), pipeline=1, data=1, micro_batches=1)
     assert groups_of(layout, (0, 1, 2, 3), (None, 0, None, 1)) == (
         LayerGroup(units=(5,), positions=(2, 4), is_shared=True),

@@ -1,4 +1,4 @@
-"""Models whose options are drawn, under layouts that are drawn, against the plain reference."""
+"""Random models under random layouts, against the plain reference."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.unit.trainer.engine.running import Result, want
 
 FAMILIES = [None, "Llama3", "Qwen2", "Qwen3", "Mistral", "OLMo2", "Mixtral", "Qwen3MoE"]
 WORLDS = [(1, 1)] * 4 + [(2, 1), (1, 2), (2, 1), (1, 2), (2, 2), (1, 4)]
-"""Pipeline and data ranks."""
+"""Pipeline ranks and data ranks."""
 
 
 def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Case:
@@ -67,7 +67,7 @@ def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Ca
 
 
 def _drawn_expert_ranks(draw: Random, case: Case) -> int:
-    """Ranks over which the experts are spread; 1 where there are none, or a norm is behind them."""
+    """Return the number of ranks over which experts are spread; 1 without experts, or with a post-norm."""
     experts, of_replica = case.model.experts, case.data // case.replicas
     if experts is None or case.model.norm.placement != "Pre":
         return 1
@@ -75,8 +75,8 @@ def _drawn_expert_ranks(draw: Random, case: Case) -> int:
 
 
 def _perhaps_in_groups(draw: Random, case: Case) -> Case:
-    """The case with a rank's experts in groups, in an order and with a clipping that allow it; where there are none, or
-    a norm is behind them, as it is."""
+    """Return the case with a rank's experts in groups, and an order and clipping that allow groups; unchanged without
+    experts, or with a post-norm."""
     experts = case.model.experts
     if experts is None or case.model.norm.placement != "Pre":
         return case
@@ -88,9 +88,12 @@ def _perhaps_in_groups(draw: Random, case: Case) -> Case:
 
 
 def _perhaps_by_steps(draw: Random, case: Case) -> Case:
-    """The case with what asks for the choices of whole steps, where its order and clipping allow it: a balance over
-    them, and updates that leave idle experts out. Of masked documents some tokens have no target, and an expert that
-    these alone choose is not idle, though its gradient is zero, by which the reference tells."""
+    """Return the case with features that need the choices of whole steps, if its order and clipping allow them: a
+    balance over the step, and updates that skip idle experts.
+
+    With masked documents, some tokens have no target. An expert chosen by only such tokens is not idle, although its
+    gradient is zero, and the reference recognises idle experts by zero gradients.
+    """
     if case.model.experts is None:
         return case
     model, top_k = json.loads(case.drawn), case.model.experts.top_k
@@ -142,13 +145,13 @@ def _drawn_experts(draw: Random, layer_blocks: tuple[int, ...]) -> dict[str, Any
 
 
 def _drawn_prototypes(draw: Random, layer_blocks: tuple[int, ...]) -> dict[str, Any]:
-    """Some tokens find their expert full."""
+    """Return experts of which some are full for some tokens."""
     dense = _drawn_dense_layers(draw, layer_blocks)
     return {"type": "Prototypes", "count": 6, "prototypes": draw.choice([1, 2, 3]), "denseLayers": dense}
 
 
 def _drawn_dense_layers(draw: Random, layer_blocks: tuple[int, ...]) -> list[int]:
-    """All layers of some blocks, and not of all."""
+    """Return all layers of some blocks, but not of all."""
     dense = draw.sample(sorted(set(layer_blocks)), draw.randrange(len(set(layer_blocks))))
     return [layer for layer, block in enumerate(layer_blocks) if block in dense]
 

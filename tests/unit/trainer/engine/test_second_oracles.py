@@ -1,5 +1,5 @@
-"""The engine against torch's own ways to train on several ranks, in float64. First moments are compared beside weights,
-because they follow the size of the gradients, which an update of AdamW hardly does."""
+"""The engine against torch's own ways to train on several ranks, in float64. First moments are compared in addition to
+weights, because they are proportional to the gradients; an update of AdamW hardly depends on the gradients' size."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
-"""Shards of units whose number of parameters the ranks do not divide.
+"""Shards of units whose number of parameters is not divisible by the number of ranks.
 
-Bytes that a rank really keeps, against the table of the ZeRO paper (Rajbhandari et al., arXiv 1910.02054, figure 1;
-here gradients are float32, too) and against the plan's prediction; and that padding takes no part in anything.
+The bytes that a rank really keeps equal the table of the ZeRO paper (Rajbhandari et al., arXiv 1910.02054, figure 1;
+here gradients are float32, too) and the plan's prediction, and padding has no effect.
 """
 
 import pytest
@@ -19,9 +19,9 @@ from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
 N = 3
 """Divides no unit: every last shard is padded."""
 VECTOR = 16
-"""Elements: shards are a whole number of these."""
+"""Shards are a multiple of this number of elements."""
 WEIGHTS, MOMENTS, GRADIENTS = 4, 8, 4
-"""Bytes of a parameter in float32."""
+"""Bytes per parameter in float32."""
 
 ZERO = {
     # sharding -> which of weights, moments and gradients are split
@@ -46,7 +46,7 @@ COMMON = [
     *(Case(pipeline=4, blocks=1, sharding=s, homes=home, precision="float32") for s in ZERO for home in "dh"),
     *(Case(pipeline=2, data=2, blocks=1, sharding=s, precision="bfloat16", homes="dhD") for s in ZERO),
 ]
-"""The one block is of all pipeline ranks."""
+"""All pipeline ranks use the one block."""
 
 Results = dict[Case, list[Result]]
 want([*SHARDED, *OTHERS, *PADDED, *COMMON])
@@ -66,7 +66,7 @@ def test_of_each_sharding(case: Case, engine_results: Results) -> None:
 
 
 def _kept(case: Case, numel: int, *, is_split: bool) -> int:
-    """Elements. What stays whole beside shards is padded as they are."""
+    """Return the number of elements kept. Vectors that stay whole beside shards have the same padding as the shards."""
     padded = numel if case.sharding == "None" else numel + -numel % (N * VECTOR)
     return padded // N if is_split else padded
 
@@ -98,7 +98,7 @@ def test_a_block_of_all_pipeline_ranks_is_kept_in_parts_as_the_plan_predicts(
 
 @pytest.mark.parametrize("case", PADDED, ids=lambda case: case.name)
 def test_padding_takes_no_part(case: Case, engine_results: Results) -> None:
-    """Neither in the norm by which gradients are clipped, nor in weights."""
+    """Padding contributes neither to the norm for clipping, nor to weights."""
     losses, weights = reference.train(case)
     assert engine_results[case][0].losses == pytest.approx(losses, rel=1e-12)
     for name, expected in weights.items():

@@ -1,4 +1,4 @@
-"""The threads beside the main one: what they do at the same time, and that none waits for one that has failed."""
+"""The side threads: their concurrent work, and that none waits for a thread that has failed."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ EXTENT = Extent(0, LENGTH, (UpdateRange(0, LENGTH),), torch.float32, torch.float
 
 @dataclass
 class _State:
-    """The state of a unit on the host, which records what is done with it."""
+    """State of a unit on the host that records its calls."""
 
     unit: int
     log: list[tuple[str, int]]
@@ -59,7 +59,7 @@ class _State:
 
 @dataclass
 class _Rank:
-    """The parts of an engine that work beside the main thread, of one rank without a model."""
+    """Side threads of an engine, on one rank without a model."""
 
     case: Case
     log: list[tuple[str, int]] = field(default_factory=list)
@@ -80,7 +80,7 @@ class _Rank:
         self.reductions.agree(Agree(), Losses(torch.tensor(1.0), None), NO_LOADS, stop=False, finish=False)
 
     def backward(self, unit: int) -> None:
-        """And what follows it in a plan whose clipping is not global."""
+        """Run the records of a backward pass and its reduction and update, in a plan without global clipping."""
         self.gradients.accumulate(unit, [torch.ones(LENGTH)])
         self.reductions.reduce(Reduce(unit), self.gradients.reduce(unit), self.updates.before_next_gradient)
         self.updates.update(Update(unit), 0.1)
@@ -100,7 +100,7 @@ def rank() -> Iterator[_Rank]:
 
 
 def _ends(act: Callable[[], Any]) -> None:
-    """It must, whatever it raises."""
+    """Assert that the call ends, whatever it raises."""
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(PATIENCE)

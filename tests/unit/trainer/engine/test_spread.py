@@ -48,7 +48,8 @@ FOUR_RANKS = [
 
 
 def _meshes_of_eight() -> list[Case]:
-    """A case for each mesh of eight ranks with pipeline, replicas, shards and experts over two ranks or more."""
+    """Return a case for each mesh of eight ranks with pipeline, replicas, shards, and experts over at least two
+    ranks."""
     found = []
     for p, r, s, e in ((p, r, s, e) for p in (1, 2, 4) for r in (1, 2, 4) for s in (2, 4, 8) for e in (2, 4, 8)):
         if prod((p, r, s)) == 8 and s % e == 0:
@@ -86,11 +87,12 @@ COUNTED = [
 ]
 want(COUNTED, events=True)
 WIDTH, NUMBER = 8, 8
-"""Bytes of an element in float64, and of a number of tokens."""
+"""Bytes of an element in float64, and of a count of tokens."""
 
 
 def _rows(case: Case) -> dict[int, list[list[int]]]:
-    """Layer -> rows of the first step that each data rank sends to each: by the choices of a plain model."""
+    """Return layer -> rows of the first step that each data rank sends to each other rank, from the choices of a plain
+    model."""
     model, _ = reference.model_and_optimizer(case)
     experts, found = case.model.experts, dict[int, list[list[int]]]()
     assert experts is not None
@@ -115,7 +117,8 @@ def _rows(case: Case) -> dict[int, list[list[int]]]:
 def test_bytes_of_exchanges_are_those_of_the_rows_that_leave(
     case: Case, engine_results: dict[Case, list[Result]]
 ) -> None:
-    """Rows go out once forward, and twice backward where they are computed again; gradients have their weight."""
+    """Forward, rows are sent once; backward, twice if they are recomputed. Gradients are sent with the rows'
+    weights."""
     rows, model = _rows(case), case.model
     assert model.experts is not None
     times = 2 if case.recompute else 1
@@ -135,8 +138,8 @@ def test_bytes_of_exchanges_are_those_of_the_rows_that_leave(
 
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
 def test_exchanges_of_a_step(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    """Five a layer and micro-batch, four where graphs are kept; in layered order the host waits for counts once a
-    layer, however many micro-batches there are."""
+    """Five exchanges per layer and micro-batch, four if graphs are kept. In layered order the host waits for counts
+    once per layer, however many micro-batches there are."""
     for rank, result in enumerate(engine_results[case]):
         layers = sum(case.layout.rank_of(p) == rank // case.data for p in range(1, case.layout.head))
         for step in range(STEPS):

@@ -1,4 +1,4 @@
-"""A thousand experts a layer over four ranks, under a hard limit on each rank's memory: they train from the disk."""
+"""A thousand experts per layer over four ranks, with a hard limit on each rank's memory, train from the disk."""
 
 import json
 import resource
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.long
 
 RANKS, LAYERS = 4, 8
 STATE_OF_A_PARAMETER = 16
-"""Bytes: weight, two moments and gradient in float32."""
+"""Bytes per parameter: weight, two moments and gradient in float32."""
 ROOM_OF_THE_STATE = 0.6
-"""Share of a rank's state for which the limit leaves room, beside what the program itself needs."""
+"""Share of a rank's state for which the limit leaves room, in addition to the needs of the program itself."""
 STACK = 256 << 10
-"""Bytes of the stack of each thread, which count as data."""
+"""Stack of each thread in bytes, which counts as data."""
 
 
 def _configured(job_body: dict[str, Any], config: Callable[..., PhaseConfig], name: str, home: str) -> PhaseConfig:
@@ -56,7 +56,7 @@ def _configured(job_body: dict[str, Any], config: Callable[..., PhaseConfig], na
 
 
 def _train(config: PhaseConfig, folder: Path, limit: int = resource.RLIM_INFINITY) -> list[int]:
-    """Trains on all ranks: their exit codes."""
+    """Train on all ranks and return their exit codes."""
     file = folder / f"{Path(config.work_directory).name}.json"
     file.write_text(config.to_json())
     port = free_port()

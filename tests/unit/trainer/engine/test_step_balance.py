@@ -1,5 +1,5 @@
-"""The auxiliary loss over the choices of a whole step: in every layout and number of micro-batches that of the joined
-batch, and the choices of passes that are computed again."""
+"""The auxiliary loss over the choices of a whole step: in every layout and with any number of micro-batches it equals
+the loss of the joined batch. Also the choices of recomputed passes."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ FACTOR = 0.2
 
 
 def _experts(dense: tuple[int, ...] = (1,), **top_k: Any) -> str:
-    """Further fields of a model with experts over whose steps they are in balance."""
+    """Return further fields of a model with experts in balance over whole steps."""
     choice = {"perToken": 3, "size": 6, "auxiliaryLoss": str(FACTOR), "balanceOver": "Step"} | top_k
     return json.dumps({"experts": {"type": "TopK", "count": 8, "topK": choice, "denseLayers": [*dense]}})
 
@@ -34,7 +34,7 @@ def _experts(dense: tuple[int, ...] = (1,), **top_k: Any) -> str:
 PLAIN, EVERYWHERE = _experts(), _experts(dense=())
 BIASED = _experts(score="Sigmoid", biasUpdateRate="0.03", sharedExperts=1)
 CUTS = [(1, 16), (4, 4), (8, 2)]
-"""Micro-batches and the sequences of each: of one batch."""
+"""Micro-batches and the sequences of each; every entry makes the same batch."""
 ONE_RANK = [
     *(Case(drawn=PLAIN, micro_batches=n, sequences=b, recompute=r) for n, b in CUTS for r in (True, False)),
     Case(drawn=BIASED, order="GPipe", micro_batches=3, recompute=False, homes="hD", window=1),
@@ -69,7 +69,8 @@ want(CASES, events=True)
 
 
 def _logits_of(model: Transformer) -> list[Tensor]:
-    """Where the routers of a model leave their outputs, [B, T, experts], pass by pass and in each layer by layer."""
+    """Return the list to which the model's routers will append their outputs, [B, T, experts], pass by pass and in each
+    pass layer by layer."""
     found: list[Tensor] = []
     blocks: list[Any] = [*model.blocks]
     for block in blocks:
@@ -79,7 +80,7 @@ def _logits_of(model: Transformer) -> list[Tensor]:
 
 
 def _loss_of_layer(case: Case, logits: Tensor) -> Tensor:
-    """The loss of a layer over all tokens of a step: logits [N, experts]."""
+    """Return the loss of a layer over all tokens of a step: logits [N, experts]."""
     top_k = case.model.top_k
     assert top_k is not None
     scores = logits.softmax(dim=-1) if top_k.score == "Softmax" else logits.sigmoid()
@@ -90,7 +91,7 @@ def _loss_of_layer(case: Case, logits: Tensor) -> Tensor:
 
 
 def _joined(case: Case) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    """Cross-entropies and auxiliary losses of all steps, and the weights at the end, of a plain model that has all
+    """Return the cross-entropies and auxiliary losses of all steps, and the final weights, of a plain model with all
     sequences of a step in one batch."""
     model, optimizer = reference.model_and_optimizer(case)
     logits, routers = _logits_of(model), Routers(model)
@@ -131,7 +132,7 @@ def test_the_loss_of_a_step_is_that_of_the_joined_batch(case: Case, engine_resul
 
 
 def test_one_batch_trains_alike_however_it_is_cut(engine_results: dict[Case, list[Result]]) -> None:
-    """And otherwise than with the loss of each sequence."""
+    """The result differs from training with the loss of each sequence."""
     first, *others = (engine_results[case][0] for case in ONE_RANK[: 2 * len(CUTS)])
     for other in others:
         assert other.losses == pytest.approx(first.losses, rel=1e-12)
@@ -142,7 +143,7 @@ def test_one_batch_trains_alike_however_it_is_cut(engine_results: dict[Case, lis
 
 @pytest.mark.parametrize("case", [*TWO_RANKS, *MORE_RANKS], ids=lambda case: case.name)
 def test_choices_are_summed_once_a_layer_and_step(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    """However many micro-batches there are; where nobody else has tokens, not at all."""
+    """The number of micro-batches does not matter. If no other rank has tokens, there is no sum."""
     for rank, result in enumerate(engine_results[case]):
         here = case.layout.positions(rank // case.data)
         expected = [p for p in here if case.layout.sums_choices(p)] if case.data > 1 else []
@@ -152,14 +153,14 @@ def test_choices_are_summed_once_a_layer_and_step(case: Case, engine_results: di
 
 
 def test_an_order_that_does_not_know_all_choices_is_refused(tmp_path: Path) -> None:
-    """The job's rules refuse it before."""
+    """The job's rules refuse such an order earlier."""
     with pytest.raises(PlanError, match="the choices of its experts in the whole step are not known yet"):
         run_case(Case(drawn=PLAIN, order="1F1B"), Ranks(0, 1, torch.device("cpu")), tmp_path)
 
 
 @pytest.fixture
 def choices(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """Identities of the choices of all passes, and whether they were made there."""
+    """Identities of the choices of all passes, and whether the pass made its choice itself."""
     found, made, routes = list[tuple[int, bool]](), list[Any](), TopKExperts.routes
 
     def noting(self: TopKExperts, logits: Tensor, tally: Any = None, documents: Any = None, choice: Any = None) -> Any:
@@ -179,8 +180,8 @@ TIED_SCORES = Case(options="Mixtral", layers=2, micro_batches=3)
 def test_a_pass_that_is_computed_again_has_the_choice_that_was_made(
     choices: list[tuple[int, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All experts tie, and `topk` takes other ones at each call: as rounding might. Forward passes choose once for each
-    layer and micro-batch; backward passes, which go from the last layer to the first, have the same objects."""
+    """All experts tie, and `topk` takes different ones at each call, as rounding might. Forward passes choose once per
+    layer and micro-batch; backward passes, from the last layer to the first, use the same objects."""
     calls, topk = [0], Tensor.topk
 
     def whimsical(scores: Tensor, k: int, dim: int = -1) -> Any:

@@ -1,7 +1,7 @@
-"""Tied embeddings: whatever the ranks, the one matrix has the sum of both ends' gradients, and is updated once.
+"""Tied embeddings: on any number of ranks, the one matrix gets the sum of both ends' gradients, and is updated once.
 
-The oracle trains a model whose two ends are separate. It adds their gradients, clips and updates one of the two
-matrices, and copies it to the other.
+The oracle trains a model with two separate ends. It adds their gradients, clips and updates one of the two matrices,
+and copies it to the other.
 """
 
 import pytest
@@ -25,12 +25,13 @@ PIPELINES = [
     Case(tied=True, pipeline=2, data=2, sharding="Full", homes="hD", vocabulary=301, clipping="PerUnit"),
     Case(tied=True, pipeline=2, data=2, sharding="Optimizer", blocks=1, clipping="Global", z_loss="1e-3"),
 ]
-"""With 5 layers in layered order both ends are on the first of two ranks. 301 rows make shards of unlike contents."""
+"""With 5 layers in layered order, both ends are on the first of two ranks. 301 rows make shards with unequal
+contents."""
 want(PIPELINES)
 
 
 def _train(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
-    """The losses of all steps, and the weights and first moments at the end."""
+    """Return the losses of all steps, and the final weights and first moments."""
     model = _separate(case)
     assert model.head is not None
     named = {name: p for name, p in model.named_parameters() if name != "head.weight"}
@@ -49,7 +50,7 @@ def _train(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor
 
 
 def _separate(case: Case) -> Transformer:
-    """The case's first model, with a head of its own that is a copy of the embedding."""
+    """Return the case's initial model with a separate head that is a copy of the embedding."""
     tied = build_model(case.model, case.sharing, SEED, torch.float64)
     spec = case.model.model_copy(update={"embeddings": "Separate"})
     model = Transformer(spec, Sharing(blocks=case.sharing.blocks)).double()
@@ -87,7 +88,8 @@ def test_its_evaluation_is_the_loss_of_its_weights(case: Case, engine_results: d
 
 
 def test_the_first_logits_of_a_tied_model_are_of_the_size_of_one() -> None:
-    """With an embedding of that size, as a separate one begins, they would be of the root of the width."""
+    """With an embedding of size one, the initial size of a separate embedding, they would have the size of the root of
+    the width."""
     wide = Case(tied=True).model.model_copy(update={"hidden_size": 256})
     model = build_model(wide, Sharing(blocks=4), SEED, torch.float64)
     logits = model(torch.arange(200).view(20, 10))

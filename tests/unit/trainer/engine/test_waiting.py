@@ -1,4 +1,4 @@
-"""What is booked as a wait for other ranks, and what as this rank's own work: by the order of calls."""
+"""Classification of waits as waiting for other ranks or as this rank's own work, by the order of calls."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ def lanes() -> RecordedLanes:
 
 @pytest.fixture
 def reductions(lanes: RecordedLanes) -> Iterator[Reductions]:
-    """The reductions of a rank whose waits are in the log of the lanes."""
+    """Reductions of a rank that records its waits in the log of the streams."""
     ranks = Ranks(0, 1, CPU)
 
     @contextmanager
@@ -55,7 +55,7 @@ def reductions(lanes: RecordedLanes) -> Iterator[Reductions]:
 
 
 def _store(state: Mock) -> Any:
-    """A unit whose gradient has memory of its own."""
+    """Return a store with one unit, whose gradient has its own memory."""
     return SimpleNamespace(states={UNIT: state}, whole_gradients={UNIT: torch.zeros(4)})
 
 
@@ -64,7 +64,8 @@ def _reached_on(lanes: RecordedLanes, lane: str) -> int:
 
 
 def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(lanes: RecordedLanes, reductions: Reductions) -> None:
-    """The sum over the ranks is; on a GPU both are still under way when the side thread comes to them."""
+    """The sum over the ranks counts as a wait. On a GPU both are still in progress when the side thread reaches
+    them."""
     modules = Mock()
     modules.of.return_value.views = lambda flat: [flat]
     state = Mock(extent=Mock(length=4))

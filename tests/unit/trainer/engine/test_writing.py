@@ -1,4 +1,5 @@
-"""Text that the model writes in training: that of a plain model with the same weights, in every layout and home."""
+"""Text that the model writes in training equals the text of a plain model with the same weights, in every layout and
+home."""
 
 from dataclasses import replace
 from itertools import chain
@@ -37,7 +38,7 @@ MASKED = [
     Case(documents=True, pipeline=2, data=2, sharding="Full", options="Mistral"),
     Case(documents=True, data=2, experts=6, prototypes=2),
 ]
-"""What stands before the end of a document cannot be seen from behind it."""
+"""Tokens after the end of a document do not see the tokens before it."""
 CASES = [*DENSE, *WITH_EXPERTS, *MASKED]
 want(CASES, written=True)
 
@@ -53,7 +54,7 @@ def test_it_is_what_a_plain_model_writes(case: Case, engine_results: dict[Case, 
 
 @pytest.mark.parametrize("case", [*DENSE, *WITH_EXPERTS], ids=lambda case: case.name)
 def test_it_is_what_sampling_from_a_checkpoint_writes(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    """Nothing of what stands behind a text is seen from it."""
+    """Padding after a text does not affect the text."""
     model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
     load_into(model, engine_results[case][0].weights)
     for number, (prompt, found) in enumerate(zip(PROMPTS, engine_results[case][0].written, strict=True)):

@@ -1,4 +1,4 @@
-"""The same training by torch's own pipeline schedules and by fully_shard, on two ranks; nothing of the engine."""
+"""The same training with torch's own pipeline schedules and with fully_shard, on two ranks, without the engine."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ WORLD, SEED = 2, 3
 
 @dataclass
 class Trained:
-    """By one rank."""
+    """Result of one rank's training."""
 
     losses: list[float] = field(default_factory=list)
     """Loss of each step, over all ranks together."""
@@ -33,7 +33,7 @@ class Trained:
 
 
 def train_all(trainings: list[tuple[str, Case]], folder: Path) -> list[Trained]:
-    """Name in ORACLES, case -> what both ranks trained, together."""
+    """Run trainings (name in ORACLES, case) on both ranks. Return the joined result of each."""
     run_ranks(_rank, WORLD, trainings, folder)
     ranks = [torch.load(folder / f"oracle-{rank}.pt", weights_only=False) for rank in range(WORLD)]
     return [_joined(parts) for parts in zip(*ranks, strict=True)]
@@ -53,7 +53,7 @@ def _rank(rank: int, trainings: list[tuple[str, Case]], folder: Path) -> None:
 
 
 class Stage(nn.Module):
-    """Some layers in a row, with the embedding before the first and the head behind the last."""
+    """Consecutive layers, with the embedding before the first layer and the head after the last."""
 
     def __init__(self, model: Transformer, layers: range) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Stage(nn.Module):
         self.head = nn.Sequential(model.norm, model.head) if layers.stop == len(model.layer_blocks) else None
 
     def forward(self, source: Tensor) -> Tensor:
-        """tokens [B, T] or features [B, T, H] -> features or logits [B, T, 256]"""
+        """Return features or logits, [B, T, 256], for tokens [B, T] or features [B, T, H]."""
         hidden = source if self.embedding is None else self.embedding(source)
         rotation = rotary(self.spec, hidden.shape[1], hidden)
         for block in self.blocks:
@@ -73,12 +73,12 @@ class Stage(nn.Module):
 
 
 def looped_bfs(rank: int, case: Case) -> Trained:
-    """Breadth-first, the layers in turn over the ranks."""
+    """Train breadth-first, with layers placed round-robin on the ranks."""
     return _pipeline(rank, case, [range(layer, layer + 1) for layer in range(case.layers)])
 
 
 def one_f_one_b(rank: int, case: Case) -> Trained:
-    """Depth-first, half of the layers on each rank."""
+    """Train depth-first, with half of the layers on each rank."""
     half = case.layers // WORLD
     return _pipeline(rank, case, [range(half * stage, half * (stage + 1)) for stage in range(WORLD)])
 
@@ -104,7 +104,7 @@ def _pipeline(rank: int, case: Case, stages: list[range]) -> Trained:
 
 
 def _scheduled(schedule: ScheduleLoopedBFS | Schedule1F1B, batch: Tensor, *, is_last: bool) -> Tensor:
-    """This rank's part of the loss, a scalar."""
+    """Return this rank's part of the loss, a scalar."""
     windows, losses = batch.flatten(0, 1), list[Tensor]()
     inputs = (windows[:, :-1],) if dist.get_rank() == 0 else ()
     if is_last:
@@ -115,7 +115,7 @@ def _scheduled(schedule: ScheduleLoopedBFS | Schedule1F1B, batch: Tensor, *, is_
 
 
 def sharded(rank: int, case: Case) -> Trained:
-    """fully_shard, block by block."""
+    """Train with fully_shard, block by block."""
     model = build_model(case.model, case.sharing, SEED, torch.float64)
     for block in model.blocks:
         fully_shard(block)

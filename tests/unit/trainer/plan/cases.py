@@ -1,4 +1,4 @@
-"""Layouts and sizes that the tests of the plan share."""
+"""Layouts and sizes for tests of the plan."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from pseudoreal_trainer.plan.units import units_of
 
 
 def make_layout(layers: int = 4, pipeline: int = 2, micro_batches: int = 2, **changes: Any) -> Layout:
-    """Every layer owns its block, unless `changes` say otherwise."""
+    """Return a layout in which every layer owns its block, unless `changes` say otherwise."""
     fields: dict[str, Any] = {"layer_blocks": tuple(range(layers)), "data": 1} | changes
     return Layout(pipeline=pipeline, micro_batches=micro_batches, **fields)
 
 
 def everywhere(home: Home, layers: int) -> tuple[Home, ...]:
-    """Homes of the units of an unshared model."""
+    """Return the homes of the units of an unshared model, all equal to `home`."""
     return (home,) * (layers + 2)
 
 

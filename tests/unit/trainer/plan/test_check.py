@@ -1,4 +1,4 @@
-"""Good plans with one defect put in by hand: each must be refused, and the fault named."""
+"""Valid plans with one defect inserted by hand: the check refuses each, and names the fault."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -44,39 +44,39 @@ from tests.unit.trainer.plan.cases import everywhere, make_layout
 OFFLOADED = make_layout(layers=6, data=2, sharding="Full", homes=everywhere("Disk", 6), stash=True)
 """Rank 0: the embedding and layers 1, 3, 5 (units 0, 1, 3, 5); rank 1: layers 2, 4, 6 and the head (2, 4, 6, 7)."""
 TIED = make_layout(layers=6, layer_blocks=(0, 1, 2, 0, 1, 2))
-"""Every block is used on both ranks."""
+"""Both ranks use every block."""
 MEASURED = replace(TIED, measures=True)
 """Rank 0: layers 1, 3, 5, which use the blocks of layers 4, 6, 2 on rank 1."""
 EARLY = replace(OFFLOADED, clipping="PerUnit")
 TIED_ENDS = make_layout(layers=8, data=2, ends_are_one=True, sharding="Full", order="GPipe", micro_batches=1)
-"""Rank 0: layers 1 to 4; rank 1: layers 5 to 8. Both have unit 0, which rank 1 needs for the head alone."""
+"""Rank 0: layers 1 to 4; rank 1: layers 5 to 8. Both have unit 0; rank 1 needs the unit for the head only."""
 CROWDED = make_layout(
     layers=6, micro_batches=1, order="GPipe", homes=everywhere("Host", 6), window=1, clipping="PerUnit"
 )
-"""Rank 1 goes on only when the gradient of the head is settled and gives its room to that of layer 5."""
+"""Rank 1 continues only when the head's gradient is reduced and gives its buffer to the gradient of layer 5."""
 
 
 SPREAD = make_layout(data=2, layer_experts=(0, None, 1, None), expert_ranks=2, sharding="Full")
-"""Layers 1 and 3, which are on rank 0, have experts, those of either on both of its data ranks."""
+"""Layers 1 and 3, on rank 0, have experts, which are spread over both of its data ranks."""
 SPREAD_AND_CUT = replace(SPREAD, data=4)
 KEPT = replace(SPREAD, recompute=False)
 GROUPED = make_layout(
     pipeline=1, layer_experts=(0, None, 1, None), expert_groups=2, homes=everywhere("Disk", 8), window=1
 )
-"""Layers 1 and 3 have experts: the units 5 and 6, 7 and 8."""
+"""Layers 1 and 3 have experts: units 5 and 6, units 7 and 8."""
 GROUPED_AND_SHARED = make_layout(
     layers=2, pipeline=1, layer_experts=(0, 0), expert_groups=2, homes=everywhere("Disk", 4), window=1
 )
-"""Both layers use the experts of the units 3 and 4."""
+"""Both layers use the experts of units 3 and 4."""
 
 
 BALANCED = make_layout(layer_experts=(0, None, 1, None), balances_steps=True)
-"""On rank 0, layers 1 and 3 have experts."""
+"""Layers 1 and 3, on rank 0, have experts."""
 SPREAD_AND_BALANCED = replace(SPREAD, balances_steps=True)
 
 
 def _measured_last(records: list[Record]) -> None:
-    """The first measured layer comes after all others."""
+    """Move the first measured layer after all others."""
     records.append(records.pop(index_of(records, Measure)))
 
 
@@ -84,7 +84,7 @@ Edit = Callable[[list[Record]], None]
 
 
 def index_of(records: Sequence[Record], kind: type[Record], number: int = 0, **fields: object) -> int:
-    """Index of the record with this number among those of a kind with these fields."""
+    """Return the index of a record among those of a kind with these fields; `number` selects it."""
     found = [
         index
         for index, record in enumerate(records)
@@ -125,7 +125,7 @@ def swapped(kind: type[Record], first: int, second: int, **fields: object) -> Ed
 
 
 def swapped_kinds(first: type[Record], second: type[Record], leg: Leg) -> Edit:
-    """Swaps the first record of one kind with the first of another with this leg."""
+    """Return an edit that swaps the first record of one kind with the first of another kind with this leg."""
 
     def edit(records: list[Record]) -> None:
         a, b = index_of(records, first), index_of(records, second, leg=leg)
@@ -135,13 +135,13 @@ def swapped_kinds(first: type[Record], second: type[Record], leg: Leg) -> Edit:
 
 
 def reduced_early(records: list[Record]) -> None:
-    """The gradient of the last layer's experts is reduced after its first micro-batch."""
+    """Reduce the gradient of the last layer's experts after its first micro-batch."""
     record = records.pop(index_of(records, Reduce, unit=6))
     records.insert(index_of(records, ExpertBackward) + 1, record)
 
 
 def reduced_at_once(records: list[Record]) -> None:
-    """The gradient of the head, in which another rank has a part, is reduced behind its own last pass."""
+    """Reduce the head's gradient, to which another rank contributes, directly after its own last pass."""
     record = records.pop(index_of(records, Reduce, unit=0))
     records.insert(index_of(records, Backward, -1, position=9) + 1, record)
 
@@ -161,7 +161,7 @@ def replaced_where(kind: type[Record], new: Record, **fields: object) -> Edit:
 
 
 def fetched_before_counted(records: list[Record]) -> None:
-    """The first group comes as the layer's passes begin."""
+    """Fetch the first group at the start of the layer's passes."""
     records.insert(index_of(records, Route), records.pop(index_of(records, Fetch, unit=5)))
 
 
@@ -170,7 +170,7 @@ def read_before_counted(records: list[Record]) -> None:
 
 
 def kept_for_the_next_layer(records: list[Record]) -> None:
-    """The first group's working copy stays where the next layer wants it for other tokens."""
+    """Keep the first group's working copy at the point where the next layer needs it for other tokens."""
     for edit in (without(Drop, unit=3), without(Read, unit=3, wanted_by=2), without(Fetch, unit=3, wanted_by=2)):
         edit(records)
 
@@ -181,7 +181,7 @@ def sent_before_the_last_group(records: list[Record]) -> None:
 
 
 def fetched_again(records: list[Record]) -> None:
-    """The first group comes once more, after its backward passes."""
+    """Fetch the first group once more, after its backward passes."""
     index = index_of(records, Drop, -1, unit=5)
     records[index + 1 : index + 1] = [Read(5, 1), Fetch(5, 1), Drop(5)]
 
@@ -485,8 +485,8 @@ def test_common_units_are_gathered_first_and_reduced_last_in_one_order() -> None
 
 
 def test_ranks_that_wait_for_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 wants the second layer's output of micro-batch 0 before it makes micro-batch 1, with which rank 1
-    begins."""
+    """Rank 0 needs the second layer's output of micro-batch 0 before it computes micro-batch 1, with which rank 1
+    starts."""
     layout, orders = make_layout(), compute_order
 
     def circular(layout: Layout, rank: int) -> list[Compute]:

@@ -1,4 +1,4 @@
-"""How tokens are cut for the loss."""
+"""Chunks of tokens for the loss."""
 
 import pytest
 from hypothesis import given

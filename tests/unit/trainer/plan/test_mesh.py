@@ -1,4 +1,4 @@
-"""Ranks and their coordinates, and the groups of ranks; the oracle is an array of all ranks that numpy reshapes."""
+"""Ranks, their coordinates, and groups of ranks; the oracle is a numpy array of all ranks, reshaped."""
 
 from itertools import combinations
 
@@ -10,7 +10,7 @@ RANKS = 8
 
 
 def factors(number: int, count: int) -> list[tuple[int, ...]]:
-    """All ways to write a number as a product of so many numbers, in order."""
+    """Return all ways to write a number as a product of `count` ordered factors."""
     if count == 1:
         return [(number,)]
     return [(d, *rest) for d in range(1, number + 1) if number % d == 0 for rest in factors(number // d, count - 1)]
@@ -25,7 +25,7 @@ FOLDED = [
 
 
 def test_there_are_35_meshes_of_eight_ranks() -> None:
-    """2 ** 3 with three equal prime factors: 7 over 3 ways to put them in five boxes."""
+    """2 ** 3 has three equal prime factors: 7 over 3 ways to put them into five boxes."""
     assert len(set(MESHES)) == len(MESHES) == 35
 
 

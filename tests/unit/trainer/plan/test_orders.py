@@ -1,4 +1,4 @@
-"""The shares of time that the orders leave idle are those of the literature, and layered order moves no more with more
+"""The orders leave the idle shares of time that the literature gives, and layered order moves no more data with more
 micro-batches."""
 
 import random
@@ -19,14 +19,14 @@ _GRID = list(product(range(2, 9), range(1, 7), range(1, 17)))
 
 
 def overhead(layout: Layout, backward: float) -> float:
-    """Step time as a multiple of what the passes alone take, less one."""
+    """Return the step time as a multiple of the time of the passes alone, minus one."""
     ideal = layout.layers / layout.pipeline * layout.micro_batches * (1 + backward)
     return timeline(layout, step_plan(layout), UnitTime(layout, backward)).seconds / ideal - 1
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_modular_pipeline_in_400_configurations(part: int) -> None:
-    """method.md 2.4: [(P-1) + (v-1) max(0, P-n)] / (v n)."""
+    """Formula of method.md 2.4: [(P-1) + (v-1) max(0, P-n)] / (v n)."""
     sample = random.Random(2106).sample(_GRID, 400)[part::4]
     for p, v, n in sample:
         backward = 2.0 + n % 2
@@ -61,7 +61,7 @@ def test_modular_pipeline_sends_each_boundary_twice_for_each_micro_batch(p: int,
 
 
 def counts(plan: Plan, kind: type[Fetch] | type[Reduce]) -> list[int]:
-    """Counts of the records of a kind, by unit and rank."""
+    """Return the number of records of a kind, for each rank and unit."""
     return [
         sum(isinstance(step, kind) and step.unit == unit for step in steps)
         for steps in plan
@@ -82,7 +82,7 @@ def test_layered_fetches_at_most_twice_and_reduces_once(p: int, window: int, n: 
 
 
 def test_depth_first_order_fetches_for_each_micro_batch() -> None:
-    """What layered order saves."""
+    """Layered order saves these fetches."""
     plan = step_plan(make_layout(8, 1, 16, order="GPipe", homes=everywhere("Host", 8)))
     assert max(counts(plan, Fetch)) == 32
     assert counts(plan, Reduce) == [1] * 10

@@ -1,4 +1,4 @@
-"""Whatever the layout, its plan passes the checker, and its steps can follow each other."""
+"""The plan of any layout passes the checker, and its steps can follow each other."""
 
 from dataclasses import replace
 
@@ -18,8 +18,8 @@ from tests.support.depth import DEPTH
 
 @st.composite
 def _uses(draw: st.DrawFn, groups: list[int]) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-    """The blocks and the experts of layers. Those of a group share blocks, and with them the experts, or experts
-    alone; or there are no experts."""
+    """Return the blocks and the experts of layers. Layers of a group share their blocks and so their experts, or only
+    their experts; or there are no experts."""
     layers, has_experts = range(len(groups)), draw(st.booleans())
     if not has_experts:
         return tuple(groups), ()

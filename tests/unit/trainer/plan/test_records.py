@@ -1,4 +1,4 @@
-"""The plan that the docstring of the records shows is one that is made."""
+"""The plan in the docstring of the records equals a real plan."""
 
 import re
 from dataclasses import replace
@@ -11,7 +11,7 @@ from pseudoreal_trainer.plan.spread import Part
 
 
 def _shown() -> tuple[list[Record], list[Record], list[Record]]:
-    """The records of the three plans that the docstring shows."""
+    """Return the records of the three plans in the docstring."""
     assert records.__doc__ is not None
     whole, _, rest = records.__doc__.partition("spread over ranks")
     spread, _, in_groups = rest.partition("come and go in groups")
@@ -41,5 +41,5 @@ def test_so_is_the_pass_through_spread_experts() -> None:
 
 
 def _parts(layout: Layout) -> list[Record]:
-    """The parts of the first layer's pass."""
+    """Return the parts of the first layer's pass."""
     return [record for record in evaluation_plan(layout)[0] if isinstance(record, Part) and record.position == 1]

@@ -1,4 +1,4 @@
-"""Parameters of a model, counted as the papers do."""
+"""Parameters of models, counted as in their papers."""
 
 from collections import Counter
 from itertools import accumulate, pairwise
@@ -74,7 +74,7 @@ def test_units_have_the_parameters_of_the_models_options(options: dict[str, Any]
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_biases_and_norms_do_not_decay(options: dict[str, Any]) -> None:
-    """In a plain model what does not decay has one dimension; stacked, one more."""
+    """Tensors without decay have one dimension in a plain model, and one more if stacked."""
     for unit in units_of(model(SMALL, **options), Sharing(blocks=2)):
         decays = [len(one.shape) > (2 if unit.is_experts else 1) for one in unit.parameters]
         assert decays == sorted(decays, reverse=True)
@@ -91,7 +91,7 @@ def test_matrices_come_first(experts: dict[str, Any] | None) -> None:
 
 
 def _decayed(unit: Unit) -> int:
-    """Number of elements at the start of the vector that decay."""
+    """Return the number of elements with decay, at the start of the vector."""
     ranges = [one for one in update_ranges(unit, Optimizer()) if one.decay]
     assert all(one.begin == 0 for one in ranges)
     return sum(one.end for one in ranges)
@@ -125,7 +125,7 @@ def test_an_expert_has_its_place_in_every_block() -> None:
 
 @pytest.mark.parametrize("feed_forward", [{"size": 3}, {"size": 3, "activation": "SwiGLU"}, {"size": 3, "bias": "All"}])
 def test_a_range_of_experts_is_a_range_of_each_stacked_tensor(feed_forward: dict[str, Any]) -> None:
-    """By numpy: what a unit has of the tensors, one behind the other, are the rows of its experts."""
+    """The oracle is numpy: a unit's parts of tensors, one after the other, are the rows of its experts."""
     sizes = {"hiddenSize": 4, "attention": {"heads": 1}, "feedForward": feed_forward}
     whole = units_of(model(SMALL, experts={"count": 12}, **sizes), Sharing(blocks=1))[2]
     tensors = {p.name: np.random.default_rng(len(p.name)).random(p.whole) for p in whole.parameters}
@@ -156,7 +156,7 @@ def test_ranks_have_neighbouring_experts_of_what_there_is() -> None:
 
 
 def test_names_tell_experts_from_the_bias_that_balances_them() -> None:
-    """A group of experts may have a name of its own behind theirs."""
+    """The name of a group of experts may have a suffix after the name of the experts."""
     assert all(map(are_experts, ("blocks.3.experts", "blocks.3.experts.up.weight", "blocks.3.experts.16-31")))
     assert not any(map(are_experts, ("blocks.3", "blocks.3.router.weight", "blocks.3.experts.balancing_bias", "head")))
 

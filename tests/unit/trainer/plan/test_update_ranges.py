@@ -1,4 +1,4 @@
-"""Ranges that are updated alike, against each tensor by itself."""
+"""Ranges that are updated alike, against the update of each tensor by itself."""
 
 import re
 from dataclasses import replace
@@ -66,7 +66,8 @@ def test_each_tensor_is_in_one_group(units: tuple[Unit, ...]) -> None:
 
 
 def test_without_multipliers_there_are_matrices_and_others() -> None:
-    """Whatever the decay is: the ends of ranges decide which elements are rounded as the rest of a vector."""
+    """The decay's value does not matter: the ends of ranges decide which elements are rounded as the remainder of a
+    vector."""
     for decay in ("0.1", "0"):
         for unit in UNITS[1]:
             ranges = update_ranges(unit, Optimizer(weight_decay=decay))
@@ -81,7 +82,7 @@ BALANCED = _units({"experts": {"type": "TopK", "count": 5, "topK": {"perToken": 
 
 @given(st.integers(1, 80), st.integers(1, 100), multipliers)
 def test_shards_in_chunks_are_those_of_the_whole(ranks: int, chunk: int, chosen: dict[str, tuple[str, str]]) -> None:
-    """The last of many ranks have nothing but padding, which is updated by none where a balancing bias is before it."""
+    """With many ranks, the last ones have only padding. After a balancing bias, no range updates padding."""
     whole = update_ranges(BALANCED, _optimizer(chosen))
     assert whole[-1] == UpdateRange(BALANCED.trained, BALANCED.numel, is_balancing=True)
     found = []
@@ -97,7 +98,7 @@ def test_shards_in_chunks_are_those_of_the_whole(ranks: int, chunk: int, chosen:
 
 @given(st.data(), multipliers)
 def test_a_cut_has_what_the_whole_has_there(data: st.DataObject, chosen: dict[str, tuple[str, str]]) -> None:
-    """Padding behind the end has what the end has."""
+    """Padding after the end belongs to the last range."""
     ranges = update_ranges(UNITS[2][1], _optimizer(chosen))
     whole = _by_element(ranges)
     begin = data.draw(st.integers(0, len(whole) + 5))

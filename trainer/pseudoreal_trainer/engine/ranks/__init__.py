@@ -1,5 +1,4 @@
-"""The ranks of a job: their processes and groups, what passes between them, the streams of a device, and a trace of
-each rank.
+"""The ranks of a job: processes, process groups and communication between them, CUDA streams, and a trace of each rank.
 
-What they compute is in `engine`.
+Their computation is in `engine`.
 """

@@ -1,6 +1,6 @@
-"""Rows on their way between the ranks over which experts are spread. Only the main thread is here.
+"""All-to-all exchanges of rows between the ranks over which experts are spread. Main thread only.
 
-A rank that has all experts of a layer exchanges rows with itself: they stay where they are.
+A rank that has all experts of a layer exchanges rows with itself: the rows stay where they are.
 """
 
 import time
@@ -20,32 +20,34 @@ _TO_EXPERTS = (Leg.DISPATCH, Leg.DISPATCH_AGAIN, Leg.COMBINE_GRADIENT)
 
 @dataclass(frozen=True)
 class RowCounts:
-    """How many rows of a micro-batch go where, as this rank sees it."""
+    """Row counts of one micro-batch, from the point of view of this rank."""
 
     of_experts: tuple[int, ...]
-    """Rows that it sends to each of the layer's experts, [experts]."""
+    """Rows that this rank sends to each of the layer's experts, [experts]."""
     sent: tuple[int, ...]
-    """Rows that it sends to each rank, [expert ranks]."""
+    """Rows that this rank sends to each rank, [expert ranks]."""
     arriving: tuple[int, ...]
-    """Rows that come to it from each rank, [expert ranks]."""
+    """Rows that this rank receives from each rank, [expert ranks]."""
     of_own: tuple[int, ...]
-    """Rows that come to each of its own experts, [own experts]."""
+    """Rows that each of this rank's experts receives, [own experts]."""
     table: Tensor
     """Rows from each rank for each own expert, [expert ranks, own experts], on the device."""
 
 
 @dataclass(frozen=True)
 class _UnderWay:
+    """An exchange in flight."""
+
     rows: Tensor
     work: dist.Work | None
-    """None: the rows are here."""
+    """Pending all-to-all; None: the rows are on this rank already."""
     sent: Tensor
-    """What is being sent, which nobody may change or free meanwhile."""
+    """Send buffer, which must stay alive and unchanged until the exchange is done."""
     begin: int
 
 
 class Exchanges:
-    """The exchanges that a rank has begun and not used yet. All ranks of a group begin them in the plan's order."""
+    """Exchanges that a rank has started and not used yet. All ranks of a group start them in plan order."""
 
     def __init__(self, mesh: Mesh, trace: Trace) -> None:
         self._mesh, self._group, self._trace = mesh, mesh.expert, trace
@@ -54,8 +56,11 @@ class Exchanges:
         self._under_way: dict[Exchange, _UnderWay] = {}
 
     def count(self, record: Count, counts: Tensor) -> list[RowCounts]:
-        """Tells all ranks how many rows come to them: counts [micro-batches, experts], of this rank's tokens. The only
-        place where the host waits for the device, once for all of the record's micro-batches."""
+        """Exchange row counts with the other expert ranks. Return them for each micro-batch.
+
+        counts [micro-batches, experts]: rows of this rank's tokens. The only place where the host waits for the device,
+        once for all micro-batches of the record.
+        """
         ranks = self._mesh.layout.expert_ranks
         sent = counts.unflatten(-1, (ranks, -1)).transpose(0, 1).contiguous()  # [ranks, micro-batches, own experts]
         arriving = sent if self._group is None else torch.empty_like(sent)
@@ -69,8 +74,11 @@ class Exchanges:
         return [_row_counts(on_host[:, :, m], arriving[:, m]) for m in range(record.micro_batches)]
 
     def groups_with_rows(self, record: Count, counts: Sequence[RowCounts]) -> list[bool]:
-        """Which groups of this rank's experts get rows: in one of the micro-batches, and where states are cut, on one
-        of the ranks that gather the groups together. These all make one decision."""
+        """Return which groups of this rank's experts get rows in any of the micro-batches.
+
+        With sharded state, the ranks that gather the groups together make one decision: rows of any of these ranks
+        count.
+        """
         of_own = torch.tensor([one.of_own for one in counts]).sum(dim=0)
         rows = of_own.unflatten(0, (self._mesh.layout.expert_groups, -1)).sum(dim=1)  # [groups]
         group = self._mesh.same_experts
@@ -82,7 +90,7 @@ class Exchanges:
         return [number > 0 for number in rows.tolist()]
 
     def begin(self, record: Exchange, rows: Tensor, counts: RowCounts) -> None:
-        """Begins to exchange rows, [rows that are sent, width], in the order of the ranks that get them."""
+        """Start to exchange rows, [rows to send, width], in the order of their destination ranks."""
         coming, going = counts.arriving, counts.sent
         if record.leg not in _TO_EXPERTS:
             coming, going = going, coming
@@ -97,7 +105,7 @@ class Exchanges:
         self._trace.move("experts", others * rows.shape[1] * rows.itemsize)
 
     def take(self, record: Exchange) -> Tensor:
-        """The rows that came, [rows, width], in the order of the ranks that sent them; waits for them."""
+        """Wait for the received rows and return them, [rows, width], in the order of their source ranks."""
         exchange = self._under_way.pop(record)
         if exchange.work is not None:
             with self._heartbeat.waiting(f"exchanges tokens of position {record.position} ({record.leg.value})"):
@@ -107,7 +115,7 @@ class Exchanges:
 
 
 def _row_counts(on_host: Tensor, table: Tensor) -> RowCounts:
-    """`on_host`: what is sent and what arrives, [2, ranks, own experts of each]."""
+    """Return the counts of one micro-batch. `on_host`: sent and arriving rows, [2, ranks, own experts of each rank]."""
     sent, arriving = on_host
     return RowCounts(
         of_experts=tuple(sent.flatten().tolist()),

@@ -1,4 +1,4 @@
-"""Parts of a vector on their way to a whole copy: first from the other replicas, then from this replica's shards."""
+"""Hierarchical all-gather of a unit: first across replicas, then within this replica."""
 
 import torch.distributed as dist
 from torch import Tensor
@@ -8,16 +8,16 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 
 
 class Gathering:
-    """A gather that is under way, in one stage or in two.
+    """An all-gather in flight, in one stage or in two.
 
-    On a GPU the second stage is called at once, as the device waits for the first. On a CPU the caller would wait, and
-    not come to what another pipeline rank needs of it: there the second stage begins when `goes_on` says that it can,
-    or where the plan needs the copy. All ranks begin second stages in the order of the first ones.
+    On a GPU the second stage is launched at once, as its stream waits for the first. On a CPU the calling thread would
+    wait, and would not come to work that another pipeline rank needs. There the second stage starts when `goes_on` says
+    that it can, or where the plan needs the copy. All ranks launch second stages in the order of the first stages.
     """
 
     def __init__(self, holders: Holders, flat: Tensor, part: Tensor, trace: Trace) -> None:
-        """`flat`: [all parts], to be filled; `part`: this rank's own, on the same device, not changed until the gather
-        is done. Both belong to the gather until then."""
+        """`flat`: [all parts], to be filled. `part`: this rank's own part, on the same device. The gather owns both
+        until it is done; nothing may change `part` before."""
         self._holders, self._flat, self._part, self._trace = holders, flat, part, trace
         self._across: dist.Work | None = None
         self._within: dist.Work | None = None
@@ -32,16 +32,16 @@ class Gathering:
 
     @property
     def has_begun(self) -> bool:
-        """Whether all stages are under way."""
+        """Whether all stages were launched."""
         return self._across is None
 
     @property
     def goes_on(self) -> bool:
-        """Whether the second stage can begin without waiting."""
+        """Whether the second stage can be launched without waiting."""
         return self._across is None or self._across.is_completed()
 
     def begin_second(self) -> None:
-        """Begins the second stage, unless it has begun; waits for the first."""
+        """Wait for the first stage and launch the second, unless it was launched."""
         if self._across is not None:
             self._across.wait()
             self._across = None

@@ -1,4 +1,4 @@
-"""Streams of a GPU and their events, which are nothing on the CPU: there, what was called has happened."""
+"""CUDA streams and events. On the CPU both are no-ops: each call is done when it returns."""
 
 from collections import deque
 from concurrent.futures import Future
@@ -9,7 +9,7 @@ import torch
 
 
 class Lane(Enum):
-    """A stream beside that of compute."""
+    """CUDA streams beside the compute stream."""
 
     COPY_IN = "copy in"
     COPY_OUT = "copy out"
@@ -18,13 +18,16 @@ class Lane(Enum):
 
 
 Mark = torch.cuda.Event | None
-"""A moment on a lane. None: a moment that is past."""
+"""CUDA event, a moment on a stream. None: a moment that has passed."""
 
 Updated = Future[Mark]
-"""Ends when a unit's newest optimizer step has been called; its mark says when that is done on its lane."""
+"""Future of a unit's newest optimizer step: completes when the step was launched, with the event after which it is
+done."""
 
 
 class Lanes:
+    """CUDA streams of a rank's device; none on the CPU."""
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         is_gpu = device.type == "cuda"
@@ -35,23 +38,23 @@ class Lanes:
         return bool(self._streams)
 
     def enter_thread(self) -> None:
-        """Makes the rank's device current in a thread; every thread but the main one calls this first."""
-        # A new thread is on the first GPU, and to go back there would make a context that takes memory on it.
+        """Make the rank's device current in this thread; every thread but the main one calls this first."""
+        # A new thread is on the first GPU. Switching back to that GPU would create a context that takes memory on it.
         if self._streams:
             torch.cuda.set_device(self.device)
 
     def on(self, lane: Lane) -> AbstractContextManager[object]:
-        """A context whose kernels go to this lane; outside of it they go to compute."""
+        """Return a context whose kernels go to this stream; outside of it they go to the compute stream."""
         return torch.cuda.stream(self._streams[lane]) if self._streams else nullcontext()
 
     def mark(self) -> Mark:
-        """The mark after everything that was called so far on the present lane."""
+        """Record and return an event after everything launched so far on the current stream."""
         if not self._streams:
             return None
         return self._recorded(torch.cuda.Event())
 
     def timed_mark(self) -> torch.cuda.Event:
-        """A mark, as `mark` gives it, whose time can be read; for real lanes only."""
+        """Record and return an event whose time can be read; on GPUs only."""
         return self._recorded(torch.cuda.Event(enable_timing=True))
 
     def _recorded(self, event: torch.cuda.Event) -> torch.cuda.Event:
@@ -59,24 +62,23 @@ class Lanes:
         return event
 
     def follow(self, mark: Mark) -> None:
-        """Makes what is called next on the present lane happen after the mark. The calling thread does not wait."""
+        """Make later work on the current stream wait for the event. The calling thread does not wait."""
         if mark is not None:
             torch.cuda.current_stream(self.device).wait_event(mark)
 
 
 def reach(mark: Mark) -> None:
-    """Makes the calling thread wait until the mark has happened."""
+    """Make the calling thread wait until the event has passed."""
     if mark is not None:
         mark.synchronize()
 
 
 class Throttle:
-    """Keeps the thread that calls passes at most `ahead` passes before the GPU.
+    """Keeps the thread that launches passes at most `ahead` passes before the GPU.
 
-    Memory is given back where the thread stands, not where the GPU does: a thread that called a whole step at once
-    would hold messages and stashed activations of all its passes. With `ahead` None there is no limit within a step.
-    From step to step there always is one: a step ends with the agreement on the loss, for which the passes called
-    before it have ended.
+    Memory is freed where the thread stands, not where the GPU does: a thread that launched a whole step at once would
+    hold messages and offloaded activations of all its passes. With `ahead` None there is no limit within a step. From
+    step to step there always is one: a step ends with the agreement on the loss, after all passes launched before it.
     """
 
     def __init__(self, lanes: Lanes, ahead: int | None) -> None:
@@ -84,7 +86,7 @@ class Throttle:
         self._called: deque[Mark] = deque()
 
     def called(self) -> None:
-        """Notes that a pass was called; waits for the one that was called `ahead` passes before it."""
+        """Record that a pass was launched; wait for the pass launched `ahead` passes before it."""
         if self._ahead is None:
             return
         self._called.append(self._lanes.mark())

@@ -1,4 +1,4 @@
-"""A rank's coordinates among pipeline and data ranks, and the groups of ranks that it speaks with."""
+"""Coordinates and process groups of one rank: whom it communicates with, and from which thread."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,61 +16,73 @@ from pseudoreal_trainer.plan.records import Flow
 
 Group = dist.ProcessGroup
 Channel = tuple[Flow, int, int]
-"""Flow, from, to; pipeline ranks."""
+"""Flow, source and target; both are pipeline ranks."""
 _Name = TypeVar("_Name")
 
 
 @dataclass(frozen=True)
 class Holders:
-    """The ranks that have the same elements of a unit, as one of them sees them."""
+    """Groups of the ranks that hold a unit, from the point of view of one of them.
+
+    A sharded unit is cut into one part per holder; no two holders keep the same part. Collectives are hierarchical, so
+    that most bytes stay inside a replica (for instance a node): gradients are reduce-scattered within the replica, then
+    across replicas; weights are all-gathered across replicas, then within the replica. Ranks of `replica` hold adjacent
+    parts, so both stages work on contiguous memory. An unsharded gradient is all-reduced over `shard`. A group of one
+    rank is None, and its stage is skipped.
+    """
 
     place: int = 0
-    """Which of those of its replica this rank is."""
+    """Index of this rank among the holders in its replica."""
     places: int = 1
-    """Number of those of a replica."""
+    """Number of holders in each replica."""
     shard: Group | None = None
-    """Those that are in one replica."""
+    """Holders in this replica. Main thread: all-gathers and the first stage of reductions."""
     replica: Group | None = None
-    """Those with this one's place in the other replicas."""
+    """Holders with this `place`, one per replica. Main thread: all-gathers."""
     side_replica: Group | None = None
-    """The same, for the thread of reductions."""
+    """The same ranks as `replica`. Reduction thread: second stage of reductions."""
 
     def neighbours(self, flat: Tensor) -> Tensor:
-        """Those of a vector's equal parts that this rank and those with its place in the other replicas have: a view,
-        [parts of each place]."""
+        """Return the inter-replica slice of a vector: a view of the parts that the ranks of `replica` hold together,
+        [replicas * length]."""
         return flat.view(self.places, -1)[self.place]
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks arranged by pipeline rank and data rank, as this rank sees them.
+    """Coordinates and groups of this rank; created once per phase.
 
-    Groups of one rank are None. Each group belongs to one thread while a step runs: two threads that used one group
-    could mix up their collectives. All but `saving` are on the device's network: NCCL on GPUs, gloo on CPUs."""
+    Groups of one rank are None. While a step runs, each group is used by one thread: two threads on one group could
+    issue collectives in different orders on different ranks. All groups but `saving` use the device's backend: NCCL on
+    GPUs, gloo on CPUs.
+    """
 
     layout: Layout
     ranks: Ranks
     holders: dict[tuple[Pool, Users], Holders] = field(default_factory=dict)
-    """Who has the same elements of a unit, by who uses it: of experts the ranks with the same part of them, of other
-    units all. Empty on a rank that is alone."""
+    """(pool, users) -> groups of the ranks that hold such a unit: for experts the ranks with the same experts, for
+    other units all ranks of the users. Empty if there is one rank."""
     expert: Group | None = None
-    """The ranks of this replica that have all experts of a layer together, for exchanges of tokens."""
+    """Ranks of this replica that together have all experts of a layer. Main thread: exchanges of tokens."""
     same_experts: Group | None = None
-    """The ranks that have the same experts, where these come and go in groups: they agree which ones."""
+    """Ranks with the same experts, if experts are cut into groups. Main thread: agreement on which groups to fetch."""
     side_world: Group | None = None
-    """All ranks, for the thread of reductions."""
+    """All ranks. Reduction thread."""
     side_users: dict[Users, Group | None] = field(default_factory=dict)
-    """All ranks of the pipeline ranks that use a unit, for the thread of reductions. Empty on a rank that is alone."""
+    """All ranks of the pipeline ranks that use a unit. Reduction thread: norm of one unit. Empty if there is one
+    rank."""
     saving: Group | None = None
-    """All ranks, on the host; belongs to the thread that saves checkpoints."""
+    """All ranks, with gloo. Checkpoint thread."""
     measuring: Group | None = None
-    """The pipeline ranks of this data rank, where gradients of layers are measured."""
+    """Pipeline ranks of this data rank, if gradients of layers are measured."""
     choosing: Group | None = None
-    """The data ranks of this pipeline rank, where choices of experts are summed over steps."""
+    """Data ranks of this pipeline rank, which sum how often each expert was chosen in the step."""
     channels: dict[Channel, Group | None] = field(default_factory=dict)
-    """A group for each channel. NCCL knows no tags and runs the operations of a group one after the other; with a group
-    of its own, a message that is awaited holds up no other. A rank has at most four: from its two neighbours and to
-    them."""
+    """One group per directed channel to or from another pipeline rank; GPUs only.
+
+    NCCL ignores tags and runs the operations of a group in order: on a shared group, one pending receive would block
+    every later message. A rank has at most four channels: from its two neighbours and to them.
+    """
 
     @property
     def pipeline_rank(self) -> int:
@@ -81,14 +93,14 @@ class Mesh:
         return self.layout.mesh.data_rank(self.ranks.rank)
 
     def part(self, unit: int) -> int:
-        """Which of the equal parts of a unit this rank has, where states are sharded."""
+        """Return the index of this rank's shard of a unit, if states are sharded."""
         return self.layout.part(unit, self.ranks.rank)
 
     def holders_of(self, unit: int) -> Holders:
         return self._holders(unit, self.layout.users[unit])
 
     def data_holders_of(self, unit: int) -> Holders:
-        """Those of this pipeline rank alone."""
+        """Return the unit's groups restricted to this pipeline rank."""
         return self._holders(unit, (self.pipeline_rank,))
 
     def _holders(self, unit: int, users: Users) -> Holders:
@@ -102,21 +114,22 @@ class Mesh:
         return self.ranks.device
 
     def world_rank(self, pipeline_rank: int) -> int:
-        """Number in the world of the rank with this pipeline rank and the other coordinates of this one."""
+        """Return the world rank with this pipeline rank and the other coordinates of this rank."""
         return self.layout.mesh.at_pipeline(self.ranks.rank, pipeline_rank)
 
     def close(self) -> None:
+        """Destroy all groups of this rank."""
         of_units = [group for one in self.holders.values() for group in (one.shard, one.replica, one.side_replica)]
         single = [self.expert, self.same_experts, self.side_world, self.saving, self.measuring, self.choosing]
-        # Units have some groups in common.
+        # Units share some groups: destroy each group once.
         for group in dict.fromkeys([*of_units, *single, *self.side_users.values(), *self.channels.values()]):
             if group is not None:
                 dist.destroy_process_group(group)
 
 
 def open_mesh(layout: Layout, ranks: Ranks) -> Mesh:
-    """The mesh of this rank. Every rank calls this: all of them make the groups in one order."""
-    assert layout.mesh.ranks == ranks.world, "the layout covers the ranks"
+    """Create the mesh of this rank. Collective: all ranks create the groups in one order."""
+    assert layout.mesh.ranks == ranks.world, "the layout covers all ranks"
     if ranks.world == 1:
         return Mesh(layout, ranks)
     with ranks.heartbeat.waiting("makes groups of ranks"):
@@ -126,9 +139,11 @@ def open_mesh(layout: Layout, ranks: Ranks) -> Mesh:
 
 
 def _connected(layout: Layout, ranks: Ranks) -> Mesh:
-    """The mesh with its groups. torch is called for them on each rank: on GPUs a constant number of times, whatever the
-    number of ranks, and twice for each set of pipeline ranks that share a block; on CPUs, where a call costs nothing,
-    once for each group."""
+    """Return the mesh with its groups.
+
+    On GPUs each rank calls torch a constant number of times, whatever the number of ranks, and twice for each set of
+    pipeline ranks that share a block. On CPUs, where a call costs nothing, it calls torch once per group.
+    """
     maker = _GroupMaker(ranks)
     columns = [*map(list, layout.mesh.groups("pipeline"))]
     world = [list(range(ranks.world))]
@@ -153,7 +168,7 @@ def _holders(layout: Layout, maker: "_GroupMaker") -> dict[tuple[Pool, Users], H
     replicas = [*map(list, layout.mesh.groups("replica"))]
     replica, side_replica = maker.mine(replicas), maker.mine(replicas)
     found: dict[tuple[Pool, Users], Holders] = {}
-    # Experts that are not spread are held as all other units.
+    # Without expert parallelism, experts have the same holders as all other units.
     for pools in ([pool] for pool in POOLS) if layout.expert_ranks > 1 else [POOLS]:
         groups = partial(layout.groups_of_replica, pools[0])
         for users, shard in _mine_of_each(layout, maker, _sets_of_users(layout, pools), groups).items():
@@ -170,8 +185,8 @@ def _side_users(layout: Layout, maker: "_GroupMaker") -> dict[Users, Group | Non
 
 
 def _sets_of_users(layout: Layout, pools: Sequence[Pool]) -> dict[Users, Users]:
-    """The sets of pipeline ranks that use a unit of these pools together, and each pipeline rank alone, as layers are
-    measured there; by themselves."""
+    """Return the sets of pipeline ranks that share a unit of these pools, and each pipeline rank alone, as layers are
+    measured there; every set is its own key."""
     alone = ((rank,) for rank in range(layout.pipeline))
     common = {
         layout.users[unit] for unit in filter(layout.is_common, range(layout.units)) if layout.pool_of(unit) in pools
@@ -181,7 +196,8 @@ def _sets_of_users(layout: Layout, pools: Sequence[Pool]) -> dict[Users, Users]:
 
 @dataclass(frozen=True)
 class _GroupMaker:
-    """Makes groups. Every rank asks for the same groups in the same order, and gets those that it is in."""
+    """Creates groups. Every rank asks for the same groups in the same order, and gets the groups that it is a member
+    of."""
 
     ranks: Ranks
 
@@ -190,21 +206,22 @@ class _GroupMaker:
         return self.ranks.device.type == "cuda"
 
     def mine(self, members: list[list[int]]) -> Group | None:
-        """This rank's group on the device's network; `members` are disjoint sets of ranks. None for a rank that is
-        alone in its set, or in none."""
+        """Return this rank's group on the device's backend; `members` are disjoint sets of ranks. None for a rank that
+        is alone in its set, or in none."""
         if not self.on_gpus:
             return self.on_host(members)
         several = [one for one in members if len(one) > 1]
-        # One collective call of all ranks for all these groups together.
+        # One collective call of all ranks creates all these groups together.
         return _own(dist.split_group(split_ranks=several, timeout=self.ranks.limit)) if several else None
 
     def on_host(self, members: list[list[int]]) -> Group | None:
+        """Return this rank's gloo group; `members` are disjoint sets of ranks. One collective call per set."""
         made = [dist.new_group(one, backend="gloo", timeout=self.ranks.limit) for one in members if len(one) > 1]
         return next(filter(None, map(_own, made)), None)
 
 
 def _own(group: object) -> Group | None:
-    """The group, or None where this rank is not in it: torch then returns a number."""
+    """Return the group, or None if this rank is not a member: torch then returns a number."""
     return group if isinstance(group, Group) else None
 
 
@@ -214,15 +231,17 @@ def _channels(layout: Layout, maker: _GroupMaker) -> dict[Channel, Group | None]
     for source, target in sorted(hop for hop in hops if hop[0] != hop[1]):
         pairs[Flow.ACTIVATION, source, target] = (source, target)
         pairs[Flow.GRADIENT, target, source] = (source, target)
-    # One of each data rank.
+    # Each channel has one pair of ranks per data rank.
     return _mine_of_each(layout, maker, pairs, partial(layout.mesh.at_each_pipeline, layout.mesh.groups()))
 
 
 def _mine_of_each(
     layout: Layout, maker: _GroupMaker, sets: Mapping[_Name, Users], groups: Callable[[Users], Groups]
 ) -> dict[_Name, Group | None]:
-    """This rank's group of each set that it is in, by name; None: it is alone in it. `sets`: name -> pipeline ranks;
-    `groups`: the groups that such a set has."""
+    """Return this rank's group of each set that it is in, by name; None: it is alone in the set.
+
+    `sets`: name -> pipeline ranks. `groups`: returns the groups of ranks of such a set.
+    """
     found: dict[_Name, Group | None] = {}
     here = layout.mesh.coordinates(maker.ranks.rank).pipeline
     for together in _rounds(sets):
@@ -232,8 +251,8 @@ def _mine_of_each(
 
 
 def _rounds(sets: Mapping[_Name, Users]) -> list[list[_Name]]:
-    """The names in lists of disjoint sets, as few lists as a greedy search finds: about five for the channels of a
-    ring."""
+    """Return the names in lists of disjoint sets, in as few lists as a greedy search finds: about five for the channels
+    of a ring."""
     rounds: list[list[_Name]] = []
     for name, members in sets.items():
         fitting = (one for one in rounds if all(set(members).isdisjoint(sets[other]) for other in one))
@@ -246,20 +265,20 @@ def _rounds(sets: Mapping[_Name, Users]) -> list[list[_Name]]:
 
 
 def _greet(mesh: Mesh) -> None:
-    """Sends a number through each channel, before the first step.
+    """Send one element over every channel, before the first step.
 
-    NCCL connects two ranks in their first message, and whoever comes first stands still until the other comes. In a
-    step, the other might first need something from it. Here nobody needs anything: all ranks go through the channels in
-    one order, so the two ranks of the first channel that is not done are always there.
+    NCCL connects two ranks inside their first message, and whichever comes first blocks until its peer does. During a
+    step this can deadlock: the peer may need something that this rank sends later. Here all ranks walk the channels in
+    one sorted order and need nothing else, so both ends of the first unconnected channel always arrive.
     """
     here = mesh.pipeline_rank
     for (_, source, target), group in sorted(mesh.channels.items(), key=lambda item: _sortable(item[0])):
         number = torch.zeros(1, device=mesh.device)
         act, other = (dist.isend, target) if here == source else (dist.irecv, source)
         work = act(number, mesh.world_rank(other), group=group)
-        assert work is not None, "this rank is part of the group"
+        assert work is not None, "a rank keeps only the channels that it is an end of"
         work.wait()
-        # On a GPU only this waits.
+        # On a GPU, wait() only orders the stream; reading the value makes the host wait.
         number.item()
 
 

@@ -1,4 +1,4 @@
-"""Activations and gradients on their way between pipeline ranks."""
+"""Point-to-point messages between pipeline ranks: activations and their gradients."""
 
 import time
 from dataclasses import dataclass
@@ -12,11 +12,13 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.plan.records import Flow, Receive, Send
 
 Key = tuple[Flow, int, int]
-"""A flow, a position and a micro-batch."""
+"""Flow, position and micro-batch."""
 
 
 @dataclass(frozen=True)
 class _Incoming:
+    """A message being received."""
+
     buffer: Tensor
     work: dist.Work
     begin: int
@@ -24,7 +26,7 @@ class _Incoming:
 
 
 class Messages:
-    """The messages that a rank sends and awaits."""
+    """Messages that a rank sends and awaits."""
 
     def __init__(self, mesh: Mesh, dtype: torch.dtype, trace: Trace) -> None:
         self._mesh, self._dtype, self._trace = mesh, dtype, trace
@@ -33,6 +35,7 @@ class Messages:
         self._incoming: dict[Key, _Incoming] = {}
 
     def send(self, record: Send, tensor: Tensor) -> None:
+        """Start to send a tensor to another pipeline rank."""
         self._forget_arrived()
         payload = tensor.contiguous()
         here = self._mesh.pipeline_rank
@@ -44,11 +47,12 @@ class Messages:
                 tag=tag_of(record, self._positions),
             )
         assert work is not None, "this rank is part of the group"
-        # The handle and the tensor live until the peer has it all: a dropped handle may leave the peer waiting.
+        # The handle and the tensor live until the peer has everything: dropping a handle may leave the peer waiting.
         self._sent[record.flow, record.position, record.micro_batch] = (work, payload)
         self._trace.move("pipeline", payload.nbytes)
 
     def receive(self, record: Receive, shape: tuple[int, ...]) -> None:
+        """Start to receive a tensor of this shape; `take` waits for it."""
         buffer = torch.empty(shape, dtype=self._dtype, device=self._mesh.device)
         here = self._mesh.pipeline_rank
         work = dist.irecv(
@@ -63,7 +67,7 @@ class Messages:
         )
 
     def take(self, key: Key) -> Tensor:
-        """The tensor that was received, [B, T, H]; waits for it."""
+        """Wait for a received tensor and return it, [B, T, H]."""
         incoming = self._incoming.pop(key)
         with self._heartbeat.waiting(f"receives {_described(incoming.record)}"):
             incoming.work.wait()
@@ -76,7 +80,7 @@ class Messages:
         return key in self._incoming
 
     def finish(self) -> None:
-        """Waits until the other ranks have received everything that this one sent."""
+        """Wait until the other ranks have received everything that this rank sent."""
         if self._sent:
             with self._heartbeat.waiting("waits for its messages to arrive"):
                 for work, _ in self._sent.values():
@@ -84,12 +88,13 @@ class Messages:
         self._sent.clear()
 
     def _forget_arrived(self) -> None:
-        """Frees the messages that are known to have been received. NCCL says so; gloo says it only to who waits."""
+        """Free the messages that are known to have arrived. NCCL reports completion; gloo reports it only to a waiting
+        thread."""
         for key in [key for key, (work, _) in self._sent.items() if work.is_completed()]:
             del self._sent[key]
 
     def _forget_answered(self, record: Receive) -> None:
-        """Frees the activation whose gradient has come back: its receiver had it, so this wait takes no time."""
+        """Free the activation whose gradient has come back: its receiver has it, so this wait takes no time."""
         answered = self._sent.pop((Flow.ACTIVATION, record.position, record.micro_batch), None)
         if answered is not None:
             answered[0].wait()
@@ -100,15 +105,15 @@ def _described(record: Receive) -> str:
 
 
 _NUMBERS = 2**30
-"""Number of tags for each flow: a tag is a C int, and one bit of it is the flow's."""
+"""Number of tags per flow: a tag is a C int, and one of its bits is the flow."""
 
 
 def tag_of(record: Send | Receive, positions: int) -> int:
-    """The tag by which both ends know a message, of a chain of `positions` positions: at most 2^31 - 1.
+    """Return the tag of a message for both ends, in a chain of `positions` positions: at most 2^31 - 1.
 
-    Two messages have one tag only when at least 2^30 / positions micro-batches lie between them. They are received in
-    the order in which they are sent all the same: a channel receives in the order of its sends, as the plan's check
-    proves, and gloo matches messages of one tag in that order.
+    Two messages have the same tag only if at least 2^30 / positions micro-batches lie between them. Even then they are
+    received in the order of the sends: a channel receives in that order, as the plan's check proves, and gloo matches
+    messages of one tag in order.
     """
     number = (record.micro_batch * positions + record.position) % _NUMBERS
     return number << 1 | (0 if record.flow is Flow.ACTIVATION else 1)

@@ -1,4 +1,4 @@
-"""The processes that train together, and the few things that they say to each other."""
+"""The processes that train together, and small collectives over all of them."""
 
 import os
 from collections.abc import Iterator
@@ -19,43 +19,45 @@ from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
 
 @dataclass(frozen=True)
 class Ranks:
+    """The ranks of the job, from the point of view of one of them."""
+
     rank: int
     world: int
     device: torch.device
     heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
     limit: timedelta | None = None
-    """Longest wait in a collective, for every group. None: torch's own limit."""
+    """Longest wait in a collective, for every group; None: torch's own limit."""
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Replaces the tensor by its sum over all ranks, which has the same bits on each."""
+        """Replace the tensor by its sum over all ranks, with the same bits on each. Collective."""
         if self.world > 1:
             with self.heartbeat.waiting("sums over all ranks"):
                 dist.all_reduce(tensor)
         return tensor
 
     def total(self, value: int) -> int:
-        """The sum of what all ranks pass. All ranks call this; none returns before all have called it."""
+        """Return the sum of all ranks' values. Collective: no rank returns before all have called this."""
         return int(self.sum_(torch.tensor(value, device=self.device)).item())
 
     def from_first(self, value: int) -> int:
-        """The value that the first rank passes. All ranks call this; none returns before all have."""
+        """Return the first rank's value. Collective: no rank returns before all have called this."""
         return self.total(value if self.is_first else 0)
 
     def digest_from_first(self, digest: str) -> str:
-        """The SHA-256 that the first rank passes, in hexadecimal; the others pass an empty string. All ranks call this;
-        none returns before all have."""
+        """Return the first rank's SHA-256, in hexadecimal; the other ranks pass an empty string. Collective: no rank
+        returns before all have called this."""
         octets = list(bytes.fromhex(digest)) if self.is_first else [0] * 32
         return bytes(self.sum_(torch.tensor(octets, device=self.device)).tolist()).hex()
 
 
 @contextmanager
 def open_ranks(heartbeat: Heartbeat | None = None, *, gpus: int = 0, limit: timedelta | None = None) -> Iterator[Ranks]:
-    """The processes that train together: under torchrun all that it started, else this one alone. `gpus`: number that
-    the pod has asked for. Raises TrainingError when a rank that should have a GPU has none."""
+    """Yield the ranks that train together: all processes of torchrun, or this process alone. `gpus`: number that the
+    pod asked for. Raises TrainingError if a rank that should have a GPU has none."""
     heartbeat = heartbeat or Heartbeat()
     world, device = int(os.environ.get("WORLD_SIZE", "1")), device_of_rank(gpus)
     if world == 1:
@@ -78,15 +80,16 @@ def _join(device: torch.device, limit: timedelta | None) -> None:
         rank=rank,
         world_size=world,
         timeout=limit,
-        # With its device NCCL connects all ranks here, where a failure has a name, and groups split off from it.
+        # With the device, NCCL connects all ranks here, where a failure has a name, and groups can be split off later.
         device_id=device if on_gpu else None,
     )
 
 
 def check_devices(store: Store, rank: int, world: int, device: torch.device, limit: timedelta | None = None) -> None:
-    """Checks that all ranks compute on the same kind of device; every rank calls this. Raises TrainingError on all of
-    them when some have a GPU and others have not: they would speak through different networks, and wait for each other
-    until the limit."""
+    """Raise TrainingError on all ranks if some of them have a GPU and others have none. Collective.
+
+    Such ranks would communicate through different networks, and wait for each other until the limit.
+    """
     kind = "GPU" if device.type == "cuda" else "CPU"
     store.set(f"a rank with a {kind}", str(rank))
     if store.add("ranks", 1) == world:
@@ -102,8 +105,8 @@ def check_devices(store: Store, rank: int, world: int, device: torch.device, lim
 
 
 def device_of_rank(gpus: int = 0) -> torch.device:
-    """The device that this process computes on; one of CUDA becomes the current device. `gpus`: number that its pod
-    asked for. Raises TrainingError when the pod asked for GPUs and torch finds too few."""
+    """Return the device of this process; a CUDA device becomes the current device. `gpus`: number that the pod asked
+    for. Raises TrainingError if the pod asked for GPUs and torch finds too few."""
     local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     found = torch.cuda.device_count()
     # Two ranks on one GPU would make NCCL fail.

@@ -1,4 +1,4 @@
-"""Sums over a group of ranks, which the thread of reductions waits for."""
+"""Sums over a group of ranks, for the reduction thread."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ import torch.distributed as dist
 def sums_of(
     lists: Sequence[Sequence[float]], device: torch.device, group: dist.ProcessGroup | None
 ) -> list[list[float]]:
-    """Each list's values, summed over the group in float64. All lists are under way together, and none changes the
-    order of sums, and so the bits, of another. `group`: None for a rank that is alone.
+    """Return each list's values, summed over the group in float64. `group`: None for a single rank.
 
-    To be called on a lane beside compute: on that of compute it would wait for all passes that are called already.
+    All lists are in flight together. No list changes the order of summation of another, and so not its bits. Call this
+    on a side stream: on the compute stream it would wait for all passes launched so far.
     """
     if group is None:
         return [[*values] for values in lists]

@@ -1,4 +1,4 @@
-"""What a rank really did and when, as Chrome trace events (chrome://tracing, Perfetto), and how much it moved."""
+"""Real timeline of a rank as Chrome trace events (chrome://tracing, Perfetto), and the bytes that it moved."""
 
 import json
 import threading
@@ -15,12 +15,12 @@ from pseudoreal_trainer.forecast.time.traffic import Traffic
 from pseudoreal_trainer.plan.records import Record
 
 _STEPS = 50
-"""Number of training steps that a file holds: enough to look at, and few enough to load."""
+"""Number of training steps in a file: enough to look at, and few enough to load."""
 
 
 @dataclass(frozen=True)
 class _Executed:
-    """Kernels that a GPU executes between two events of CUDA."""
+    """Kernels that a GPU executes between two CUDA events."""
 
     lane: str
     done: Record
@@ -30,26 +30,27 @@ class _Executed:
 
 
 class Trace:
-    """A record of what one rank did. Threads may write to it at the same time."""
+    """Trace of one rank. Threads may write to it at the same time."""
 
     def __init__(self, rank: int, folder: Path | None = None) -> None:
         """`folder`: where the file of the first steps is written. None: there is no file, and no event is kept."""
         self.rank, self._folder = rank, folder
         self.events: list[dict[str, Any]] = []
         self.records = folder is not None
-        """Whether events are kept; bytes always are counted."""
+        """Whether events are kept; bytes are always counted."""
         self.moved: Counter[Traffic] = Counter()
         """Bytes that this rank has moved since the last `begin`."""
-        # Copies are counted by the main thread, by that of updates and by those of disk and checkpoint: without the
-        # lock two of them could read the same sum, and one would be lost.
+        # The main thread, the update thread, and the disk and checkpoint threads count copies. Without the lock two of
+        # them could read the same sum, and one count would be lost.
         self._counting = threading.Lock()
         self._step, self._steps = 0, 0
         self._under_way: list[_Executed] = []
-        """Kernels that the GPU had not yet executed when it was last asked."""
+        """Kernels that the GPU had not yet finished at the last query."""
         self._zero: tuple[Any, int] | None = None
-        """An event of CUDA, and the moment at which it happened, in nanoseconds of time.perf_counter_ns."""
+        """CUDA event, and its time in nanoseconds of time.perf_counter_ns."""
 
     def begin(self, step: int) -> None:
+        """Start the trace of a step: reset the byte counters, and write the file after the first steps."""
         self._resolve()
         with self._counting:
             self._step, self.moved = step, Counter()
@@ -58,7 +59,7 @@ class Trace:
             self.close()
 
     def close(self) -> None:
-        """Writes the file."""
+        """Write the file, unless it was written."""
         if self._folder is not None and self.records:
             self._resolve()
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -69,8 +70,7 @@ class Trace:
 
     @contextmanager
     def span(self, lane: str, done: Record | None, name: str = "", **facts: Any) -> Iterator[None]:
-        """Records the time that the context takes on a lane: for a record of the plan, or something that belongs to
-        one."""
+        """Record the time of the context on a lane of the trace. `done`: plan record that the time belongs to."""
         begin = time.perf_counter_ns()
         try:
             yield
@@ -79,7 +79,7 @@ class Trace:
 
     @contextmanager
     def executed(self, lane: str, done: Record, lanes: Lanes) -> Iterator[None]:
-        """Records the time in which the GPU executes the kernels that are called in the context on the present lane."""
+        """Record the time in which the GPU executes the kernels launched in the context on the current stream."""
         if not (self.records and lanes.are_real):
             with self.span(lane, done):
                 yield
@@ -93,7 +93,7 @@ class Trace:
         self._under_way.append(_Executed(lane, done, self._step, begin, lanes.timed_mark()))
 
     def _resolve(self) -> None:
-        """Records what the GPU has executed meanwhile. It waits for nothing: a rank that has failed ends at once."""
+        """Record the kernels that the GPU has finished. Waits for nothing, so that a failed rank can end at once."""
         left = []
         for executed in self._under_way:
             if executed.end.query():
@@ -104,12 +104,12 @@ class Trace:
         self._under_way = left
 
     def _moment(self, mark: Any) -> int:
-        assert self._zero is not None, "it was made before the first of these marks"
+        assert self._zero is not None, "`_zero` is recorded before the first of these marks"
         zero, at = self._zero
         return at + int(zero.elapsed_time(mark) * 1e6)
 
     def add(self, lane: str, begin: int, done: Record | None, name: str = "", **facts: Any) -> None:
-        """Records a stretch of time from `begin`, in nanoseconds of time.perf_counter_ns, until now."""
+        """Record the time from `begin`, in nanoseconds of time.perf_counter_ns, until now."""
         if self.records:
             self._note(lane, (begin, time.perf_counter_ns()), done, self._step, name, **facts)
 
@@ -133,7 +133,7 @@ class Trace:
         )
 
     def move(self, traffic: Traffic, size: int) -> None:
-        """Counts bytes that this rank moves."""
+        """Count bytes that this rank moves."""
         with self._counting:
             self.moved[traffic] += size
 

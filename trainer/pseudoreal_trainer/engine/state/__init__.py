@@ -1,2 +1,2 @@
-"""The memory of a rank for its units, and the state of each in its home: weights, moments and gradients, their update,
-their capture for checkpoints. What moves between homes, window and other ranks when is in `engine`."""
+"""A rank's memory for its units, and the state of each unit in its home: weights, moments, gradients, their update, and
+their capture for checkpoints. `engine` decides when data moves between homes, window and other ranks."""

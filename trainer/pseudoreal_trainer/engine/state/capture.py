@@ -1,8 +1,8 @@
-"""Takes the state of one step out of its homes while training goes on, through a buffer of a fixed size.
+"""Snapshot of one step's state while training continues, through a buffer of fixed size.
 
 One thread copies unit after unit into the buffer, as soon as the unit's update of that step is done; the unit's next
-update waits until then. Another thread hands on what is in the buffer. So training stands still only while the buffer
-is full.
+update waits for the copy. Another thread passes the content of the buffer to a sink. So training waits only while the
+buffer is full.
 """
 
 import queue
@@ -23,42 +23,48 @@ from pseudoreal_trainer.plan.units import KINDS, Kind
 
 
 class Sink(Protocol):
+    """Receiver of a snapshot."""
+
     def write(self, kind: Kind, content: Tensor) -> None:
-        """Takes the next elements, [n], which are overwritten afterwards. They come unit by unit in the order that was
-        agreed; within a unit, kind after kind."""
+        """Take the next elements, [n], whose memory is overwritten after the call. Units come in the order of the
+        sources; within a unit, kind after kind."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The part of a unit's state that is captured."""
+    """The part of a unit's state to be captured."""
 
     unit: int
     state: State
     begin: int
-    """First element of the part, counted in the state's own vectors."""
+    """First element of the part, relative to the state's own vectors."""
     end: int
     updated: Updated
-    """The newest update of the unit."""
+    """Newest update of the unit."""
 
 
 @dataclass(frozen=True)
 class _Portion:
+    """A chunk of one vector of a unit, in the buffer."""
+
     kind: Kind
     content: Tensor
-    """The portion's elements, a view of the buffer."""
+    """Elements of the chunk, a view of the buffer."""
 
 
 class Capture:
+    """One snapshot, with its two threads."""
+
     def __init__(self, sources: Sequence[Source], sink: Sink, ring: Ring, lanes: Lanes, trace: Trace) -> None:
         self._sources, self._sink, self._lanes, self._trace = sources, sink, lanes, trace
         self.captured: Mapping[int, Future[None]] = {source.unit: Future() for source in sources}
-        """Unit -> future that ends when its state may change."""
+        """Unit -> future that completes when the unit's state may change."""
         self._ring = ring
         self._full: queue.SimpleQueue[_Portion | None] = queue.SimpleQueue()
 
     def start(self) -> Future[None]:
-        """Starts both threads. The future ends when the sink has everything; it raises what reading or writing
-        raised."""
+        """Start both threads. The returned future completes when the sink has everything, or raises the error of
+        reading or writing."""
         threads = ThreadPoolExecutor(2, "capture", initializer=self._lanes.enter_thread)
         taken, written = threads.submit(self._take_all), threads.submit(self._write_all)
         threads.shutdown(wait=False)
@@ -94,15 +100,15 @@ class Capture:
 
     def _copy(self, part: Tensor, content: Tensor) -> None:
         if part.device.type == "cpu":
-            # By one thread: the cores belong to the training.
+            # NumPy copies in one thread: the other cores belong to training.
             np.copyto(content.numpy(), part.numpy())
         else:
             content.copy_(part, non_blocking=True)
             reach(self._lanes.mark())
 
     def _write_all(self) -> None:
-        """Hands all portions to the sink. Once the sink has failed, memory is only given back: a disk that is full
-        does not hold up training."""
+        """Pass all chunks to the sink. After a failure of the sink, only give memory back: a full disk must not hold up
+        training."""
         failure: BaseException | None = None
         while (portion := self._full.get()) is not None:
             if failure is None:
@@ -121,8 +127,8 @@ def _failure_of(act: Callable[[], None]) -> BaseException | None:
 
 
 def _both(taken: Future[None], written: Future[None]) -> Future[None]:
-    """Return a future that ends when both have, or when the first has failed: the sink of the second may hang. The
-    second ends after the first."""
+    """Return a future that completes when both have, or when `taken` has failed: the sink of `written` may hang.
+    `written` ends after `taken`."""
     done: Future[None] = Future()
 
     def taken_ends(_: Future[None]) -> None:

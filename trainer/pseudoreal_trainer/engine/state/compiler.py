@@ -1,4 +1,4 @@
-"""What torch.compile needs on a GPU besides torch: Triton compiles a C program against Python's headers."""
+"""Requirements of torch.compile on a GPU, besides torch: Triton compiles a C program against Python's headers."""
 
 import os
 import shutil
@@ -11,8 +11,8 @@ _REMEDY = "take an image that has it, as this project's Dockerfile makes it, or 
 
 
 def require_compiler() -> None:
-    """Checks that this machine can compile. Raises InvalidJobError where it cannot, which would otherwise show in the
-    first step."""
+    """Raise InvalidJobError if this machine cannot compile. Otherwise the error would first appear in the first
+    step."""
     chosen = os.environ.get("CC")
     if chosen is not None and shutil.which(chosen) is None:
         raise InvalidJobError(

@@ -1,4 +1,4 @@
-"""A nameless file on a local disk that is read and written past the page cache, in aligned pieces."""
+"""A nameless file on a local disk, read and written with direct I/O in aligned pieces."""
 
 import errno
 import os
@@ -17,28 +17,28 @@ from pseudoreal_trainer.forecast.memory.memory import aligned
 from pseudoreal_trainer.heartbeat.first_failure import FirstFailure
 
 REQUEST_BYTES = 1 << 20
-"""Most bytes of a request: enough for a disk to be fast, and few enough for a chunk to be many requests."""
+"""Largest request in bytes: enough for a disk to be fast, and few enough to cut a chunk into many requests."""
 
 
 class DiskError(TrainingError):
-    """The disk of the offloaded state is full or fails."""
+    """Raised if the disk of the offloaded state is full or fails."""
 
 
 def aligned_buffer(size: int) -> Tensor:
-    """Memory that direct I/O accepts, [aligned(size)] bytes."""
+    """Return memory for direct I/O, [aligned(size)] bytes, at least a page."""
     return PlainMemory().allocate(max(aligned(size), PAGE))
 
 
 Piece = tuple[int, Tensor]
-"""An offset in the file, and bytes in memory: both aligned to pages, and whole pages."""
+"""Offset in the file, and bytes in memory; both page-aligned and of whole pages."""
 
 
 class DirectFile:
     """A file for direct I/O. Several threads may read and write it at the same time."""
 
     def __init__(self, folder: Path, size: int, failure: FirstFailure | None = None) -> None:
-        """Makes a file of `size` bytes and takes all of its space at once. `failure`: where the first failure of the
-        rank is noticed. Raises DiskError, with the figures, when it does not fit."""
+        """Create a file of `size` bytes and reserve all of its space. `failure`: where the rank's first failure is
+        recorded. Raises DiskError, with the figures, if the file does not fit."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._require_space(size)
@@ -49,20 +49,20 @@ class DirectFile:
         self._requests, self._failure = Requests(), failure or FirstFailure()
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """Fills the memory of the pieces, with many requests at a time. When it returns or raises, no request is under
-        way any more. Raises DiskError."""
+        """Fill the memory of the pieces, with many requests at a time. After the return, or an error, no request is in
+        flight. Raises DiskError."""
         self._requests.run([partial(self._read, *part) for part in _parts(pieces)])
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        """Writes the memory of the pieces, as `read` fills it. Raises DiskError."""
+        """Write the memory of the pieces, in the same way as `read`. Raises DiskError."""
         self._requests.run([partial(self._write, *part) for part in _parts(pieces)])
 
     def close(self) -> None:
         self._requests.close()
         os.close(self._file)
 
-    # A request that fails is noticed here: those that are under way beside it, for which `read` and `write` wait, may
-    # hang on the same disk.
+    # A request records its own failure: `read` and `write` wait for the other requests in flight, which may hang on the
+    # same disk.
 
     def _read(self, offset: int, view: memoryview) -> None:
         with self._failure.noticed():
@@ -119,8 +119,8 @@ def _make_nameless(folder: Path, size: int) -> int:
 
 
 def _open_nameless(folder: Path) -> int:
-    """Descriptor of a new file: nameless, so that nothing is left behind however the process ends; direct, where the
-    file system supports it."""
+    """Return the descriptor of a new file: nameless, so that nothing is left however the process ends; with direct I/O
+    if the file system supports it."""
     path = folder / f"state-{secrets.token_hex(8)}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:

@@ -1,4 +1,4 @@
-"""The state of units whose home is a disk: read ahead, updated in chunks, written behind; buffers of a fixed size."""
+"""State of units whose home is a disk: read ahead, updated in chunks, written behind; with buffers of fixed size."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ CHUNK = CHUNK_ELEMENTS
 
 @dataclass(frozen=True)
 class _Stretch:
-    """The stretch of the file that holds a section, or a chunk of it."""
+    """Range of the file that holds a section, or a chunk of a section."""
 
     offset: int
     length: int
@@ -48,21 +48,21 @@ class _Stretch:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.length * self.dtype.itemsize
 
     def chunk(self, begin: int) -> "_Stretch":
-        """The stretch of the chunk that begins at an element."""
+        """Return the range of the chunk that starts at element `begin`."""
         return _Stretch(self.offset + begin * self.dtype.itemsize, min(CHUNK, self.length - begin), self.dtype)
 
     def view(self, buffer: Tensor) -> Tensor:
-        """The section's vector, [length], as a view of the first bytes of `buffer`."""
+        """Return the section's vector, [length], as a view of the first bytes of `buffer`."""
         return buffer[: self.size].view(self.dtype)
 
 
 @dataclass(frozen=True)
 class _Figures:
-    """The figures of an update that are the same for all chunks."""
+    """Arguments of an update that are the same for all chunks."""
 
     spec: OptimizerSpec
     rate: float
@@ -72,19 +72,19 @@ class _Figures:
 
 @dataclass(frozen=True)
 class DiskBuffers:
-    """The memory through which units on disk pass; all of it is bytes that direct I/O accepts."""
+    """Memory for units on disk; all of it is suitable for direct I/O."""
 
     passing: PassingBuffers
-    """Each for the gradient of a unit, or anything else of it in the master type."""
+    """Bounce buffers, each for a unit's gradient, or another vector of the unit in the master dtype."""
     chunks: list[dict[Section, Tensor]]
-    """Each for a chunk of every section of a unit; as many as there are chunks in memory at a time."""
+    """Buffers for a chunk of every section of a unit; one entry per chunk in memory at a time."""
 
 
 class Staging:
-    """Buffers for the weights of units on their way to the device, in the compute type."""
+    """Buffers for weights in the compute dtype, on their way from disk to the device."""
 
     def __init__(self, buffers: Iterable[Tensor]) -> None:
-        # Each with the moment from which it is free; the one that has been free for the longest time comes first.
+        # Each buffer with the event after which it is free, longest free first.
         self._free: deque[tuple[Tensor, Mark]] = deque((buffer, None) for buffer in buffers)
 
     def take(self) -> Tensor:
@@ -93,12 +93,12 @@ class Staging:
         return buffer
 
     def give_back(self, buffer: Tensor, mark: Mark) -> None:
-        """`mark`: that after which nothing reads the buffer."""
+        """Give a buffer back. `mark`: event after which nothing reads the buffer."""
         self._free.append((buffer, mark))
 
 
 class Disk:
-    """The file of a rank, its threads and its buffers."""
+    """The file of a rank with its threads and buffers."""
 
     def __init__(
         self,
@@ -109,31 +109,31 @@ class Disk:
         trace: Trace,
         failure: FirstFailure | None = None,
     ) -> None:
-        """`failure`: where the first failure of the rank is noticed."""
+        """`failure`: where the rank's first failure is recorded."""
         self.failure = failure or FirstFailure()
         self.file, self.adamw, self.trace = DirectFile(folder, size, self.failure), adamw, trace
-        # Each waits for requests: who reads ahead, who reads chunks, who writes them.
+        # Three threads that wait for requests: one reads ahead, one reads chunks, one writes chunks.
         self.threads = ThreadPoolExecutor(3, "disk")
         self.passing, self.chunks = buffers.passing, buffers.chunks
         self._portion = aligned_buffer(PORTION_ROOM)
         self._open = 0
 
     def read(self, pieces: Sequence[tuple[_Stretch, Tensor]]) -> list[Tensor]:
-        """Reads stretches of the file, all at the same time, each into its buffer: their vectors."""
+        """Read ranges of the file concurrently, each into its buffer. Return their vectors."""
         with self.trace.span("disk", None, "read"):
             self.file.read([(stretch.offset, buffer[: aligned(stretch.size)]) for stretch, buffer in pieces])
         self.trace.move("disk_read", sum(stretch.size for stretch, _ in pieces))
         return [stretch.view(buffer) for stretch, buffer in pieces]
 
     def write(self, pieces: Sequence[tuple[_Stretch, Tensor]]) -> None:
-        """Writes stretches of the file, all at the same time, from buffers that hold their vectors."""
+        """Write ranges of the file concurrently, from buffers that hold their vectors."""
         with self.trace.span("disk", None, "write"):
             self.file.write([(stretch.offset, buffer[: aligned(stretch.size)]) for stretch, buffer in pieces])
         self.trace.move("disk_write", sum(stretch.size for stretch, _ in pieces))
 
     def portion(self, stretch: _Stretch, begin: int, end: int) -> Tensor:
-        """The elements begin..end-1 of a stretch, [end - begin]. Only one thread asks, and no longer uses what it got
-        before."""
+        """Return the elements begin..end-1 of a range, [end - begin]. For one thread only; the result is valid until
+        the next call."""
         first, last = (index * stretch.dtype.itemsize for index in (begin, end))
         start = first // PAGE * PAGE
         size = last - start
@@ -145,7 +145,7 @@ class Disk:
         self._open += 1
 
     def close(self) -> None:
-        """Closes the file when the last state that uses it has called this."""
+        """Close the file once all states that use it have called this."""
         self._open -= 1
         if self._open == 0:
             self.threads.shutdown()
@@ -153,11 +153,13 @@ class Disk:
 
 
 class DiskState(State):
+    """State in a file on a disk. Updates read, compute and write chunk after chunk, with the next read in flight."""
+
     def __init__(self, extent: Extent, disk: Disk, stretches: Mapping[Section, _Stretch], staging: Staging) -> None:
         super().__init__(extent)
         self._disk, self._stretches, self._staging = disk, stretches, staging
         self._buffer: Tensor | None = None
-        """The buffer that holds the gradient on its way to the update, or to the disk and back."""
+        """Bounce buffer of the gradient, on its way to the update or to the disk."""
         self._reading: Future[tuple[Tensor, Tensor]] | None = None
         disk.open()
 
@@ -177,20 +179,20 @@ class DiskState(State):
         self._reading = self._disk.threads.submit(self._stage, after)
 
     def compute_weights(self) -> Tensor:
-        assert self._reading is not None, "the plan reads before it fetches"
+        assert self._reading is not None, "the plan reads a unit before it fetches the unit"
         return self._reading.result()[0]
 
     def is_read(self) -> bool:
         return self._reading is None or self._reading.done()
 
     def fetched(self, mark: Mark) -> None:
-        assert self._reading is not None, "it was fetched"
+        assert self._reading is not None, "the plan reads a unit before it fetches the unit"
         self._staging.give_back(self._reading.result()[1], mark)
         self._reading = None
 
     def keep_gradient(self, gradient: Tensor) -> None:
         self._buffer, stays = self._disk.passing.take(), "gradient" in self._stretches
-        # What goes on to the disk at once has to be there.
+        # A gradient that is written to disk at once must have arrived: only a copy that stays may be asynchronous.
         self._in_buffer(self._buffer).copy_(gradient, non_blocking=not stays)
         if stays:
             self._disk.write([(self._stretches["gradient"], self._buffer)])
@@ -213,7 +215,7 @@ class DiskState(State):
         reads: dict[int, Future[dict[Section, Tensor]]] = {}
         writes: dict[int, Future[None]] = {}
         try:
-            # Noticed before what is under way is waited for, which may hang.
+            # Recorded before waiting for requests in flight, which may hang.
             with self._disk.failure.noticed():
                 for turn, begin in enumerate(begins):
                     for ahead in range(turn, min(turn + 2, len(begins))):
@@ -224,7 +226,7 @@ class DiskState(State):
                 for written in writes.values():
                     written.result()
         finally:
-            # The next who has these buffers would meet what is under way, after a failure too.
+            # After a failure, too: requests in flight would collide with the next user of these buffers.
             wait(reads.values())
             wait(writes.values())
             self.drop_gradient()
@@ -234,18 +236,18 @@ class DiskState(State):
         self._disk.close()
 
     def _in_buffer(self, buffer: Tensor) -> Tensor:
-        """The buffer's gradient, [length]."""
+        """Return the gradient in the buffer, [length]."""
         return buffer.view(self.extent.master)[: self.extent.length]
 
     def _stage(self, after: Future[Any]) -> tuple[Tensor, Tensor]:
-        """The weights in the compute type, and the buffer in which they are."""
+        """Read the weights in the compute dtype. Return them and their buffer."""
         after.result()
         buffer = self._staging.take()
         (weights,) = self._disk.read([(self._stretches.get("compute", self._stretches["weights"]), buffer)])
         return weights, buffer
 
     def _start_read(self, begin: int, turn: int, written: Future[None] | None) -> Future[dict[Section, Tensor]]:
-        """Starts to read a chunk into the buffers of an earlier one, once that is written."""
+        """Start to read a chunk into the buffers of an earlier chunk, once the earlier chunk is written."""
         if written is not None:
             written.result()
         return self._disk.threads.submit(self._read_chunk, begin, turn)
@@ -257,7 +259,7 @@ class DiskState(State):
         return dict(zip(sections, found, strict=True))
 
     def _passes(self, section: Section) -> bool:
-        """Whether the section is in memory already and need not be read."""
+        """Return whether the section is in memory already and need not be read."""
         return section == "gradient" and self._buffer is not None
 
     def _update_chunk(self, turn: int, begin: int, chunk: Mapping[Section, Tensor], figures: _Figures) -> None:
@@ -268,14 +270,15 @@ class DiskState(State):
             stretch = self._stretches["compute"].chunk(begin)
             compute = stretch.view(self._disk.chunks[turn % CHUNKS_AT_A_TIME]["compute"])
             if figures.idle:
-                # All of it is written, and another chunk was in it; the update fills only what is not idle.
+                # The whole chunk is written, and its memory held another chunk; the update fills only elements that are
+                # not idle.
                 compute.copy_(weights)
         ranges = self._ranges(begin, figures.idle)
         slices = Slices(weights, chunk["first_moment"], chunk["second_moment"], gradient, compute, ranges)
         self._disk.adamw.update(figures.spec, slices, self.steps, figures.rate, figures.scale)
 
     def _ranges(self, begin: int, idle: Sequence[range]) -> tuple[UpdateRange, ...]:
-        """What of a chunk is updated, counted from where that begins."""
+        """Return the ranges of a chunk that are updated, relative to its first element."""
         whole = cut(self.extent.ranges, begin, min(begin + CHUNK, self.extent.length))
         return without(whole, idle, self.extent.begin + begin)
 
@@ -296,9 +299,11 @@ def open_disk_states(
     keeps_gradients: bool,
     failure: FirstFailure | None = None,
 ) -> dict[int, State]:
-    """Unit -> state, all in one file of this rank. `keeps_gradients`: whether gradients are kept on the disk.
-    `staging`: for each unit the buffers for weights on their way to the device. `failure`: where the first failure of
-    the rank is noticed. Raises DiskError when the file does not fit."""
+    """Return unit -> state, all in one file of this rank.
+
+    `keeps_gradients`: whether gradients are kept on the disk. `staging`: for each unit the buffers for weights on their
+    way to the device. `failure`: where the rank's first failure is recorded. Raises DiskError if the file does not fit.
+    """
     stretches: dict[int, dict[Section, _Stretch]] = {}
     end = 0
     for unit, extent in extents.items():
@@ -329,4 +334,4 @@ def _chunks(extents: Mapping[int, Extent]) -> list[dict[Section, Tensor]]:
     ]
 
 
-assert CHUNK * 2 % PAGE == 0, "chunks of every type begin aligned"
+assert CHUNK * 2 % PAGE == 0, "chunks of every dtype start page-aligned"

@@ -1,9 +1,9 @@
-"""The state of a unit on this rank: master weights, two moments, the gradient between reduction and update; and AdamW.
+"""State of a unit on this rank: master weights, two moments, the gradient between reduction and update; and AdamW.
 
 On the host, AdamW goes over memory once. Clipping, update and cast are three kernels. One after the other over a vector
-that no cache holds they touch 42 bytes of memory for each element of a bfloat16 unit: the gradient twice (8),
-everything once (28), weights and copy (6). Here all three run over a piece that fits in a core's cache before the next
-one begins. What is left is 30 bytes: the gradient once (4), weights and moments read and written (24), the copy written
+larger than the cache, they touch 42 bytes of memory per element of a bfloat16 unit: the gradient twice (8), everything
+once (28), weights and copy (6). Here all three run over a piece that fits in a core's cache before the next piece
+starts. What is left is 30 bytes: the gradient once (4), weights and moments read and written (24), the copy written
 (2).
 """
 
@@ -26,36 +26,36 @@ from pseudoreal_trainer.plan.units import VECTOR, Kind
 from pseudoreal_trainer.plan.update_ranges import UpdateRange, without
 
 Purpose = Literal["weights", "moments", "gradients"]
-"""What bytes are kept for. Weights are counted in both types."""
+"""Purpose of memory. Weights are counted in both dtypes."""
 
 PIECE = PIECE_ELEMENTS
 """Elements of a piece. The scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one kernel to
-the next, and calling three kernels takes a few per cent of their time. tests/benchmarks/one_pass.py compares sizes. How
-much faster that is depends on how many cores share the memory: between nothing and the ratio of the bytes, 1.4."""
+the next, and launching three kernels takes a few per cent of their time. tests/benchmarks/one_pass.py compares sizes.
+The speedup depends on how many cores share the memory: between nothing and the ratio of the bytes, 1.4."""
 _LEAST_PIECE = 1 << 14
-"""Least elements for which waking another thread is worth its time."""
+"""Fewest elements for which waking another thread is worth its time."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """The part of a unit's flat vector that a state covers, and its types."""
+    """The range of a unit's flat vector that a state covers, and its dtypes."""
 
     begin: int
     length: int
     ranges: tuple[UpdateRange, ...]
-    """How its elements are updated, counted from `begin`; all but padding behind a balancing bias."""
+    """How the elements are updated, relative to `begin`; all elements but padding after a balancing bias."""
     master: torch.dtype
     compute: torch.dtype
 
     @property
     def balancing(self) -> slice:
-        """The elements of the balancing bias; none where there is no such bias."""
+        """Elements of the balancing bias; empty without one."""
         balancing = [one.elements for one in self.ranges if one.is_balancing]
         return balancing[0] if balancing else slice(self.length, self.length)
 
 
 class State(ABC):
-    """A unit's state in its home. Only the side threads change it while a step runs."""
+    """State of a unit in its home. While a step runs, only side threads change it."""
 
     def __init__(self, extent: Extent) -> None:
         self.extent = extent
@@ -64,76 +64,76 @@ class State(ABC):
 
     @abstractmethod
     def put(self, kind: Kind, values: Tensor) -> None:
-        """Sets one of the three vectors, [length]."""
+        """Set one of the three vectors, [length]."""
 
     @abstractmethod
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
-        """The elements begin..end-1 of one of the three vectors, in the master type. They must not be changed, and are
-        valid until the unit's next update; where the home is a disk, only until the next part of any unit is asked
-        for."""
+        """Return the elements begin..end-1 of one of the three vectors, in the master dtype. Read-only; valid until the
+        unit's next update. From a disk, valid only until the next call for any unit."""
 
     @abstractmethod
     def compute_weights(self) -> Tensor:
-        """The weights in the compute type, [length], where they live; valid until the next update."""
+        """Return the weights in the compute dtype, [length], without a copy; valid until the next update."""
 
     @abstractmethod
     def keep_gradient(self, gradient: Tensor) -> None:
-        """Takes the reduced gradient, [length], which the caller may then reuse."""
+        """Take over the reduced gradient, [length]. The copy may be asynchronous, on the current stream."""
 
     def drop_gradient(self) -> None:  # noqa: B027
-        """Forgets the kept gradient, whose update is left out."""
+        """Discard the kept gradient, if any."""
 
     def gradient_memory(self) -> Tensor | None:
-        """The memory, [length], in which `keep_gradient` puts the gradient, so that a reduction may write there at
-        once; None where that is no memory."""
+        """Return the memory, [length], to which `keep_gradient` copies, so that a reduction may write there directly;
+        None if there is no such memory."""
         return None
 
     def is_read(self) -> bool:
-        """Whether `compute_weights` would return without waiting."""
+        """Return whether `compute_weights` would return without waiting."""
         return True
 
     @abstractmethod
     def kept_bytes(self) -> dict[Purpose, int]:
-        """Bytes in the home, padding included; where the state has a part of a larger vector, all of that vector."""
+        """Return the bytes in the home, including padding; for a state inside a larger vector, the bytes of that
+        vector."""
 
     @abstractmethod
     def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
-        """Updates the state with the kept gradient times `scale`, the clipping factor (at most 1). `idle`: elements of
-        the unit's flat vector that stay as they are, in order."""
+        """Update the state with the kept gradient times `scale`, the clip factor (at most 1). `idle`: ranges of the
+        unit's flat vector that stay unchanged, in order."""
 
     def read_ahead(self, after: Future[Any]) -> None:
-        """Starts to read the compute weights when `after` is done; for homes from which reading takes long."""
+        """Start to read the compute weights once `after` is done; for homes with slow reads."""
         raise NotImplementedError(f"{type(self).__name__} has its weights in memory")
 
     def fetched(self, mark: Mark) -> None:  # noqa: B027
-        """Notes that what `compute_weights` returned is no longer read after the mark."""
+        """Record that the result of `compute_weights` is no longer read after the event."""
 
     def close(self) -> None:  # noqa: B027
-        """Gives back what the process does not give back by itself."""
+        """Release resources that the process does not release by itself."""
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """The vectors of a state in memory; all [length]. Some may be views into larger vectors."""
+    """Vectors of a state in memory; all [length]. Some may be views of larger vectors."""
 
     weights: Tensor
     compute_weights: Tensor
-    """The same tensor as `weights` when the types are the same."""
+    """The same tensor as `weights` if the dtypes are equal."""
     gradient: Tensor | None
-    """Where the reduced gradient is kept. None: it passes through a buffer."""
+    """Memory of the reduced gradient. None: the gradient passes through a bounce buffer."""
     compute_parts: int = 1
-    """Parts of the vector of which `compute_weights` is one, all of which this rank holds."""
+    """Number of parts of the vector that contains `compute_weights` as one part; this rank holds all of them."""
     gradient_parts: int = 1
 
 
 class MemoryState(State):
-    """A state in the memory of the device or of the host."""
+    """State in the memory of the device or of the host."""
 
     def __init__(self, extent: Extent, vectors: Vectors, adamw: "AdamW", buffers: PassingBuffers) -> None:
         super().__init__(extent)
         self._vectors, self._adamw, self._buffers = vectors, adamw, buffers
         self._buffer: Tensor | None = None
-        """The buffer that the gradient passes through, from when it is kept until it is used."""
+        """Bounce buffer of the gradient, from `keep_gradient` until the gradient is used."""
         device = vectors.weights.device
         first, second = (torch.zeros(extent.length, dtype=extent.master, device=device) for _ in range(2))
         self._kinds: dict[Kind, Tensor] = {
@@ -164,7 +164,7 @@ class MemoryState(State):
     def gradient(self) -> Tensor:
         if self._vectors.gradient is not None:
             return self._vectors.gradient
-        assert self._buffer is not None, "it was kept"
+        assert self._buffer is not None, "`keep_gradient` comes before each use of the gradient"
         return self._buffer.view(self.extent.master)[: self.extent.length]
 
     def drop_gradient(self) -> None:
@@ -197,40 +197,40 @@ class MemoryState(State):
 
     @property
     def _own_copy(self) -> Tensor | None:
-        """The weights in the compute type, where that differs from the master type; else None."""
+        """Weights in the compute dtype, if it differs from the master dtype; else None."""
         return None if self._vectors.compute_weights is self._vectors.weights else self._vectors.compute_weights
 
 
 @dataclass(frozen=True)
 class Slices:
-    """A range of a unit's flat vector with its moments and gradient; all of them 1-D and of one length."""
+    """A range of a unit's flat vector with moments and gradient; all 1-D and of one length."""
 
     weights: Tensor
     first_moment: Tensor
     second_moment: Tensor
     gradient: Tensor
-    """The gradient. On a device it may be changed; on the host it is only read."""
+    """Gradient. On a device the update may change it; on the host it is only read."""
     compute: Tensor | None
-    """Memory for the new weights in the compute type; None: the weights are computed with as they are. Nothing else
-    lies in it, as one thread writes to it while others read their parts of the gradient."""
+    """Memory for the new weights in the compute dtype; None: passes use the weights as they are. It overlaps no other
+    vector, as one thread writes to it while others read their parts of the gradient."""
     ranges: tuple[UpdateRange, ...]
-    """How their elements are updated; all but padding behind a balancing bias."""
+    """How the elements are updated; all elements but padding after a balancing bias."""
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """The kernel of an update, with the figures that are the same for all elements."""
+    """Kernel of an update, with the arguments that are the same for all elements."""
 
     spec: OptimizerSpec
     number: Tensor
-    """Number of the update, a scalar: 1 in the first."""
+    """Number of the update, a scalar: 1 for the first."""
     rate: float
     scale: float
 
     def __call__(self, slices: Slices, gradient: Tensor, part: UpdateRange) -> None:
-        """Updates the elements of a range. `gradient`: that of the range alone, scaled."""
-        # What torch.optim.AdamW(fused=True) calls. The class loads torch's compiler when it is made, and the function
-        # around this kernel takes longer than the kernel takes for a piece.
+        """Update the elements of a range. `gradient`: of this range only, scaled."""
+        # The kernel of torch.optim.AdamW(fused=True). That class loads torch's compiler when it is created, and the
+        # function around this kernel takes longer than the kernel takes for a piece.
         torch._fused_adamw_(
             [slices.weights[part.elements]],
             [gradient],
@@ -252,18 +252,18 @@ class AdamW:
     """AdamW in place (Loshchilov and Hutter, arXiv 1711.05101)."""
 
     def __init__(self) -> None:
-        """Starts as many threads as torch has for one operation."""
+        """Start as many threads as torch has for one operation."""
         self._threads = torch.get_num_threads()
         self._pool = _single_threaded(self._threads) if self._threads > 1 else None
         self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
 
     @torch.no_grad()
     def update(self, spec: OptimizerSpec, slices: Slices, steps: Tensor, rate: float, scale: float) -> None:
-        """Updates the weights and moments with the gradient times `scale` (at most 1). `steps`: steps done before, a
+        """Update weights and moments with the gradient times `scale` (at most 1). `steps`: number of earlier updates, a
         scalar; not changed.
 
-        Every element is updated by itself, so it does not matter how a vector is cut into ranges: to the bit where each
-        range begins at a multiple of the processor's vectors, whose rests are rounded in another way.
+        Every element is updated by itself, so it does not matter how a vector is cut into ranges: bitwise if each range
+        starts at a multiple of the processor's vectors, as the processor rounds remainders differently.
         """
         slices = _balanced(slices)
         kernel = _Kernel(spec, steps + 1, rate, scale)
@@ -280,7 +280,7 @@ class AdamW:
             return
         workers = range(min(self._threads, len(pieces)))
         done = [self._pool.submit(self._work, kernel, slices, pieces, worker) for worker in workers]
-        # All of them have ended before this one does: the caller gives the vectors to somebody else.
+        # Wait for all of them before raising an error: the caller gives the vectors to another owner.
         wait(done)
         for future in done:
             future.result()
@@ -296,8 +296,8 @@ class AdamW:
                 slices.compute[piece.elements].copy_(slices.weights[piece.elements])
 
     def _scaled(self, gradient: Tensor, scale: float, worker: int) -> Tensor:
-        """The piece's gradient times `scale`, written beside it, to memory that stays in the cache; written over the
-        gradient it would go back to main memory."""
+        """Return the piece's gradient times `scale`, written to memory that stays in the cache. Written over the
+        gradient, it would go back to main memory."""
         if scale == 1.0:
             return gradient
         key = (worker, gradient.dtype)
@@ -307,7 +307,7 @@ class AdamW:
 
 
 def _balanced(slices: Slices) -> Slices:
-    """Changes a balancing bias, and returns what is left to AdamW. Clipping has no part in it."""
+    """Change a balancing bias, and return what is left to AdamW. Clipping does not apply to the bias."""
     for one in slices.ranges:
         if one.is_balancing:
             slices.weights[one.elements].add_(slices.gradient[one.elements])
@@ -317,7 +317,7 @@ def _balanced(slices: Slices) -> Slices:
 
 
 def _whole(kernel: _Kernel, slices: Slices) -> None:
-    """Updates all elements kernel after kernel: for a device, where memory is fast and calling kernels takes the
+    """Update all elements kernel after kernel: for a device, where memory is fast and launching kernels takes the
     time."""
     if kernel.scale != 1.0:
         slices.gradient.mul_(kernel.scale)
@@ -328,8 +328,8 @@ def _whole(kernel: _Kernel, slices: Slices) -> None:
 
 
 def _pieces(ranges: Sequence[UpdateRange], threads: int) -> Iterator[UpdateRange]:
-    """The ranges cut into pieces. They are cut at whole vectors of the processor, counted from where a range begins, so
-    no piece but the last of a range has a rest."""
+    """Yield the ranges cut into pieces. Cuts are at whole vectors of the processor, relative to the start of a range,
+    so only the last piece of a range has a remainder."""
     for one in ranges:
         share = -(-(one.end - one.begin) // (threads * VECTOR)) * VECTOR
         length = min(PIECE, max(share, _LEAST_PIECE))
@@ -338,7 +338,7 @@ def _pieces(ranges: Sequence[UpdateRange], threads: int) -> Iterator[UpdateRange
 
 
 def _single_threaded(threads: int) -> ThreadPoolExecutor:
-    """Threads in which an operation of torch does not split itself up further."""
+    """Return threads in which a torch operation does not split itself up further."""
     started = Barrier(threads + 1)
 
     def enter() -> None:
@@ -350,7 +350,7 @@ def _single_threaded(threads: int) -> ThreadPoolExecutor:
     for _ in range(threads):
         pool.submit(lambda: None)
     started.wait()
-    # The number is a thread's own, but it is also what threads begin with that come later.
+    # The number belongs to one thread, but threads created later start with it.
     torch.set_num_threads(threads)
     return pool
 

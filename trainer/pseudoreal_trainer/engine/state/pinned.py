@@ -1,9 +1,9 @@
-"""The host memory of a rank that crosses the bus, pinned where there is a GPU: blocks of it, and views of these.
+"""Host memory of a rank for copies to and from the device, pinned if there is a GPU: blocks, and views of blocks.
 
-A GPU copies from and to pinned memory by itself, while threads of this process go on. Each block is asked for once and
-exactly as large as the plan says; torch's allocator for pinned memory would round every vector up to a power of two.
-The largest is the region, through which state passes. What depends on a batch or is there for checkpoints has blocks of
-its own, which are made when that is known.
+A GPU copies from and to pinned memory by itself, while threads of this process continue. Each block is allocated once,
+with exactly the size of the plan; torch's allocator for pinned memory would round every vector up to a power of two.
+The largest block is the pinned arena (`Region`), through which state passes. Memory that depends on a batch, or serves
+checkpoints, has blocks of its own, which are allocated when their size is known.
 """
 
 import mmap
@@ -18,15 +18,17 @@ from pseudoreal_trainer.forecast.memory.crossing import Crossing, Use
 
 
 class Allocator(Protocol):
+    """Allocator of host memory."""
+
     @property
     def pinned(self) -> int:
         """Number of bytes that are pinned now."""
 
     def allocate(self, size: int) -> Tensor:
-        """Memory of `size` bytes, all zero, that begins at a page."""
+        """Return memory of `size` bytes, all zero, that starts at a page."""
 
     def free(self, memory: Tensor) -> None:
-        """Frees memory that nothing reads or writes any more."""
+        """Free memory that nothing reads or writes any more."""
 
 
 class PlainMemory:
@@ -35,15 +37,15 @@ class PlainMemory:
     pinned = 0
 
     def allocate(self, size: int) -> Tensor:
-        # Private, as all other memory of the process: a limit on its data counts it.
+        # Private, like all other memory of the process: a limit on its data counts this memory.
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # Fewer faults when it is first touched, and fewer misses in the tables of pages during updates.
-        with suppress(OSError):  # a kernel without them
+        # Fewer page faults at the first touch, and fewer TLB misses during updates.
+        with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def free(self, memory: Tensor) -> None:
-        """Does nothing: the memory goes back with its last view."""
+        """Do nothing: the memory is freed with its last view."""
 
 
 class PinnedMemory:
@@ -54,7 +56,7 @@ class PinnedMemory:
         self.pinned = 0
 
     def allocate(self, size: int) -> Tensor:
-        """Pinned memory, [size] bytes. Raises TrainingError when the system does not pin as much."""
+        """Return pinned memory, [size] bytes. Raises TrainingError if the system does not pin as much."""
         memory = PlainMemory().allocate(size)
         with torch.cuda.device(self._device):
             failed = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0))
@@ -67,7 +69,7 @@ class PinnedMemory:
         return memory
 
     def free(self, memory: Tensor) -> None:
-        # torch does not know this memory: nothing but this wait keeps a copy from reading what is free.
+        # torch does not know this memory: only this wait keeps a pending copy from reading freed memory.
         torch.cuda.synchronize(self._device)
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
         self.pinned -= len(memory)
@@ -78,7 +80,7 @@ def allocator_for(device: torch.device) -> Allocator:
 
 
 class Block:
-    """Memory, [size] bytes, with one owner, who knows when no copy uses it."""
+    """Memory, [size] bytes, with one owner; only the owner knows when no copy uses it."""
 
     def __init__(self, size: int, allocator: Allocator) -> None:
         self._allocator = allocator
@@ -90,15 +92,15 @@ class Block:
         return len(self.memory)
 
     def close(self) -> None:
-        """Frees the memory, whose views are no longer used."""
+        """Free the memory; its views must not be used any more."""
         memory, self.memory = self.memory, torch.empty(0, dtype=torch.uint8)
         if len(memory):
             self._allocator.free(memory)
 
 
 class Region(Block):
-    """The block through which state passes; it lives as long as the engine. Each piece of it has one owner, who knows
-    when no copy uses it."""
+    """Pinned arena through which state passes; it lives as long as the engine. Each piece has one owner; only the owner
+    knows when no copy uses the piece."""
 
     def __init__(self, crossing: Crossing, allocator: Allocator) -> None:
         super().__init__(crossing.size, allocator)
@@ -112,22 +114,22 @@ class Region(Block):
         return self.bytes_of(use, number).view(dtype)
 
     def all_of(self, use: Use) -> list[Tensor]:
-        """All pieces of a use, in their order, as bytes."""
+        """Return all pieces of a use, in their order, as bytes."""
         return [self.bytes_of(use, number) for number in range(self._crossing.count(use))]
 
 
 class PassingBuffers:
-    """Buffers through which reduced gradients pass on their way to an update or to the disk, each for one at a time.
+    """Bounce buffers for reduced gradients on their way to an update or to the disk, each for one gradient at a time.
 
-    There is always one left: before a gradient is kept, the update of the one that came as many gradients before it as
-    there are buffers is done. A unit's update, or the code that leaves it out, gives its buffer back.
+    With n buffers, a gradient is kept only after the update of the n-th gradient before it is done, so a buffer is
+    always free. The update of a unit, or skipping it, gives the unit's buffer back.
     """
 
     def __init__(self, buffers: list[Tensor]) -> None:
         self._free = list(buffers)
 
     def take(self) -> Tensor:
-        """A buffer, as bytes."""
+        """Return a free buffer, as bytes."""
         assert self._free, "an update is done before its buffer is needed again"
         return self._free.pop()
 

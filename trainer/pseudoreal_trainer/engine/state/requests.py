@@ -1,4 +1,4 @@
-"""Requests to a disk, many at a time: one after the other, they leave a fast disk idle most of the time."""
+"""Disk requests, many at a time: one after the other, they would leave a fast disk idle most of the time."""
 
 import threading
 from collections import deque
@@ -7,17 +7,17 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 
 DEPTH = 16
-"""Number of requests that one caller has under way at a time."""
+"""Number of requests that one caller has in flight at a time."""
 _CALLERS = 2
 """Number of threads that read or write chunks at the same time."""
 _STACK = 512 << 10
-"""Bytes of a thread's stack: the usual 8 MiB count as data of the process, where that is limited."""
+"""Stack of a thread in bytes: the usual 8 MiB count as data of the process, if that is limited."""
 
 Request = Callable[[], None]
 
 
 class Requests:
-    """Threads that carry out requests; they are made when they are first needed."""
+    """Threads that run requests; started when first needed."""
 
     def __init__(self) -> None:
         self._given: SimpleQueue[tuple[Request, Future[None]] | None] = SimpleQueue()
@@ -25,8 +25,8 @@ class Requests:
         self._starting = threading.Lock()
 
     def run(self, requests: Sequence[Request]) -> None:
-        """Carries out all requests. Raises what the first that failed raised, when none is under way any more: their
-        buffers are free in any case."""
+        """Run all requests. Raises the first failure, once no request is in flight: their buffers are free in any
+        case."""
         if len(requests) == 1:
             requests[0]()
             return

@@ -1,4 +1,4 @@
-"""A buffer of a fixed size through which portions of a checkpoint pass in their order."""
+"""A buffer of fixed size through which chunks of a checkpoint pass in order."""
 
 import threading
 from collections import deque
@@ -8,18 +8,18 @@ from torch import Tensor
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block, PlainMemory
 
 ALIGNMENT = 8
-"""Alignment in bytes that suits elements of every type."""
+"""Alignment in bytes that suits elements of every dtype."""
 
 
 class Ring:
-    """A ring buffer: one thread takes stretches of it, another gives them back, oldest first."""
+    """A ring buffer: one thread takes memory from it, another gives the memory back, oldest first."""
 
     def __init__(self, memory: Tensor) -> None:
-        """`memory`: bytes, [size]; enough for two elements at least."""
+        """`memory`: bytes, [size]; room for at least two elements."""
         self._bytes = memory
         self._end = self._used = 0
         self._lengths: deque[int] = deque()
-        """Bytes of each portion that is taken, oldest first, with those left unused before it at the buffer's end."""
+        """Bytes of each taken chunk, oldest first, including bytes left unused before it at the end of the buffer."""
         self._changed = threading.Condition()
 
     @property
@@ -29,11 +29,11 @@ class Ring:
 
     @property
     def largest(self) -> int:
-        """Most bytes of a portion: two such portions always fit, wherever the first one lies."""
+        """Largest chunk in bytes: two such chunks always fit, wherever the first one lies."""
         return len(self._bytes) // 2 // ALIGNMENT * ALIGNMENT
 
     def take(self, size: int) -> Tensor:
-        """Memory for a portion, [size] bytes; waits until that is free. Never more than `largest`."""
+        """Return memory for a chunk, [size] bytes, once it is free. `size` is at most `largest`."""
         capacity, length = len(self._bytes), _aligned(size)
         left_out = 0 if self._end + length <= capacity else capacity - self._end
         with self._changed:
@@ -45,7 +45,7 @@ class Ring:
         return self._bytes[begin : begin + size]
 
     def give_back(self) -> None:
-        """Gives back the memory that was taken first."""
+        """Give back the oldest chunk."""
         with self._changed:
             self._used -= self._lengths.popleft()
             self._changed.notify()
@@ -56,20 +56,20 @@ def _aligned(size: int) -> int:
 
 
 class KeptRing:
-    """The ring of a rank, kept from one checkpoint to the next: fresh memory costs more than what is copied into it."""
+    """Ring of a rank, kept from one checkpoint to the next: fresh memory costs more than the copies into it."""
 
     def __init__(self, memory: Allocator) -> None:
-        """`memory`: allocator of the host memory that crosses the bus."""
+        """`memory`: allocator of host memory for copies to and from the device."""
         self._memory = memory
         self._block = Block(0, memory)
         self._ring: Ring | None = None
 
     def ring(self, size: int, *, crosses: bool) -> Ring:
-        """A ring of at least `size` bytes. The one that was asked for before must no longer be used.
+        """Return a ring of at least `size` bytes. The ring of the previous call must not be used any more.
 
-        `crosses`: whether some of what passes through it comes over the bus; what is on the host already needs no
-        pinned memory. To be asked for between steps: pinning memory waits for all kernels of the device, and between
-        steps none waits for a message that depends on what this rank calls later.
+        `crosses`: whether some of the data comes over the bus; data that is on the host already needs no pinned memory.
+        Call this between steps: pinning memory waits for all kernels of the device, and between steps no kernel waits
+        for a message that depends on this rank's later calls.
         """
         if self._ring is None or self._ring.size < size:
             self.close()

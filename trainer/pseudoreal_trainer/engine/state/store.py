@@ -1,5 +1,4 @@
-"""The memory of a rank for its units, on the device, on the host and on a disk. It is made once, before the first
-step."""
+"""A rank's memory for its units, on the device, on the host and on a disk. Allocated once, before the first step."""
 
 import threading
 from collections import deque
@@ -26,17 +25,18 @@ from pseudoreal_trainer.plan.update_ranges import cut, update_ranges
 
 
 class GrowthBuffers:
-    """Buffers on the device in which the gradients of some units at a time grow. Only the main thread takes one; only
-    the thread that reduces gives one back."""
+    """Gradient buffers on the device, shared by units. Only the main thread takes one; only the reduction thread gives
+    one back."""
 
     def __init__(self, numel: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
         self._free = [torch.empty(numel, dtype=dtype, device=device) for _ in range(count)]
         self._asked: deque[Future[Tensor]] = deque()
-        """Futures of those who found none free."""
+        """Futures of callers that found no free buffer."""
         self._lock = threading.Lock()
 
     def take(self) -> Future[Tensor]:
-        """A buffer, [numel]: at once where one is free, otherwise when the next one is given back."""
+        """Return the future of a buffer, [numel]; it completes at once if one is free, else when the next one is given
+        back."""
         taken: Future[Tensor] = Future()
         with self._lock:
             if self._free:
@@ -54,12 +54,12 @@ class GrowthBuffers:
 
 
 class UnitStore:
-    """What a rank keeps of its units from step to step: the state of each in its home, the working copies and gradients
-    that stay, and memory for those that come and go. The layout decides which is which.
+    """A rank's memory for its units from step to step: the state of each unit in its home, resident working copies and
+    gradients, and slots and buffers for streamed units. The layout decides which is which.
 
-    While a step runs, the threads beside the main one write states, and with them the parts of working copies and whole
-    gradients that are views into these. The main thread writes everything else: it gathers a unit's working copy
-    between two updates of the unit, and adds up the unit's gradient between an update and the next sum.
+    While a step runs, the side threads write states, and so the parts of working copies and whole gradients that states
+    are views of. The main thread writes everything else: it gathers a unit's working copy between two updates of the
+    unit, and accumulates the unit's gradient between an update and the next reduction.
     """
 
     def __init__(
@@ -74,39 +74,39 @@ class UnitStore:
         compute: torch.dtype,
         folder: Path,
     ) -> None:
-        """`folder`: where the file of units on disk is made. Raises TrainingError where a home has no room."""
+        """`folder`: directory of the file of units on disk. Raises TrainingError if a home has too little room."""
         layout, self._optimizer = mesh.layout, optimizer
         self.units, self._mesh, self._layout, self._master, self._compute = units, mesh, layout, master, compute
         self._rank, self._local = mesh.pipeline_rank, layout.local_units(mesh.pipeline_rank)
-        # Batches are not kept: of how many sequences they are does not matter.
+        # No activation is stored here, so the number of sequences does not matter.
         self._sizes = Sizes(model, tuple(units), compute.itemsize, master.itemsize, micro_batch=1)
         self.memory = allocator_for(mesh.device)
-        """Allocator of host memory that crosses the bus."""
+        """Allocator of host memory for copies to and from the device."""
         self.region = Region(crossing(layout, self._sizes, self._rank), self.memory)
-        """The host memory through which states cross the bus."""
+        """Pinned arena through which states cross the bus."""
         self._passing, self._adamw = PassingBuffers(self.region.all_of("passing")), AdamW()
         self.resident = {unit: self._on_device(self._padded(unit), self._compute) for unit in self._staying}
-        """Unit -> working copy that stays, [padded numel], in the compute type."""
+        """Unit -> resident working copy, [padded numel], in the compute dtype."""
         self.whole_gradients: dict[int, Tensor] = {}
-        """Unit -> whole gradient that stays, [padded numel], in the master type."""
+        """Unit -> resident whole gradient, [padded numel], in the master dtype."""
         self.states: dict[int, State] = {
             **{unit: self._memory_state(unit) for unit in self._local if layout.home(unit) != "Disk"},
             **self._disk_states(folder, trace),
         }
         """Unit -> this rank's part of its state."""
         self.window = {pool: self._window(pool) for pool in POOLS}
-        """Slots for working copies that come and go, each [padded numel of the pool's largest], in the compute type."""
+        """Slots for streamed working copies, each [padded numel of the pool's largest unit], in the compute dtype."""
         self.growth_buffers = {pool: self._growth_buffers(pool) for pool in POOLS}
-        """Where the gradients of all units without a whole gradient grow."""
+        """Gradient buffers for all units without a resident whole gradient."""
 
     def own_part(self, unit: int) -> Tensor:
-        """This rank's part of a working copy that stays, [length]: a view. Where the unit's home is the device, it is
-        that of its state as well."""
+        """Return this rank's part of a resident working copy, [length], as a view. If the unit's home is the device,
+        its state uses the same memory."""
         extent = self._extent(unit)
         return self.resident[unit][extent.begin : extent.begin + extent.length]
 
     def close(self) -> None:
-        """Gives back what the process does not give back by itself. Nothing may use it any more."""
+        """Release resources that the process does not release by itself. Nothing may use them any more."""
         for state in self.states.values():
             state.close()
         self.region.close()
@@ -132,7 +132,7 @@ class UnitStore:
         )
 
     def _staging(self, units: Iterable[int]) -> dict[int, Staging]:
-        """Unit -> the buffers that it shares with the others of its pool."""
+        """Return unit -> buffers that it shares with the other units of its pool."""
         shared = {pool: Staging(self.region.all_of(STAGING[pool])) for pool in POOLS}
         return {unit: shared[self._layout.pool_of(unit)] for unit in units}
 
@@ -144,16 +144,16 @@ class UnitStore:
         return Extent(shard.start, len(shard), ranges, self._master, self._compute)
 
     def _vectors_on_host(self, unit: int) -> Vectors:
-        """Vectors of a unit whose home is the host. Those that cross the bus are in the region; masters and moments are
-        ordinary memory."""
+        """Return the vectors of a unit whose home is the host. Vectors that cross the bus are in the pinned arena;
+        other vectors are ordinary memory."""
         weights = self.region.vector("weights", unit, self._compute)
         masters = weights if self._master == self._compute else torch.zeros(len(weights), dtype=self._master)
         keeps = self._layout.keeps_gradients
         return Vectors(masters, weights, self.region.vector("gradient", unit, self._master) if keeps else None)
 
     def _vectors_on_device(self, unit: int) -> Vectors:
-        """Vectors of a unit whose home is the device. Its shards are parts of the working copy and of the gradient,
-        where these stay whole."""
+        """Return the vectors of a unit whose home is the device. Its shards are parts of the working copy and of the
+        gradient, if these are resident and whole."""
         layout, extent, padded = self._layout, self._extent(unit), self._padded(unit)
         own = slice(extent.begin, extent.begin + extent.length)
         weights = self.own_part(unit) if unit in self.resident else self._on_device(extent.length, self._compute)
@@ -185,7 +185,7 @@ class UnitStore:
         return GrowthBuffers(size, count, self._master, self._mesh.device)
 
     def _padded(self, unit: int) -> int:
-        """Elements of all shards of a unit together, with the padding behind the last."""
+        """Return the elements of all shards of a unit together, including padding after the last."""
         return self._sizes.whole(self._layout, unit)
 
     def _on_device(self, length: int, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""How far a rank's calls are ahead of its GPU, and what of a stash is on the device and on the host: by fake lanes."""
+"""Distance of a rank's calls from its GPU, and the tensors of a stash on device and host, with fake streams."""
 
 import gc
 import weakref
@@ -79,7 +79,7 @@ def test_a_stashed_tensor_is_kept_until_it_is_copied_and_no_longer(lanes: Record
 def test_a_stashed_tensor_is_there_while_its_copy_is_waited_for(
     lanes: RecordedLanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its memory would else be given to whoever asks next, and the copy would read something else."""
+    """Otherwise the allocator would give the tensor's memory away, and the copy would read other content."""
     stashed, tensors, alive = _stash(lanes, 6), deque[Any](), []
     monkeypatch.setattr(Moment, "synchronize", lambda _: alive.append(tensors.popleft()() is not None))
     for m in range(6):
@@ -138,7 +138,7 @@ def _sent(messages: Messages, m: int, work: Mock, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_message_that_was_received_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL tells that a message was received."""
+    """NCCL reports that a message was received."""
     messages, work = _messages(completed=True)
     first = _sent(messages, 0, work, monkeypatch)
     assert first() is not None
@@ -148,7 +148,7 @@ def test_a_message_that_was_received_is_let_go_of(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_message_whose_gradient_came_back_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gloo tells nothing before it is waited for."""
+    """gloo reports nothing before the message is waited for."""
     messages, work = _messages(completed=False)
     tensors = [_sent(messages, m, work, monkeypatch) for m in range(2)]
     assert all(tensor() is not None for tensor in tensors)
@@ -160,7 +160,7 @@ def test_a_message_whose_gradient_came_back_is_let_go_of(monkeypatch: pytest.Mon
 
 
 def test_the_forecast_knows_that_answered_messages_are_gone() -> None:
-    """A first stage of 1f1b holds what is under way, not all that it ever sent."""
+    """A first stage of 1F1B holds the messages in flight, not all messages that it ever sent."""
     peaks = []
     for count in (8, 16):
         case = Case(pipeline=2, order="1F1B", micro_batches=count)
@@ -181,7 +181,7 @@ def test_passes_are_tried_before_the_first_message_is_awaited(monkeypatch: pytes
 
 
 def test_passes_through_spread_experts_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one of two ranks, which needs the other for nothing."""
+    """The rank is one of two, and needs the other for nothing."""
     case = Case(data=2, expert_ranks=2, options="Mixtral")
     monkeypatch.setattr("tests.unit.trainer.engine.running.mesh_of", lambda layout, ranks: Mesh(layout, ranks))
     engine = make_engine(case, Ranks(1, 2, CPU), tmp_path)

@@ -1,4 +1,4 @@
-"""Which groups a rank makes, with which limit and on which network: by the calls of torch that are recorded."""
+"""Groups of a rank, with their time limit and network, from the recorded calls to torch."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -27,12 +27,12 @@ class Made(dist.ProcessGroup):
 
 
 class Recorder:
-    """Stands in for torch on one rank."""
+    """Replacement for torch on one rank."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self.calls: list[tuple[str, Any, Any]] = []
-        """Function, sets of ranks, limit."""
+        """Function, sets of ranks, and time limit of each call."""
 
     def split_group(self, *, split_ranks: list[list[int]], timeout: Any) -> Made | int:
         self.calls.append(("split", split_ranks, timeout))
@@ -50,7 +50,7 @@ def layout_of(pipeline: int, data: int, **changes: Any) -> Layout:
 
 @pytest.fixture
 def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Mesh, Recorder]]]:
-    """The mesh of each rank, and what it asked torch for."""
+    """Returns the mesh of each rank, and the recorder of its calls to torch."""
 
     def of_all(layout: Layout, device: torch.device) -> list[tuple[Mesh, Recorder]]:
         found = []
@@ -84,7 +84,7 @@ LAYOUTS = [
 def test_all_ranks_make_the_same_groups_in_one_order_each_with_the_limit(
     layout: Layout, device: torch.device, connect: Callable[..., list[tuple[Mesh, Recorder]]]
 ) -> None:
-    """So none waits for a group that another one makes later."""
+    """So no rank waits for a group that another rank creates later."""
     found = connect(layout, device)
     assert all(recorder.calls == found[0][1].calls for _, recorder in found)
     for _, sets, limit in found[0][1].calls:
@@ -135,7 +135,7 @@ def test_ranks_find_those_with_whom_they_share_a_block(
 def test_the_ranks_that_use_a_unit_have_all_of_its_parts(
     layout: Layout, connect: Callable[..., list[tuple[Mesh, Recorder]]]
 ) -> None:
-    """Each part once, or once for each part of the experts; and neighbouring places have neighbouring parts."""
+    """Each part occurs once, or once for each part of the experts; neighbouring places have neighbouring parts."""
     made = [mesh for mesh, _ in connect(layout, CPU)]
     for unit, users in enumerate(layout.users):
         ranks = [mesh for mesh in made if mesh.pipeline_rank in users]
@@ -148,7 +148,7 @@ def test_the_ranks_that_use_a_unit_have_all_of_its_parts(
 def test_the_ranks_of_a_replica_and_those_with_one_place_in_all_of_them(
     connect: Callable[..., list[tuple[Mesh, Recorder]]],
 ) -> None:
-    """Two pipeline ranks of six data ranks: ranks of a replica are neighbours."""
+    """Two pipeline ranks with six data ranks each; the ranks of a replica are neighbours."""
     for rank, (mesh, _) in enumerate(connect(layout_of(2, 6, replicas=2), CPU)):
         first, place = rank // 6 * 6, rank % 3
         holders = mesh.holders["Blocks", (rank // 6,)]
@@ -165,7 +165,8 @@ def test_the_ranks_of_a_replica_and_those_with_one_place_in_all_of_them(
 def test_the_ranks_with_the_same_experts_and_those_that_have_all(
     connect: Callable[..., list[tuple[Mesh, Recorder]]],
 ) -> None:
-    """Two pipeline ranks of two replicas of four data ranks: two neighbours have all experts, as have the others."""
+    """Two pipeline ranks with two replicas of four data ranks: two neighbours have all experts, and so have the other
+    two."""
     layout = layout_of(2, 8, replicas=2, expert_ranks=2, layer_experts=(0,) * 4)
     for rank, (mesh, _) in enumerate(connect(layout, CPU)):
         first, of_replica = rank // 4 * 4, rank % 4
@@ -209,7 +210,7 @@ def test_the_number_of_calls_does_not_grow_with_the_ranks(
 def test_a_number_goes_through_every_channel_in_one_order(
     connect: Callable[..., list[tuple[Mesh, Recorder]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ranks together get to the end when each waits in every call until its partner makes the same."""
+    """All ranks together reach the end if each waits in every call until its peer makes the matching call."""
     layout = layout_of(5, 2)
     calls: list[list[tuple[str, frozenset[int]]]] = []
     for mesh, _ in connect(layout, GPU):

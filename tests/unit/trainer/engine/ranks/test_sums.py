@@ -1,4 +1,4 @@
-"""Sums over a group of ranks: in which order small sums are asked for."""
+"""Sums over a group of ranks: the order in which small sums are launched."""
 
 from typing import Any
 from unittest.mock import Mock
@@ -13,7 +13,8 @@ CPU = torch.device("cpu")
 
 
 def test_sums_of_several_lists_are_under_way_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty list needs none. Each is a collective of its own, as the order of sums depends on what is summed."""
+    """An empty list needs no sum. Each list is a collective of its own, because the order of summation depends on the
+    content of a collective."""
     asked: list[Any] = []
 
     def all_reduce(values: Tensor, **_: object) -> Mock:

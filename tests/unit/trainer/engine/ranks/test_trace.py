@@ -1,4 +1,4 @@
-"""What ranks leave as their traces: every pass of the plan, once in each step, in the file of its rank."""
+"""Traces of ranks contain every pass of the plan, once per step, in the file of its rank."""
 
 import json
 import threading
@@ -21,15 +21,15 @@ from tests.support.processes import succeed
 from tests.unit.trainer.engine.recorded import RecordedLanes
 
 STEPS = (2, 4)
-"""At the end of each phase."""
+"""Step at the end of each phase."""
 
 Pass = tuple[str, int, int]
-"""Kind, position, micro-batch."""
+"""Kind, position and micro-batch."""
 
 
 @pytest.fixture
 def traces(job_body: dict[str, Any], config: Callable[..., PhaseConfig], delink_of: Any, tmp_path: Path) -> Path:
-    """The folder of two phases: with offload on one rank, then in a pipeline of two."""
+    """Folder with the traces of two phases: with offload on one rank, then in a pipeline of two."""
     first, second = job_body["spec"]["phases"]
     first |= {"until": {"step": STEPS[0]}, "offload": {"home": "Disk"}}
     second |= {"until": {"step": STEPS[1]}, "parallelism": {"pipeline": 2}}
@@ -41,7 +41,7 @@ def traces(job_body: dict[str, Any], config: Callable[..., PhaseConfig], delink_
 
 
 def _train(phase: PhaseConfig, traces: Path) -> None:
-    """By the program of its ranks."""
+    """Train a phase with the program of its ranks."""
     file, port = traces.with_name(f"{phase.phase}.json"), free_port()
     file.write_text(phase.model_copy(update={"trace_directory": str(traces)}).to_json())
     pods = [traces.with_name(f"{phase.phase}-{rank}") for rank in range(phase.ranks)]
@@ -50,7 +50,7 @@ def _train(phase: PhaseConfig, traces: Path) -> None:
 
 
 def _passes_done(file: Path) -> dict[int, Counter[Pass]]:
-    """Step -> passes, from a file in the JSON object format of Chrome traces."""
+    """Return step -> passes, from a file in the JSON object format of Chrome traces."""
     content = json.loads(file.read_text())
     done: dict[int, Counter[Pass]] = {}
     for event in content["traceEvents"]:
@@ -81,7 +81,7 @@ def test_every_pass_is_there_once_a_step(traces: Path, config: Callable[..., Pha
 
 
 class _Slow(int):
-    """Bytes that another thread overtakes while they are added."""
+    """Number of bytes that another thread overtakes during its addition."""
 
     def __new__(cls, size: int, meanwhile: Callable[[], None]) -> "_Slow":
         made = super().__new__(cls, size)
@@ -108,7 +108,8 @@ def test_bytes_that_two_threads_move_at_a_time_are_both_counted() -> None:
 
 
 def test_passes_on_a_gpu_are_recorded_when_they_are_executed(tmp_path: Path) -> None:
-    """Not when they are called, which is before; and no call waits for that."""
+    """The time of a pass is that of its execution, which comes after its launch; and no launch waits for the
+    execution."""
     trace, lanes = Trace(0, tmp_path), RecordedLanes(real=True)
     trace.begin(1)
     for m in range(2):

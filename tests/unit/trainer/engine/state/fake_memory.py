@@ -1,4 +1,4 @@
-"""An allocator that remembers what it was asked for, and a GPU's part of an engine without a GPU."""
+"""An allocator that records requests, and the GPU's part of an engine without a GPU."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ _FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "empty_like", "zeros_l
 
 
 class FakeMemory:
-    """Memory without bytes, unless there is an allocator that has some."""
+    """Memory without bytes, unless a real allocator is given."""
 
     def __init__(self, real: Allocator | None = None) -> None:
         self._real = real
         self.asked: list[int] = []
-        """Bytes, in turn."""
+        """Requested bytes, in order."""
         self.pinned = self.most = 0
-        """Bytes, now and at most."""
+        """Pinned bytes, now and at most."""
 
     def allocate(self, size: int) -> Tensor:
         self.asked.append(size)
@@ -35,9 +35,10 @@ class FakeMemory:
 
 
 def pretend_gpu(patch: pytest.MonkeyPatch) -> FakeMemory:
-    """Engines that are made from now on call what they would call for a GPU, and pin no memory but that of the result.
+    """Make new engines call everything that they would call for a GPU; the returned allocator is the only one that pins
+    memory.
 
-    Any thread that asks torch for pinned memory fails, also on a machine that has some.
+    A thread that asks torch for pinned memory fails, even on a machine with a GPU.
     """
     # With its first device as a context torch notes its factories for good: they must be its own, not those below.
     with torch.device("cpu"):

@@ -1,4 +1,4 @@
-"""AdamW in one pass over memory: the same bits as three passes, and the bytes that it touches."""
+"""AdamW in one pass over memory: the same bits as three passes, and the bytes of memory that it touches."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ PIECE = 1 << 14
 
 
 def ranges_of(length: int, decayed: int) -> tuple[UpdateRange, ...]:
-    """What decays, then, with a learning rate of its own, what does not."""
+    """Return a range with weight decay, then a range without decay and with its own learning rate."""
     both = (UpdateRange(0, decayed, decay=float(SPEC.weight_decay)), UpdateRange(decayed, length, rate=0.5))
     return tuple(one for one in both if one.begin < one.end)
 
@@ -33,7 +33,7 @@ def make(length: int, master: torch.dtype, compute: torch.dtype, decayed: int) -
 
 
 def three_passes(slices: Slices, steps: int, scale: float) -> None:
-    """Clip, update, cast, each over all of it; the update as torch offers it to everybody."""
+    """Clip, update and cast, each over the whole vector, with torch's public update."""
     gradient = slices.gradient * scale
     for one in slices.ranges:
         part = slice(one.begin, one.end)
@@ -119,17 +119,17 @@ BLOCK = 4096
 
 
 class _Memory:
-    """Counts bytes between memory and a cache that keeps the blocks that were used last. Each operation goes over its
-    operands once, from begin to end."""
+    """Counts the bytes between memory and a cache that keeps the most recently used blocks. Each operation goes over
+    its operands once, from start to end."""
 
     def __init__(self, cache: int) -> None:
         self._blocks: OrderedDict[int, bool] = OrderedDict()
-        """Address -> whether it was changed in the cache."""
+        """Address -> whether the block was changed in the cache."""
         self._capacity = cache // BLOCK
         self._bytes = 0
 
     def watch(self, patch: pytest.MonkeyPatch) -> None:
-        """All operations that an update is made of."""
+        """Patch all operations of an update."""
         mul, mul_, copy_, adamw_ = torch.mul, Tensor.mul_, Tensor.copy_, torch._fused_adamw_
 
         def update(weights: Any, gradients: Any, first: Any, second: Any, *rest: Any, **options: Any) -> None:
@@ -173,12 +173,12 @@ class _Memory:
 
     @property
     def bytes(self) -> int:
-        """With those that are still to be written back."""
+        """Bytes so far, including blocks that are still to be written back."""
         return self._bytes + BLOCK * sum(self._blocks.values())
 
 
 def touched(act: Callable[[], object], length: int) -> float:
-    """Bytes of memory for each element, with a cache that holds eight pieces of a vector."""
+    """Return the bytes of memory per element, with a cache for eight pieces of a vector."""
     memory = _Memory(8 * 4 * PIECE)
     with pytest.MonkeyPatch.context() as patch:
         memory.watch(patch)
@@ -198,8 +198,8 @@ def one_thread() -> Iterator[AdamW]:
 def test_bytes_of_memory_for_each_element(
     compute: str, most: int, one_thread: AdamW, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes are those of an update that clips. A piece's ends lie in blocks of two pieces, so a little more is
-    counted."""
+    """The numbers are for an update that clips. The ends of a piece lie in blocks that two pieces share, so the count
+    is slightly higher."""
     monkeypatch.setattr(memory, "PIECE", PIECE)
     length = 24 * PIECE
     slices = make(length, torch.float32, getattr(torch, compute), length)
@@ -208,7 +208,7 @@ def test_bytes_of_memory_for_each_element(
 
 
 def test_bytes_of_memory_in_three_passes() -> None:
-    """The counter knows what they take."""
+    """Checks the counter against the known bytes of three passes."""
     length = 24 * PIECE
     slices = make(length, torch.float32, torch.bfloat16, length)
     counted = touched(lambda: memory._whole(memory._Kernel(SPEC, torch.tensor(1.0), RATE, SCALE), slices), length)
@@ -216,7 +216,7 @@ def test_bytes_of_memory_in_three_passes() -> None:
 
 
 def test_a_balancing_bias_grows_by_less_than_bfloat16_tells_apart() -> None:
-    """It adds up in float32; the copy that experts are chosen with is rounded. From 0.25 on bfloat16 has steps of
+    """The bias adds up in float32; the copy for the choice of experts is rounded. From 0.25 on, bfloat16 has steps of
     0.002, twice the rate."""
     steps, rate = 100, 0.001
     weights, compute = torch.full((1,), 0.3), torch.full((1,), 0.3, dtype=torch.bfloat16)

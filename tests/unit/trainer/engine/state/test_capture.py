@@ -1,4 +1,4 @@
-"""The state of a step, captured while training goes on."""
+"""Capture of a step's state while training continues."""
 
 import threading
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ from tests.unit.trainer.engine.reference import batch_of
 from tests.unit.trainer.engine.running import CaseBatch, captured, make_engine
 
 LATER = 10
-"""Steps that are made while the sink is slow."""
+"""Steps during which the sink is slow."""
 DEADLINE = 300.0
 
 
 @dataclass
 class _SlowSink:
-    """Takes nothing until it is told to."""
+    """Sink that takes nothing until `go` is set."""
 
     go: threading.Event = field(default_factory=threading.Event)
     streams: dict[Kind, list[Tensor]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
@@ -67,7 +67,7 @@ def _begin(engine: Engine, sink: Any, buffer_bytes: int) -> Any:
 
 
 def test_the_captured_state_is_that_of_its_step_although_training_went_on(engine: Engine) -> None:
-    """With room for all of it, training does not wait for the sink at all."""
+    """With room for the whole state, training never waits for the sink."""
     for step in (1, 2):
         _train(engine, step)
     expected = _state(engine)
@@ -128,7 +128,7 @@ def _without_holds(engine: Engine) -> None:
 
 
 def test_without_its_holds_the_captured_state_would_be_torn(engine: Engine) -> None:
-    """The defect that the tests above would find: an update that does not wait."""
+    """The defect that the tests above would find: an update that does not wait for the capture."""
     _train(engine, 1)
     expected = _state(engine)
     sink = _SlowSink()

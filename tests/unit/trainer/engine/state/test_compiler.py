@@ -1,4 +1,4 @@
-"""A machine without a compiler is refused at the start, by a sentence, and not in the first step by a traceback."""
+"""A machine without a compiler is refused at the start with a sentence, and not in the first step with a traceback."""
 
 import os
 import stat
@@ -20,7 +20,7 @@ from pseudoreal_trainer.training.phase import train_phase
 
 @pytest.fixture(autouse=True)
 def _headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes Python's headers in a folder of the test, and an empty PATH beside them."""
+    """Create Python's headers in the test's folder, and an empty PATH."""
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "Python.h").touch()
     paths = SimpleNamespace(get_path=lambda _: str(tmp_path / "include"))
@@ -65,7 +65,7 @@ def test_without_headers_the_sentence_names_the_file(tmp_path: Path) -> None:
 
 
 def test_a_phase_is_refused_before_its_volume_is_touched(config: Callable[..., PhaseConfig]) -> None:
-    """On a GPU; a CPU ignores `compile`."""
+    """The phase is on a GPU; on a CPU, `compile` is ignored."""
     wanted: Any = config().model_copy(update={"compile": Compile(mode="Blocks")})
     ranks = Ranks(0, 1, torch.device("cuda", 0))
     with pytest.raises(InvalidJobError, match="needs a C compiler"):

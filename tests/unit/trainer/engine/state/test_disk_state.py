@@ -1,4 +1,4 @@
-"""A unit's state on disk, in several chunks, against the same in memory: to the bit."""
+"""A unit's state on disk, in several chunks, equals the same state in memory bitwise."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -28,7 +28,7 @@ RATE, SCALE = 1e-2, 0.25
 LENGTHS = (5 * CHUNK + 3, CHUNK, 7)
 DECAYED = (2 * CHUNK + 64, 0, 7)
 FASTER = 3.0
-"""Multiple of the learning rate of what does not decay."""
+"""Factor of the learning rate for elements without decay."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def pairs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[list[Pair]]:
-    """Three units in one file, with random weights and no moments."""
+    """Three units in one file, with random weights and zero moments."""
     monkeypatch.setattr(disk_state, "CHUNK", CHUNK)
     extents = {i: Extent(0, length, _ranges(length, DECAYED[i]), *dtypes) for i, length in enumerate(LENGTHS)}
     largest = max(LENGTHS)
@@ -131,7 +131,7 @@ def test_weights_in_the_compute_type_follow_the_masters(pairs: list[Pair]) -> No
 
 
 def test_an_update_is_that_of_torch(pairs: list[Pair]) -> None:
-    """torch.optim.AdamW, with the decayed and the other elements as two parameters."""
+    """The reference is torch.optim.AdamW, with decayed and other elements as two parameters."""
     for pair, decayed in zip(pairs, DECAYED, strict=True):
         spec = Optimizer()
         parts = [torch.nn.Parameter(part.clone()) for part in _random(pair, 1).tensor_split([decayed])]

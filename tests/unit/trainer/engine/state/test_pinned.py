@@ -1,4 +1,4 @@
-"""One region of host memory for what crosses the bus, without a GPU: its size, what lies in it, and its end."""
+"""The pinned arena of an engine, without a GPU: its size, its content, and its end."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +53,7 @@ ENGINES = [
     Case(precision="float32", homes="Dd", stash=True, order="GPipe"),
 ]
 RING = 1000
-"""Bytes: a multiple of no page, and less than a unit."""
+"""Bytes: no multiple of a page, and less than a unit."""
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
 
 
 def train(engine: Engine, case: Case, steps: int = 2) -> list[float]:
-    """The losses."""
+    """Return the losses of some training steps."""
     batch = CaseBatch(case, 0, 0, CPU)
     losses = [engine.train(batch, Training(100, RATE, stop=False), step + 1).loss_sum for step in range(steps)]
     engine.settle()
@@ -196,7 +196,7 @@ def test_a_gradient_that_is_not_wanted_gives_its_buffer_back(homes: str, tmp_pat
 
 @pytest.fixture
 def cudart(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Calls of a GPU that is not there. The first element of the list is what registering answers."""
+    """Recorded calls of a missing GPU. The first element of the list is the result of each call."""
     calls: list[Any] = [0]
 
     def record(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Many requests to a disk at a time, and how they end."""
+"""Many disk requests at a time, and their endings."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from pseudoreal_trainer.engine.state.direct_file import REQUEST_BYTES, DirectFil
 from pseudoreal_trainer.engine.state.requests import DEPTH, Requests
 
 PATIENCE = 60
-"""Seconds after which something that never happens counts as that."""
+"""Seconds after which an event that never comes counts as missing."""
 LARGE = 3 * DEPTH * REQUEST_BYTES
 
 
@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Any:
 
 
 def _meeting(call: Callable[..., int], meeting: threading.Barrier, sizes: list[int]) -> Callable[..., int]:
-    """The call, after as many as the meeting wants are under way at the same time."""
+    """Return the call, delayed until as many calls as the barrier asks for are in flight."""
 
     def meet(*arguments: Any) -> int:
         meeting.wait(PATIENCE)
@@ -38,7 +38,7 @@ def _meeting(call: Callable[..., int], meeting: threading.Barrier, sizes: list[i
 
 @pytest.mark.parametrize("name", ["preadv", "pwritev"])
 def test_a_large_unit_keeps_the_disk_busy(name: str, file: DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No request ends before sixteen are under way; with fewer at a time, none would ever end."""
+    """No request ends before sixteen are in flight; with fewer at a time, none would ever end."""
     sizes: list[int] = []
     monkeypatch.setattr(os, name, _meeting(getattr(os, name), threading.Barrier(DEPTH), sizes))
     act = file.read if name == "preadv" else file.write

@@ -1,4 +1,4 @@
-"""Portions of all sizes pass through a small buffer in order, none over another."""
+"""Chunks of all sizes pass through a small buffer in order, without overwriting each other."""
 
 import queue
 import threading
