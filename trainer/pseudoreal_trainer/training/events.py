@@ -1,4 +1,4 @@
-"""The events of a phase in the log, for people and for the programs that read it."""
+"""Log events of a phase, for people and for programs that parse the log."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from pseudoreal_trainer.training.validation import Validation, with_context
 SAMPLE_TOKENS = 300
 _PROMPT_TOKENS = 64
 _SAMPLED_BYTES = 256 << 20
-"""Largest checkpoint from which a sample is drawn."""
+"""Bytes of the largest checkpoint from which `log_sample` draws a sample."""
 
 log = structlog.get_logger()
 
@@ -100,7 +100,7 @@ def log_check(progress: Progress, found: LayerGradients) -> None:
 
 
 def log_left_out(config: PhaseConfig, progress: Progress, agreed: Agreement, units: Sequence[str]) -> None:
-    """`units`: names of the units that the newest step did not update."""
+    """Log the units that the newest step did not update, by their names."""
     loss = loss_of(agreed, config, progress.counted)
     log.warning("updates_left_out", step=progress.step, loss=loss, norm=agreed.norm, units=units)
 
@@ -116,8 +116,11 @@ def log_saved(saved: Saved) -> None:
 
 
 def log_sample(config: PhaseConfig, corpus: Corpus | TokenCorpus, store: CheckpointStore) -> None:
-    """Logs a text that the trained model writes. Large models write none: this rank may not have the memory for all
-    their weights. Nor do those of token files whose tokenizer the job does not name."""
+    """Log a text that the trained model generates.
+
+    Large models are skipped, because this rank may lack the memory for all their weights. Token files without a known
+    tokenizer are skipped too.
+    """
     manifest = store.whole(store.committed(config.phase)[-1])
     tokenizer = corpus.tokenizer if isinstance(corpus, TokenCorpus) else ByteTokenizer()
     if tokenizer is None or manifest.bytes > _SAMPLED_BYTES:
@@ -132,12 +135,12 @@ def log_sample(config: PhaseConfig, corpus: Corpus | TokenCorpus, store: Checkpo
 
 
 def log_samples(step: int, samples: Sequence[Sample]) -> None:
-    """What the model wrote at a validation."""
+    """Log the texts that the model generated at a validation."""
     log.info("samples", step=step, texts=[readable(sample.prompt + sample.text) for sample in samples])
 
 
 def _prompt(corpus: Corpus | TokenCorpus) -> list[int]:
-    """The first tokens of the validation text."""
+    """Return the first tokens of the validation text."""
     text = next(iter(corpus.sets.values()))[0] if isinstance(corpus, TokenCorpus) else corpus.validation
     prompt: list[int] = text[:_PROMPT_TOKENS].tolist()
     return prompt
