@@ -1,4 +1,4 @@
-"""Requests to the API server, and what their failures mean.
+"""Requests to the API server, and the meaning of their failures.
 
-What is shown of the answers is decided in `view`.
+`view` decides what is shown of the responses.
 """

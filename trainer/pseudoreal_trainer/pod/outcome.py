@@ -89,6 +89,7 @@ def pod_outcome(
     """
     errors = [o for o in outcomes if has_failed(o)]
     silent = _silent(outcomes, config, ended)
+    # InvalidJob and OutOfMemory sort before Failed, then own errors before lost peers, then by time.
     errors.sort(key=lambda o: (o.message.outcome == "Failed", o.message.peer_lost, o.time_ns))
     first_error = errors[0].message if errors else None
     if not silent and not outcomes:

@@ -56,7 +56,7 @@ class Self:
 
 @dataclass
 class _Notes:
-    """Notes of the thread that measures, which may hang: what it has found out so far is always here."""
+    """Notes of the measuring thread. The thread may hang; the results so far stay readable here."""
 
     product_seconds: float | None = None
     product_right: bool = False
