@@ -1,4 +1,4 @@
-"""The text that is learned, and how it becomes tokens."""
+"""Training text, and its tokenization."""
 
 from typing import Annotated, Any, Literal
 

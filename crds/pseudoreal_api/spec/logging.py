@@ -1,4 +1,4 @@
-"""Where else than in metrics.jsonl the figures of each step go."""
+"""Metrics services that receive the figures of each step besides metrics.jsonl."""
 
 from typing import Annotated, Literal
 

@@ -18,7 +18,7 @@ Activation = Literal["GELU", "SwiGLU"]
 InitialWeights = Literal["FanIn", "HuggingFace", "Megatron", "OLMo2", "TorchTitan"]
 
 Layers = Annotated[list[Annotated[int, Field(ge=0, le=9_999)]], Field(max_length=256)]
-"""Some of the model's layers, counted from 0."""
+"""Indices of some of the model's layers, counted from 0."""
 
 
 class Llama3Scaling(ApiModel):
@@ -321,7 +321,7 @@ class Model(ApiModel):
     @model_validator(mode="before")
     @classmethod
     def _filled(cls, given: Any) -> Any:
-        """Lays what is given over what its family says, so that whoever reads a model finds every value in it."""
+        """Fill omitted fields with the family's values, so that a parsed model contains every value."""
         if not isinstance(given, dict) or given.get("family") not in FAMILIES:
             return given
         return _laid_over(FAMILIES[given["family"]], given)
@@ -332,32 +332,34 @@ class Model(ApiModel):
 
     @property
     def query_size(self) -> int:
-        """Width of all queries of a token together."""
+        """Width of all query heads of a token together."""
         return self.attention.heads * self.head_size
 
     @property
     def key_size(self) -> int:
-        """Width of all keys of a token together, and of all values."""
+        """Width of all key heads of a token together, which is also the width of all value heads."""
         return (self.attention.key_value_heads or self.attention.heads) * self.head_size
 
     @property
     def expert(self) -> FeedForward:
-        """The form of each expert."""
+        """Shape of each expert."""
         return self.feed_forward.model_copy(update={"size": self._expert_size})
 
     @property
     def shared_expert(self) -> FeedForward | None:
-        """The form of all shared experts, which are one feed-forward part as wide as all of them; None: there are
-        none."""
+        """Shape of all shared experts, computed as one MLP with their joint width; None if there are none."""
         count = self.top_k.shared_experts if self.top_k else 0
         return self.feed_forward.model_copy(update={"size": count * self._expert_size}) if count else None
 
     @property
     def expert_capacity(self) -> int:
         """Number of tokens of a sequence that an expert of a prototype accepts: `capacityFactor` times its even share,
-        rounded up. It is that of a training sequence also where a shorter one is read: the beginning of a text is
-        computed as it is in the whole."""
-        assert self.experts is not None, "only experts have one"
+        rounded up.
+
+        The capacity is computed for a training sequence even if a shorter one is read, so that a prefix is computed
+        exactly as in the whole sequence.
+        """
+        assert self.experts is not None, "callers ask for the capacity only of a model with experts"
         share = Fraction(self.sequence_length * self.experts.prototypes, self.experts.count)
         return ceil(Fraction(self.experts.capacity_factor) * share)
 
@@ -367,12 +369,12 @@ class Model(ApiModel):
 
     @property
     def top_k(self) -> TopK | None:
-        """How tokens find experts, where that is by top k."""
+        """Top-k routing parameters; None for other routing, or without experts."""
         return self.experts.top_k if self.experts else None
 
     @property
     def balances_steps(self) -> bool:
-        """Whether an auxiliary loss depends on all choices of a step."""
+        """Whether an auxiliary loss depends on all routing decisions of a step."""
         return self.top_k is not None and self.top_k.balance_over == "Step"
 
     @property
@@ -383,7 +385,7 @@ class Model(ApiModel):
         return self.experts is not None and layer not in self.experts.dense_layers
 
     def window_of(self, layer: int) -> int | None:
-        """Number of tokens that a token of this layer attends to; None: it attends to all earlier ones."""
+        """Return the attention window of the layer in tokens; None if each token attends to all earlier ones."""
         window = self.attention.window
         return None if window is None or (window.layers and layer not in window.layers) else window.size
 
@@ -419,12 +421,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": _MISTRAL,
     "Qwen3MoE": _QWEN3,
 }
-"""What a family says of its models: what all that were published have in common, and the newest value of what
-changed. Mistral and Mixtral are those without a window (Mistral 7B had one until v0.2)."""
+"""Defaults of each model family: the values common to all its published models, and the newest value where models
+differ. Mistral and Mixtral have no window here (Mistral 7B had one until v0.2)."""
 
 
 def _laid_over(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """`given`, with what it leaves out as in `base`."""
+    """Return `given`, with omitted fields taken from `base`, recursively."""
     named = {to_camel(name): value for name, value in given.items()}
     nested = {
         n: _laid_over(base[n], named[n]) for n in base if isinstance(base[n], dict) and isinstance(named.get(n), dict)

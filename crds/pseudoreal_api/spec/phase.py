@@ -1,4 +1,4 @@
-"""The phases of a job: what is shared, how long, on which ranks, in which layout; and the delink between two."""
+"""Phases of a job: sharing, length, ranks and layout; and the delink between two phases."""
 
 from typing import Annotated, Any, Literal
 
@@ -256,7 +256,7 @@ class Offload(ApiModel):
 
     @property
     def may_use_disk(self) -> bool:
-        """Whether some unit may have its home on disk; a budget may send there what fits nowhere else."""
+        """Whether some unit may have its home on disk; with a budget, units that fit nowhere else go to disk."""
         return self.budget is not None or "Disk" in (self.home, *(entry.home for entry in self.homes))
 
 

@@ -1,4 +1,4 @@
-"""The pods of a job: image, environment, template; and how they come to nodes: queue, gang and priority."""
+"""Pods of a job: image, environment and template; and their scheduling: queue, gang and priority."""
 
 from typing import Annotated, Any, Literal
 
@@ -99,7 +99,7 @@ class Topology(ApiModel):
     @property
     def key(self) -> str:
         key = self.required or self.preferred
-        assert key is not None, "a rule asks for one of them"
+        assert key is not None, "a CEL rule requires exactly one of required and preferred"
         return key
 
 

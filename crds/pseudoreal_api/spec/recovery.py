@@ -1,4 +1,4 @@
-"""The parts of the spec that say what happens when something goes wrong, takes too long or is over."""
+"""Spec of faults, hangs, time limits and cleanup."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,5 @@
-"""The status of a PseudoRealJob, written by the operator alone. Conditions are the truth; `state` is their summary."""
+"""Status of a PseudoRealJob, written by the operator alone. The conditions are authoritative; `state` summarizes
+them."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,22 +12,22 @@ from pseudoreal_api.wire.messages import MOST_SPARES
 TIME: dict[str, Any] = {"format": "date-time"}
 
 _Name = Annotated[str, Field(max_length=253)]
-"""The name of an object, or of a checkpoint."""
+"""Name of an object or a checkpoint."""
 _Number = Annotated[str, Field(max_length=32)]
-"""A number that is not an integer."""
+"""Number that is not an integer, as a string."""
 _Word = Annotated[str, Field(max_length=64, pattern="^[A-Z][A-Za-z]*$")]
-"""A word of an enumeration to which later releases may add."""
+"""Value of an enumeration that later releases may extend."""
 
 
 MOST_RANGES = 1024
-"""Most characters of numbers that are written as ranges."""
+"""Maximal characters of numbers written as ranges."""
 _Ranges = Annotated[str, Field(max_length=MOST_RANGES)]
 MOST_NODES = 100
-"""Most nodes whose ranks a status has."""
+"""Maximal number of nodes whose ranks a status lists."""
 
 
 class StatusModel(ApiModel):
-    """A part of the status. Fields and words that a newer operator has written are ignored."""
+    """Part of the status. Fields and enumeration values of a newer operator are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 

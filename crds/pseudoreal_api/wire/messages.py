@@ -1,4 +1,4 @@
-"""What the trainer says to the operator: the termination message (the truth) and the progress report (live)."""
+"""Messages from trainer to operator: the termination message (authoritative) and the progress report (live)."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -10,21 +10,20 @@ from pseudoreal_api.base import ApiModel
 from pseudoreal_api.wire.layout import ChosenLayout
 
 TERMINATION_MESSAGE_BYTES = 4096
-"""Size limit of a termination message: Kubernetes keeps no more of it."""
+"""Size limit of a termination message; Kubernetes truncates longer ones."""
 
 IN_PLACE_CHARACTERS = 300
-"""Most characters of the reason of a restart in place."""
+"""Maximal characters of the reason of a restart in place."""
 
 MOST_COUNT = 2**63 - 1
-"""The largest integer that the API server stores."""
+"""Largest integer that the API server stores."""
 
 PROGRESS_EVENT = "progress"
-"""Value of `event` in the log lines that are progress reports."""
+"""Value of `event` in log lines that are progress reports."""
 
 
 class ExitCode(IntEnum):
-    """How a trainer process ends; 71, 75 and 78 are EX_OSERR, EX_TEMPFAIL and EX_CONFIG of
-    sysexits.h."""
+    """Exit codes of a trainer process; 71, 75 and 78 are EX_OSERR, EX_TEMPFAIL and EX_CONFIG of sysexits.h."""
 
     SUCCEEDED = 0
     FAILED = 1
@@ -50,15 +49,15 @@ _Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 
 
 MOST_IN_PLACE = 10
-"""Most restarts in place of one execution that pods decide on by themselves."""
+"""Maximal number of restarts in place per execution that pods decide on by themselves."""
 MOST_SPARES = 8
-"""Most spare pods of a phase."""
+"""Maximal number of spare pods of a phase."""
 MOST_RESTART = MOST_IN_PLACE + 2 * MOST_SPARES
-"""Highest number of a restart in place: a spare pod that takes a place may leave out one."""
+"""Highest number of a restart in place: a takeover by a spare pod may skip one number."""
 
 
 class InPlace(ApiModel):
-    """How often a pod has restarted its ranks in place, and why it did so the last time."""
+    """Number of times that a pod has restarted its ranks in place, and the newest reason."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -68,9 +67,9 @@ class InPlace(ApiModel):
 
 
 class TerminationMessage(ApiModel):
-    """Written by a trainer or delink pod when it ends; at most 4096 bytes of JSON."""
+    """Message that a trainer or delink pod writes when it ends; at most 4096 bytes of JSON."""
 
-    # The trainer may be of a later release than the operator.
+    # Unknown fields are ignored: the trainer may be of a later release than the operator.
     model_config = ConfigDict(extra="ignore")
 
     outcome: str = Field(
@@ -101,33 +100,33 @@ class TerminationMessage(ApiModel):
 
     @property
     def exit_code(self) -> ExitCode:
-        """The exit code of the outcome; that of a failure for an outcome that only a later release knows."""
+        """Exit code of the outcome; FAILED for an outcome of a later release."""
         return _EXIT_CODES.get(self.outcome, ExitCode.FAILED)
 
 
 class CheckpointCost(BaseModel):
-    """What saving a checkpoint took."""
+    """Cost of saving a checkpoint."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     step: int
-    """Training step whose state the checkpoint holds."""
+    """Training step whose state the checkpoint contains."""
     bytes: int
     seconds: float
-    """Seconds from the end of the step until the checkpoint was committed."""
+    """Seconds from the end of the step to the commit of the checkpoint."""
     bytes_per_second: float
     stall_seconds: float
-    """Upper bound on the seconds that training on the first rank stood still for the checkpoint."""
+    """Upper bound of the seconds for which the checkpoint blocked training on the first rank."""
 
 
 class Sample(BaseModel):
-    """A text that the model in training wrote."""
+    """Text that the model generated during training."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     prompt: str
     text: str
-    """What it wrote behind the prompt."""
+    """Generated continuation of the prompt."""
 
 
 class ProgressReport(BaseModel):
@@ -138,75 +137,83 @@ class ProgressReport(BaseModel):
     phase: str
     step: int
     total_steps: int
-    """Step at which the last phase of the job ends at the latest."""
+    """Last step at which the last phase of the job can end."""
     tokens: int
     loss: float | None
-    """Loss of the newest step that had a finite one."""
+    """Loss of the newest step with a finite loss."""
     z_loss: float | None = None
-    """Mean of the z-loss over the tokens of this step, with its factor, which `loss` does not contain; None where the
-    job has none."""
+    """Mean z-loss over the tokens of this step, including its factor and not contained in `loss`; None if the job has
+    none."""
     auxiliary_loss: float | None = None
-    """Auxiliary loss of all layers with its factor, in the mean over the sequences of this step, which `loss` does not
-    contain; None where the job has none."""
+    """Auxiliary loss of all layers including its factor, averaged over the sequences of this step and not contained in
+    `loss`; None if the job has none."""
     expert_load_max: float | None = None
-    """Tokens of the expert with the most as a multiple of the mean over its layer's experts, in the layer where that is
-    largest, of this step; 1 is balance. None where there are no experts."""
+    """Largest load of an expert in this step, over all layers: its tokens as a multiple of the mean over its layer's
+    experts. 1 is balance. None if there are no experts."""
     expert_load_mean: float | None = None
-    """The same in the mean over the layers with experts."""
+    """Largest load of an expert in a layer, averaged over the layers with experts."""
     idle_experts: float | None = None
     """Share of the experts of all layers that no token chose in this step."""
     dropped_tokens: float | None = None
-    """Share of the choices of this step that experts refused as they were full; 0 where none ever is."""
+    """Share of this step's routing decisions that experts refused because they were full; 0 for experts without a
+    capacity."""
     router_entropy: float | None = None
-    """Entropy of the probabilities that routers give to experts in this step, in nats, in the mean over tokens,
-    prototypes and layers: the logarithm of the experts of a prototype where they are alike, 0 where one has all."""
+    """Entropy of the router probabilities in this step in nats, averaged over tokens, prototypes and layers.
+
+    It is the logarithm of a prototype's number of experts if all are equally probable, and 0 if one expert has all
+    probability.
+    """
     validation_loss: float | None = None
-    """Validation loss in nats per token: in the log the newest one known, in metrics.jsonl only on lines where it was
-    measured."""
+    """Validation loss in nats per token. In the log it is the newest known one; metrics.jsonl has it only on lines of
+    steps with a validation."""
     validation_losses: dict[str, float] | None = None
-    """Validation losses by the names of data.validation.sets, nats per token, on lines of metrics.jsonl where they were
-    measured; None where the corpus is text."""
+    """Validation losses by name in data.validation.sets, in nats per token, on lines of metrics.jsonl of steps with a
+    validation; None if the corpus is text."""
     bits_per_byte: dict[str, float] | None = None
-    """The same in bits per byte of the text, which compares tokenizers; None where the tokenizer is not known. A text
-    is one set with the name text."""
+    """Validation losses in bits per byte of text, comparable between tokenizers; None if the tokenizer is unknown. A
+    text is one set named `text`."""
     samples: list[Sample] | None = None
-    """What the model wrote behind the prompts of data.validation.samples, on lines of metrics.jsonl where validation
-    losses were measured; None where the job has none."""
+    """Generated continuations of the prompts in data.validation.samples, on lines of metrics.jsonl of steps with a
+    validation; None if the job has no prompts."""
     learning_rate: float
     tokens_per_second: float
     step_seconds: float = 0.0
-    """Seconds of a training step, in the mean over the newest ones."""
+    """Seconds of a training step, averaged over the newest steps."""
     seconds: float
     """Seconds of training since the start of the process."""
     remaining_seconds: float
-    """Seconds that the phase still takes at the present rate."""
+    """Estimated remaining seconds of the phase at the current rate."""
     global_cursor: int
-    """Samples consumed, from the job's start."""
+    """Samples consumed since the start of the job."""
     skipped_steps: int = 0
-    """Steps, from the job's start, whose updates were left out in whole or in part because a loss or gradient was not
-    finite."""
+    """Steps since the start of the job whose updates were skipped, wholly or in part, because a loss or gradient was
+    not finite."""
     data_seconds: float = 0.0
     """Seconds of this step for which the first rank waited for samples."""
     waited_seconds: float = 0.0
-    """Seconds of this step that the first rank's main thread stood still until its gradients were reduced and its units
-    updated."""
+    """Seconds of this step for which the first rank's main thread was blocked on gradient reductions and unit
+    updates."""
     waits: dict[str, float] = {}
-    """Seconds of `seconds` in which the first rank's main thread waited, by what for: `data`, `reductions` of gradients
-    among ranks, and `updates` of units in their home."""
+    """Part of `seconds` for which the first rank's main thread waited, by cause: `data`, `reductions` of gradients
+    between ranks, and `updates` of units in their home."""
     gradient_norm: float | None = None
-    """L2 norm of the step's whole gradient before clipping; None where clipping.mode is not Global, and where it is not
+    """L2 norm of the step's whole gradient before clipping; None if clipping.mode is not Global, or the norm is not
     finite."""
     teraflops_per_second: float = 0.0
-    """Rate of each rank, in 10**12 floating-point operations of the model a second: the forward pass, twice as much for
-    the backward pass, attention to the half of the tokens that come before, nothing for what is computed again."""
+    """Rate of each rank in 10**12 model floating-point operations per second.
+
+    Counted are the forward pass, twice as much for the backward pass, and attention to the half of the tokens that come
+    before; recomputation is not counted.
+    """
     mfu: float | None = None
-    """The same as a share of the device's peak in bfloat16; None for other types, and where the peak is not known."""
+    """Model FLOPs utilization: the rate as a share of the device's bfloat16 peak; None for other types, and if the peak
+    is unknown."""
     device_bytes: int | None = None
-    """Most memory of the first rank's device that tensors have taken so far; None without a GPU."""
+    """Peak memory of tensors on the first rank's device so far; None without a GPU."""
     host_bytes: int | None = None
-    """Most memory of the host that the first rank's process has taken so far."""
+    """Peak host memory of the first rank's process so far."""
     gradient_correlations: list[float] | None = None
-    """Cosines between the gradients of neighbouring layers of a block, the lowest first; None where this step did not
+    """Cosines between the gradients of neighbouring layers of a block, lowest layers first; None if this step did not
     check."""
     checkpoint: CheckpointCost | None = None
-    """The checkpoint that was committed since the line before; None where there was none."""
+    """Checkpoint committed since the previous line; None if there was none."""
