@@ -1,2 +1,5 @@
-"""Programs that clusters have beside the operator, built for tests that run them with it. Those of the cluster itself
-are elsewhere."""
+"""Third-party controllers and schedulers that clusters run beside the operator, built for tests that combine them with
+the operator.
+
+The cluster's own programs are in `cluster`.
+"""
