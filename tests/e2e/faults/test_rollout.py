@@ -60,7 +60,7 @@ def _is_done(deployment: dict[str, Any]) -> bool:
 
 @pytest.fixture
 def standby(kubernetes: Kubernetes) -> Iterator[None]:
-    """Two operators, as the chart has them by default; the cluster of these tests has one."""
+    """Scale the operator to two replicas, the chart's default; the cluster of these tests has one."""
     scale = ("scale", f"deployment/{chart.RELEASE}", WHERE)
     kubernetes.run(*scale, "--replicas=2")
     seen = Seen(kubernetes)

@@ -1,4 +1,4 @@
-"""The control plane that the other integration tests stand on."""
+"""The control plane that the other integration tests use."""
 
 import json
 from collections.abc import Iterator

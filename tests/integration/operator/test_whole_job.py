@@ -1,4 +1,4 @@
-"""A whole job on a real API server, with and without an operator that is killed all the time."""
+"""A whole job on a real API server, with an operator that keeps running and with one that is killed repeatedly."""
 
 from base64 import b64decode
 from collections.abc import Callable
