@@ -55,7 +55,6 @@ def _comment(lines: list[str], line: int) -> str:
 
 
 def readme(chart: Path) -> str:
-    """Return the text of a chart's README."""
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
     name = about["name"]
     rows = [_row(value) for value in values((chart / "values.yaml").read_text())]

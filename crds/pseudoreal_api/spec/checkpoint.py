@@ -111,7 +111,7 @@ class HuggingFaceWeights(ApiModel):
 
 
 class BlockOrigins(ApiModel):
-    """Which layers the blocks of a first phase with sharing begin as."""
+    """Source layers of the shared blocks, in a first phase with sharing."""
 
     type: Literal["Evenly", "Lower", "Listed", "Average"] = Field(
         "Evenly",

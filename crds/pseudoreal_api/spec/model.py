@@ -43,8 +43,8 @@ class Llama3Scaling(ApiModel):
 
 
 class YarnScaling(ApiModel):
-    """Frequencies as in YaRN (arXiv 2309.00071): slow ones are divided, fast ones kept, with a slope between; and
-    attention is sharpened."""
+    """Frequencies as in YaRN (arXiv 2309.00071): slow ones are divided, fast ones kept, with a slope between. Attention
+    is sharpened."""
 
     factor: DecimalString = Field(description="factor is the number that the slowest frequencies are divided by.")
     original_sequence_length: int = Field(
@@ -77,7 +77,8 @@ class Scaling(ApiModel):
 
 
 class Rotary(ApiModel):
-    """Rotary positions: pairs of the features of a head turn with the position."""
+    """Rotary position embeddings: each pair of a head's features is rotated by an angle that grows with the
+    position."""
 
     base: Annotated[DecimalString, Since(4)] = Field(
         default_factory=lambda: "10000",
@@ -143,7 +144,7 @@ class Attention(ApiModel):
 
 
 class Norm(ApiModel):
-    """The root-mean-square norms of the layers, and the final one."""
+    """RMS norms of the layers, and the final one."""
 
     placement: Annotated[Placement, Since(4)] = Field(
         default_factory=lambda: "Pre",
@@ -169,7 +170,7 @@ class FeedForward(ApiModel):
 
 
 class TopK(ApiModel):
-    """Each token goes to the experts that the router scores highest. None is ever full."""
+    """Top-k routing: each token goes to the experts with the highest router scores. No expert is ever full."""
 
     per_token: int = Field(
         ge=1,

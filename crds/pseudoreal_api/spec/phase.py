@@ -49,8 +49,8 @@ class Sharing(ApiModel):
 
 
 class GradientCorrelation(ApiModel):
-    """Ends a phase when the layers that share a block pull it in different directions: it is then time to give them
-    blocks of their own."""
+    """Bound that ends a phase when the gradients of layers that share a block diverge, so that the layers should own
+    blocks."""
 
     below: DecimalString = Field(
         "0.99",
@@ -65,7 +65,7 @@ class GradientCorrelation(ApiModel):
 
 
 class Until(ApiModel):
-    """The end of a phase: whichever bound is met first."""
+    """End of a phase: the first bound that is met."""
 
     step: int | None = Field(
         None,
@@ -175,7 +175,7 @@ class Parallelism(ApiModel):
 
 
 class Activations(ApiModel):
-    """How activations are kept from the forward pass for the backward pass."""
+    """Storage of activations between forward and backward pass."""
 
     keep: Keep = Field(
         "Inputs",
@@ -199,7 +199,7 @@ class UnitHome(ApiModel):
 
 
 class OffloadBudget(ApiModel):
-    """Bytes that a rank may use; what does not fit on the device goes to the host, and from there to disk."""
+    """Bytes that a rank may use; state that does not fit on the device goes to the host, and from there to disk."""
 
     device: Quantity | None = Field(
         None, description="device is the number of bytes that a rank may use on its device. Omitted: there is no limit."
@@ -212,7 +212,7 @@ class OffloadBudget(ApiModel):
 
 
 class Offload(ApiModel):
-    """Where the state of each unit (float32 master weights and moments) lives between its uses.
+    """Home of each unit's state (float32 master weights and moments) between its uses.
 
     Units are the embedding, each block, and the final norm with the head.
     """
@@ -261,7 +261,7 @@ class Offload(ApiModel):
 
 
 class Elastic(ApiModel):
-    """How few pods a phase may train with, while there is no room for all. Its batch stays the same."""
+    """Minimal number of pods for training while there is no room for all. The batch stays the same."""
 
     min_workers: int = Field(
         ge=1,

@@ -55,7 +55,7 @@ GangPolicy = Literal["None", "Native", "SchedulerPlugins", "Volcano"]
 
 
 class Gang(ApiModel):
-    """Whether the pods of a phase get nodes all at once."""
+    """Gang scheduling of a phase's pods."""
 
     policy: GangPolicy = Field(
         "None",
@@ -83,7 +83,7 @@ _LabelKey = Annotated[
 
 
 class Topology(ApiModel):
-    """Which nodes are near each other: those with one value of a label, which are a domain."""
+    """Network proximity of nodes: nodes with the same value of a label form a domain."""
 
     required: _LabelKey | None = Field(
         None,

@@ -92,8 +92,8 @@ class Restart(ApiModel):
 
 
 class Hang(ApiModel):
-    """Time limits on progress. The clocks start anew with every execution; without reports from the pods
-    nothing is judged."""
+    """Time limits on progress. The clocks start again with every execution; without reports from the pods no hang is
+    detected."""
 
     start_seconds: int = Field(
         1800,

@@ -119,7 +119,7 @@ class Discard(StatusModel):
 
 
 class Transition(StatusModel):
-    """The way from one phase to the next, by a delink."""
+    """Transition from one phase to the next by a delink."""
 
     id: _Name = Field(description="id changes with every new try to reach the next phase.")
     from_phase: _Name = Field(description="fromPhase is the phase that ended.")
@@ -144,7 +144,7 @@ class Fault(StatusModel):
 
 
 class RestartsInPlace(StatusModel):
-    """The newest execution whose pods restarted their ranks by themselves."""
+    """Newest execution whose pods restarted their ranks by themselves."""
 
     phase: _Name = Field(description="phase is the name of the phase that it trains.")
     execution: int = Field(description="execution is its number.")
@@ -158,7 +158,7 @@ class TakenPlace(StatusModel):
 
 
 class Spares(StatusModel):
-    """The newest execution in which spare pods took the places of workers."""
+    """Newest execution in which spare pods replaced lost workers."""
 
     phase_name: _Name = Field(description="phaseName is the name of the phase that it trains.")
     execution: int = Field(description="execution is its number.")
@@ -173,7 +173,7 @@ class Spares(StatusModel):
 
 
 class Retries(StatusModel):
-    """Restarts without a new checkpoint between them, whatever ended their executions."""
+    """Consecutive restarts without a new checkpoint in between, for any reason."""
 
     restarts: int = Field(description="restarts is their number. The wait before the next restart doubles with each.")
     disruptions: int = Field(
@@ -194,7 +194,7 @@ class NodeRanks(StatusModel):
 
 
 class Placement(StatusModel):
-    """Where the ranks of an execution are, or were."""
+    """Nodes of an execution's ranks, current or former."""
 
     phase_name: _Name = Field(description="phaseName is the name of the phase that they train.")
     execution: int = Field(description="execution is the number of the execution.")
@@ -207,7 +207,7 @@ class Placement(StatusModel):
 
 
 class Elastic(StatusModel):
-    """An elastic phase that has not all of its workers, or is trying to get them back."""
+    """Elastic phase that runs with fewer than all workers, or is trying to get them back."""
 
     phase_name: _Name = Field(description="phaseName is the name of the phase.")
     workers: int = Field(description="workers is the number of pods that the newest execution wants.")

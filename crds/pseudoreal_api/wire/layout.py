@@ -14,7 +14,7 @@ _Word = Annotated[str, Field(max_length=64, pattern="^[A-Z0-9][A-Za-z0-9]*$")]
 
 
 class ChosenLayout(ApiModel):
-    """What was chosen, and on which forecast."""
+    """Automatically chosen layout, with the estimate behind the choice."""
 
     # Unknown fields are ignored: the layout may come from a later release than its reader.
     model_config = ConfigDict(extra="ignore")

@@ -84,12 +84,10 @@ def status() -> Status:
 
 
 def containerd() -> Containerd:
-    """Return the cluster's containerd."""
     return Containerd(root=paths.cache() / "containerd", run=paths.cluster() / "containerd", host=FIRST)
 
 
 def control(api_server_arguments: Sequence[str] = ()) -> ControlPlane:
-    """Return the cluster's control plane."""
     return ControlPlane(paths.cluster(), site=SITE, api_server_arguments=api_server_arguments)
 
 

@@ -51,14 +51,12 @@ def require() -> None:
 
 
 def problems(machine: Machine) -> list[Problem]:
-    """Return all problems of the machine."""
     if machine.system != "Linux":
         return [Problem(f"this is {machine.system}, and the cluster needs Linux", "Use a Linux machine or VM")]
     return [*_rights(machine), *_room(machine), *_programs(machine)]
 
 
 def look() -> Machine:
-    """Return the facts about this machine."""
     return Machine(
         system=platform.system(),
         is_root=os.geteuid() == 0,

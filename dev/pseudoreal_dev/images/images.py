@@ -13,7 +13,7 @@ from pseudoreal_dev.machine.content_hash import hash_files, list_files
 from pseudoreal_dev.machine.lock import exclusive
 from pseudoreal_dev.machine.progress import Cost, progress
 
-# Room for a dozen small layers; above this, a second torch is probably stored.
+# Exceeded by some dozen small layers, or by a second torch.
 STORAGE_LIMIT_BYTES = 12 * 1024**3
 
 

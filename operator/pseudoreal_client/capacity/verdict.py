@@ -20,7 +20,7 @@ _MOST_NAMES = 4
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result for one stage. `problems` are contradictions within the job itself."""
+    """Result for one stage. `problems` are reasons within the job itself for which the stage cannot run."""
 
     title: str
     phase: str

@@ -42,7 +42,8 @@ class Replica:
         return self.operator.metrics()["pseudoreal_leader", frozenset()] == 1
 
     def works(self, times: int = 1) -> datetime:
-        """Return the time at which it had, for the given time, acquired the Lease and processed the initial list."""
+        """Return the time at which the replica had acquired the Lease and processed the initial list for the `times`-th
+        time."""
         lines = self.operator.lines
         wait_for("the first look", lambda: len(lines("first_look")) >= times, self.operator.said)
         return datetime.fromisoformat(lines("first_look")[times - 1]["timestamp"])
