@@ -1,7 +1,6 @@
 """The commands `pseudoreal inspect`, `verify`, `delink`, `export` and `prune`. Folders may be s3:// URLs.
 
-Exit codes: 0; 1 for a corrupt checkpoint; 2 for a wrong command line (click's own); 78 for a request that cannot be
-fulfilled.
+Exit codes: 0; 1 for a corrupt checkpoint; 2 for a wrong command line (click's own); 78 for an impossible request.
 """
 
 import json
@@ -50,7 +49,7 @@ class Opened:
 
 
 class _CheckpointFolder(click.ParamType[Opened]):
-    """Click parameter type: a checkpoint's folder, which has a manifest."""
+    """Click parameter type: a checkpoint's folder, with a manifest."""
 
     name = "folder"
 
@@ -68,7 +67,7 @@ class _CheckpointFolder(click.ParamType[Opened]):
 
 
 class _WorkDirectory(click.ParamType[StoragePath]):
-    """Click parameter type: the folder that contains checkpoints/."""
+    """Click parameter type: the parent folder of checkpoints/."""
 
     name = "folder"
 
@@ -88,7 +87,7 @@ CHECKPOINT = _CheckpointFolder()
 
 
 class Command(click.Command):
-    """Command that prints the project's own errors as plain sentences, without a traceback."""
+    """Command with the project's own errors printed as plain sentences, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -152,7 +151,7 @@ def _faults(checkpoint: Opened) -> CorruptCheckpoint | None:
 
 
 def _last_good(checkpoint: Opened) -> str:
-    """Return a clause that names the checkpoint from which a resumed run would start."""
+    """Return a clause naming the checkpoint from which a resumed run would start."""
     for head in checkpoint.store.candidates(checkpoint.manifest.phase):
         if head.name != checkpoint.manifest.name and _is_sound(checkpoint.store, head):
             return f"; the last good checkpoint of this phase is {head.name}"

@@ -29,7 +29,7 @@ _SHOWN_TOKENS = 100
 
 
 class _Command(click.Command):
-    """Command that prints the project's own errors as plain sentences, without a traceback."""
+    """Command with the project's own errors printed as plain sentences, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -94,7 +94,7 @@ def _started(event: Event) -> str:
 
 
 def _owned(event: Event) -> str:
-    """Return a phrase that counts the blocks and the sets of experts, shared or not."""
+    """Return a phrase with the numbers of blocks and of sets of experts, shared or not."""
     sets = event["sets_of_experts"]
     experts = f" and {sets} set{'s' if sets > 1 else ''} of experts" if sets else ""
     return f"{event['blocks']} blocks{experts}"

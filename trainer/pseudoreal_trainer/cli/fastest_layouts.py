@@ -18,7 +18,7 @@ from pseudoreal_trainer.quantity import readable_bytes
 
 @dataclass(frozen=True)
 class FastestLayouts:
-    """The fastest layouts of a phase that fit, best first, and the search that found them."""
+    """The fastest fitting layouts of a phase, best first, and the search for them."""
 
     phase: str
     found: list[tuple[Found, PhaseReport]]
@@ -42,8 +42,8 @@ class FastestLayouts:
 def fastest_layouts(
     config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int, wanted: int
 ) -> FastestLayouts:
-    """Return the `wanted` fastest layouts of a phase. Raises ValueError if the profile lacks a price that the phase
-    needs."""
+    """Return the `wanted` fastest layouts of a phase. Raises ValueError if the profile lacks a price needed by the
+    phase."""
     search = Search(config, device, profile, threads)
     found = list(islice(search.fastest(), wanted))
     reports = [plan_phase(chosen(config, entry.choice), device, profile, threads).report for entry in found]

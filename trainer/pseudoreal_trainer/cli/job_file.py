@@ -18,7 +18,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 _RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend", "managed_by")
 _CLUSTER_ONLY = ("pod", "network", "scheduling", *_RECOVERY)
 _POD = ("resources", "pod")
-"""Fields of a phase that describe only its pods."""
+"""Fields of a phase for its pods only."""
 
 
 def read_job(path: Path) -> PseudoRealJob:
@@ -69,7 +69,7 @@ def _only_job(path: Path) -> dict[str, Any]:
 
 
 def notice(spec: PseudoRealJobSpec) -> str:
-    """Return a phrase that lists the fields that the file sets and a local run ignores."""
+    """Return a phrase listing the file's fields ignored by a local run."""
     ignored = [f"spec.{to_camel(field)}" for field in _CLUSTER_ONLY if _is_set(spec, field)]
     ignored += ["spec.data.volume"] if spec.data.volume is not None else []
     start = spec.checkpoint.start_from

@@ -28,7 +28,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.threads import threads_of
 
 _SHOWN = 3
-"""Number of layouts shown for a phase with layout Auto; the first is the layout that the phase would take."""
+"""Number of layouts shown for a phase with layout Auto; the phase would take the first one."""
 
 
 @click.command()
@@ -92,7 +92,7 @@ def plan(
 
 
 def _phases(file: Path, name: str | None, profile: HardwareProfile | None) -> list[tuple[PhaseConfig, Device]]:
-    """Return the phases to plan, each with the device that trains it."""
+    """Return the phases to plan, each with its training device."""
     job = parse_job(file)
     names = [phase.name for phase in job.spec.phases]
     if name is not None and name not in names:
@@ -174,7 +174,7 @@ def _say(planned: list[PlannedPhase], searched: list[FastestLayouts], *, as_json
 
 
 def _courses(configs: list[PhaseConfig], planned: list[PlannedPhase]) -> list[PhaseCourse]:
-    """Return the duration of each planned phase. A phase that is planned alone starts at step 0."""
+    """Return the duration of each planned phase. A phase planned alone starts at step 0."""
     begins = [0] * len(configs) if len(configs) == 1 else [0, *(config.phase_steps for config in configs[:-1])]
     return [
         PhaseCourse(

@@ -1,7 +1,7 @@
 """Main process of a trainer or delink pod: `python -m pseudoreal_trainer.cli.pod CONFIG.json`.
 
 Starts torchrun and reports to Kubernetes how the phase ended, by the termination message and the contract's exit codes;
-torchrun's own exit code carries no such information. Does not import torch, so that it starts immediately.
+torchrun's own exit code carries no such information. Starts immediately, because it does not import torch.
 """
 
 import json
@@ -60,7 +60,7 @@ def _run(path: Path, stop: Stop) -> TerminationMessage:
 
 
 def _refused(path: Path, error: ContractError) -> TerminationMessage:
-    """Return the message of a pod that cannot read its configuration.
+    """Return the message of a pod unable to read its configuration.
 
     The fields `phase` and `execution` have the same form in every release.
     """
@@ -93,7 +93,7 @@ def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) ->
     """Resolve the phase's layout, then run the ranks with it: the ranks and their supervisor see only the resolved
     config.
 
-    A pod that could not join the rendezvous (`check_secret`) ends before that.
+    A pod unable to join the rendezvous (`check_secret`) ends before.
     """
     try:
         check_secret()
@@ -113,7 +113,7 @@ def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) ->
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """Yield the folder in which the ranks leave their outcomes."""
+    """Yield the folder for the ranks' outcomes."""
     if named := os.environ.get(OUTCOME_DIRECTORY):
         Path(named).mkdir(parents=True, exist_ok=True)
         yield Path(named)
@@ -126,8 +126,7 @@ def _folder() -> Iterator[Path]:
 def _completed(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
     """Return the message, completed with the newest checkpoint if the volume answers in time.
 
-    For a pod whose ranks could not report their progress. The bare message is written first, because the volume may be
-    the part that hangs.
+    Used if the ranks could not report their progress. The bare message is written first, because the volume may hang.
     """
     write_termination(message)
     found: list[TerminationMessage] = []

@@ -1,7 +1,7 @@
 """One rank of a phase: `python -m pseudoreal_trainer.cli.rank CONFIG.json`, under torchrun or alone.
 
-Its exit code is one of the contract's. A rank that yields must not exit with 0: torchrun would then wait for minutes
-for the torchruns of the other pods, which may be gone.
+Its exit code is one of the contract's. A yielding rank must not exit with 0: torchrun would then wait for minutes for
+the torchruns of the other pods, and they may be gone.
 """
 
 import os
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 _LAST_SECONDS = 1.0
-"""Seconds that a failing rank has for reporting the failure: its log may be a pipe that nobody reads."""
+"""Seconds for a failing rank to report the failure: its log may be a pipe without a reader."""
 
 
 def main() -> NoReturn:
@@ -44,10 +44,10 @@ def main() -> NoReturn:
 
 
 def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMessage:
-    """Train as one rank; return how the rank ended, which is also left as its outcome for the pod.
+    """Train as one rank; return how the rank ended, after leaving the same message as its outcome for the pod.
 
-    `end` receives the exit code of a rank that fails. It is called in the thread that fails first: other threads of the
-    rank may be waiting for ranks that wait for this one.
+    `end` receives the exit code of a failing rank. It is called in the thread of the first failure: other threads of
+    the rank may be waiting for ranks waiting for this one.
     """
     stop = threading.Event()
     # Before torch is imported: the import takes seconds, during which a SIGTERM would otherwise kill the process.

@@ -19,7 +19,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError
 
 _CHANGEABLE = ("logging", "pod", "scheduling", "restart", "hang", "deadlines", "cleanUp", "requests", "suspend")
-"""Spec fields that may change between two runs, as in a cluster during suspension of the job."""
+"""Spec fields open to change between two runs, as in a cluster during suspension of the job."""
 _CHANGEABLE_IN_PHASES = ("pod", "resources")
 _GROWING = ("step", "tokens")
 """Bounds of `until` that may grow in the last phase."""
@@ -57,7 +57,7 @@ class RunDirectory:
         )
 
     def finished(self, index: int) -> Head | None:
-        """Return the checkpoint that completes the phase at `index`; None if the phase is unfinished."""
+        """Return the final checkpoint of the phase at `index`; None if the phase is unfinished."""
         config = self.phase_config(index)
         return next((head for head in self.store.committed(config.phase) if head.ends_phase(config)), None)
 
@@ -65,8 +65,8 @@ class RunDirectory:
 def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
     """Open the folder of a run, new or resumed.
 
-    Raises InvalidJobError if the folder cannot be created, or if it holds a run that is not to be resumed, a run of
-    another release, or a run whose spec differs in a field that must not change.
+    Raises InvalidJobError if the folder cannot be created, or if it holds a run not to be resumed, a run of another
+    release, or a run with a difference in an immutable spec field.
     """
     try:
         return _opened(path, job, resume=resume)
@@ -103,9 +103,9 @@ def _read(record: Path) -> _Record:
 
 
 def _refuse_changes(before: Json, now: Json, record: Path) -> None:
-    """Raise InvalidJobError for changes that the API server refuses on a suspended job.
+    """Raise InvalidJobError for changes refused by the API server on a suspended job.
 
-    Allowed are additional phases, a later end of the last phase, and fields that only decide where and how pods run.
+    Allowed are additional phases, a later end of the last phase, and fields deciding only where and how pods run.
     """
     phases = len(before["phases"])
     field = first_difference(_lasting(before, phases), _as_long_as(_lasting(now, phases), before), "spec")
@@ -114,7 +114,7 @@ def _refuse_changes(before: Json, now: Json, record: Path) -> None:
 
 
 def _lasting(spec: Json, phases: int) -> Json:
-    """Return the part of a spec, and of its first `phases` phases, that must not change."""
+    """Return the immutable part of a spec, and of its first `phases` phases."""
     kept = [_without(phase, _CHANGEABLE_IN_PHASES) for phase in spec["phases"][:phases]]
     return _without(spec, _CHANGEABLE) | {"phases": kept}
 

@@ -1,4 +1,4 @@
-"""Reports of a pod to the operator, its /metrics, and its termination message, which names the rank at fault.
+"""Reports of a pod to the operator, its /metrics, and its termination message with the rank at fault.
 
-`cli.pod` is the program that supervises the ranks.
+`cli.pod` is the program supervising the ranks.
 """

@@ -18,12 +18,12 @@ class Crash:
     what: str
     """Name of the fatal signal as faulthandler writes it: Aborted, Segmentation fault, Bus error, ..."""
     where: str | None
-    """Innermost Python line of the crashed thread; None if that thread runs no Python."""
+    """Innermost Python line of the crashed thread; None for a thread without Python."""
 
     @property
     def is_of_watchdog(self) -> bool:
-        """Whether NCCL's watchdog ended the process: a thread of torch that aborts the process after a collective times
-        out."""
+        """Whether NCCL's watchdog ended the process. The watchdog is a thread of torch; it aborts the process after a
+        collective times out."""
         return self.what == "Aborted" and self.where is None
 
 
@@ -34,7 +34,7 @@ def note_crashes(folder: Path, local_rank: int) -> None:
 
 
 def read_crashes(folder: Path, local_ranks: int) -> Mapping[int, Crash]:
-    """Return the crashes of the local ranks that crashed, by local rank."""
+    """Return the crashes by local rank."""
     found = {rank: _read(_file_of(folder, rank)) for rank in range(local_ranks)}
     return {rank: crash for rank, crash in found.items() if crash is not None}
 

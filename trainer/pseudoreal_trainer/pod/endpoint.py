@@ -21,25 +21,25 @@ class Refused(Exception):
     def __init__(self, status: int, reason: str, retry_after: float) -> None:
         super().__init__(f"it answers {status} {reason}")
         self.retry_after = retry_after
-        """Seconds to wait that the operator asks for in Retry-After; 0 if it asks for none."""
+        """Seconds to wait according to Retry-After; 0 without this header."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
     url: str
     token: Path
-    """File of the service account token, which the kubelet renews while the pod runs."""
+    """File of the service account token, renewed by the kubelet while the pod runs."""
     authority: Path
-    """File of the CA certificates that sign the endpoint's certificate, as of the creation of the pod."""
+    """File of the CA certificates for the endpoint's certificate, as of the creation of the pod."""
 
     _learned: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
-    """CA certificates from the newest answer that contained any, as at most one PEM text; empty before.
+    """CA certificates from the newest answer with any, as at most one PEM text; empty before.
 
-    The operator's CA may be renewed during the life of the pod. Each answer came over a connection that earlier trusted
-    certificates verified.
+    The operator's CA may be renewed during the life of the pod. Each answer came over a connection verified by earlier
+    trusted certificates.
     """
     _accepted: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Trust set that last verified the server, as at most one entry."""
+    """Trust set of the last successful verification, as at most one entry."""
     _kept: list[HTTPSConnection] = field(default_factory=list, init=False, repr=False, compare=False)
     """Open connection of the previous report, as at most one entry: a handshake costs more than a report."""
 
@@ -57,7 +57,7 @@ class Endpoint:
         return self._learned_from(self._exchange_anew(content))
 
     def _exchange_anew(self, content: bytes) -> ReportAnswer:
-        """Send a report on a new connection, to a server that one of the trust sets verifies."""
+        """Send a report on a new connection, trying one trust set after the other."""
         sets = trust_sets("".join([*self._learned, self.authority.read_text()]))
         if not sets:
             raise ValueError(f"{self.authority} holds no certificate")
@@ -78,7 +78,7 @@ class Endpoint:
         return HTTPSConnection(urlsplit(self.url).netloc, timeout=_SECONDS, context=context)
 
     def _learned_from(self, answer: ReportAnswer) -> ReportAnswer:
-        """Return the answer, after storing the CA certificates that it names."""
+        """Return the answer, after storing its CA certificates."""
         for together in trust_sets(answer.authorities or "")[:1]:
             # Parse the text first: with anything but certificates, every later connection would fail.
             with suppress(ssl.SSLError):
@@ -107,7 +107,7 @@ class Endpoint:
 
 
 def endpoint_of_pod() -> Endpoint | None:
-    """Return the endpoint that the pod's environment names; None if reports are off."""
+    """Return the endpoint named by the pod's environment; None if reports are off."""
     if REPORT_URL not in os.environ:
         return None
     token = Path(REPORT_TOKEN_DIRECTORY) / REPORT_TOKEN_FILE
@@ -121,6 +121,6 @@ def _answer(response: HTTPResponse, content: bytes) -> ReportAnswer:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Return the seconds of a Retry-After header; 0 for an absent header or a date. Servers that limit rates send
+    """Return the seconds of a Retry-After header; 0 for an absent header or a date. Rate-limiting servers send
     seconds."""
     return float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0

@@ -1,7 +1,7 @@
 """Metrics of a pod in the Prometheus text format 0.0.4. Pure.
 
 The format takes a few lines here; the client library would add a layer to the image. Job, phase and execution are
-labels of the pod, which the scraper adds.
+labels of the pod, added by the scraper.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _PROGRESS = {
     "device_bytes": "Most memory of its GPU that rank 0 has taken.",
     "host_bytes": "Most memory of the host that rank 0 has taken.",
 }
-"""HELP texts of the progress report's fields that become gauges. A field that is None has no sample."""
+"""HELP texts of the gauges from a progress report's fields. A field with value None has no sample."""
 
 
 @dataclass(frozen=True)

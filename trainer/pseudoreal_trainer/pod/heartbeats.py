@@ -26,7 +26,7 @@ def pod_report(folder: PodFolder) -> PodReport:
 
 
 def rank_heartbeats(folder: PodFolder) -> list[RankReport]:
-    """Return the newest heartbeat of each rank that has started."""
+    """Return the newest heartbeat of each started rank."""
     records = [record for record in map(read_heartbeat, folder.heartbeats()) if record is not None]
     return [rank_heartbeat(record, time.monotonic(), process_state(record.pid)) for record in records]
 

@@ -1,4 +1,4 @@
-"""Recognizes errors that say that another rank is gone, has failed, or does not answer, so its pod is at fault. Pure.
+"""Recognizes errors caused by another rank: it is gone, has failed, or does not answer, so its pod is at fault. Pure.
 
 torch has no error type for this case: gloo raises RuntimeError with the name of gloo's source file in the text (torch
 2.11 to 2.15).
@@ -28,7 +28,7 @@ def has_lost_a_peer(error: BaseException) -> bool:
 
 
 def timeout_sentence(error: BaseException) -> str:
-    """Return a sentence for a collective that timed out because other ranks did not join it; empty for other errors."""
+    """Return a sentence for a collective timed out because of absent ranks; empty for other errors."""
     for cause in causes(error):
         if _says_so(cause) and _TIMED_OUT.search(text := str(cause)):
             limit = _MILLISECONDS.search(text)

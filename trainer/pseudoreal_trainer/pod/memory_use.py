@@ -12,7 +12,7 @@ _FILES = {
 }
 """Cgroup version -> its files for limit, current use, peak and OOM kills."""
 _NO_LIMIT = 1 << 60
-"""Bytes from which a limit counts as unlimited: cgroup v1 writes a large number, v2 the word max."""
+"""Limits from this number of bytes on count as unlimited: cgroup v1 writes a large number, v2 the word max."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PodMemory:
     used: int | None = None
     peak: int | None = None
     kills: int = 0
-    """Number of processes that the OOM killer has ended."""
+    """Number of processes ended by the OOM killer."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def exhausted(before: PodMemory, after: PodMemory) -> PodMemory | None:
 
 
 def pod_memory(groups: Path = _GROUPS, own: Path = _OWN) -> PodMemory:
-    """Return the memory of this process's cgroup, which is its container's."""
+    """Return the memory of this process's cgroup: its container's."""
     try:
         version, folder = _group(groups, own.read_text().splitlines())
     except OSError:

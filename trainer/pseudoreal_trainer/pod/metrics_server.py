@@ -1,4 +1,4 @@
-"""Serves `/metrics` of a pod, in a thread of the supervisor process, so that scrapes do not disturb the ranks."""
+"""Serves `/metrics` of a pod, in a thread of the supervisor process: scrapes do not disturb the ranks."""
 
 import socket
 import threading
@@ -16,16 +16,16 @@ from pseudoreal_trainer.pod.pod_folder import PodFolder
 
 PATH = "/metrics"
 _CLIENT_SECONDS = 2.0
-"""Seconds for which a client may send nothing; the server handles one client at a time."""
+"""Seconds of silence allowed to a client; the server handles one client at a time."""
 _LAST_SECONDS = 1.0
-"""Seconds that the shutdown of the pod waits for a client."""
+"""Seconds of the pod's shutdown spent waiting for a client."""
 _POLL_SECONDS = 0.1
 
 log = structlog.get_logger()
 
 
 def metrics_port(environment: Mapping[str, str]) -> int | None:
-    """Return the port that the environment names; None if metrics are off."""
+    """Return the port named by the environment; None if metrics are off."""
     text = environment.get(METRICS_PORT)
     return int(text) if text else None
 
@@ -72,7 +72,7 @@ class _Server(TCPServer):
         super().server_bind()
 
     def handle_error(self, *_: object) -> None:
-        """Ignore clients that break off."""
+        """Ignore aborted connections."""
 
 
 class _Handler(BaseHTTPRequestHandler):

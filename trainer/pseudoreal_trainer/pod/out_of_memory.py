@@ -1,4 +1,4 @@
-"""Recognizes out-of-memory errors, states the known amounts, and names spec fields that reduce the need. Pure."""
+"""Recognizes out-of-memory errors, states the known amounts, and names spec fields for reducing the need. Pure."""
 
 import errno
 import re
@@ -28,22 +28,22 @@ _ARRAY_SAYS = re.compile(r"Unable to allocate (?P<asked>[\d.]+ \w+)")
 class Lack:
     on_gpu: bool
     text: str
-    """Phrase on the amount that was requested, if known."""
+    """Phrase on the requested amount, if known."""
 
 
 def lack_of_memory(error: BaseException) -> Lack | None:
-    """Return the lack of memory that an error, or one of its causes, reports; None for other errors."""
+    """Return the lack of memory reported by an error or one of its causes; None for other errors."""
     return next((found for found in map(_lack, causes(error)) if found is not None), None)
 
 
 def rank_sentence(lack: Lack, use: MemoryUse, config: PhaseConfig) -> str:
-    """Return the sentence of a rank that ran out of memory."""
+    """Return the sentence of a rank without enough memory."""
     facts = [lack.text] if lack.on_gpu else [lack.text, *_host_facts(use)]
     return f"out of memory: {', '.join(facts)}; {advice(config, on_gpu=lack.on_gpu)}"
 
 
 def killed_sentence(ranks: Sequence[int], memory: PodMemory, config: PhaseConfig) -> str:
-    """Return the sentence of a pod in which the OOM killer ended a process. `ranks` are the local ranks without an
+    """Return the sentence of a pod with a process ended by the OOM killer. `ranks` are the local ranks without an
     outcome."""
     limit = "the memory of its node" if memory.limit is None else f"its limit of {readable_bytes(memory.limit)}"
     peak = "" if memory.peak is None else f" (peak {readable_bytes(memory.peak)})"
@@ -54,7 +54,7 @@ def killed_sentence(ranks: Sequence[int], memory: PodMemory, config: PhaseConfig
 
 
 def advice(config: PhaseConfig, *, on_gpu: bool) -> str:
-    """Return advice on spec fields that can still be changed to need less memory."""
+    """Return advice on spec fields for reducing the need of memory."""
     return "to need less, " + ", or ".join(_changes(config, on_gpu))
 
 

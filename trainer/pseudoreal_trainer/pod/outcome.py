@@ -81,11 +81,11 @@ def pod_outcome(
     """Return the one termination message for all ranks of the pod. Pure.
 
     `exit_code` is torchrun's exit code. `stopped`: the pod was asked to stop. `exhausted` is the pod's memory if the
-    OOM killer has ended a process. `ended` are the local ranks that the pod itself killed after another rank was gone.
+    OOM killer has ended a process. `ended` are the local ranks killed by the pod itself after another rank was gone.
     `crashes` are the crashes by local rank.
 
-    Among errors, one caused in the rank itself wins, then the earliest: later errors are of ranks that lost their peer.
-    A rank that was killed leaves no outcome.
+    Among errors, one caused in the rank itself wins, then the earliest: later errors are of ranks with a lost peer. A
+    killed rank leaves no outcome.
     """
     errors = [o for o in outcomes if has_failed(o)]
     silent = _silent(outcomes, config, ended)
@@ -124,10 +124,10 @@ def is_death(
     stopped: bool,
     ended: Collection[int] = (),
 ) -> bool:
-    """Return whether ranks ended because a process died, in this pod or in one to which a connection broke. Pure.
+    """Return whether ranks ended because a process died, in this pod or in a connected one. Pure.
 
-    `message` is the result of `pod_outcome`. Out of memory, an error that a rank reported, and the end of torchrun
-    itself do not count as a death.
+    `message` is the result of `pod_outcome`. Out of memory, an error reported by a rank, and the end of torchrun itself
+    do not count as a death.
     """
     if stopped or exit_code < 0 or message.outcome != "Failed":
         return False
@@ -135,7 +135,7 @@ def is_death(
 
 
 def _silent(outcomes: list[RankOutcome], config: PhaseConfig, ended: Collection[int]) -> list[int]:
-    """Return the local ranks that left no outcome, without the ranks that the pod killed."""
+    """Return the local ranks without an outcome, except the ranks killed by the pod."""
     return sorted(set(range(config.processes_per_worker)) - {o.local_rank for o in outcomes} - set(ended))
 
 
@@ -170,7 +170,7 @@ def _listed(ranks: list[int]) -> str:
 
 
 def write_termination(message: TerminationMessage) -> None:
-    """Write the message to the file that the kubelet reads; outside of a cluster the file does not exist."""
+    """Write the message to the file read by the kubelet; outside of a cluster the file does not exist."""
     named = os.environ.get(TERMINATION_LOG)
     path = Path(named or _KUBERNETES_TERMINATION_LOG)
     if named or path.exists():

@@ -15,7 +15,7 @@ from pseudoreal_trainer.pod.outcome import has_failed, read_outcome
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 
 LAST_SECONDS = 2.0
-"""Seconds that the remaining ranks have to write their outcomes."""
+"""Seconds for the remaining ranks to write their outcomes."""
 _DEAD = ("Z", "X")
 
 log = structlog.get_logger()
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 class Partners:
     """The local ranks of a pod, found through their heartbeat files.
 
-    `ended` are the local ranks that this object killed: their end is not their fault.
+    `ended` are the local ranks killed by this object: their end is not their fault.
     """
 
     def __init__(self, folder: PodFolder, clock: Clock = time.monotonic) -> None:
@@ -52,7 +52,7 @@ class Partners:
         return outcome is None or has_failed(outcome)
 
     def end_all(self, why: str) -> None:
-        """Kill the ranks that are still alive."""
+        """Kill the surviving ranks."""
         for local_rank, pid in self._ranks():
             if local_rank not in self.ended and process_state(pid) not in _DEAD:
                 self.ended.add(local_rank)
@@ -61,7 +61,7 @@ class Partners:
                     os.kill(pid, signal.SIGKILL)
 
     def _ranks(self) -> Iterator[tuple[int, int]]:
-        """Yield local rank and process id of each rank that has started."""
+        """Yield local rank and process id of each started rank."""
         for path in self._folder.heartbeats():
             if (record := read_heartbeat(path)) is not None:
                 yield int(path.stem), record.pid

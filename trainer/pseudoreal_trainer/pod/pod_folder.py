@@ -1,4 +1,4 @@
-"""Small files through which the processes of a running pod communicate; outcome.py has the files for their end."""
+"""Small files for communication between the processes of a running pod; outcome.py has the files for their end."""
 
 import os
 import time
@@ -14,7 +14,7 @@ from pseudoreal_api.wire.reports import Membership, SavedCheckpoint
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
 
 MEMBERSHIP = "PSEUDOREAL_MEMBERSHIP"
-"""Environment variable of a rank: the number of the restart in place that began its pod's current membership.
+"""Environment variable of a rank: the number of the restart in place at the start of its pod's current membership.
 
 If unset, the worker assignment is the initial one: worker N is pod N.
 """
@@ -22,7 +22,7 @@ If unset, the worker assignment is the initial one: worker N is pod N.
 _MEMORY = Path("/dev/shm")
 _HEARTBEAT = ".heartbeat"
 _OF_RANKS = "[0-9]*.*"
-"""Pattern of the files that ranks write; each name starts with the local rank."""
+"""Pattern of the ranks' file names; each name starts with the local rank."""
 
 
 class _Committed(ApiModel):
@@ -41,7 +41,7 @@ class PodFolder:
         return self.path / f"{local_rank}{_HEARTBEAT}"
 
     def heartbeats(self) -> list[Path]:
-        """Return the heartbeat files of the ranks that have started."""
+        """Return the heartbeat files of the started ranks."""
         return sorted(self.path.glob(f"*{_HEARTBEAT}"))
 
     def has_ranks(self) -> bool:
@@ -49,14 +49,14 @@ class PodFolder:
         return any(self.path.glob(_OF_RANKS))
 
     def make_room(self, why: InPlace) -> None:
-        """Remove the files of ranks that have ended, before a restart in place."""
+        """Remove the files of ended ranks, before a restart in place."""
         # Before the restart is noted: readers take the restart as started as soon as rank files exist.
         for path in self.path.glob(_OF_RANKS):
             path.unlink(missing_ok=True)
         self._replace("in-place", why.to_json())
 
     def in_place(self) -> InPlace | None:
-        """Return the restarts in place, including one that waits for the other pods; None if there were none."""
+        """Return the restarts in place, including one waiting for the other pods; None if there were none."""
         content = self._content("in-place")
         return None if content is None else InPlace.model_validate_json(content)
 
@@ -64,7 +64,7 @@ class PodFolder:
         self._replace("restarts-elsewhere", str(restarts))
 
     def restarts_elsewhere(self) -> int:
-        """Return the largest number of restarts in place of any pod that the operator has reported, 0 before its first
+        """Return the largest number of restarts in place of any pod, according to the operator; 0 before its first
         report."""
         return int(self._content("restarts-elsewhere") or 0)
 
@@ -84,7 +84,7 @@ class PodFolder:
         return None if content is None else ProgressReport.model_validate_json(content)
 
     def leave_checkpoint(self, name: str, step: int) -> None:
-        """Record a checkpoint that was committed just now."""
+        """Record a checkpoint committed just now."""
         self._replace("checkpoint", _Committed(name=name, step=step, moment=time.monotonic()).to_json())
 
     def checkpoint(self) -> SavedCheckpoint | None:
@@ -99,7 +99,7 @@ class PodFolder:
         self._replace("layout", layout.to_json())
 
     def layout(self) -> ChosenLayout | None:
-        """Return the layout that was chosen automatically for the phase; None if the job specifies it."""
+        """Return the automatically chosen layout of the phase; None if the job specifies the layout."""
         content = self._content("layout")
         return None if content is None else ChosenLayout.model_validate_json(content)
 
@@ -135,7 +135,7 @@ def pod_folder() -> PodFolder | None:
 
 
 def memory_directory() -> str | None:
-    """Return a tmpfs folder for files that are written constantly; None if there is none.
+    """Return a tmpfs folder for constantly written files; None if there is none.
 
     On a disk, writing to a mapped file blocks while the kernel writes its pages back.
     """
@@ -143,5 +143,5 @@ def memory_directory() -> str | None:
 
 
 def membership_of_ranks() -> int:
-    """Return the number of the restart in place that began the current membership of this process's pod."""
+    """Return the number of the restart in place at the start of the current membership of this process's pod."""
     return int(os.environ.get(MEMBERSHIP, "0"))

@@ -14,7 +14,7 @@ from pseudoreal_trainer.pod.pod_folder import PodFolder
 
 _MOST_SECONDS = 60.0
 _LAST_SECONDS = 1.0
-"""Seconds to wait for the last report, which carries the checkpoint that a pod writes when asked to stop."""
+"""Seconds to wait for the last report. It carries the checkpoint of a pod asked to stop."""
 _MOST_RETRY_AFTER = 600.0
 
 log = structlog.get_logger()
@@ -40,7 +40,7 @@ def reporting(folder: PodFolder, endpoint: Endpoint | None, seconds: float = REP
 def delay(seconds: float, failures: int, retry_after: float, chance: float) -> float:
     """Return the seconds until the next report. Pure.
 
-    `chance`, from 0 to 1, adds jitter, so that pods that failed together do not retry together.
+    `chance`, from 0 to 1, adds jitter: pods failing together do not retry together.
     """
     if failures == 0:
         return seconds

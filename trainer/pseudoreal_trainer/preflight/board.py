@@ -1,4 +1,4 @@
-"""Exchange between ranks through torch's TCP store, which works even while their collectives hang."""
+"""Exchange between ranks through torch's TCP store. The store works even while their collectives hang."""
 
 import os
 import time
@@ -35,9 +35,9 @@ def is_held_by_torchrun() -> bool:
 
 
 class Board:
-    """Messages that the ranks leave for one another in the store.
+    """Messages between the ranks in the store.
 
-    No method waits longer than its `seconds`. A method that waits returns False, None or fewer entries after a timeout.
+    No method waits longer than its `seconds`. After a timeout, a waiting method returns False, None or fewer entries.
     """
 
     def __init__(self, store: Store) -> None:
@@ -47,7 +47,7 @@ class Board:
         self._store.set(f"node/{rank}", node)
 
     def nodes(self, ranks: Collection[int], seconds: float) -> Nodes:
-        """Return the nodes of the given ranks that have started, waiting up to `seconds` for all of them."""
+        """Return the nodes of the given ranks as far as they have started, waiting up to `seconds` for all of them."""
         found = self._wait_for_each("node", ranks, seconds)
         return {rank: self._store.get(f"node/{rank}").decode() for rank in found}
 
@@ -80,7 +80,7 @@ class Board:
         self._wait([f"heard/{rank}" for rank in ranks], seconds)
 
     def _wait_for_each(self, key: str, ranks: Collection[int], seconds: float) -> list[int]:
-        """Return the ranks whose entries arrived in time."""
+        """Return the ranks with timely entries."""
         until = time.monotonic() + seconds
         return [rank for rank in ranks if self._wait([f"{key}/{rank}"], until - time.monotonic())]
 

@@ -20,7 +20,7 @@ _QUOTED = 200
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits in seconds, generous enough that only a hang exceeds them."""
+    """Time limits in seconds, generous enough: only a hang exceeds them."""
 
     start: float = 600.0
     """Limit until all ranks have started: some may still be reading their corpus."""
@@ -32,14 +32,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Self:
-    """The rank that this process checks."""
+    """The rank checked by this process."""
 
     rank: int
     workers: int
     processes: int
     node: str
     device: Callable[[], torch.device]
-    """Function that returns the rank's device. Its TrainingError, if the device is not as the pod requested, becomes a
+    """Function returning the rank's device. Its TrainingError, for a device other than the pod requested, becomes a
     finding."""
 
     @property

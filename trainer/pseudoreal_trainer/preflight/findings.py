@@ -44,5 +44,5 @@ class Verdict(ApiModel):
 
     @property
     def suspect(self) -> int | None:
-        """First rank that is at fault by itself; None if there is none."""
+        """First rank at fault by itself; None if there is none."""
         return next((fault.ranks[0] for fault in self.broken if len(fault.ranks) == 1), None)

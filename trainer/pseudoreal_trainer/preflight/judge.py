@@ -8,7 +8,7 @@ from pseudoreal_trainer.preflight.pairs import Network
 from pseudoreal_trainer.preflight.slowness import slow_ranks
 
 Nodes = Mapping[int, str]
-"""Node name of each rank that has started."""
+"""Node name of each started rank."""
 _Pair = frozenset[int]
 
 _PARTNERS = {"across": "in other pods", "within": "in its pod"}
@@ -27,7 +27,7 @@ def judge_silent_leader(nodes: Nodes, seconds: float) -> Verdict:
 
 
 def judge(nodes: Nodes, findings: Collection[Finding], seconds: float) -> Verdict:
-    """Return the verdict on all ranks, given the node of every rank and the findings that arrived within `seconds`."""
+    """Return the verdict on all ranks, given the node of every rank and the findings arrived within `seconds`."""
     answered = {finding.rank for finding in findings}
     broken = [_silent(rank, nodes, seconds) for rank in sorted(nodes.keys() - answered)]
     broken += [fault for finding in findings for fault in _wrong(finding)]
@@ -61,7 +61,7 @@ def _wrong(finding: Finding) -> list[Fault]:
 
 
 def _broken_networks(network: Network, findings: Collection[Finding]) -> list[Fault]:
-    """Return the network faults between ranks that are healthy by themselves."""
+    """Return the network faults between otherwise healthy ranks."""
     talks = {(f.rank, talk.partner): talk for f in findings for talk in f.talks if talk.network == network}
     # Count a pairing only if both sides reached it: a rank that an earlier partner delayed may never have joined, which
     # is not the fault of the rank that waited for it.

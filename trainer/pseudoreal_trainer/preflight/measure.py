@@ -79,8 +79,8 @@ def _open_pair(store: Store, number: int, device: torch.device, seconds: float) 
 def _count_anew() -> None:
     """Reset torch's counter of process groups by opening and closing a group of one rank.
 
-    Two processes find each other in the store by the number of their group. A group that failed to open is counted too;
-    the counter restarts after a group has been closed properly.
+    Two processes find each other in the store by the number of their group. A group whose opening failed is counted
+    too; the counter restarts after a group has been closed properly.
     """
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     dist.destroy_process_group()

@@ -1,8 +1,8 @@
-"""Schedule of the network checks: which ranks are paired in which round. Pure.
+"""Schedule of the network checks: the pairs of ranks in each round. Pure.
 
 First, ranks with the same local rank are paired across pods, then the ranks of one pod with each other; times are
 compared only within one of these two networks. The rounds are the rounds of a tournament. Three rounds give every rank
-at least two partners, for any number of ranks. So a rank that fails with all its partners can be distinguished from the
+at least two partners, for any number of ranks. So a rank failing with all its partners can be distinguished from the
 partner of such a rank.
 """
 
@@ -39,15 +39,14 @@ def _rounds(members: int) -> int:
 
 
 def _cycle(members: int) -> int:
-    """Return the number of rounds in which every member meets every other one."""
+    """Return the number of rounds until every member has met every other one."""
     return members - 1 + members % 2
 
 
 def _partner(member: int, members: int, number: int) -> int | None:
     """Return the member's partner in a round, by the circle method.
 
-    The member that would be its own partner meets the last one if the number of members is even; else it has no
-    partner.
+    A member paired with itself meets the last one if the number of members is even; else it has no partner.
     """
     cycle = _cycle(members)
     last = members - 1 if members % 2 == 0 else None

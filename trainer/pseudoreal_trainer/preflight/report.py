@@ -9,7 +9,7 @@ import structlog
 from pseudoreal_trainer.preflight.findings import Finding, Verdict
 
 _LISTED = 16
-"""Number of ranks whose times are logged, slowest products first."""
+"""Number of ranks with logged times, slowest products first."""
 _QUOTED = 4
 """Maximal number of faults in the sentence."""
 

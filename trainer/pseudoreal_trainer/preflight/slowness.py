@@ -1,4 +1,4 @@
-"""Finds the ranks that are much slower than the median. Pure."""
+"""Finds ranks much slower than the median. Pure."""
 
 from collections.abc import Collection, Mapping
 from statistics import median_low
@@ -8,7 +8,7 @@ from pseudoreal_trainer.preflight.findings import Fault, Finding
 from pseudoreal_trainer.preflight.pairs import Network
 
 SLOW = 3.0
-"""Multiple of the median time above which a rank is slow."""
+"""Ranks slower than this multiple of the median time are slow."""
 
 _DOING = {"across": "to talk to another pod", "within": "to talk to another rank of its pod"}
 

@@ -18,7 +18,7 @@ from pseudoreal_trainer.preflight.report import sentence
 COMMAND = (sys.executable, "-m", "pseudoreal_trainer.preflight")
 
 _SECONDS = 1200.0
-"""Seconds after which a check that hangs as a whole is killed; the check itself has shorter limits."""
+"""Seconds until a hanging check is killed as a whole; the check itself has shorter limits."""
 
 log = structlog.get_logger()
 
@@ -54,7 +54,7 @@ def _checked(rank: int, config: Path) -> Verdict:
 
 
 def _run(config: Path, verdict: Path) -> str:
-    """Run the check's process; return how it ended, for the case that it wrote no verdict."""
+    """Run the check's process; return how it ended, in case it wrote no verdict."""
     # A session of its own: a signal for the worker must not reach the check, which ends soon anyway.
     process = subprocess.Popen([*COMMAND, config, verdict], start_new_session=True)
     try:

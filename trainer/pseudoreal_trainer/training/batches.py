@@ -29,8 +29,7 @@ class StreamBatch:
 
 @dataclass(frozen=True)
 class WindowBatch:
-    """Validation windows; each window is a micro-batch of its own, so that its loss does not depend on the other
-    windows."""
+    """Validation windows. Each window is a micro-batch of its own, so its loss is independent of the other windows."""
 
     windows: list[NDArray[Any]]
     """Windows of [T + 1] tokens each."""

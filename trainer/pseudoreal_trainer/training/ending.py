@@ -1,4 +1,4 @@
-"""When a phase ends, and which of its steps measure the gradients of single layers. Pure."""
+"""End of a phase, and selection of the steps for gradient measurements of single layers. Pure."""
 
 from dataclasses import dataclass
 from itertools import repeat
@@ -14,7 +14,7 @@ from pseudoreal_trainer.training.progress import Progress
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules of the phase's spec that decide when the phase ends.
+    """End conditions of the phase's spec.
 
     No method changes the progress: the training loop stores the results in it.
     """
@@ -25,7 +25,7 @@ class Rules:
         return progress.step >= self._last_step(progress)
 
     def measures(self, progress: Progress) -> bool:
-        """Return whether the next step is one of the last `measure.steps` steps, whose gradients the delink uses."""
+        """Return whether the next step is one of the last `measure.steps` steps; the delink uses their gradients."""
         measure = self.config.measure
         return measure is not None and progress.step >= self._last_step(progress) - measure.steps
 
@@ -75,7 +75,7 @@ class Rules:
         return last if progress.ending.step is None else min(last, progress.ending.step)
 
     def _ending_soon(self, progress: Progress, checks: int) -> Ending:
-        """Return an `Ending` at this step, or after the measured steps if the phase has any. A step that is already set
+        """Return an `Ending` at this step, or after the measured steps if the phase has any. An existing end step
         stays."""
         measured = 0 if self.config.measure is None or progress.step == 0 else self.config.measure.steps
         step = progress.step + measured if progress.ending.step is None else progress.ending.step

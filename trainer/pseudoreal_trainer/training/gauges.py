@@ -1,4 +1,4 @@
-"""Speed and memory use that the first rank reports."""
+"""Speed and memory use of the first rank."""
 
 import resource
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ class Gauges:
     def operations(self, counted: Counts | None = None) -> float:
         """Return the floating-point operations of a training step per rank.
 
-        `counted` are the step's document counts; None means that attention spans whole sequences.
+        `counted` are the step's document counts; None: attention spans whole sequences.
         """
         pairs = None if counted is None else counted.twice_the_pairs
         return step_operations(self.sizes, self.tokens, pairs) / self.ranks
 
     def teraflops_per_second(self, seconds: float, counted: Counts | None = None) -> float:
-        """Return the teraflops per second of a rank whose step takes `seconds`."""
+        """Return a rank's teraflops per second at `seconds` per step."""
         return self.operations(counted) / seconds / 1e12
 
     def utilisation(self, seconds: float, counted: Counts | None = None) -> float | None:

@@ -1,8 +1,8 @@
-"""Persisted metrics: the lines of metrics.jsonl in object storage, which cannot append.
+"""Persisted metrics: the lines of metrics.jsonl in object storage, without an append operation.
 
 Each checkpoint gets a part: `metrics/STEP/lines.jsonl`, beside `checkpoints/`, has the lines after the previous
-checkpoint, up to and including STEP. The part is written before the checkpoint of STEP, so an execution that resumes
-from STEP finds all lines up to STEP.
+checkpoint, up to and including STEP. The part is written before the checkpoint of STEP, so an execution resuming from
+STEP finds all lines up to STEP.
 """
 
 import re
@@ -25,9 +25,9 @@ log = structlog.get_logger()
 
 class KeptMetrics:
     def __init__(self, folder: ObjectPath, step: int) -> None:
-        """Remove the parts of steps after `step`, which this execution trains again.
+        """Remove the parts of steps after `step`: this execution trains these steps again.
 
-        `folder` is the job's folder; `step` is the step from which this execution resumes.
+        `folder` is the job's folder; this execution resumes from `step`.
         """
         self._folder = folder / _FOLDER
         self._lines: list[str] = []

@@ -29,10 +29,10 @@ if TYPE_CHECKING:  # both import torch, which is slow to load for a command that
     from pseudoreal_trainer.training.progress import Progress
 
 _WINDOW = 20
-"""Number of recent steps over which the step time is averaged."""
+"""Number of recent steps in the average of the step time."""
 _LOG_SECONDS = 1.0
 _BLOCK_BYTES, _MOST_LINE_BYTES = 1 << 20, 1 << 26
-"""Bytes read at a time in the search for lines; maximal bytes of a line that this program writes."""
+"""Bytes read at a time in the search for lines; maximal bytes of a line written by this program."""
 _STEP = re.compile(rb'\{"phase": ?"[-a-z0-9]+", ?"step": ?([0-9]{1,18}),')
 
 log = structlog.get_logger()
@@ -41,8 +41,8 @@ log = structlog.get_logger()
 def forget_after(path: Path, step: int) -> None:
     """Truncate the file after the lines up to `step`: a resumed execution writes the later lines again.
 
-    A line that a crash cut short is removed too. Steps grow from line to line, so only the removed part is read, from
-    the end. One truncate call cuts the file: after a crash the file has either all its lines or exactly the kept ones.
+    A line cut short by a crash is removed too. Steps grow from line to line, so only the removed part is read, from the
+    end. One truncate call cuts the file: after a crash the file has either all its lines or exactly the kept ones.
     """
     with path.open("ab+") as file:
         end = next((end for line, end in _lines_from_end(file) if _is_kept(line, step)), 0)
@@ -55,7 +55,7 @@ def forget_after(path: Path, step: int) -> None:
 def _lines_from_end(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
     """Yield each line with its line break and the position after the line, last line first.
 
-    A line longer than `_MOST_LINE_BYTES`, which this program cannot have written, is yielded as empty bytes.
+    A line longer than `_MOST_LINE_BYTES` is yielded as empty bytes: this program cannot have written it.
     """
     end = start = file.seek(0, os.SEEK_END)
     while start > 0:
@@ -91,15 +91,15 @@ class Meter:
     """Timer of training steps; validation and checkpoints are outside its context."""
 
     def __init__(self, heartbeat: Heartbeat, waited_for_data: Callable[[], float]) -> None:
-        """`waited_for_data` returns the total seconds for which training has waited for samples."""
+        """`waited_for_data` returns the total seconds of waits for samples."""
         self._heartbeat, self._waited_for_data = heartbeat, waited_for_data
         self.seconds = 0.0
         self.waited = 0.0
-        """Seconds of the newest step in which the main thread was blocked on reductions and updates."""
+        """Seconds of the newest step during which reductions and updates blocked the main thread."""
         self.data_seconds = 0.0
-        """Seconds of the newest step in which training waited for samples."""
+        """Seconds of the newest step spent waiting for samples."""
         self.waits = dict.fromkeys(self._waits(), 0.0)
-        """Seconds that all steps together waited, by cause: data, reductions or updates."""
+        """Seconds waited in all steps, by cause: data, reductions or updates."""
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     def __enter__(self) -> Self:
@@ -139,7 +139,7 @@ class Reporter:
     def __init__(
         self, config: PhaseConfig, meter: Meter, gauges: "Gauges", first_step: int, pod: PodFolder | None = None
     ) -> None:
-        """`pod` is the folder in which the pod's supervisor finds the reports; None: the reports are only logged."""
+        """`pod` is the folder for reports to the pod's supervisor; None: the reports are only logged."""
         self._config, self._meter, self._gauges, self._pod = config, meter, gauges, pod
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ def train_phase(
 ) -> TerminationMessage:
     """Train the phase and return its termination message. Every rank calls this.
 
-    `pod` is the folder through which the pod's supervisor learns the progress. Raises TrainingError.
+    The pod's supervisor learns the progress through the folder `pod`. Raises TrainingError.
     """
     if compiles(config, ranks):
         require_compiler()
@@ -115,12 +115,12 @@ def train_step(
 ) -> Agreement:
     """Run the step after `progress`, without changing `progress`.
 
-    `counted` are the step's document counts over all ranks; None means that attention spans whole sequences. `stop` and
-    `finish` tell whether this rank was asked to stop, or to end the phase.
+    `counted` are the step's document counts over all ranks; None: attention spans whole sequences. `stop` and `finish`
+    tell whether this rank was asked to stop, or to end the phase.
 
     The loss, the gradients and the update are the same on every rank. Between layouts they differ only by the order of
-    sums. A loss or gradient that is not finite changes no weight: with global clipping, or after a loss that is not
-    finite, the whole update is skipped; otherwise only the units whose gradients are not finite are skipped.
+    sums. A NaN or infinite loss or gradient changes no weight. With global clipping, or after a non-finite loss, the
+    whole update is skipped; otherwise only the units with non-finite gradients are skipped.
     """
     step, mesh = progress.step + 1, engine.mesh
     batch = StreamBatch(samples, rank_parts(config.batch, progress.cursor, mesh.data_rank, mesh.layout.data))
@@ -133,8 +133,8 @@ def train_step(
 class _Phase:
     """State of a phase during training. Every rank calls the methods in the same order.
 
-    The methods run collectives, so they may branch only on values that are equal on all ranks: `progress`, the config,
-    and results of an agreement between ranks.
+    The methods run collectives, so they may branch only on values equal on all ranks: `progress`, the config, and
+    results of an agreement between ranks.
     """
 
     config: PhaseConfig
@@ -146,7 +146,7 @@ class _Phase:
     validations: Mapping[str, Validation]
     """Validations by name of their validation set; the loss of the first set is the job's validation loss."""
     prompts: Prompts | None
-    """Prompts that the model continues at validations; None: no samples are generated."""
+    """Prompts for samples at validations; None: no samples are generated."""
     progress: Progress
     meter: Meter
     reporter: Reporter | None
@@ -233,7 +233,7 @@ class _Phase:
             events.log_left_out(self.config, self.progress, agreed, left_out)
 
     def _learn(self, found: LayerGradients, *, measures: bool, checks: bool) -> None:
-        """Record the gradients of a step that was measured, compared, or both."""
+        """Record the gradients of a measured or compared step."""
         if measures:
             self.progress.measurement = self._rules.after_measuring(self.progress, found)
         if checks:

@@ -17,8 +17,8 @@ from pseudoreal_trainer.engine.updates import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
 
 MOST_IN_A_ROW = 10
-"""Number of consecutive skipped steps that fails the training. A single bad batch passes; a diverged training does not
-recover."""
+"""Number of consecutive skipped steps at which the training fails. A single bad batch passes; a diverged training does
+not recover."""
 
 
 @dataclass
@@ -45,8 +45,8 @@ class Progress:
     """Distribution of the newest step's tokens over experts; None without experts, before the first step, and if the
     loss was not finite."""
     auxiliary_loss: float | None = None
-    """Mean auxiliary loss of the newest step, in nats per token; None if the job has no auxiliary loss, and in each
-    case in which `load` is None."""
+    """Mean auxiliary loss of the newest step, in nats per token; None if the job has no auxiliary loss, and whenever
+    `load` is None."""
     start_validation_loss: float | None = None
     """Validation loss before the phase's first step, in nats per token; None until it is measured."""
     validation_loss: float | None = None
@@ -66,19 +66,19 @@ class Progress:
     """Samples consumed from each source since the start of the job, as of the newest manifest; None if the corpus is
     text."""
     blocks: dict[str, BlockOrder] | None = None
-    """Order of each source whose windows are shuffled by blocks; None if there is no such source."""
+    """Order of each source with windows shuffled by blocks; None if there is no such source."""
     mixture_begin: int | None = None
-    """Cursor at which the phase's mixture started; None if it starts now, or the corpus is text."""
+    """Cursor at the start of the phase's mixture; None if it starts now, or the corpus is text."""
     parent: str | None = None
-    """Name of the newest checkpoint, which may not be committed yet."""
+    """Name of the newest checkpoint; its commit may be pending."""
 
     # The fields below are fixed at the start of the phase or the job.
     begin: int = 0
-    """Step at which the phase started."""
+    """First step of the phase, minus one: the steps done before it."""
     optimizer_state: OptimizerState | None = None
     """Effect of the delink before this phase on the moments of blocks; None in the first phase."""
     imported: dict[str, Any] | None = None
-    """config.json of the imported weights with which the job started; None if the weights were random."""
+    """config.json of the imported initial weights; None if the weights were random."""
 
     @classmethod
     def saved_in(cls, manifest: Manifest) -> "Progress":
@@ -105,10 +105,10 @@ class Progress:
     def advance(
         self, agreed: Agreement, config: PhaseConfig, left_out: Sequence[str], counted: Counts | None = None
     ) -> None:
-        """Add one step. `left_out` are the names of the units that the step did not update.
+        """Add one step. `left_out` are the names of the units without an update.
 
-        `counted` are the step's document counts; None means that attention spans whole sequences. Raises TrainingError
-        if training must not go on, as spec.optimizer.nonFinite says.
+        `counted` are the step's document counts; None: attention spans whole sequences. Raises TrainingError if
+        spec.optimizer.nonFinite requires the training to fail.
         """
         self.step += 1
         self.counted = counted
@@ -176,7 +176,7 @@ def _auxiliary_loss(agreed: Agreement, config: PhaseConfig) -> float | None:
 
 
 def tokens_of(config: PhaseConfig) -> int:
-    """Return the tokens of a step's batch: the denominator of the mean auxiliary losses, which cover whole
+    """Return the tokens of a step's batch: the denominator of the mean auxiliary losses. Auxiliary losses cover whole
     sequences."""
     return config.batch.sequences * config.model.sequence_length
 
@@ -192,8 +192,8 @@ def targets_of(config: PhaseConfig, counted: Counts | None) -> int:
 def _skipped(progress: Progress, agreed: Agreement, loss: float, *, skips: bool) -> Skipped:
     """Return the count of skipped steps after the step just added to `progress`.
 
-    Raises TrainingError if a loss or gradient that is not finite must end the training: at once, or after
-    `MOST_IN_A_ROW` skipped steps in a row.
+    Raises TrainingError if a non-finite loss or gradient must end the training: at once, or after `MOST_IN_A_ROW`
+    skipped steps in a row.
     """
     if not skips and not agreed.trains:
         raise TrainingError(f"{_described(agreed, loss, progress.step)}; {REMEDY}")

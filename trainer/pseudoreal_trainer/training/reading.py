@@ -1,4 +1,4 @@
-"""Data source of a phase: samples of a text, or of a mixture of token files that a thread prefetches."""
+"""Data source of a phase: samples of a text, or of a mixture of token files with prefetching."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -34,13 +34,13 @@ class Samples(Protocol):
 class AheadOfTraining:
     """Samples of this rank, prefetched by a thread up to two steps ahead.
 
-    The thread starts at the first request, so a rank that requests no samples reads nothing. Steps must be requested in
-    order; the parts of the current step in any order, and repeatedly.
+    The thread starts at the first request, so a rank without requests reads nothing. Steps must be requested in order;
+    the parts of the current step in any order, and repeatedly.
     """
 
     def __init__(self, stream: MixedStream, parts: Callable[[int], list[Part]], first: int, stride: int) -> None:
-        """`parts` maps the cursor at which a step starts to the step's parts. `first` is the cursor of the first step,
-        `stride` the distance to the next step's cursor."""
+        """`parts` maps a step's first cursor to the step's parts. `first` is the cursor of the first step, `stride` the
+        distance to the next step's cursor."""
         self.sequence = stream.sequence
         self._stream, self._order = stream, StepOrder(stream, parts, stride)
         self._cursor, self._stride = first, stride
@@ -55,7 +55,7 @@ class AheadOfTraining:
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds for which training has waited for samples."""
+        """Seconds spent by training waiting for samples."""
         return 0.0 if self._prefetch is None else self._prefetch.waited_seconds
 
     def close(self, *, wait: bool = True) -> None:
@@ -73,8 +73,7 @@ class AheadOfTraining:
 
 
 Count = Callable[[int], Counts]
-"""Function from the cursor at which a step starts to the step's document counts over all ranks. Collective: every rank
-calls it."""
+"""Function from a step's first cursor to the step's document counts over all ranks. Collective: every rank calls it."""
 
 
 class Reading:
@@ -89,8 +88,8 @@ class Reading:
         self._stretch, self._count = mixed, count
 
     def count(self, cursor: int) -> Counts | None:
-        """Return the document counts over all ranks of the step that starts at the cursor; None if attention spans
-        whole sequences.
+        """Return the document counts over all ranks of the step starting at the cursor; None if attention spans whole
+        sequences.
 
         Collective: every rank calls this, once per step and in step order.
         """
@@ -149,9 +148,8 @@ def _over_all_ranks(counts: Counts, mesh: Mesh) -> Counts:
     """Return the counts summed over the data ranks.
 
     The pipeline ranks of a data rank have the same samples, so only pipeline rank 0 contributes. Each rank counts only
-    the samples that it reads anyway. With clipping Global the ranks agreed after all passes of the step before, so this
-    sum waits for no other rank. Otherwise they agreed before most backward passes, and on a GPU the sum waits for those
-    passes.
+    its own samples. With clipping Global the ranks agreed after all passes of the step before, so this sum waits for no
+    other rank. Otherwise they agreed before most backward passes, and on a GPU the sum waits for these passes.
     """
     numbers = torch.tensor([counts.targets, *counts.twice_the_pairs.values()], device=mesh.device)
     targets, *pairs = mesh.ranks.sum_(numbers if mesh.pipeline_rank == 0 else torch.zeros_like(numbers)).tolist()
@@ -172,7 +170,7 @@ def _stretch(config: PhaseConfig, progress: Progress) -> Stretch:
 
 
 def _ordered(sources: Mapping[str, Source], progress: Progress) -> dict[str, Source]:
-    """Return the sources, each in the order in which its reading started, even if its files have moved since.
+    """Return the sources, each in its original reading order, even if its files have moved since.
 
     Any other order would repeat and skip windows. The orders are recorded in `progress`.
     """

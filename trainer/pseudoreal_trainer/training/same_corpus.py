@@ -1,4 +1,4 @@
-"""Checks that all ranks read the same corpus, and that it is the corpus with which the training started."""
+"""Checks of the corpus: equal on all ranks, and equal to the corpus at the start of the job."""
 
 import structlog
 import torch

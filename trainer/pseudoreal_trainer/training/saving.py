@@ -35,8 +35,8 @@ from pseudoreal_trainer.plan.units import Kind
 
 _T = TypeVar("_T")
 _LAST_SECONDS = 1.0
-"""Seconds that a rank which trains alone and fails waits for the checkpoint in progress, and that any rank waits for
-unfinished files to close."""
+"""Seconds that a failing single rank waits for the checkpoint in progress, and any rank for unfinished files to
+close."""
 
 log = structlog.get_logger()
 
@@ -54,7 +54,7 @@ class Saved:
     seconds: float
     """Seconds from the checkpoint's step to its commit."""
     stall_seconds: float
-    """Upper bound of the seconds for which the checkpoint blocked this rank's training."""
+    """Upper bound of the seconds of training blocked by the checkpoint on this rank."""
 
     @property
     def cost(self) -> CheckpointCost:
@@ -68,9 +68,9 @@ class Saved:
 
 
 class _Files:
-    """Files of this rank, opened by the thread that writes them.
+    """Files of this rank, opened by the thread writing them.
 
-    A volume that refuses the open thus fails the save, like a failed write, and not a training step.
+    So a volume refusing the open fails the save, like a failed write, and not a training step.
     """
 
     def __init__(self, folder: StoragePath, rank: int, units: list[list[Part]], dtype: str) -> None:
@@ -103,7 +103,7 @@ class _Running:
     done: Future[_Committed]
     begin: float
     stalled: float
-    """Seconds for which starting the save blocked the main thread."""
+    """Seconds of the main thread spent on starting the save."""
     held: float
     """The engine's `held_seconds` when the save started."""
 
@@ -117,7 +117,7 @@ class Saver:
     def __init__(
         self, engine: Engine, store: CheckpointStore, fence: Fence, policy: CheckpointPolicy, start: Manifest | None
     ) -> None:
-        """`start` is the manifest of the checkpoint from which training resumed, whose files were read and verified."""
+        """`start` is the manifest of the resumed checkpoint; its files were read and verified."""
         self._engine, self._store, self._fence, self._policy, self._start = engine, store, fence, policy, start
         self._heartbeat = engine.mesh.ranks.heartbeat
         self._thread = SideWork("checkpoint", self._heartbeat.failure)
@@ -162,8 +162,8 @@ class Saver:
     def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, *_: object) -> None:
         """Wait until the checkpoint in progress is committed or has failed.
 
-        After an exception, a rank among several does not wait: the commit needs the other ranks, which may be waiting
-        for this rank. A rank that trains alone waits for a second: its volume may be the part that hangs.
+        After an exception, a rank among several does not wait: the commit needs the other ranks, and they may be
+        waiting for this rank. A rank training alone waits for a second: its volume may be the cause of a hang.
         """
         is_alone = self._engine.mesh.ranks.world == 1
         if failure is not None and is_alone and self._running is not None:
@@ -208,8 +208,8 @@ class Saver:
         return str(self._engine.master_dtype).removeprefix("torch.")
 
     def _written(self, manifest: Manifest, own: _Files, captured: Future[None]) -> _Committed:
-        """Write this rank's files and commit. Runs in the checkpoint thread, whose collectives all ranks' threads
-        join."""
+        """Write this rank's files and commit. Runs in the checkpoint thread; its collectives involve these threads of
+        all ranks."""
         digests, error = _tried(lambda: _finished(own, captured))
         if error is not None:
             _give_up(own)
@@ -277,7 +277,7 @@ def _is_full(why: Exception | str) -> bool:
 def _give_up(files: _Files) -> None:
     """Close unfinished files, in a thread of its own and for at most a second.
 
-    The failed storage may hang or retry repeatedly, which must not delay the report of the error.
+    The failed storage may hang or retry repeatedly; the report of the error must not wait for it.
     """
     closing = Thread(target=files.close, name="gives files up", daemon=True)
     closing.start()

@@ -1,4 +1,4 @@
-"""Learning rate as a function of the step, which counts from the start of the job over all phases. Pure."""
+"""Learning rate as a function of the step, counted from the start of the job over all phases. Pure."""
 
 from math import cos, pi
 
@@ -7,7 +7,7 @@ from pseudoreal_api.spec.optimizer import Optimizer
 
 
 def phase_rate(config: PhaseConfig, step: int, begin: int) -> float:
-    """Return the learning rate of step `step`, with the warm-up of the phase, which started at step `begin`."""
+    """Return the learning rate of step `step`, including the warm-up of a phase started at step `begin`."""
     rate = learning_rate(config.optimizer, step, config.total_steps)
     return rate * min(1.0, (step - begin) / config.warmup_steps) if config.warmup_steps else rate
 
@@ -22,7 +22,7 @@ def learning_rate(optimizer: Optimizer, step: int, total_steps: int) -> float:
 
 
 def _remaining(optimizer: Optimizer, done: int, steps: int) -> float:
-    """Return the share of the decay that is left after `done` of the `steps` after the warm-up."""
+    """Return the remaining share of the decay after `done` of the `steps` after the warm-up."""
     progress = min(1.0, done / steps)
     match optimizer.schedule:
         case "Constant":

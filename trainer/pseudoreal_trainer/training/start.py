@@ -38,10 +38,10 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch
 
 
 def open_imported(config: PhaseConfig, origin: Origin, *, checks: bool) -> Weights | None:
-    """Open the weights of another program with which the phase starts; None if there are none, or a checkpoint exists.
+    """Open the phase's initial weights from another program; None if there are none, or a checkpoint exists.
 
-    The rank with `checks` verifies all of them; the other ranks verify only the tensors that they read. Raises
-    InvalidJobError if they do not fit the model.
+    The rank with `checks` verifies all of them; the other ranks verify only their own reads. Raises InvalidJobError if
+    they do not fit the model.
     """
     start = config.start_from
     if start is None or start.hugging_face is None or not isinstance(origin, Anew):
@@ -80,8 +80,8 @@ def open_engine(
 ) -> Iterator[Engine]:
     """Create this rank's engine and close it at the end. Every rank calls this.
 
-    Attention stays within documents that end with the token `end_of_document`; None means that attention spans whole
-    sequences. Raises TrainingError if the state does not fit into its home.
+    Attention stays within documents ended by the token `end_of_document`; None: attention spans whole sequences. Raises
+    TrainingError if the state does not fit into its home.
     """
     blueprint = Blueprint(
         model=config.model,

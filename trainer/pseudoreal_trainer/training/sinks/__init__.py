@@ -1,4 +1,4 @@
-"""Metrics services that receive each step's figures besides metrics.jsonl, one module each.
+"""Metrics services for each step's figures, in addition to metrics.jsonl; one module each.
 
-`training` decides which figures exist and when.
+`training` decides on the figures and their steps.
 """

@@ -10,8 +10,7 @@ import structlog
 from pseudoreal_trainer.training.sinks.sink import Figures, Sink, Texts
 
 CLOSE_SECONDS = 15.0
-"""Seconds that all sinks together have to send their backlog at the end of a phase: a terminating pod has little
-time."""
+"""Seconds for all sinks together to send their backlog at the end of a phase: a terminating pod has little time."""
 _MOST_WAITING = 10_000
 """Most steps queued for a slow service; further steps are dropped for this sink."""
 
@@ -28,7 +27,7 @@ class Background:
         self._thread.start()
 
     def log(self, step: int, figures: Figures, texts: Texts) -> None:
-        """Queue the figures without waiting. A sink that has failed or lags too far behind drops the step."""
+        """Queue the figures without waiting. A failed sink, or one too far behind, drops the step."""
         if self._waiting.qsize() < self._most:
             self._waiting.put((step, figures, texts))
         else:

@@ -1,4 +1,4 @@
-"""Sink that logs to an MLflow run."""
+"""Sink for MLflow runs."""
 
 import time
 
@@ -10,7 +10,7 @@ from pseudoreal_trainer.training.sinks.sink import Figures, Texts
 PACKAGE = "mlflow"
 _UID, _NAME = "pseudoreal_uid", "mlflow.runName"
 _MARK = "train/tokens"
-"""Metric that every step has; its history gives the newest logged step."""
+"""Metric present in every step; its history gives the newest logged step."""
 
 
 class MLflow:

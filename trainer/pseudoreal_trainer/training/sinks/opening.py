@@ -1,4 +1,4 @@
-"""Opens the sinks that a job configures."""
+"""Opens a job's configured sinks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +27,7 @@ def check_packages(config: PhaseConfig) -> None:
 
 
 def open_sinks(config: PhaseConfig, first_step: int) -> list[Background]:
-    """Open the job's sinks. `first_step` is the first step that will be logged."""
+    """Open the job's sinks. `first_step` is the first step to be logged."""
     return [Background(spec.type, _maker(spec, config, first_step)) for spec in config.logging.sinks]
 
 

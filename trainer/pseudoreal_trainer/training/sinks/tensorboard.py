@@ -1,4 +1,4 @@
-"""Sink that writes TensorBoard event files."""
+"""Sink for TensorBoard event files."""
 
 from pathlib import Path
 from textwrap import indent
@@ -11,8 +11,7 @@ FOLDER = "tensorboard"
 
 class TensorBoard:
     def __init__(self, work_directory: Path, execution: int, first_step: int) -> None:
-        """`first_step` is the first step that will be logged; steps that an earlier execution logged from there on are
-        hidden."""
+        """`first_step` is the first step to be logged; an earlier execution's entries from there on are hidden."""
         from tensorboardX import SummaryWriter
 
         # A file's name has the second of its creation; the suffix distinguishes executions created in the same second.

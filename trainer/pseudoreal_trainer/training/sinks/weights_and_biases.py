@@ -1,4 +1,4 @@
-"""Sink that logs to a Weights & Biases run."""
+"""Sink for Weights & Biases runs."""
 
 from pathlib import Path
 
