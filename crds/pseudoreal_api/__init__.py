@@ -1,4 +1,4 @@
 """The contract between users, API server, operator and trainer.
 
-All data that crosses a boundary of the system is a model of this package. The package imports neither kopf nor torch.
+All data crossing a boundary of the system is a model of this package. The package imports neither kopf nor torch.
 """

@@ -29,14 +29,14 @@ DecimalString = Annotated[
     str,
     Field(pattern=r"^[0-9]+(\.[0-9]+)?([eE]-?[0-9]{1,2})?$", max_length=32),
 ]
-"""Number that is not an integer, written as a string: not every client preserves floats in a spec (Kubernetes API
-conventions, "Primitive types")."""
+"""Decimal number written as a string: not every client preserves floats in a spec (Kubernetes API conventions,
+"Primitive types")."""
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=30)]
 
 _QUANTITY = r"^[0-9]{1,30}(\.[0-9]{0,30})?([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$"
-"""Pattern of quantities. It limits the digits, because an exponent of a thousand nines would be a number that fills the
-memory."""
+"""Pattern of quantities. It limits the digits, because an exponent of a thousand nines would be a memory-filling
+number."""
 
 
 def _is_quantity(amount: int | str) -> int | str:
@@ -55,13 +55,12 @@ Quantity = Annotated[
 
 
 def list_map(*keys: str) -> dict[str, Any]:
-    """Return the schema extension for a list that is a map: server-side apply merges it by key, and duplicates are
-    refused."""
+    """Return the schema extension for a map list: server-side apply merges it by key, and duplicates are refused."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
 ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
-"""Schema extension for a list that server-side apply replaces as a whole."""
+"""Schema extension for a list replaced as a whole by server-side apply."""
 
 SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
-"""Schema extension for a list of unique values that server-side apply merges."""
+"""Schema extension for a list of unique values, merged by server-side apply."""

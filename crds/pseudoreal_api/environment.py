@@ -1,4 +1,4 @@
-"""Environment variables of the trainer container that users must not set."""
+"""Environment variables of the trainer container reserved for the operator and torchrun."""
 
 RESERVED_ENV = (
     "RANK",

@@ -9,16 +9,15 @@ LABEL_JOB = f"{GROUP}/job-name"
 LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_PHASE = f"{GROUP}/phase"
 LABEL_EXECUTION = f"{GROUP}/execution"
-"""Label with the number of an execution, which no other execution of the job has; names of Jobs and pods end with
-it."""
+"""Label with the number of an execution, unique within the job; names of Jobs and pods end with it."""
 LABEL_STAGE = f"{GROUP}/stage"
 """Label with the stage of an execution: train or delink."""
 
 ANNOTATION_LAST_STEPS = f"{GROUP}/last-steps"
 """Annotation of a Job: the last possible steps of its phase and of the job, as PHASE/JOB."""
 ANNOTATION_EXCLUDES_UNTIL = f"{GROUP}/excludes-until"
-"""Annotation of a Job whose pods must avoid nodes that have just rejected pods: the time until which it may wait for
-other nodes."""
+"""Annotation of a Job whose pods must avoid certain nodes after a rejection: the deadline of the wait for other
+nodes."""
 
 CONTAINER = "trainer"
 CONFIG_DIRECTORY = "/etc/pseudoreal"
@@ -32,13 +31,12 @@ REPORT_TOKEN_DIRECTORY = "/var/run/secrets/pseudoreal.dev"
 REPORT_TOKEN_FILE = "token"
 RENDEZVOUS_PORT = 29500
 RENDEZVOUS_SECRET = "PSEUDOREAL_RENDEZVOUS_SECRET"
-"""Environment variable of a trainer pod that joins a rendezvous: path of the file with the secret shared by the job's
-pods."""
+"""Environment variable of a trainer pod in a rendezvous: path of the file with the secret shared by the job's pods."""
 RENDEZVOUS_SECRET_DIRECTORY = "/var/run/secrets/rendezvous.pseudoreal.dev"
 RENDEZVOUS_SECRET_FILE = "secret"
 """Name of the secret's file, and its key in the Secret."""
 SECRET_BYTES = 32
-"""Bytes of the secret: the number that the operator generates, and the minimum that a trainer accepts."""
+"""Bytes of the secret: the operator generates this number, and a trainer requires at least as many."""
 
 
 HOST_NAME_CHARACTERS = 63
@@ -58,7 +56,7 @@ def execution_name(job: str, uid: str, phase: str, stage: str, number: int) -> s
 
 
 def network_name(job: str, uid: str) -> str:
-    """Return the name of a job's headless Service and NetworkPolicy, which all its executions share."""
+    """Return the name of a job's headless Service and NetworkPolicy, shared by all its executions."""
     return f"{job}-{_digest(uid)}"
 
 
@@ -77,13 +75,12 @@ def _digest(*parts: str) -> str:
 
 
 def file_annotation(file: str) -> str:
-    """Return the pod annotation that is mounted as `file` in CONFIG_DIRECTORY."""
+    """Return the pod annotation mounted as `file` in CONFIG_DIRECTORY."""
     return f"{GROUP}/{file}"
 
 
 def work_folder(job: str, uid: str) -> str:
-    """Return the name of a job's folder in spec.checkpoint.storage. A job that is deleted and created again gets a new
-    one."""
+    """Return the name of a job's folder in spec.checkpoint.storage. A deleted and recreated job gets a new one."""
     return f"{job}-{uid[:8]}"
 
 

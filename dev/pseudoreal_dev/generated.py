@@ -1,5 +1,4 @@
-"""Checks that generated files are up to date: the CustomResourceDefinition and its reference, and the charts'
-READMEs."""
+"""Checks generated files for staleness: the CustomResourceDefinition and its reference, and the charts' READMEs."""
 
 from pseudoreal_api.publish import crd, reference
 

@@ -43,7 +43,7 @@ LEFT_OUT = {
         "uid",
     },
 }
-"""Fields that a PseudoRealJob cannot have, by type."""
+"""Fields impossible in a PseudoRealJob, by type."""
 _HEAD = f'''"""Types of core/v1 in a PseudoRealJob, as Kubernetes {VERSION} publishes them, without descriptions.
 
 Written by `make generate`; do not edit.
@@ -60,7 +60,7 @@ _KEPT = ("type", "required")
 
 
 def types(definitions: Json, roots: tuple[str, ...] = ROOTS) -> dict[str, Json]:
-    """Return the root types and all types that they refer to, by short name. `definitions` are the schemas of an
+    """Return the root types and all types reachable from them, by short name. `definitions` are the schemas of an
     OpenAPI document, by full name."""
     named = {name.rpartition(".")[2]: schema for name, schema in definitions.items() if _is_core(name)}
     found: dict[str, Json] = {}

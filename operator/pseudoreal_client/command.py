@@ -1,7 +1,7 @@
 """The command `pseudoreal`, also installed as `kubectl pseudoreal`.
 
-Commands that run on this machine belong to the trainer, commands for a cluster are here. Each module is imported when
-its command is called: help and the commands for a cluster need neither torch nor numpy.
+Local commands belong to the trainer, commands for a cluster are here. Each module is imported when its command is
+called: help and the commands for a cluster need neither torch nor numpy.
 """
 
 import importlib
@@ -58,7 +58,7 @@ SECTIONS = {"Jobs on a cluster": CLUSTER, "Job files, and what they need": FILES
 
 
 class _Commands(click.Group):
-    """Click group that imports a command's module when the command is called."""
+    """Click group with lazy imports: a command's module is imported when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return [name for section in SECTIONS.values() for name in section]
@@ -80,7 +80,7 @@ class _Commands(click.Group):
             ctx.exit(1)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete command names without click's default, which would import every command."""
+        """Complete command names without click's default; the default would import every command."""
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         return [CompletionItem(name) for name in names] or super().shell_complete(ctx, incomplete)
 

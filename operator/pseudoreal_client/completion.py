@@ -1,7 +1,6 @@
-"""`kubectl_complete-pseudoreal`: the program that kubectl runs to complete words after `kubectl pseudoreal`.
+"""`kubectl_complete-pseudoreal`: kubectl runs this program to complete words after `kubectl pseudoreal`.
 
-Its arguments are the words so far, the last of which is to be completed. It prints proposals and a directive, like
-cobra.
+Its arguments are the words so far; the last one is to be completed. It prints proposals and a directive, like cobra.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""How a command ends that cannot fulfil the request: a sentence with the remedy, and an exit code for scripts."""
+"""End of a command with an unfulfilled request: a sentence with the remedy, and an exit code for scripts."""
 
 from enum import IntEnum
 

@@ -35,5 +35,5 @@ def columns(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the lines of a text that are not empty."""
+    """Return the nonempty lines of a text."""
     return [line for line in text.splitlines() if line.strip()]

@@ -1,16 +1,16 @@
-"""Exceptions whose text is a sentence for users, and the chain of causes of an exception."""
+"""Exceptions with a sentence for users as their text, and the chain of causes of an exception."""
 
 from collections.abc import Iterator
 
 
 class InvalidJobError(ValueError):
-    """The job cannot run as its spec says, and retries cannot help; the text says what to change."""
+    """The job cannot run as its spec says, and retries cannot help; the text names the necessary change."""
 
 
 class TrainingError(RuntimeError):
-    """The phase cannot go on; the text says why and what to do.
+    """The phase cannot go on; the text gives the reason and the remedy.
 
-    `suspect` is the rank of another pod that caused the error; None if unknown.
+    `suspect` is the rank of another pod at fault; None if unknown.
     """
 
     def __init__(self, text: str, suspect: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Environment variables of CUDA and torch for ranks with GPUs: defaults that the pod's environment overrides."""
+"""Default environment variables of CUDA and torch for ranks with GPUs; the pod's environment overrides them."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 
 
 def gpu_environment(config: PhaseConfig) -> dict[str, str]:
-    """Return the variables; empty for a pod that requested no GPUs. Creates the folder of the flight recorder."""
+    """Return the variables; empty for a pod without requested GPUs. Creates the folder of the flight recorder."""
     if not config.gpus:
         return {}
     folder = Path(config.work_directory) / "flight-recorder"

@@ -1,4 +1,4 @@
-"""Imports of packages that only some commands need."""
+"""Imports of optional packages, needed by some commands only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

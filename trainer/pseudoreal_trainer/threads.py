@@ -1,4 +1,4 @@
-"""Number of processors that a process may use, and number of threads per rank."""
+"""Number of processors usable by a process, and number of threads per rank."""
 
 import math
 import os
@@ -16,8 +16,8 @@ def usable_processors(cgroup: Path | None = None) -> int:
     """Return the number of processors in the affinity mask, or fewer if the container has a CPU limit.
 
     The mask does not show the CPU limit. A pod limited to 4 processors on a node of 128 would otherwise start 128
-    threads or processes, each of which the kernel would run for a thirtieth of the time. `cgroup` is the folder with
-    the container's limits.
+    threads or processes, and the kernel would run each for a thirtieth of the time. `cgroup` is the folder with the
+    container's limits.
     """
     allowed = len(os.sched_getaffinity(0))
     quota, period = _limit(cgroup or _CGROUP)

@@ -89,13 +89,13 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML writer that quotes strings such as 3e-4.
+    """YAML writer with quotes around strings such as 3e-4.
 
     PyYAML reads 3e-4 as a string and so writes it without quotes; Kubernetes would read a number.
     """
 
     def ignore_aliases(self, _: Any) -> bool:
-        """Return True, so that each type of core/v1 is written in full at each use."""
+        """Return True: each type of core/v1 is written in full at each use."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""Converts a pydantic model into the structural OpenAPI schema that a CustomResourceDefinition requires."""
+"""Converts a pydantic model into a structural OpenAPI schema, the form required by a CustomResourceDefinition."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _DROPPED = ("title", "additionalProperties")
 def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return the schema without references, titles and unions; Kubernetes itself prunes unknown fields.
 
-    Raises ValueError for a construct that a structural schema cannot express.
+    Raises ValueError for a construct impossible in a structural schema.
     """
     schema = model.model_json_schema(by_alias=True)
     return _convert(schema, schema.get("$defs", {}))

@@ -1,4 +1,4 @@
-"""Checks that the schema cannot express: whether a job's phases can run. Pure."""
+"""Checks beyond the schema: whether a job's phases can run. Pure."""
 
 from math import gcd
 
@@ -14,7 +14,7 @@ period in memory."""
 
 
 def check_resolvable(spec: PseudoRealJobSpec) -> None:
-    """Raise UnresolvableJob for the first phase that cannot run."""
+    """Raise UnresolvableJob for the first impossible phase."""
     for index, phase in enumerate(spec.phases):
         rank_counts(spec, phase)
         check_elastic(spec, index)

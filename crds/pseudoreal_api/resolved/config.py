@@ -1,4 +1,4 @@
-"""Resolved configurations, which the operator passes to trainer pods as files."""
+"""Resolved configurations, passed by the operator to trainer pods as files."""
 
 import json
 from pathlib import Path
@@ -43,8 +43,8 @@ class CheckpointPolicy(ApiModel):
 
 
 class DiscardConfig(ApiModel):
-    """Range of checkpoints that must not be resumed from: those of executions before `before_execution` with
-    `from_step` or a later step."""
+    """Range of checkpoints excluded from resuming: from executions before `before_execution`, with `from_step` or a
+    later step."""
 
     before_execution: int = Field(description="Number of an execution.")
     from_step: int = Field(description="A step, from the job's start.")
@@ -82,7 +82,7 @@ class ResolvedParallelism(Parallelism):
 
 
 class PhaseMixture(ApiModel):
-    """Sources from data.sources that a phase reads, with their weights."""
+    """Sources of a phase from data.sources, with their weights."""
 
     weights: dict[str, int] = Field(description="Part of the samples, by the names of the sources.")
     last_step: int = Field(description="Step, from the job's start, at which the phase ends at the latest.")
@@ -181,7 +181,7 @@ _CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
 def read_config(path: Path) -> PhaseConfig | DelinkConfig:
     """Read the configuration at `path`. Fields of a later release are ignored.
 
-    Raises ContractError if this release cannot do what the configuration asks.
+    Raises ContractError if the configuration needs a later release.
     """
     config = without_contract(path.read_bytes())
     try:
@@ -196,7 +196,7 @@ def read_config(path: Path) -> PhaseConfig | DelinkConfig:
 
 
 def read_phase_config(path: Path) -> PhaseConfig:
-    """Read the configuration at `path`, which must belong to a phase."""
+    """Read the configuration of a phase at `path`."""
     config = read_config(path)
     assert isinstance(config, PhaseConfig), "only phases have rank processes; the pod program handles delinks itself"
     return config

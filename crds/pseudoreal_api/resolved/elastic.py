@@ -34,7 +34,7 @@ def resized(spec: PseudoRealJobSpec, index: int, workers: int) -> PseudoRealJobS
 def laid_out(spec: PseudoRealJobSpec, phase: Phase, workers: int) -> Phase:
     """Return the phase laid out over `workers` workers, at most as many as in the spec.
 
-    It has the fewest micro-batches, at least as many as in the spec, with which no rank has more sequences at a time
+    It has the fewest micro-batches, at least as many as in the spec, for which no rank has more sequences at a time
     than with all workers. Raises UnresolvableJob.
     """
     layouts, fewer = _Layouts.of(spec, phase), phase.model_copy(update={"workers": workers})
@@ -88,7 +88,7 @@ def _sizes(spec: PseudoRealJobSpec, index: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Layouts:
-    """Layouts of a phase that differ in the number of workers."""
+    """Layouts of a phase for different numbers of workers."""
 
     spec: PseudoRealJobSpec
     phase: Phase
@@ -105,8 +105,8 @@ class _Layouts:
         return cls(spec, phase, ranks.processes_per_worker, at_a_time)
 
     def micro_batches(self, workers: int) -> int | None:
-        """Return the smallest number of micro-batches with `workers` workers; None if the phase cannot have that many
-        workers."""
+        """Return the smallest number of micro-batches with `workers` workers; None if this number of workers is
+        impossible."""
         ranks, batch, wanted = workers * self.processes, self.phase.batch, self.phase.parallelism
         if wanted.layout == "Auto":
             fits = has_some_layout(ranks, self.spec.model.layers, batch.sequences)
@@ -123,7 +123,7 @@ class _Layouts:
         return self._least(data, most, pipeline)
 
     def _least(self, data: int, most: int, pipeline: int) -> int | None:
-        """Return the smallest number of micro-batches, at most `most`, with which none of `data` ranks has more
+        """Return the smallest number of micro-batches, at most `most`, for which none of `data` ranks has more
         sequences at a time than with all workers; None if there is none."""
         least = -(-self.phase.batch.sequences // (self.at_a_time * data))
         for number in self._numbers[bisect_left(self._numbers, least) :]:
@@ -135,7 +135,7 @@ class _Layouts:
 
     @cached_property
     def _numbers(self) -> list[int]:
-        """Numbers of micro-batches that divide the batch and suit the schedule, for any number of workers,
+        """Numbers of micro-batches dividing the batch and suiting the schedule, for any number of workers,
         ascending."""
         batch, is_chosen = self.phase.batch, self.phase.parallelism.layout == "Auto"
         divisors = _divisors(batch.sequences, batch.micro_batches)

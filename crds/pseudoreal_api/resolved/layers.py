@@ -23,8 +23,8 @@ def number_of_blocks(sharing: Sharing, layers: int) -> int:
 def experts_of_layers(sharing: Sharing, model: Model) -> tuple[int | None, ...]:
     """Return the set of experts of each layer, None for a layer without experts; empty for a model without experts.
 
-    A set of experts has the number of a block that uses it: the only such block if layers share whole blocks, the first
-    one if layers share experts alone.
+    A set of experts has the number of a block with these experts: the only such block if layers share whole blocks, the
+    first one if layers share experts alone.
     """
     if model.experts is None:
         return ()
@@ -51,9 +51,9 @@ class ExpertSets(Collection[int]):
     step: int = 1
     """The set of group g has the number g * step if the group's first layer has experts."""
     absent: frozenset[int] = frozenset()
-    """Set numbers of groups whose first layer has no experts."""
+    """Set numbers of groups without experts in their first layer."""
     moved: frozenset[int] = frozenset()
-    """Set numbers of groups in `absent` in which a later layer has experts."""
+    """Set numbers of groups in `absent` with experts in a later layer."""
 
     def __len__(self) -> int:
         return self.groups - len(self.absent) + len(self.moved)

@@ -24,11 +24,11 @@ from pseudoreal_api.spec.phase import Phase, Sharing
 from pseudoreal_api.spec.recovery import Hang
 
 _AFTER_THE_CLOCKS = 300
-"""Seconds that the operator has to end an execution itself after a time limit of spec.hang has passed."""
+"""Seconds for the operator to end an execution itself after a time limit of spec.hang has passed."""
 
 
 class UnresolvableJob(ValueError):
-    """The schema accepts the job, but the job cannot run; the text says what to change."""
+    """The schema accepts the job, but the job cannot run; the text names the necessary change."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Stage(TypedDict):
 
 
 class _Course(TypedDict):
-    """Position of a phase in the job: fields that depend on the phases before and after it."""
+    """Position of a phase in the job: fields depending on the phases before and after it."""
 
     index: int
     phase_steps: int
@@ -86,7 +86,7 @@ def phase_config(
 ) -> PhaseConfig:
     """Return the configuration of the phase at `index`. Raises UnresolvableJob.
 
-    `in_place` is the number of times that its pods may restart their ranks in place.
+    Its pods may restart their ranks in place `in_place` times.
     """
     spec, phase = job.spec, job.spec.phases[index]
     return PhaseConfig(
@@ -161,14 +161,14 @@ def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
 def collective_seconds(hang: Hang) -> int:
     """Return the seconds after which a rank aborts a collective.
 
-    The limit exceeds every wait that `hang` allows; a checkpoint may lie between two steps. So a hang is ended by the
-    operator, which knows the state of each rank. This limit is for training without an operator.
+    The limit exceeds every wait allowed by `hang`; a checkpoint may lie between two steps. So the operator, knowing the
+    state of each rank, ends a hang first. This limit is for training without an operator.
     """
     return max(hang.start_seconds, hang.step_seconds + hang.checkpoint_seconds) + _AFTER_THE_CLOCKS
 
 
 def _continued(job: PseudoRealJob, work_directory: str) -> str | None:
-    """Return the folder of the job that this one continues, beside the job's own folder; None if it continues none."""
+    """Return the folder of the continued job, beside the job's own folder; None if this job continues none."""
     folder = job.spec.checkpoint.continue_from
     return None if folder is None else f"{(object_storage(job) or work_directory).rpartition('/')[0]}/{folder}"
 
@@ -324,7 +324,7 @@ def _check_spread(phase: Phase, data: int, where: str) -> None:
 
 
 def _check_norm_before_experts(spec: PseudoRealJobSpec, phase: Phase, where: str) -> None:
-    """Raise UnresolvableJob if a post-norm follows experts that are computed in several parts (ranks or groups)."""
+    """Raise UnresolvableJob for a post-norm after experts computed in several parts (ranks or groups)."""
     fields = {
         "parallelism.expertRanks": phase.parallelism.expert_ranks,
         "offload.expertGroups": phase.offload.expert_groups,
@@ -354,14 +354,14 @@ def _check_order_of_choices(spec: PseudoRealJobSpec, phase: Phase, where: str) -
 
 
 def knows_choices_in_time(spec: PseudoRealJobSpec, phase: Phase, micro_batches: int) -> bool:
-    """Return whether all micro-batches pass a layer's router before any backward pass of the layer, where that
+    """Return whether all micro-batches pass a layer's router before any backward pass of the layer, where this order
     matters."""
     in_order = phase.parallelism.schedule in ("Layered", "GPipe")
     return not spec.model.balances_steps or micro_batches == 1 or in_order
 
 
 def last_steps(spec: PseudoRealJobSpec) -> list[int]:
-    """Return, for each phase, the last step at which it can end, counted from the start of the job."""
+    """Return the last possible step of each phase, counted from the start of the job."""
     ends: list[int] = []
     step = tokens = 0
     for phase in spec.phases:
@@ -403,7 +403,7 @@ def has_equal_rounds(spec: PseudoRealJobSpec, phase: Phase, pipeline: int, micro
 
 
 def gpus_of(phase: Phase) -> int:
-    """Return the number of GPUs that each pod requests. Raises UnresolvableJob if a GPU limit is not a whole number."""
+    """Return the number of GPUs requested by each pod. Raises UnresolvableJob if a GPU limit is not a whole number."""
     return sum(_count(phase, name) for name in phase.resources.limits if name.endswith("/gpu"))
 
 

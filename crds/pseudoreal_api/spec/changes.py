@@ -1,7 +1,7 @@
-"""CEL transition rules: changes of a job that the API server refuses.
+"""CEL transition rules: changes of a job refused by the API server.
 
-An existing phase keeps the fields that determine its weights. The last phase may be extended, and phases may be added
-after it. Fields that only determine where pods run may change during suspension, as queue controllers change them.
+An existing phase keeps all fields with influence on its weights. The last phase may be extended, and phases may be
+added after it. Fields about the placement of pods may change during suspension, as queue controllers change them.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ def _validation(rule: str, message: str) -> dict[str, Any]:
 
 
 def immutable(field: str) -> dict[str, Any]:
-    """Return the schema extension of a spec field that never changes."""
+    """Return the schema extension of an immutable spec field."""
     return {"x-kubernetes-validations": [_validation("self == oldSelf", f"spec.{field} is immutable; {_ANEW}")]}
 
 

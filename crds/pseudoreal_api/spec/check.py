@@ -19,7 +19,7 @@ class InvalidJob(ValueError):
 
 
 def check_job(body: dict[str, Any]) -> PseudoRealJob:
-    """Return the job that `body` describes. Raises InvalidJob with every sentence that `kubectl apply` would print."""
+    """Return the job described by `body`. Raises InvalidJob with every sentence of `kubectl apply`."""
     if (body.get("apiVersion"), body.get("kind")) != (API_VERSION, KIND):
         raise InvalidJob(
             f"apiVersion and kind are {body.get('apiVersion')} {body.get('kind')}; use {API_VERSION} {KIND}"
@@ -63,7 +63,7 @@ def _repeated(model: BaseModel, path: str) -> Iterator[str]:
 
 
 def _format(template: str, values: list[Any]) -> str:
-    """Kubernetes' CEL function `format`, limited to the directives that the rules use."""
+    """Kubernetes' CEL function `format`, limited to the directives in the rules."""
     return template.replace("%d", "%s") % tuple(values)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint storage, frequency and retention, and the weights with which a job starts."""
+"""Checkpoint storage, frequency and retention, and the initial weights of a job."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ CheckpointMode = Literal["Async", "Sync"]
 
 
 class ClaimTemplate(ApiModel):
-    """A PersistentVolumeClaim that the operator makes, named after the job."""
+    """A PersistentVolumeClaim created by the operator, named after the job."""
 
     spec: dict[str, Any] = Field(
         {},

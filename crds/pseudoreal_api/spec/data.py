@@ -56,7 +56,7 @@ Prompt = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class Samples(ApiModel):
-    """Prompts that the model continues at validations during training."""
+    """Prompts for generated samples at validations during training."""
 
     prompts: Annotated[list[Prompt], Field(min_length=1, max_length=16)] = Field(
         description="prompts are the texts that the model goes on from, each by itself.", json_schema_extra=ATOMIC

@@ -1,4 +1,4 @@
-"""Validates the parts of a job that are core/v1 types, like the API server: unknown fields, types, numbers of entries.
+"""Validates the parts of a job with core/v1 types, like the API server: unknown fields, types, numbers of entries.
 Pure.
 
 The pydantic models validate all other fields.
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 MOST_MISFITS = 20
 """Maximal number of sentences about one job."""
 _LONGEST_NAME = 64
-"""Maximal characters of a field name that are shown, or compared with the schema's names."""
+"""Maximal characters of a field name, when shown or compared with the schema's names."""
 _TYPES: dict[type, str] = {
     bool: "boolean",
     dict: "object",

@@ -19,7 +19,7 @@ from pseudoreal_api.spec.request import Request
 from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
 
 MANAGER = f"{GROUP}/operator"
-"""Value of spec.managedBy that selects this project's operator."""
+"""Value of spec.managedBy for this project's operator."""
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 
 
@@ -104,7 +104,7 @@ class PseudoRealJobSpec(ApiModel):
 
 
 class JobMetadata(ApiModel):
-    """Metadata fields that the contract needs; all others belong to Kubernetes."""
+    """Metadata fields needed by the contract; all others belong to Kubernetes."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,7 +1,7 @@
 """Structural schemas of the Kubernetes core/v1 types in a PseudoRealJob, with a size limit for every list and map.
 
 core_types.py has the types as an API server publishes them. The limits keep an object cheap to read: a tenant could
-fill an object of 1.5 MB with lists of empty entries, each of which costs a reader some hundred bytes. Strings have no
+fill an object of 1.5 MB with lists of empty entries, at a cost of some hundred bytes each for a reader. Strings have no
 limit besides the size of the object, because their cost is their length.
 """
 
@@ -12,7 +12,7 @@ from pseudoreal_api.spec.core_types import TYPES
 Json = dict[str, Any]
 
 EMBEDDED = "x-embedded"
-"""Key that marks the schema of a field as structural already."""
+"""Key marking the schema of a field as structural already."""
 MOST_ITEMS = 64
 """Maximal items of a list and entries of a map, unless `_MOST` has another limit."""
 _MOST = {
@@ -29,14 +29,13 @@ _MOST = {
     "volumes": 128,
     "volumeMounts": 128,
 }
-"""Maximal items or entries by field name. `values` belong to expressions of a node affinity, which may list node
-names."""
+"""Maximal items or entries by field name. `values` belong to expressions of a node affinity and may list node names."""
 _QUANTITY_CHARACTERS = 64
 
 _OVERLAID = ("Container", "PodSecurityContext", "PodSpec", "ResourceRequirements", "SecurityContext")
-"""Types with fields that the operator sets: in an overlay, null removes such a field."""
+"""Types with fields set by the operator: in an overlay, null removes such a field."""
 _COMPLETED = {"ContainerPort": "containerPort", "PodSpec": "containers", "VolumeMount": "name"}
-"""Required core/v1 fields that an overlay may omit, because its entries are merged by other keys."""
+"""Required core/v1 fields optional in an overlay, because its entries are merged by other keys."""
 
 
 def embedded(name: str, *, without: str | None = None) -> Json:

@@ -1,4 +1,4 @@
-"""Metrics services that receive the figures of each step besides metrics.jsonl."""
+"""Metrics services for the figures of each step, in addition to metrics.jsonl."""
 
 from typing import Annotated, Literal
 

@@ -77,8 +77,7 @@ class Scaling(ApiModel):
 
 
 class Rotary(ApiModel):
-    """Rotary position embeddings: each pair of a head's features is rotated by an angle that grows with the
-    position."""
+    """Rotary position embeddings: each pair of a head's features is rotated by an angle growing with the position."""
 
     base: Annotated[DecimalString, Since(4)] = Field(
         default_factory=lambda: "10000",
@@ -322,7 +321,7 @@ class Model(ApiModel):
     @model_validator(mode="before")
     @classmethod
     def _filled(cls, given: Any) -> Any:
-        """Fill omitted fields with the family's values, so that a parsed model contains every value."""
+        """Fill omitted fields with the family's values: a parsed model contains every value."""
         if not isinstance(given, dict) or given.get("family") not in FAMILIES:
             return given
         return _laid_over(FAMILIES[given["family"]], given)
@@ -338,7 +337,7 @@ class Model(ApiModel):
 
     @property
     def key_size(self) -> int:
-        """Width of all key heads of a token together, which is also the width of all value heads."""
+        """Width of all key heads of a token together, equal to the width of all value heads."""
         return (self.attention.key_value_heads or self.attention.heads) * self.head_size
 
     @property
@@ -354,11 +353,11 @@ class Model(ApiModel):
 
     @property
     def expert_capacity(self) -> int:
-        """Number of tokens of a sequence that an expert of a prototype accepts: `capacityFactor` times its even share,
+        """Number of tokens of a sequence accepted by an expert of a prototype: `capacityFactor` times its even share,
         rounded up.
 
-        The capacity is computed for a training sequence even if a shorter one is read, so that a prefix is computed
-        exactly as in the whole sequence.
+        The capacity is computed for a training sequence even if a shorter one is read: a prefix is computed exactly as
+        in the whole sequence.
         """
         assert self.experts is not None, "callers ask for the capacity only of a model with experts"
         share = Fraction(self.sequence_length * self.experts.prototypes, self.experts.count)

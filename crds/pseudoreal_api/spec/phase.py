@@ -49,7 +49,7 @@ class Sharing(ApiModel):
 
 
 class GradientCorrelation(ApiModel):
-    """Bound that ends a phase when the gradients of layers that share a block diverge, so that the layers should own
+    """Bound on the gradients of layers with a shared block: the phase ends once they diverge, so the layers should own
     blocks."""
 
     below: DecimalString = Field(
@@ -65,7 +65,7 @@ class GradientCorrelation(ApiModel):
 
 
 class Until(ApiModel):
-    """End of a phase: the first bound that is met."""
+    """End of a phase: the first bound to be met."""
 
     step: int | None = Field(
         None,
@@ -199,7 +199,7 @@ class UnitHome(ApiModel):
 
 
 class OffloadBudget(ApiModel):
-    """Bytes that a rank may use; state that does not fit on the device goes to the host, and from there to disk."""
+    """Byte limits of a rank; state beyond the device limit goes to the host, and from there to disk."""
 
     device: Quantity | None = Field(
         None, description="device is the number of bytes that a rank may use on its device. Omitted: there is no limit."
@@ -256,7 +256,7 @@ class Offload(ApiModel):
 
     @property
     def may_use_disk(self) -> bool:
-        """Whether some unit may have its home on disk; with a budget, units that fit nowhere else go to disk."""
+        """Whether some unit may have its home on disk; with a budget, units without room elsewhere go to disk."""
         return self.budget is not None or "Disk" in (self.home, *(entry.home for entry in self.homes))
 
 

@@ -14,16 +14,16 @@ TIME: dict[str, Any] = {"format": "date-time"}
 _Name = Annotated[str, Field(max_length=253)]
 """Name of an object or a checkpoint."""
 _Number = Annotated[str, Field(max_length=32)]
-"""Number that is not an integer, as a string."""
+"""Decimal number as a string."""
 _Word = Annotated[str, Field(max_length=64, pattern="^[A-Z][A-Za-z]*$")]
-"""Value of an enumeration that later releases may extend."""
+"""Value of an enumeration open to additions by later releases."""
 
 
 MOST_RANGES = 1024
 """Maximal characters of numbers written as ranges."""
 _Ranges = Annotated[str, Field(max_length=MOST_RANGES)]
 MOST_NODES = 100
-"""Maximal number of nodes whose ranks a status lists."""
+"""Maximal number of nodes listed with their ranks in a status."""
 
 
 class StatusModel(ApiModel):
@@ -144,7 +144,7 @@ class Fault(StatusModel):
 
 
 class RestartsInPlace(StatusModel):
-    """Newest execution whose pods restarted their ranks by themselves."""
+    """Newest execution with restarts of ranks in place."""
 
     phase: _Name = Field(description="phase is the name of the phase that it trains.")
     execution: int = Field(description="execution is its number.")
@@ -158,7 +158,7 @@ class TakenPlace(StatusModel):
 
 
 class Spares(StatusModel):
-    """Newest execution in which spare pods replaced lost workers."""
+    """Newest execution with lost workers replaced by spare pods."""
 
     phase_name: _Name = Field(description="phaseName is the name of the phase that it trains.")
     execution: int = Field(description="execution is its number.")
@@ -207,7 +207,7 @@ class Placement(StatusModel):
 
 
 class Elastic(StatusModel):
-    """Elastic phase that runs with fewer than all workers, or is trying to get them back."""
+    """Elastic phase running with fewer than all workers, or trying to get them back."""
 
     phase_name: _Name = Field(description="phaseName is the name of the phase.")
     workers: int = Field(description="workers is the number of pods that the newest execution wants.")

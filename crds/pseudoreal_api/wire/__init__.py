@@ -1,4 +1,4 @@
 """Messages between operator and running pods: reports, termination messages, contract number.
 
-`resolved` has the configuration that a pod receives at its start.
+`resolved` has a pod's initial configuration.
 """

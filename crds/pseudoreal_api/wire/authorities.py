@@ -1,4 +1,4 @@
-"""CA certificates by which a pod verifies the operator, as PEM text. Pure.
+"""CA certificates for the verification of the operator by a pod, as PEM text. Pure.
 
 Among several trusted certificates with one subject, OpenSSL considers only one as the issuer. A self-signed certificate
 and its successor have the same subject, so one context cannot trust both. A client therefore tries one trust set after

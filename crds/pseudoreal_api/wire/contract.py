@@ -1,8 +1,8 @@
 """Compatibility between an operator and a trainer of different releases.
 
-A trainer ignores unknown fields of its configuration. Fields that change the training must not be ignored: for them the
-configuration requires the contract number that introduced them, and a trainer with a lower number ends with an error
-sentence.
+A trainer ignores unknown fields of its configuration. Fields with influence on the training must not be ignored: for
+them the configuration requires the contract number of their introduction, and a trainer with a lower number ends with
+an error sentence.
 """
 
 import json
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 CONTRACT = 4
-"""Contract number of this release; release 0.3.0 has 3. It rises by one with each release that adds binding fields to a
+"""Contract number of this release; release 0.3.0 has 3. It rises by one with each release with new binding fields in a
 configuration."""
 
 REMEDY = "set spec.pod.image, while the job is suspended, to the trainer of the operator's release, or leave it out"
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Since:
-    """Annotation of a binding field of a configuration, with the contract that introduced it.
+    """Annotation of a binding field of a configuration, with the contract of its introduction.
 
     Trainers of earlier contracts act as if the field had its default, so they must refuse any other value. Items of
     lists have no binding fields.
@@ -34,11 +34,11 @@ class Since:
 
 
 class ContractError(ValueError):
-    """The configuration requires more than this trainer release can do; the text says what to change."""
+    """The configuration requires more than this trainer release can do; the text names the necessary change."""
 
 
 def with_contract(config: BaseModel) -> Json:
-    """Return the configuration as JSON, with the contract that it requires and the fields that require it."""
+    """Return the configuration as JSON, with the required contract and the fields requiring it."""
     needs = _needs(config)
     data: Json = config.model_dump(mode="json", by_alias=True, exclude_none=True)
     return data | {"contractVersion": max(needs.values(), default=3), "needs": needs}
@@ -66,7 +66,7 @@ def marks(model: type[BaseModel]) -> dict[str, Since]:
 
 
 def _needs(model: BaseModel) -> dict[str, int]:
-    """Return the fields that a trainer must not ignore: path -> contract that introduced the field."""
+    """Return the fields binding for a trainer: path -> contract of the field's introduction."""
     found = {}
     for name, field in type(model).model_fields.items():
         value, mark = getattr(model, name), marks(type(model)).get(name)

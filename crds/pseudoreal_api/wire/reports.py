@@ -17,11 +17,11 @@ REPORT_BYTES = 64 * 1024
 REPORT_SECONDS = 5.0
 """Seconds between two reports of a pod."""
 REPORT_AUDIENCE = "operator.pseudoreal.dev"
-"""Audience of the service account tokens sent with reports, which are valid for nothing else."""
+"""Audience of the service account tokens sent with reports; the tokens are valid for nothing else."""
 REPORT_PATH = "/v1/report"
 REPORT_AUTHORITIES = "Pseudoreal-Authorities"
-"""Request header with the digest of the CA certificates by which the pod verifies the operator. Without the header, the
-operator's answer names no other certificates."""
+"""Request header with the digest of the CA certificates trusted by the pod. Without the header, the operator's answer
+names no other certificates."""
 REPORT_URL = "PSEUDOREAL_REPORT_URL"
 """Environment variable of a trainer pod: URL for its reports. If unset, the pod sends none."""
 METRICS_PORT = "PSEUDOREAL_METRICS_PORT"
@@ -94,7 +94,7 @@ class PodReport(_Said):
 
 
 class Takeover(_Said):
-    """A spare pod that has taken over the worker index of a lost pod."""
+    """Spare pod in the place of a lost worker pod."""
 
     worker: int = Field(ge=0, description="Number of the worker.")
     pod: int = Field(ge=0, description="Completion index of the pod that has its place.")

@@ -1,5 +1,4 @@
-"""Creates `.gpu-bundle/`: everything that a machine with a GPU and no network needs to run tests/gpu and its
-benchmark."""
+"""Creates `.gpu-bundle/`: everything needed for tests/gpu and its benchmark on a machine with a GPU and no network."""
 
 import shutil
 import sys
@@ -14,15 +13,15 @@ from pseudoreal_dev.machine.progress import progress
 FOLDER = paths.REPOSITORY / ".gpu-bundle"
 LIMIT_BYTES = 45 * 2**20
 PACKAGES = ("pseudoreal_api", "pseudoreal_trainer", "tests.gpu", "tests.benchmarks.gpu")
-"""Packages copied whole, with everything that they import."""
+"""Packages copied whole, with all their imports."""
 STARTED_BY_NAME = ("tests.support.warm",)
-"""Modules that are imported by name only, without an import statement."""
+"""Modules imported by name only, without an import statement."""
 IMPORTABLE = frozenset({"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec"})
 """Modules available on the GPU machine, besides the standard library."""
 OPTIONAL = frozenset({"s3fs", "botocore", "aiobotocore", "tensorboardX", "wandb", "mlflow", "pyarrow", "tokenizers"})
 """Modules imported only for object storage, metrics services and data preparation."""
 _GONE = frozenset({"asynchat", "asyncore", "distutils", "imp", "smtpd"})
-"""Standard library modules that this machine's Python may have and that were removed after 3.11."""
+"""Standard library modules removed after Python 3.11; this machine's Python may have them."""
 _SEARCHED = tuple(paths.REPOSITORY / name for name in ("crds", "trainer", "dev", "."))
 _PYTEST = """[pytest]
 addopts = -ra --strict-markers --import-mode=importlib -p no:cacheprovider
@@ -50,7 +49,7 @@ def project_sources() -> sources.Closure:
 
 
 def check_imports(foreign: Mapping[str, Iterable[str]], carried: set[str]) -> None:
-    """Raise DevError for an import that neither the GPU machine nor the bundle satisfies."""
+    """Raise DevError for an import missing both on the GPU machine and in the bundle."""
     known = (sys.stdlib_module_names - _GONE) | IMPORTABLE | OPTIONAL | carried
     missing = {name: sorted(users) for name, users in foreign.items() if name not in known}
     if missing:

@@ -1,5 +1,5 @@
-"""Finds the project files that a program needs: all modules imported from it, including imports inside functions. Pure,
-except for reading the files."""
+"""Finds the project files of a program: all imported modules, including imports inside functions. Pure, except for
+reading the files."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ class Closure:
     files: Mapping[str, Path]
     """Module -> its file. Packages are modules too."""
     foreign: Mapping[str, frozenset[str]]
-    """Top-level name of a module outside the project -> project modules that import it."""
+    """Top-level name of a module outside the project -> project modules importing it."""
 
 
 def closure(roots: Iterable[str], folders: Sequence[Path]) -> Closure:
@@ -60,7 +60,7 @@ def find(module: str, folders: Sequence[Path]) -> Path | None:
 
 
 def imports(source: str, module: str, *, is_package: bool) -> set[str]:
-    """Return the absolute names that the source imports: `from a import b` gives a and a.b, a module or a name inside
+    """Return the absolute names imported by the source: `from a import b` gives a and a.b, a module or a name inside
     a."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):

@@ -1,4 +1,4 @@
-"""Wheels that the GPU machine lacks, at the versions pinned in requirements/, for its Python and processor."""
+"""Wheels missing on the GPU machine, at the versions pinned in requirements/, for its Python and processor."""
 
 import re
 import sys
@@ -16,8 +16,8 @@ from pseudoreal_dev.machine.errors import DevError
 
 PYTHON = "3.12"
 ROOTS = ("pydantic", "structlog", "pyyaml", "click", "common-expression-language", "typing-extensions")
-"""Packages that the API package and the trainer import besides PRESENT. torch brings typing-extensions too, but an
-older version than pydantic needs."""
+"""Imports of the API package and the trainer besides PRESENT. torch brings typing-extensions too, but an older version
+than pydantic needs."""
 PRESENT = frozenset(
     {
         *("torch", "numpy", "safetensors", "rich", "typer", "pytest"),
@@ -43,8 +43,8 @@ _ENVIRONMENT = {
 
 
 def fetch(folder: Path, pins: Mapping[str, str]) -> list[Path]:
-    """Download the missing wheels and, recursively, the wheels that they require. Raises DevError for a package without
-    a pin, and CommandFailed."""
+    """Download the missing wheels and, recursively, their requirements. Raises DevError for a package without a pin,
+    and CommandFailed."""
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Path] = {}
     waiting = [*ROOTS]
@@ -73,7 +73,7 @@ def pins_in(text: str) -> dict[str, str]:
 
 
 def needs(text: str) -> list[str]:
-    """Return the packages that a wheel with this metadata requires, without its extras."""
+    """Return the packages required by a wheel with this metadata, without its extras."""
     required = [Requirement(line) for line in HeaderParser().parsestr(text).get_all("Requires-Dist", [])]
     return [canonicalize_name(r.name) for r in required if r.marker is None or r.marker.evaluate(_ENVIRONMENT)]
 
@@ -85,7 +85,7 @@ def metadata(wheel: Path) -> str:
 
 
 def top_level(wheels: Iterable[Path]) -> Iterator[str]:
-    """Yield the names that can be imported after unpacking the wheels."""
+    """Yield the importable names of the unpacked wheels."""
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as file:
             for name in file.namelist():
@@ -95,7 +95,7 @@ def top_level(wheels: Iterable[Path]) -> Iterator[str]:
 
 
 def misfits(wheels: Iterable[Path]) -> list[str]:
-    """Return the names of the wheels that the GPU machine's Python would refuse."""
+    """Return the names of the wheels incompatible with the GPU machine's Python."""
     return [wheel.name for wheel in wheels if not any(map(_fits, parse_wheel_filename(wheel.name)[3]))]
 
 

@@ -1,4 +1,4 @@
-"""Client that polls a Kubernetes API server."""
+"""Polling client for a Kubernetes API server."""
 
 import http.client
 import ssl
@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Server:
-    """An API server, with a client certificate that it accepts."""
+    """An API server, with an accepted client certificate."""
 
     address: str
     port: int

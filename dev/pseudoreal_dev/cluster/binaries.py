@@ -56,7 +56,7 @@ def are_cached() -> bool:
 
 
 def required_go() -> str:
-    """Return the oldest Go version that can build the tools module."""
+    """Return the oldest Go version able to build the tools module."""
     return _find(r"^go (\S+)$")
 
 

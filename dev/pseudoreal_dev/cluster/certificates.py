@@ -1,4 +1,4 @@
-"""A cluster's own certificate authority, the certificates that it signs, and kubeconfigs with these certificates."""
+"""A cluster's own certificate authority, its certificates, and kubeconfigs with these certificates."""
 
 import base64
 import ipaddress

@@ -154,7 +154,7 @@ def _strays() -> list[int]:
 
 
 def _remove_links() -> None:
-    """Remove the files that the kubelet and the CNI plugins write to fixed places of the machine."""
+    """Remove the files written by the kubelet and the CNI plugins to fixed places of the machine."""
     for folder, pattern in STRAY_LINKS:
         for path in folder.glob(pattern):
             if not path.is_symlink() or os.readlink(path).startswith(str(paths.cluster())):
@@ -174,7 +174,7 @@ def _dns() -> Dns:
 
 
 def _stamp(binaries: Binaries, api_server_arguments: Sequence[str]) -> str:
-    """Return a hash that changes with the programs, their settings, and the source files that set them up."""
+    """Return a hash of the programs, their settings, and the source files for their setup."""
     return hash_files(Path(__file__).parent, SOURCES, [binaries.folder.name, *api_server_arguments])
 
 

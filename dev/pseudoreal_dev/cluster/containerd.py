@@ -82,7 +82,7 @@ class Containerd:
         return {words[0]: words[2] for words in map(str.split, lines)}
 
     def remove_images(self, names: Sequence[str]) -> None:
-        """Remove image names, and free the content that no other image needs."""
+        """Remove image names, and free the content needed by no other image."""
         if names:
             shell.output(self.client("images", "delete", "--sync", *names))
 

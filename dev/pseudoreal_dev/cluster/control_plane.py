@@ -73,8 +73,7 @@ class ControlPlane:
         wait_until(lambda: self.server.finds(account), "the default service account is there", [manager])
 
     def stop(self) -> None:
-        """Kill the processes of this control plane. Their data is useless to a later start, which begins with an empty
-        etcd."""
+        """Kill the processes of this control plane. Their data is useless: a later start has an empty etcd."""
         processes.end(self.processes, self._records)
 
     def start_api_server(self, binaries: Binaries) -> None:
@@ -192,8 +191,7 @@ class ControlPlane:
 
 
 def loopback_site() -> Site:
-    """Return a site with free ports on loopback, and with processes that the kernel kills together with this
-    program."""
+    """Return a site with free ports on loopback; the kernel kills its processes together with this program."""
     api_port, etcd_port, etcd_peer_port = _free_ports(3)
     return Site(
         address="127.0.0.1",

@@ -32,12 +32,12 @@ class Kubernetes:
         return shell.output([*self.kubectl, *arguments])
 
     def find(self, *arguments: str) -> dict[str, Any] | None:
-        """Return the object that `kubectl get arguments` names; None if it does not exist."""
+        """Return the object named by `kubectl get arguments`; None if it does not exist."""
         text = self.run("get", *arguments, "--ignore-not-found", "--output=json")
         return json.loads(text) if text.strip() else None
 
     def items(self, *arguments: str) -> list[dict[str, Any]]:
-        """Return the objects that `kubectl get arguments` lists."""
+        """Return the objects listed by `kubectl get arguments`."""
         listed: list[dict[str, Any]] = json.loads(self.run("get", *arguments, "--output=json"))["items"]
         return listed
 

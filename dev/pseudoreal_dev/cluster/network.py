@@ -1,7 +1,7 @@
 """Network namespaces of the cluster's nodes. No packet leaves the machine.
 
-The first node's namespace is connected to the machine. The second node's namespace is connected to the first one, which
-forwards its packets.
+The first node's namespace is connected to the machine. The second node's namespace is connected to the first one, and
+the first node forwards its packets.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Host:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """Command prefix that enters the namespace. Not `ip netns exec`, which remounts /sys without the cgroups."""
+        """Command prefix for entering the namespace. Not `ip netns exec`: it remounts /sys without the cgroups."""
         return ("nsenter", f"--net={self.handle}")
 
     @property
@@ -39,7 +39,7 @@ class Host:
 
     @property
     def exists(self) -> bool:
-        """Whether the namespace exists; a handle that outlived a reboot is a file without a namespace."""
+        """Whether the namespace exists; a handle left over from before a crash is a file without a namespace."""
         return self.handle.exists()
 
 
@@ -48,7 +48,7 @@ SECOND = Host("pseudoreal-second", "pseudoreal-second", "198.18.0.6", "10.244.1.
 
 
 def create() -> None:
-    """Create the first node's namespace, and the veth pair that connects it to this machine."""
+    """Create the first node's namespace, and a veth pair connecting it to this machine."""
     _add(FIRST)
     shell.output(["ip", "link", "add", HOST_DEVICE, "type", "veth", *_peer(FIRST)])
     shell.output(["ip", "address", "add", f"{HOST_ADDRESS}/30", "dev", HOST_DEVICE])
@@ -85,13 +85,13 @@ def cut_second() -> None:
 
 
 def delete_second() -> None:
-    """Remove the parts of `create_second` that exist."""
+    """Remove the existing parts of `create_second`."""
     _delete(SECOND)
     shell.succeeds(["ip", "-n", FIRST.namespace, "link", "delete", SECOND_DEVICE])
 
 
 def delete() -> None:
-    """Remove the parts of `create` that exist."""
+    """Remove the existing parts of `create`."""
     _delete(FIRST)
     # The kernel deletes the veth pair with its namespace, a moment later; it does not matter who deletes it first.
     shell.succeeds(["ip", "link", "delete", HOST_DEVICE])
@@ -118,7 +118,7 @@ def _peer(host: Host) -> tuple[str, ...]:
 
 
 def _close() -> None:
-    """Reject packets that are not for the cluster, at once rather than after a timeout."""
+    """Reject packets to addresses outside the cluster, at once rather than after a timeout."""
     _iptables("-N", CHAIN)
     # Pod and Service networks too: after its redirection, a packet to a Service still has its first output device,
     # eth0.

@@ -1,4 +1,4 @@
-"""The pause image, which holds a pod's namespaces open: one static program."""
+"""The pause image, holding a pod's namespaces open: one static program."""
 
 import hashlib
 import io

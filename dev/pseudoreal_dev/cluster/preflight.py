@@ -21,7 +21,7 @@ LONGEST_CACHE_PATH = 60
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts about the machine that the checks use. `go` is "" if Go is not installed."""
+    """Facts about the machine for the checks. `go` is "" if Go is not installed."""
 
     system: str
     is_root: bool

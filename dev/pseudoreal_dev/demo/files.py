@@ -1,4 +1,4 @@
-"""Copies files from PersistentVolumeClaims to this machine, through a pod that mounts them."""
+"""Copies files from PersistentVolumeClaims to this machine, through a pod mounting them."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ _MOST_SECONDS = 600
 
 
 def copied(kubernetes: Kubernetes, image: str, claims: Mapping[str, str], wanted: Sequence[str], folder: Path) -> None:
-    """Copy files and folders into `folder`, which is created from scratch, each under its last path component.
+    """Copy files and folders into `folder`, created from scratch, each under its last path component.
 
     `claims` maps the first path component used in `wanted` to the name of the claim.
     """
@@ -26,7 +26,7 @@ def copied(kubernetes: Kubernetes, image: str, claims: Mapping[str, str], wanted
 
 @contextmanager
 def _pod(kubernetes: Kubernetes, image: str, claims: Mapping[str, str]) -> Iterator[None]:
-    """Run a pod that mounts the claims read-only at /NAME. `kubectl cp` needs tar in its image."""
+    """Run a pod with the claims mounted read-only at /NAME. `kubectl cp` needs tar in its image."""
     here = f"--namespace={NAMESPACE}"
     mounts = [{"name": name, "mountPath": f"/{name}", "readOnly": True} for name in claims]
     volumes = [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim in claims.items()]

@@ -53,7 +53,7 @@ def describe(status: PseudoRealJobStatus, seconds: float) -> str:
 
 
 def waiting_for(status: PseudoRealJobStatus) -> str:
-    """Return the message of the condition that explains why the job does not train."""
+    """Return the message of the condition explaining why the job does not train."""
     conditions = {condition.type: condition for condition in status.conditions}
     failed, progressing = conditions.get("Failed"), conditions.get("Progressing")
     if failed and failed.status == "True":
@@ -73,7 +73,7 @@ def _training(now: Progress) -> str:
 
 
 class _Display:
-    """Status line that is rewritten on a terminal; elsewhere, a new line at each phase change and every few seconds."""
+    """Status line, rewritten on a terminal; elsewhere, a new line at each phase change and every few seconds."""
 
     def __init__(self) -> None:
         self._live = Live(console=progress.console, transient=True) if progress.console.is_terminal else None

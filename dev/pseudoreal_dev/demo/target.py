@@ -1,4 +1,4 @@
-"""Cluster on which the demo runs: the local one, or one of the user."""
+"""Cluster for the demo: the local one, or one of the user."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ NAMESPACE = "default"
 
 @dataclass(frozen=True)
 class Target:
-    """A running cluster, and images that it can run."""
+    """A running cluster, and images available to it."""
 
     kubernetes: Kubernetes
     operator_image: str
@@ -32,9 +32,9 @@ class Target:
     needs_host_volume: bool
     """Whether volumes must be created by hand, because the cluster has no provisioner."""
     reaching: str
-    """Shell commands by which the user's own kubectl reaches the cluster."""
+    """Shell commands for reaching the cluster with the user's own kubectl."""
     ending: str
-    """Shell command that stops the cluster, or removes the installation."""
+    """Shell command for stopping the cluster, or removing the installation."""
 
     def hints(self, job: str) -> tuple[str, ...]:
         """Return shell commands to try next."""
@@ -91,7 +91,7 @@ def _images_in_background() -> Iterator[None]:
 
 
 def given(context: str) -> Target:
-    """Return a target for a cluster of the user. Raises DevError with everything that is missing."""
+    """Return a target for a cluster of the user. Raises DevError, listing everything missing."""
     missing = [
         f"- {program} is not on the PATH; install it" for program in ("kubectl", "helm") if not shutil.which(program)
     ]

@@ -1,4 +1,4 @@
-"""Volumes of the local cluster, which has no provisioner: folders of this machine."""
+"""Volumes of the local cluster: folders of this machine, because the cluster has no provisioner."""
 
 import shutil
 from pathlib import Path

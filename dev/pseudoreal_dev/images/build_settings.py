@@ -1,6 +1,6 @@
-"""Settings that a build borrows from the machine: pip's configuration and the trusted certificates.
+"""Settings borrowed from the machine for a build: pip's configuration and the trusted certificates.
 
-Both are mounted during a build, so that neither becomes part of an image.
+Both are mounted during a build, so neither becomes part of an image.
 """
 
 import ast

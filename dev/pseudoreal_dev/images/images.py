@@ -69,14 +69,14 @@ def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
 
 
 def export(image: Image) -> None:
-    """Run the part of `load` that needs no containerd. In a first run it writes gigabytes while the cluster is being
+    """Run the part of `load` possible without containerd. In a first run it writes gigabytes while the cluster is being
     built."""
     with exclusive("images"):
         layout.export(image.name)
 
 
 def load(image: Image, containerd: Containerd) -> None:
-    """Import the parts of the image that the cluster's containerd lacks."""
+    """Import the parts of the image missing in the cluster's containerd."""
     if image.name in containerd.names_of("images"):
         return
     with exclusive("images"), progress.step(f"loading the {image.target} image", cost=Cost.FIRST_RUN):
@@ -99,9 +99,9 @@ def drop_older(image: Image, containerd: Containerd | None) -> None:
 
 
 def unneeded(targets: Mapping[str, str], kept: Set[str]) -> list[str]:
-    """Return the names in `targets` (name: digest) whose digest no kept name has: older tags and their aliases.
+    """Return the names in `targets` (name: digest) without the digest of a kept name: older tags and their aliases.
 
-    The CRI plugin of containerd gives each image a second name, its digest, which would keep the content forever.
+    The CRI plugin of containerd gives each image a second name, its digest; this name would keep the content forever.
     """
     digests = {targets[name] for name in kept}
     return [name for name, digest in targets.items() if name not in kept and ("/" in name or digest not in digests)]
@@ -115,7 +115,7 @@ def _build(image: Image, base: str, context: Path, log: Path) -> None:
 
 
 def _stage(target: Target, repository: Path) -> Path:
-    """Create a folder with the files that a build may see. File times are preserved, so that unchanged layers hit the
+    """Create a folder with the files visible to a build. File times are preserved, so unchanged layers hit the
     cache."""
     context = paths.images() / "context"
     shutil.rmtree(context, ignore_errors=True)

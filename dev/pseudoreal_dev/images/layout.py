@@ -1,7 +1,7 @@
 """Transfers images from buildah to containerd, each blob once.
 
 An OCI image layout lies in between. After containerd has a large blob, the layout keeps it as a sparse file of the
-right length without content: skopeo sees that the blob exists and does not write it again, and the file uses no space.
+right length without content: skopeo finds the blob and does not write it again, and the file uses no space.
 """
 
 import io
@@ -52,14 +52,14 @@ def find_descriptor(index: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def missing_blobs(manifest: Mapping[str, Any], held: Iterable[str]) -> list[str]:
-    """Return the digests of an image's configuration and layers that are not held, without duplicates, in order."""
+    """Return the digests of an image's configuration and layers missing in `held`, without duplicates, in order."""
     known = set(held)
     digests = dict.fromkeys(digests_of(manifest))
     return [digest for digest in digests if digest not in known]
 
 
 def digests_of(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the digests of everything that a manifest refers to."""
+    """Return the digests of all contents of a manifest."""
     return [piece["digest"] for piece in (manifest["config"], *manifest["layers"])]
 
 
@@ -88,14 +88,14 @@ def _add(archive: tarfile.TarFile, name: str, value: Mapping[str, Any]) -> None:
 
 
 def _drop_hollow_blobs(held: set[str]) -> None:
-    """Remove hollow blobs whose content containerd no longer has, so that skopeo writes them in full."""
+    """Remove hollow blobs without content in containerd, so skopeo writes them in full."""
     for blob in _blobs():
         if is_hollow(blob) and f"{DIGEST_PREFIX}{blob.name}" not in held:
             blob.unlink()
 
 
 def _empty(held: set[str]) -> None:
-    """Hollow the large blobs that containerd has; delete the small ones, which are quickly written again."""
+    """Hollow the large blobs present in containerd; delete the small ones, because they are quickly written again."""
     for blob in _blobs():
         if blob.stat().st_size < HOLLOW_BYTES:
             blob.unlink()

@@ -1,4 +1,4 @@
-"""Creates `.krew/`: the archive of the plugin, and the manifest with which krew installs it.
+"""Creates `.krew/`: the archive of the plugin, and its manifest for krew.
 
 The archive is reproducible to the byte, so its checksum is known before it is published.
 """

@@ -1,4 +1,4 @@
-"""Short hash of the content of files, so that unchanged sources are not built twice."""
+"""Short hash of the content of files: unchanged sources are not built twice."""
 
 import hashlib
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def list_files(root: Path, patterns: Iterable[str]) -> list[Path]:
-    """Return the files below `root` that match the glob patterns, sorted; a folder stands for all its files.
+    """Return the files below `root` matching the glob patterns, sorted; a folder stands for all its files.
 
     Python's caches are excluded, because they change without a change of the source.
     """
@@ -18,7 +18,7 @@ def list_files(root: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def hash_files(root: Path, patterns: Iterable[str], facts: Iterable[str] = ()) -> str:
-    """Return 16 hexadecimal digits that hash the paths, executable bits and bytes of the files, and `facts`."""
+    """Return 16 hexadecimal digits: a hash of the paths, executable bits and bytes of the files, and of `facts`."""
     digest = hashlib.sha256()
     for fact in facts:
         _add(digest, fact.encode())

@@ -1,4 +1,4 @@
-"""The one error shown without a traceback: its text says what failed and what to do."""
+"""The one error shown without a traceback: its text names the failure and the remedy."""
 
 
 class DevError(Exception):

@@ -1,4 +1,4 @@
-"""Go modules of this repository that pin programs, and the build of these programs with the machine's Go."""
+"""Go modules of this repository with pinned programs, and the build of these programs with the machine's Go."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from pseudoreal_dev.machine.progress import Cost, progress
 # A lazier garbage collector trades memory, which is plentiful, for compile time.
 ENVIRONMENT = {"CGO_ENABLED": "0", "GOGC": "400"}
 STRIPPED = "-s -w"
-"""Linker flags that omit debug information."""
+"""Linker flags for omitting debug information."""
 
 
 def folder_of(module: Path, sources: Sequence[str] = ()) -> Path:
@@ -40,6 +40,6 @@ def build(module: Path, package: str, target: Path, *, linker_flags: str = STRIP
 
 
 def source_of(module: Path, path: str) -> Path:
-    """Return the folder in Go's own cache with the source of a module that `module` requires."""
+    """Return the folder in Go's own cache with the source of a module required by `module`."""
     found = shell.output(["go", "-C", module, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", path])
     return Path(found.strip())

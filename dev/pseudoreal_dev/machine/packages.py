@@ -1,4 +1,4 @@
-"""Debian packages that the tooling needs, installed if their programs are missing."""
+"""Debian packages needed by the tooling, installed if their programs are missing."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
 def missing(programs: Mapping[str, str] = PROGRAMS) -> list[str]:
-    """Return the packages whose programs are not on this machine, in alphabetical order."""
+    """Return the packages of the missing programs, in alphabetical order."""
     return sorted({package for program, package in programs.items() if not _is_there(program)})
 
 
@@ -54,8 +54,7 @@ def install_missing(programs: Mapping[str, str] = PROGRAMS) -> None:
 
 
 def unpacked(package: str) -> Path:
-    """Return a folder with the files of a package that is only unpacked, not installed, so that it starts no
-    services."""
+    """Return a folder with the files of a package, unpacked but not installed, so it starts no services."""
     folder = paths.packages() / package
     with exclusive("packages"):
         if not folder.exists():

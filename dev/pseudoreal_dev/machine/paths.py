@@ -1,4 +1,4 @@
-"""Locations of the repository and of the cache outside it, which persists between runs."""
+"""Locations of the repository and of the persistent cache outside it."""
 
 import os
 from pathlib import Path

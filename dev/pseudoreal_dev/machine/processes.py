@@ -35,7 +35,7 @@ class Process:
 
 
 def launch(name: str, command: Sequence[str | Path], *, records: Path, log: Path) -> Process:
-    """Start `command` in a session of its own, which Ctrl-C does not reach, and record it as `records`/`name`.json."""
+    """Start `command` in a session of its own, out of reach of Ctrl-C, and record it as `records`/`name`.json."""
     records.mkdir(parents=True, exist_ok=True)
     with interrupt_deferred(), open_log(log) as out:
         child = subprocess.Popen(
@@ -62,7 +62,7 @@ def is_running(process: Process) -> bool:
 
 
 def stop(processes: Sequence[Process], records: Path) -> None:
-    """Terminate the processes together, kill those that do not end in time, and remove their records."""
+    """Terminate the processes together, kill any survivors after the time limit, and remove their records."""
     running = [process for process in processes if is_running(process)]
     for process in running:
         _signal(process.pid, signal.SIGTERM)
@@ -111,7 +111,7 @@ def kill(pids: Sequence[int]) -> None:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Defer Ctrl-C until the end of the context, so that no process starts without a record."""
+    """Defer Ctrl-C until the end of the context: no process starts without a record."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

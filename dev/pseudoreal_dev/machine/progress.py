@@ -18,7 +18,7 @@ HEARTBEAT_SECONDS = 15.0
 
 
 class Cost(Enum):
-    """Runs that pay for a step: only the first one (the result stays in the cache), or every one."""
+    """Runs paying for a step: only the first one (the result stays in the cache), or every one."""
 
     FIRST_RUN = "first run"
     EVERY_RUN = "every run"
@@ -176,4 +176,4 @@ def last_line(log: Path) -> str:
 
 
 progress = Progress()
-"""Display of this process, which all parts of the tooling use."""
+"""Display of this process, shared by all parts of the tooling."""

@@ -1,5 +1,4 @@
-"""Third-party controllers and schedulers that clusters run beside the operator, built for tests that combine them with
-the operator.
+"""Third-party controllers and schedulers beside the operator, built for combined tests.
 
 The cluster's own programs are in `cluster`.
 """

@@ -1,4 +1,4 @@
-"""Scheduler of scheduler-plugins with gang scheduling (coscheduling), which tests run beside the operator."""
+"""Scheduler of scheduler-plugins with gang scheduling (coscheduling), for tests with the operator."""
 
 from dataclasses import dataclass
 from pathlib import Path

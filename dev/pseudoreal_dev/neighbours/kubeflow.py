@@ -1,5 +1,5 @@
-"""Kubeflow's operators, which the operator's benchmark compares: the training operator, and its successor Trainer with
-the JobSet controller that it requires."""
+"""Kubeflow's operators, run beside the operator by its benchmark: the training operator, and its successor Trainer with
+the required JobSet controller."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,12 +59,12 @@ def trainer() -> Controller:
 
 
 def torch_runtime() -> Path:
-    """Return the path of the Trainer's PyTorch runtime, to which jobs refer."""
+    """Return the path of the Trainer's PyTorch runtime, the target of jobs' references."""
     return built(_TRAINER) / "trainer-runtime.yaml"
 
 
 def jobset() -> Controller:
-    """Return the JobSet controller that the Trainer of dev/tools/trainer requires, after building it if needed."""
+    """Return the JobSet controller required by the Trainer of dev/tools/trainer, after building it if needed."""
     return _controller(_JOBSET)
 
 

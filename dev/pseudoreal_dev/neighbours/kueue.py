@@ -1,4 +1,4 @@
-"""Kueue, which tests run beside the operator: its controller and its cluster-wide objects, built into the cache."""
+"""Kueue for tests with the operator: its controller and its cluster-wide objects, built into the cache."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -28,7 +28,7 @@ class Wish:
     requests: Amounts
     spec: Json
     device_bytes: int = 0
-    """Bytes that the ranks of a pod need on each GPU."""
+    """Bytes needed by the ranks of a pod on each GPU."""
     topology: Topology | None = None
     """Topology constraint of spec.scheduling; None if there is none."""
 
@@ -43,7 +43,7 @@ class Wish:
 
     @property
     def node_terms(self) -> list[Json]:
-        """Required terms of the node affinity, of which a node must match at least one; empty if there are none."""
+        """Required terms of the node affinity: a node must match at least one. Empty if there are none."""
         terms: list[Json] = (self._affinity("nodeAffinity").get(_REQUIRED) or {}).get("nodeSelectorTerms") or []
         return terms
 
@@ -52,8 +52,7 @@ class Wish:
 class Fit:
     """Room for the pods.
 
-    `now` maps each node to the number of pods that fit beside the running pods, `ever` to the number that would fit if
-    the node were empty.
+    `now` maps each node to the number of pods with room beside the running pods, `ever` to the number on an empty node.
     """
 
     wanted: int

@@ -1,4 +1,4 @@
-"""Traffic of a phase's ranks between the topology domains and nodes on which its pods would run. Pure."""
+"""Traffic of a phase's ranks between the topology domains and nodes of its pods. Pure."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Level:
 def levels_of(fit: Fit, topology: Topology | None, mesh: Mesh, flows: Sequence[Flow]) -> list[Level]:
     """Return the levels over which the pods are spread, widest first.
 
-    With a topology, workers are numbered as the pods would number themselves (`worker_order`).
+    With a topology, workers are numbered like the pods number themselves (`worker_order`).
     """
     places = [Place(fit.domains.get(node, ""), node) for node, count in fit.placement.items() for _ in range(count)]
     order = worker_order(places, mesh, flows) if topology else range(len(places))

@@ -67,7 +67,7 @@ def _node(body: Json, used: dict[str, Counter[str]]) -> Node:
 
 
 def requests_of(pod: Json) -> Amounts:
-    """Return the resources that the scheduler reserves for a pod with this spec, including 1 of `pods`."""
+    """Return the resources reserved by the scheduler for a pod with this spec, including 1 of `pods`."""
     together, first = Counter[str](), Counter[str]()
     for container in pod.get("containers") or []:
         together.update(_of_container(container))

@@ -1,4 +1,4 @@
-"""Result of `pseudoreal plan` for a job on a cluster: whether each stage fits, and what must change. Pure."""
+"""Result of `pseudoreal plan` for a job on a cluster: whether each stage fits, and the necessary changes. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _MOST_NAMES = 4
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result for one stage. `problems` are reasons within the job itself for which the stage cannot run."""
+    """Result for one stage. `problems` are reasons within the job itself against running the stage."""
 
     title: str
     phase: str
@@ -54,7 +54,7 @@ class Verdict:
             yield from (f"    {line}" for line in _grouped(self.fit.obstacles))
 
     def sentences(self) -> list[str]:
-        """Return what must change or be waited for, and what is unknown."""
+        """Return sentences on necessary changes or waits, and on unknown facts."""
         return [*self._changes(), *self._unknown()]
 
     def as_json(self) -> Json:
@@ -95,7 +95,7 @@ class Verdict:
             yield "no node takes any of the pods; below it is said why" if self.nodes else "the cluster has no nodes"
 
     def _too_large(self) -> Iterator[str]:
-        """Yield a sentence for each resource of which one pod requests more than any node has."""
+        """Yield a sentence for each resource requested by one pod beyond the largest node."""
         for name, amount in sorted(self.wish.requests.items()):
             most = max((node.allocatable.get(name, Fraction()) for node in self.nodes), default=Fraction())
             if self.nodes and most < amount:
@@ -122,7 +122,7 @@ class Verdict:
 
 
 def _grouped(obstacles: dict[str, str]) -> Iterator[str]:
-    """Yield each obstacle once, with the nodes that have it."""
+    """Yield each obstacle once, with its nodes."""
     reasons: dict[str, list[str]] = {}
     for node, reason in obstacles.items():
         reasons.setdefault(reason, []).append(node)

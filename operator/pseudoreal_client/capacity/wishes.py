@@ -1,5 +1,4 @@
-"""Resources that a job's stages need from the nodes: the pods that the operator creates, raised to the estimate.
-Pure."""
+"""Resources needed by a job's stages: the operator's pods, with their requests raised to the estimate. Pure."""
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -29,7 +28,7 @@ _DISK = "ephemeral-storage"
 
 @dataclass(frozen=True)
 class Need:
-    """Estimated bytes that a pod of a phase needs."""
+    """Estimated needs of a phase's pod in bytes."""
 
     memory: int
     disk: int

@@ -1,4 +1,4 @@
 """Requests to the API server, and the meaning of their failures.
 
-`view` decides what is shown of the responses.
+`view` selects the shown parts of the responses.
 """

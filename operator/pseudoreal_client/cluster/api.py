@@ -1,7 +1,7 @@
 """Requests of the commands to the API server, JSON in and JSON out. Every failure is a `Refusal` with a sentence.
 
-Anyone allowed to write an object decides its size and depth. A list that is unreadable as a whole is therefore read in
-smaller pages. An unreadable object is reported by name, and all others are shown.
+Anyone allowed to write an object decides its size and depth. A list unreadable as a whole is therefore read in smaller
+pages. An unreadable object is reported by name, and all others are shown.
 """
 
 from collections.abc import Callable, Iterator
@@ -60,11 +60,11 @@ class Conflict(Refusal):
 
 
 class _Unreadable(Exception):
-    """A response is too large, or is not JSON that can be read; the text says why."""
+    """A response is too large, or is not readable JSON; the text gives the reason."""
 
 
 class Api:
-    """Client of one API server. `warn` receives a sentence about each object of a list that cannot be read."""
+    """Client of one API server. `warn` receives a sentence about each unreadable object of a list."""
 
     def __init__(self, client: ApiClient, warn: Callable[[str], None]) -> None:
         self._client, self._warn = client, warn

@@ -27,7 +27,7 @@ class Where:
 class Connection:
     api: Api
     namespace: str
-    """Namespace for commands that name none."""
+    """Default namespace of commands."""
     is_named: bool = False
     """Whether the command line names the namespace."""
 

@@ -44,8 +44,7 @@ def no_answer(host: str, asked: Asked, error: Exception) -> Refusal:
 
 
 def failure(status: int, text: str, asked: Asked, kind: type[R]) -> R | Refusal:
-    """Return the exception for a response that is not a success. `kind` is the class for failures without a class of
-    their own."""
+    """Return the exception for a failed response. `kind` is the class for failures without a class of their own."""
     said = _status(text)
     details: Json = said.get("details") or {}
     if status == 401:

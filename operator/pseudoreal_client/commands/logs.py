@@ -71,8 +71,8 @@ class _Reader:
             raise self.failures[0]
 
     def _begin_readers(self) -> bool:
-        """Start a thread for each started pod that has none yet; return whether the job is over, so that no more pods
-        will come."""
+        """Start a thread for each started pod without one; return whether the job is over, so no more pods will
+        come."""
         job = self._job()
         try:
             _, pods = self._look(previous=False, job=job)

@@ -1,4 +1,4 @@
-"""Options that all commands for a cluster share with kubectl, and shell completion of job names."""
+"""Cluster options shared with kubectl, and shell completion of job names."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -31,12 +31,12 @@ from pseudoreal_client.refusal import ExitStatus, Refusal
 from pseudoreal_client.view.seen import SeenJob
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-"""Pattern of job names, which have neither dots nor slashes and so differ from file names."""
+"""Pattern of job names. Job names have neither dots nor slashes and so differ from file names."""
 
 
 @dataclass(frozen=True)
 class _Planned:
-    """The job to plan. `uid` is set for an existing job, whose own pods do not count as used."""
+    """The job to plan. `uid` is set for an existing job: its own pods do not count as used."""
 
     job: PseudoRealJob
     status: PseudoRealJobStatus

@@ -43,7 +43,7 @@ def get(connection: Connection, name: str | None, everywhere: bool, output: str 
 
 
 def _readable(bodies: Iterable[Json]) -> Iterator[SeenJob]:
-    """Yield the jobs whose status this release can read; report the others by name."""
+    """Yield the jobs with a status readable by this release; report the others by name."""
     for job in map(SeenJob, bodies):
         if job.unreadable is None:
             yield job

@@ -19,9 +19,9 @@ from pseudoreal_client.view.seen import SeenJob
 from pseudoreal_client.view.speakers import has_begun
 
 _LINES = 20_000
-"""Maximal number of lines read from a log that was written before the first look."""
+"""Maximal number of log lines from before the first look."""
 _OVERLAP_SECONDS = 10
-"""Seconds of the log that each look reads again, because clocks differ; lines read twice count once."""
+"""Seconds of overlap between looks at a log, because clocks differ; lines read twice count once."""
 
 
 @click.command()
@@ -56,7 +56,7 @@ class _Watcher:
     name: str
     history: History = field(default_factory=History)
     _read: dict[str, float] = field(default_factory=dict)
-    """Pod name -> time (time.monotonic) at which its log was last read."""
+    """Pod name -> time (time.monotonic) of the last read of its log."""
 
     def look(self) -> Look:
         api = self.connection.api

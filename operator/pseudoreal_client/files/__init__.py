@@ -1,4 +1,4 @@
 """Job files, with line and column of each fault. Pure, except for reading the file.
 
-The API package decides what a job may contain.
+The API package has the rules for jobs.
 """

@@ -45,8 +45,8 @@ class Document:
     node: yaml.Node
 
     def fault(self, sentence: str) -> Fault:
-        """Return the sentence as a fault at the first field path that it names: at its key, or the nearest enclosing
-        one."""
+        """Return the sentence as a fault at the first field path in its text: at the field's key, or the nearest
+        enclosing one."""
         mark = self.node.start_mark
         named = _PATH.search(sentence)
         node: yaml.Node | None = self.node
@@ -59,7 +59,7 @@ class Document:
 
 
 def read_documents(text: str) -> list[Document]:
-    """Return the documents that are not empty. Raises UnreadableYaml."""
+    """Return the nonempty documents. Raises UnreadableYaml."""
     try:
         loader = _Loader(text)
         documents = [*_each(loader)]
@@ -91,7 +91,7 @@ def _each(loader: "_Loader") -> Iterator[Document]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that resolves plain scalars like Go's YAML."""
+    """Loader with Go's rules for plain scalars."""
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -24,12 +24,12 @@ class Change:
     """Sentence on the effect, printed after the patch."""
 
     def patch(self, job: SeenJob) -> Json:
-        """Return a merge patch with the resourceVersion, so that the API server refuses it if the job has changed."""
+        """Return a merge patch with the resourceVersion: the API server refuses it if the job has changed."""
         return {"metadata": {"resourceVersion": job.body["metadata"]["resourceVersion"]}, "spec": self.spec}
 
 
 def suspend(job: SeenJob) -> Change:
-    """Return the change that suspends the job. Raises Refusal if it has ended, or is suspended already."""
+    """Return the patch to suspend the job. Raises Refusal if it has ended, or is suspended already."""
     _check_open(job)
     if job.is_suspended:
         raise Refusal(f"{job.name} is suspended already; pseudoreal resume {job.name} -n {job.namespace} lets it go on")
@@ -37,7 +37,7 @@ def suspend(job: SeenJob) -> Change:
 
 
 def resume(job: SeenJob) -> Change:
-    """Return the change that resumes the job. Raises Refusal if it has ended, or is not suspended."""
+    """Return the patch to resume the job. Raises Refusal if it has ended, or is not suspended."""
     _check_open(job)
     if not job.is_suspended:
         raise Refusal(f"{job.name} is not suspended; its state is {job.status.state}")

@@ -8,13 +8,13 @@ _BLANK = 0x2800
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a character's dots, by row and column (Unicode block "Braille Patterns")."""
 _END = "┊"
-"""Character that marks the end of a phase."""
+"""Mark of the end of a phase."""
 
 
 def plot(losses: Mapping[int, float], width: int, height: int, ends: Sequence[int] = ()) -> list[str]:
     """Return lines of `width` characters: `height` lines of curve, then a line with the steps; nothing without losses.
 
-    A column shows the mean of its losses. `ends` are the steps at which phases end.
+    A column shows the mean of its losses. `ends` are the last steps of phases.
     """
     if not losses:
         return []

@@ -30,7 +30,7 @@ _COLOURS = {"Training": "green", "Complete": "green", "Failed": "red", "Restarti
 
 @dataclass(frozen=True)
 class Look:
-    """State of a job at one moment. `notes` are sentences about what could not be read."""
+    """State of a job at one moment. `notes` are sentences about unreadable parts."""
 
     job: SeenJob
     pods: Sequence[Pod]
@@ -108,7 +108,7 @@ def _ends(job: SeenJob) -> list[int]:
 
 
 def _checkpoints(look: Look) -> list[str]:
-    """Return the checkpoint that the status names, then the newest ones with their cost, as far as the logs tell."""
+    """Return the checkpoint in the status, then the newest ones with their cost, as far as the logs tell."""
     rows = [
         (f"step {cost.step:,}", f"{cost.bytes / 2**30:.2f} GiB", f"saved in {duration(cost.seconds)}")
         for cost in [*look.history.checkpoints.values()][-_CHECKPOINTS:]

@@ -74,7 +74,7 @@ def _state(job: SeenJob) -> str:
 
 
 def _workers(job: SeenJob) -> Iterator[tuple[str, str]]:
-    """Yield the number of workers of an elastic phase that runs with fewer than all, and the reason."""
+    """Yield the number of workers of an elastic phase, if fewer than all, and the reason."""
     found = job.status.elastic
     if found is None or found.phase_name != job.status.current_phase:
         return

@@ -1,6 +1,6 @@
 """Losses and checkpoints of a job from its logs. Pure.
 
-The logs are read from the pods with rank 0, in the order of the executions. Lines that are read twice count once.
+The logs are read from the pods with rank 0, in the order of the executions. Lines read twice count once.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class History:
                 self._add(report)
 
     def add_status(self, status: PseudoRealJobStatus) -> None:
-        """Add losses from the status for steps that no log covers."""
+        """Add losses from the status for steps missing in the logs."""
         for phase in status.phases:
             if phase.step is not None and phase.loss is not None:
                 self._note(phase.step, float(phase.loss))

@@ -17,7 +17,7 @@ _HEADS = ("RANKS", "POD", "NODE", "STATE", "SINCE")
 def rank_map(job: SeenJob, pods: Sequence[Pod], now: datetime, most: int | None = None) -> list[str]:
     """Return one line per pod of an execution, with its ranks; nothing without pods.
 
-    Of more than `most` pods, the pods that do not run are kept, then others up to `most`; a last line counts the rest.
+    With more than `most` pods, pods not running are kept, then others up to `most`; a last line counts the rest.
     """
     if not pods:
         return []

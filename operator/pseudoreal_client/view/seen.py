@@ -22,8 +22,7 @@ from pydantic import ValidationError
 Json = dict[str, Any]
 
 _SHOWN = ("Failed", "Complete", "Suspended", "Progressing")
-"""Conditions that tell the activity of a job, in order of precedence: the first one that is True is shown, else the
-last."""
+"""Conditions on the activity of a job, in order of precedence: the first True one is shown, else the last."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class SeenJob:
 
     @cached_property
     def spec(self) -> PseudoRealJobSpec | None:
-        """The parsed spec; None if it belongs to another release, or to a job that cannot run."""
+        """The parsed spec; None for a spec of another release, or of a job unable to run."""
         try:
             spec = PseudoRealJob.from_object(self.body).spec
             last_steps(spec)
@@ -85,7 +84,7 @@ class SeenJob:
 
     @property
     def reason(self) -> Condition | None:
-        """The condition that tells the job's activity and its reason."""
+        """The condition with the job's activity and its reason."""
         found = {condition.type: condition for condition in self.status.conditions}
         true = [found[kind] for kind in _SHOWN if kind in found and found[kind].status == "True"]
         return true[0] if true else found.get("Progressing")
@@ -129,8 +128,7 @@ class SeenJob:
         return max(0.0, progress.phase_remaining_seconds - (now - said).total_seconds())
 
     def remaining_of_job(self, now: datetime) -> float | None:
-        """Return the remaining seconds of the job, assuming that later phases train as many tokens per second as the
-        current one."""
+        """Return the remaining seconds of the job, assuming the current tokens per second for later phases too."""
         own, progress = self.remaining_of_phase(now), self.status.progress
         rate = float(progress.tokens_per_second) if progress and progress.tokens_per_second else 0.0
         if own is None or self.spec is None or self.status.current_phase not in self.phase_names:
@@ -146,13 +144,13 @@ class SeenJob:
         return sorted(own, key=lambda pod: (pod.index, pod.name))
 
     def executions(self, bodies: Iterable[Json]) -> list[list[Pod]]:
-        """Return the job's pods grouped by execution, in the order in which the executions started."""
+        """Return the job's pods grouped by execution, in the order of the executions' starts."""
         pods = self.pods(bodies)
         found = sorted({pod.execution for pod in pods}, key=self._order)
         return [[pod for pod in pods if pod.execution == execution] for execution in found]
 
     def current_pods(self, bodies: Iterable[Json]) -> list[Pod]:
-        """Return the pods of the newest execution that has pods."""
+        """Return the pods of the newest execution with pods."""
         return next(reversed(self.executions(bodies)), [])
 
     def _order(self, execution: Execution) -> tuple[int, int, bool]:
@@ -162,7 +160,7 @@ class SeenJob:
 
     @property
     def selector(self) -> str:
-        """Label selector that matches only this job's pods."""
+        """Label selector for this job's pods only."""
         return f"{LABEL_JOB_UID}={self.uid},{LABEL_EXECUTION}"
 
 
@@ -176,7 +174,7 @@ def _tokens(spec: PseudoRealJobSpec) -> list[int]:
 
 
 def cleaned(text: str) -> str:
-    """Return text from outside as one line, without control characters that a terminal would obey."""
+    """Return text from outside as one line, without terminal control characters."""
     return " ".join(clean(text).split())
 
 

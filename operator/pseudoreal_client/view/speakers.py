@@ -1,4 +1,4 @@
-"""Selects the pods whose logs are printed, and the prefix of their lines. Pure."""
+"""Selects the pods for `logs`, and the prefix of their lines. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 def speakers(job: SeenJob, bodies: Iterable[Json], rank: int | None, *, previous: bool) -> list[Pod]:
-    """Return the pods of the newest execution, or of the one before it; with `rank`, only that rank's pod.
+    """Return the pods of the newest execution, or of the one before it; with `rank`, only the pod of this rank.
 
     Raises Refusal if there are none.
     """

@@ -7,7 +7,7 @@ from pseudoreal_client.view.seen import SeenJob, cleaned, share
 
 
 def story(job: SeenJob, now: datetime) -> str:
-    """Return the line. Two equal lines mean that nothing worth reporting has happened in between."""
+    """Return the line. Two equal lines mean: nothing worth reporting has happened in between."""
     status, progress = job.status, job.status.progress
     parts = [status.state, f"phase {status.current_phase}" if status.current_phase else ""]
     if progress and not job.is_over:

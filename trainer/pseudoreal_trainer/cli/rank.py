@@ -44,7 +44,7 @@ def main() -> NoReturn:
 
 
 def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMessage:
-    """Train as one rank; return how the rank ended, after leaving the same message as its outcome for the pod.
+    """Train as one rank; return how the rank ended. The same message is left as the rank's outcome for the pod.
 
     `end` receives the exit code of a failing rank. It is called in the thread of the first failure: other threads of
     the rank may be waiting for ranks waiting for this one.

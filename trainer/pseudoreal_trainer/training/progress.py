@@ -74,7 +74,7 @@ class Progress:
 
     # The fields below are fixed at the start of the phase or the job.
     begin: int = 0
-    """First step of the phase, minus one: the steps done before it."""
+    """Number of steps done before the phase."""
     optimizer_state: OptimizerState | None = None
     """Effect of the delink before this phase on the moments of blocks; None in the first phase."""
     imported: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
 """CEL rules, and builders for rules on a job, on each of its phases, and on pairs of consecutive phases.
 
 The API server evaluates the rules when a manifest is applied; `pseudoreal_api.spec.check` evaluates the same text for a
-local run. Every rule has a message that names the fields and values at fault. Messages are built with `format`: the API
+local run. Every rule has a message with the fields and values at fault. Messages are built with `format`: the API
 server treats the length of `string(integer)` as unbounded and refuses longer concatenations as too expensive.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rule:
-    """CEL expression that must hold, and CEL expression for the sentence that says why it does not."""
+    """CEL expression for the required condition, and CEL expression for the sentence shown if it is false."""
 
     rule: str
     message: str
@@ -30,7 +30,7 @@ def on_job(holds: str, sentence: str, *values: str) -> Rule:
 
 
 def on_each_phase(holds: str, sentence: str, *values: str) -> Rule:
-    """Return a rule on every phase p; the message names the first phase that breaks it."""
+    """Return a rule on every phase p; the message names the first phase at fault."""
     message = says(f"spec.phases[%s]{sentence}", "p.name", *values)
     return Rule(f"self.phases.all(p, {holds})", f"self.phases.filter(p, !({holds})).map(p, {message})[0]")
 

@@ -1,4 +1,4 @@
-"""Rules on mounts and storage: corpus, checkpoints, and the weights with which a job starts."""
+"""Rules on mounts and storage: corpus, checkpoints, and the initial weights of a job."""
 
 from pseudoreal_api.spec.rules.phases import blocks_of
 from pseudoreal_api.spec.rules.rule import on_job
