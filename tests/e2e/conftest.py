@@ -20,7 +20,7 @@ from tests.e2e import diagnosis
 
 @dataclass(frozen=True)
 class Preparation:
-    """Background process that brings the cluster up. `was_up`: the cluster was running before these tests."""
+    """Background process for bringing up the cluster. `was_up`: the cluster was running before these tests."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -40,7 +40,7 @@ PREPARATION = pytest.StashKey[Preparation]()
 
 @dataclass(frozen=True)
 class Demo:
-    """Finished run of `make demo`, and the cluster on which it ran."""
+    """Finished run of `make demo`, and its cluster."""
 
     output: str
     kubernetes: Kubernetes
@@ -120,7 +120,7 @@ def _run(config: pytest.Config, kubernetes: Kubernetes, name: str) -> Demo:
 
 
 def _shown(config: pytest.Config) -> AbstractContextManager[None]:
-    """Return a context in which printed text is shown immediately, not captured."""
+    """Return a context without output capture: printed text is shown immediately."""
     capture = config.pluginmanager.getplugin("capturemanager")
     assert capture
     shown: AbstractContextManager[None] = capture.global_and_fixture_disabled()

@@ -54,7 +54,7 @@ class Job:
         return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
 
     def alive(self, role: str = "") -> list[Json]:
-        """Return the pods that have not ended."""
+        """Return the pods still pending or running."""
         return [pod for pod in self.pods(role) if pod["status"]["phase"] in ("Pending", "Running")]
 
     def events(self) -> list[Json]:
@@ -67,7 +67,7 @@ class Job:
         return [event["reason"] for event in self.events()]
 
     def told(self, reason: str) -> str:
-        """Return the message of the only event with that reason."""
+        """Return the message of the only event with this reason."""
         patience.wait_for(reason, lambda: reason in self.reasons(), self.reasons)
         (event,) = [event for event in self.events() if event["reason"] == reason]
         return str(event["message"])

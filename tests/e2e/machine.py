@@ -27,9 +27,10 @@ held = []
 while rank.exists():
     held.append(bytearray(2**20))
 """
-"""Program that joins a cgroup, sets its memory limit to its current use, and allocates memory until a rank is gone.
+"""Program for the OOM killer: joins a cgroup, sets its memory limit to its current use, and allocates memory until a
+rank is gone.
 
-The kernel frees its page cache first, which may be large.
+The kernel frees its page cache first; this may be much memory.
 """
 
 
@@ -49,7 +50,7 @@ def make_volume(kubernetes: Kubernetes, claim: str) -> Path:
 
 
 def tell(pod: Mapping[str, Any], number: signal.Signals, part: str) -> None:
-    """Send a signal to the pod's processes that have `part` in their command line, or as their name."""
+    """Send a signal to the pod's processes with `part` in their command line, or as their name."""
     for pid in _processes(pod, part):
         os.kill(pid, number)
 
@@ -77,7 +78,7 @@ def _memory_group(pid: int) -> Path:
 
 
 def bound_files(pod: Mapping[str, Any], size: int) -> None:
-    """Limit the files of the pod's ranks to `size` bytes, so that writing a checkpoint fails."""
+    """Limit the files of the pod's ranks to `size` bytes: writing a checkpoint then fails."""
     for pid in _processes(pod, RANK):
         user = str(Path(f"/proc/{pid}").stat().st_uid)
         # As that user: root may not be allowed to.

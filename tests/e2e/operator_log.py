@@ -1,4 +1,4 @@
-"""Warnings and errors of the operator on the cluster. A test that waits in vain because of one can fail early."""
+"""Warnings and errors of the operator on the cluster. A test waiting in vain because of one can fail early."""
 
 import json
 import time
@@ -29,8 +29,7 @@ def complaints(log: str) -> list[Line]:
 
 
 def repeated(lines: Iterable[Line]) -> str | None:
-    """Return a sentence on an error that has been repeated for the same job for two minutes, and still is; else None.
-    Pure."""
+    """Return a sentence on an error repeated for the same job for two minutes, up to now; else None. Pure."""
     found = list(lines)
     times: defaultdict[tuple[str, str, str], list[datetime]] = defaultdict(list)
     for line in found:
@@ -52,7 +51,7 @@ def _last_run(moments: list[datetime]) -> list[datetime]:
 
 
 def shown(kubernetes: Kubernetes) -> str:
-    """Return the operator's newest complaints, including those of the previous container."""
+    """Return the operator's newest complaints, including the previous container's."""
     logs = [_read(kubernetes, _PREVIOUS), _read(kubernetes)]
     lines = [json.dumps(line) for log in logs for line in complaints(log)][-SHOWN:]
     return "\n".join(["The operator's warnings and errors:", *(lines or ["(none)"])])

@@ -26,8 +26,8 @@ class Release:
 
 
 def previous_release(folder: Path) -> Release | None:
-    """Return the release's chart, with its images loaded into the cluster; None if the history does not reach back that
-    far."""
+    """Return the release's chart, with its images loaded into the cluster; None if the history of the clone is too
+    short."""
     archive = folder / "previous.tar"
     command = ["git", "-C", str(paths.REPOSITORY), "archive", f"--output={archive}", PREVIOUS]
     if subprocess.run(command, capture_output=True).returncode != 0:

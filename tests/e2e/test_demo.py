@@ -1,4 +1,4 @@
-"""`make demo`, judged by its output and by the objects that it leaves on the cluster."""
+"""`make demo`, judged by its output and by the objects left on the cluster."""
 
 import re
 

@@ -1,5 +1,5 @@
-"""`make demo DEMO=llama`, judged by its output and by the objects that it leaves on the cluster. The demo itself checks
-its results."""
+"""`make demo DEMO=llama`, judged by its output and by the objects left on the cluster. The demo itself checks its
+results."""
 
 import json
 import re

@@ -25,8 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    """Return the sort key. The cluster-wide operator runs only after all other operators; test_rights.py, which checks
-    the use of rights, runs last."""
+    """Return the sort key. The cluster-wide operator runs only after all other operators; test_rights.py checks the use
+    of rights and runs last."""
     is_shared = "operator_of_all" in getattr(item, "fixturenames", ())
     return 2 if item.path.name == "test_rights.py" else int(is_shared)
 

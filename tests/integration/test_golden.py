@@ -42,7 +42,7 @@ def test_the_api_server_takes_the_children(kubectl: Kubectl, name: str) -> None:
 
 
 def test_the_api_server_judges_what_schemas_cannot(kubectl: Kubectl) -> None:
-    """Uses huge pages without memory, to prove that the dry run includes validation beyond the schemas."""
+    """Uses huge pages without memory: the dry run must include validation beyond the schemas."""
     job = next(m for m in golden.manifests("huge-pages") if m["kind"] == "Job")
     broken = json.loads(json.dumps(job))
     (trainer,) = broken["spec"]["template"]["spec"]["containers"]

@@ -41,7 +41,7 @@ def container(documents: list[Json], job: str) -> Json:
 
 @pytest.fixture(scope="module")
 def restricted(admin: client.ApiClient) -> Iterator[str]:
-    """A namespace that enforces the restricted Pod Security Standard."""
+    """A namespace enforcing the restricted Pod Security Standard."""
     core, name = client.CoreV1Api(admin), "llama"
     levels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=name, labels=levels)))
@@ -134,7 +134,7 @@ def test_of_a_job_that_was_made_anew_the_newest_is_exported(tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_text_becomes_a_model_that_transformers_loads(tmp_path: Path) -> None:
-    """Takes about a minute: five programs that import torch or transformers, two of them twice."""
+    """Takes about a minute: five programs importing torch or transformers, two of them twice."""
     places = {f"/{name}": tmp_path / name for name in ("data", "checkpoints", "book", "tmp")}
     for folder in places.values():
         folder.mkdir()

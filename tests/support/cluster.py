@@ -1,4 +1,4 @@
-"""The API server from a test's point of view: as the user who applies jobs, and as the kubelet that runs pods."""
+"""The API server from a test's point of view: as a user applying jobs, and as a kubelet running pods."""
 
 import json
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class Cluster:
         client.CoreV1Api(self.api).delete_namespaced_pod(name, self.namespace)
 
     def token(self, pod: Json | None, audience: str = REPORT_AUDIENCE) -> str:
-        """Return a service account token: bound to the pod, like the tokens that the kubelet projects; without a pod,
+        """Return a service account token: bound to the pod, like a token projected by the kubelet; without a pod,
         unbound."""
         spec: Json = {"audiences": [audience], "expirationSeconds": 600}
         if pod:
@@ -136,7 +136,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Job:
-    """A PseudoRealJob, with the pods that the test runs for it."""
+    """A PseudoRealJob, with its pods run by the test."""
 
     cluster: Cluster
     name: str
@@ -167,11 +167,11 @@ class Job:
         return [event["reason"] for event in self.events()]
 
     def tells(self, *reasons: str) -> None:
-        """Wait until these are the reasons of the job's events, which are posted after the status."""
+        """Wait until these are the reasons of the job's events. Events are posted after the status."""
         wait_for("the events", lambda: self.reasons() == list(reasons), self.reasons)
 
     def event(self, reason: str) -> Json:
-        """Wait for the first event with that reason, and return it."""
+        """Wait for the first event with this reason, and return it."""
         return wait_for(reason, lambda: next((e for e in self.events() if e["reason"] == reason), None), self.reasons)
 
     def condition(self, kind: str) -> Json:
@@ -224,7 +224,7 @@ class Job:
         return [pod for pod in self.children("api/v1 pods") if pod["status"]["phase"] in ("Pending", "Running")]
 
     def keep_waiting(self, pod: Json, waiting: Json) -> None:
-        """Report that the trainer container of the pod cannot start."""
+        """Report the trainer container of the pod as unable to start."""
         status = {"phase": "Pending"} | _container({"waiting": waiting})
         self.cluster.patch_pod_status(pod["metadata"]["name"], status)
 

@@ -19,7 +19,7 @@ class Depth:
         return deep if self.is_deep else usual
 
     def chance(self, name: str) -> random.Random:
-        """Return a random generator for the test with this name; the same in all runs that are not deep."""
+        """Return a random generator for the test with this name; the same in all runs without `--deep`."""
         return random.Random(self.of(name, f"{name} {self.seed}"))
 
 

@@ -110,7 +110,7 @@ def _line(name: str, tests: str, seconds: float, budget: float) -> str:
 
 
 def in_words(results: list[Result], broken: int, seconds: float) -> str:
-    """Return a summary line like pytest's last one. `broken` is the number of pytest runs that crashed."""
+    """Return a summary line like pytest's last one. `broken` is the number of crashed pytest runs."""
     count = Counter(result.outcome for result in results)
     count["error"] += broken
     said = [f"{count[one]} {one}" for one in ("failed", "passed", "skipped", "error") if count[one]]

@@ -1,4 +1,4 @@
-"""Rank processes with torch already imported: forked from a server that imports torch once, which takes seconds."""
+"""Rank processes with torch already imported: forked from a server, because the import takes seconds."""
 
 import os
 import time
@@ -19,7 +19,7 @@ preload("tests.support.warm")
 def run_ranks(
     rank: Callable[..., None], world: int, *arguments: Any, backend: str = "gloo", limit: float = LIMIT_SECONDS
 ) -> None:
-    """Call `rank(number, *arguments)` in `world` processes, which form one process group if there are several.
+    """Call `rank(number, *arguments)` in `world` processes, as one process group if there are several.
 
     Raises TimeoutError if they run longer than `limit` seconds.
     """
@@ -48,7 +48,7 @@ def start_rank(
 ) -> Forked:
     """Start the rank program as torchrun would, as the only rank of its pod, after calling `prepare()`.
 
-    The rank writes its outcome and its log into the folder, which is created.
+    The rank writes its outcome and its log into the folder. The folder is created.
     """
     folder.mkdir(exist_ok=True)
     return Forked(_train, config, number, world, port, folder, prepare, log=folder / "log")

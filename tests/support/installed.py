@@ -60,7 +60,7 @@ def binding(kind: str, role: str) -> Any:
 
 
 def make_namespace(admin: client.ApiClient, name: str) -> Cluster:
-    """Create a namespace in which pods can be created and the operator may work."""
+    """Create a namespace for pods, with the operator's rights."""
     core, rbac = client.CoreV1Api(admin), client.RbacAuthorizationV1Api(admin)
     namespace: Any = {"metadata": {"name": name}}
     core.create_namespace(namespace)

@@ -34,7 +34,7 @@ def good_job(name: str = "good", /, **changes: Any) -> dict[str, Any]:
 
 
 def minimal_job(name: str = "good") -> dict[str, Any]:
-    """Return the good job without fields that have defaults."""
+    """Return the good job without the fields with defaults."""
     body = good_job(name)
     del body["spec"]["checkpoint"]
     return body

@@ -1,4 +1,4 @@
-"""A real Kueue controller beside an API server, and the objects with which an administrator configures it."""
+"""A real Kueue controller beside an API server, and its configuration objects."""
 
 import base64
 import json
@@ -27,12 +27,12 @@ GROUP, VERSION = "kueue.x-k8s.io", "v1beta2"
 MANAGER = "kueue"
 """Field manager name of Kueue in `managedFields`."""
 _WEBHOOKS = ("job", "clusterqueue", "resourceflavor", "workload", "cohort")
-"""Kinds whose webhooks are installed. Webhooks of other kinds would block requests unrelated to these tests."""
+"""Kinds with installed webhooks. Webhooks of other kinds would block requests unrelated to these tests."""
 
 
 @dataclass(frozen=True)
 class Kueue:
-    """Configuration of Kueue by an administrator. Queues are named after the one namespace that they serve."""
+    """Configuration of Kueue by an administrator. Queues are named after their one namespace."""
 
     api: client.ApiClient
 

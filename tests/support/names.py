@@ -1,4 +1,4 @@
-"""Names of children in tests: without their digest, which depends on the job's uid."""
+"""Names of children in tests, without their digest: the digest depends on the job's uid."""
 
 import re
 

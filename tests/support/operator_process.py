@@ -1,4 +1,4 @@
-"""The operator as a separate process that tests can kill and restart."""
+"""The operator as a separate process, for tests to kill and restart."""
 
 import json
 import os
@@ -47,25 +47,25 @@ def _reserved() -> socket.socket:
 
 @dataclass
 class Operator:
-    """An operator process. Any error in its log fails the test, except errors that contain `expected`."""
+    """An operator process. Any error in its log fails the test, except errors containing `expected`."""
 
     kubeconfig: Path
     namespace: str
-    """Namespace that the operator watches; empty: the whole cluster."""
+    """Namespace watched by the operator; empty: the whole cluster."""
     log: Path
     tls: Path | None = None
     """Folder with the TLS files of the report endpoint; None: no endpoint."""
     pod: str = ""
     """Pod name for the Lease; empty: no Lease."""
     is_program: bool = False
-    """Whether to start a new Python with the operator's command line, which takes two seconds longer than a fork."""
+    """Whether to start a new Python with the operator's command line; this takes two seconds longer than a fork."""
     address: socket.socket = field(default_factory=_reserved)
     report_address: socket.socket = field(default_factory=_reserved)
     metrics_address: socket.socket = field(default_factory=_reserved)
     process: Process | None = None
     expected: str | None = None
     program: Callable[[dict[str, str]], None] = field(default_factory=lambda: run)
-    """Function that the forked process runs, unless `is_program`."""
+    """Function run by the forked process, unless `is_program`."""
 
     @property
     def port(self) -> int:

@@ -1,7 +1,7 @@
 """PodGroup kinds of Kubernetes and of third-party schedulers, after their documentation: as CustomResourceDefinitions
 for an API server, and as schemas.
 
-Each has all `spec` fields that any release with this API version has.
+Each has the `spec` fields of all releases with its API version.
 """
 
 from typing import Any

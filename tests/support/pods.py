@@ -16,7 +16,7 @@ from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
 from tests.support.processes import LIMIT_SECONDS
 
 SECRET = Path(__file__).parents[1] / "data" / "rendezvous-secret"
-"""Rendezvous secret of jobs whose pods are local processes."""
+"""Rendezvous secret of jobs with local processes as pods."""
 PROGRAM = ("-m", "pseudoreal_trainer.cli.pod")
 _ROOT = Path(__file__).parents[2]
 
@@ -57,7 +57,7 @@ def start_pod(
 ) -> Pod:
     """Start worker `number` of `workers`; several need a rendezvous in `environment` (see `meeting`).
 
-    The pod writes its log and its termination message into the folder, which is created. `before` is called in the
+    The pod writes its log and its termination message into the folder. The folder is created. `before` is called in the
     child process, before the program.
     """
     folder.mkdir(exist_ok=True)

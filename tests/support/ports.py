@@ -10,8 +10,8 @@ _PORTS = range(12_000, 30_000)
 def free_port() -> int:
     """Return a free port of the loopback interface.
 
-    It is outside the range from which Linux assigns ports to connections and to listeners without a port, so nothing
-    takes the port between this call and its use.
+    It is outside the range of ports assigned by Linux to connections and to listeners without a port, so nothing takes
+    the port between this call and its use.
     """
     while True:
         if is_free(port := secrets.choice(_PORTS)):

@@ -1,6 +1,6 @@
-"""Processes with a time limit, forked from a server that has imported their modules.
+"""Processes with a time limit, forked from a server with their modules already imported.
 
-They have the environment of the server, not of the test. A process that exceeds its limit reports the stacks of its
+They have the environment of the server, not of the test. A process exceeding its limit reports the stacks of its
 threads; the stacks of all processes explain a deadlock.
 """
 
@@ -26,13 +26,13 @@ _imported: list[str] = []
 
 
 def preload(*modules: str) -> None:
-    """Add modules that the server imports at its start, which is the start of the first process."""
+    """Add modules to be imported by the server at its start. The first process starts the server."""
     _imported.extend(modules)
     CONTEXT.set_forkserver_preload([*_imported])
 
 
 class Forked:
-    """`act(*arguments)` in a separate process, which writes to `log`, by default a private file."""
+    """`act(*arguments)` in a separate process, with its output in `log`, by default a private file."""
 
     def __init__(self, act: Callable[..., object], *arguments: Any, log: Path | None = None) -> None:
         self._stacks, self.log = new_file(), log or new_file()
@@ -80,7 +80,8 @@ def succeed(processes: Iterable[Forked], seconds: float = LIMIT_SECONDS) -> None
 
 
 def wait_for_all(processes: Iterable[Forked], seconds: float = LIMIT_SECONDS) -> list[int]:
-    """Return the exit codes. Kills the processes that do not end, and raises TimeoutError with their stacks."""
+    """Return the exit codes. After the time limit, kills the remaining processes and raises TimeoutError with their
+    stacks."""
     everybody, until = [*processes], time.monotonic() + seconds
     stuck = [one for one in everybody if not one.ends_within(until - time.monotonic())]
     if stuck:
@@ -97,7 +98,7 @@ def note_stacks(file: Path) -> None:
 
 
 def stacks_of(pid: int, file: Path, seconds: float = 5.0) -> str:
-    """Return the stacks of a process that has called `note_stacks`; a stopped process does not answer."""
+    """Return the stacks of a process after its call of `note_stacks`; a stopped process does not answer."""
     with suppress(ProcessLookupError):
         os.kill(pid, _SHOW)
     until = time.monotonic() + seconds

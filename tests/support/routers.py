@@ -30,7 +30,7 @@ class Routers:
         self.entropies: list[float] = []
         """Entropy of each routing distribution since the start of the step."""
         self.refused = 0
-        """Number of routing decisions since the start of the step that full experts refused."""
+        """Number of routing decisions refused by full experts since the start of the step."""
         self._blocks: list[int] = []
         if experts is not None:
             blocks: list[Any] = [*model.blocks]
@@ -79,8 +79,8 @@ class Routers:
                 self.counts[index % self._layers] = self.counts[index % self._layers] + counts
 
     def _of_prototypes(self, logits: Tensor) -> Tensor:
-        """Return the number of tokens that choose each expert, [experts], for logits [B, T, experts] of rows to which
-        the capacity applies."""
+        """Return the number of tokens choosing each expert, [experts], for logits [B, T, experts] of rows limited by
+        the capacity."""
         assert self._experts is not None
         size = self._experts.count // self._experts.prototypes
         capacity = ceil(float(self._experts.capacity_factor) * self._sequence / size)
@@ -128,7 +128,7 @@ def _scores(top_k: TopK, logits: Tensor) -> Tensor:
 
 
 def _tokens(top_k: TopK, logits: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the number of tokens that go to each expert, [experts]."""
+    """Return the number of tokens sent to each expert, [experts]."""
     scores = _scores(top_k, logits.detach()).flatten(0, 1)
     return _most(scores if bias is None else scores + bias, top_k.per_token)
 

@@ -15,14 +15,14 @@ from tests.support.patience import wait_for
 
 CLAIM = "checkpoints"
 PLAIN_SCHEDULER = "plain"
-"""Name of Kubernetes' own scheduler in the tests, so that other pods stay without a node."""
+"""Name of Kubernetes' own scheduler in the tests; pods without this name stay without a node."""
 
 
 @contextmanager
 def running_scheduler(
     program: Path, folder: Path, kubeconfig: Path, profile: dict[str, Any], *options: str
 ) -> Iterator[None]:
-    """Run the scheduler with its log in the folder. It schedules only pods that name the profile's scheduler."""
+    """Run the scheduler with its log in the folder. It schedules only pods naming the profile's scheduler."""
     config = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",

@@ -38,7 +38,7 @@ class Part:
     name: str
     folders: tuple[str, ...]
     ignored: tuple[str, ...] = ()
-    """Subfolders that belong to other parts."""
+    """Subfolders of other parts."""
     marks: str = "not solo"
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
@@ -76,7 +76,7 @@ _LONG = (
     Part("training", tuple(f"{_TRAINER}/{name}" for name in ("training", "pod", "preflight", "heartbeat", "measure"))),
 )
 PARTS = (*_LONG, Part("units", ("tests/unit",), ignored=tuple(chain.from_iterable(part.folders for part in _LONG[2:]))))
-"""Parts in starting order: the longest first, so that none of them runs alone at the end."""
+"""Parts in starting order: the longest first, so none of them runs alone at the end."""
 ONEDNN_LEVEL = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
 """ATEN_CPU_CAPABILITY -> ONEDNN_MAX_CPU_ISA of the same processors, from the oldest."""
 SOLO = Part(

@@ -1,4 +1,4 @@
-"""Imports everything that training processes and test files import, including torch's lazy imports."""
+"""Imports everything needed by training processes and test files, including torch's lazy imports."""
 
 import pseudoreal_trainer.checkpoint.delink
 import pseudoreal_trainer.training.phase

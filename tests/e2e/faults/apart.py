@@ -1,4 +1,4 @@
-"""Pod template that spreads the pods of a job over two nodes, one of which may be lost."""
+"""Pod template for spreading the pods of a job over two nodes, one of them at risk."""
 
 from typing import Any
 

@@ -39,6 +39,6 @@ def other_node(kubernetes: Kubernetes) -> Iterator[SecondNode]:
 
 @pytest.fixture
 def start(kubernetes: Kubernetes) -> Iterator[Callable[..., Job]]:
-    """Function that applies a job like the undisturbed one; the job is deleted after the test."""
+    """Function for applying a job like the undisturbed one; the job is deleted after the test."""
     with ExitStack() as stack:
         yield lambda name, **changes: stack.enter_context(applied(kubernetes, name, **SPEC | changes))

@@ -1,5 +1,5 @@
-"""Blame for a fault, ten times each on jobs of two and four pods: the operator names the pod where the fault began, not
-a pod whose connection broke."""
+"""Blame for a fault, ten times each on jobs of two and four pods: the operator names the pod at the origin of the
+fault, not a pod with a broken connection."""
 
 import random
 import signal
@@ -40,7 +40,7 @@ KINDS: list[tuple[Callable[[Json], None], str, str]] = [
 
 
 def trained_by(pods: int) -> Json:
-    """Return changes for a job that trains until it is deleted, and survives all injected faults."""
+    """Return changes for a job trained until its deletion, despite all injected faults."""
     phase = {"name": "real", "until": {"step": 1_000_000}, "batch": {"sequences": 8}, "workers": pods}
     return {
         "spec__phases": [phase],
@@ -106,7 +106,7 @@ def test_pods_on_a_node_that_vanishes_are_named(pods: int, start: Callable[..., 
 
 
 def _is_usable(kubernetes: Kubernetes) -> bool | None:
-    """Return True if the node is ready and without the taint that would evict the next pods at once; else None."""
+    """Return True if the node is ready and without the taint for evicting pods at once; else None."""
     node = kubernetes.find("node", network.SECOND.node)
     if node is None or node["spec"].get("taints"):
         return None

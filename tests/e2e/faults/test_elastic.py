@@ -18,7 +18,7 @@ PATIENCE = 5
 
 
 def elastic(name: str) -> dict[str, Any]:
-    """Return changes for a job whose second phase trains on two nodes, or on one, until it is asked to end.
+    """Return changes for a job with a second phase on two nodes, or on one, until it is asked to end.
 
     Required anti-affinity keeps two of its pods off one node.
     """

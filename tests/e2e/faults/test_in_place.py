@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 
 Json = dict[str, Any]
 PART = 1 / 3
-"""Allowed share of the time that new pods take."""
+"""Allowed share of the time needed by new pods."""
 
 
 def test_ranks_are_restarted_in_place(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
@@ -130,7 +130,7 @@ def _delete(job: Job, pod: Json, *how: str) -> None:
 
 
 def _seconds_to_a_step(job: Job, disturb: Callable[[], None]) -> float:
-    """Return the seconds from the disturbance to the first step of a rank that started after it."""
+    """Return the seconds from the disturbance to the first step of a rank started after it."""
     before = _lines(job)
     killed = time.monotonic()
     disturb()

@@ -21,7 +21,7 @@ CLAIM = "small"
 
 @pytest.fixture
 def small_volume(kubernetes: Kubernetes) -> Iterator[Path]:
-    """A volume with room for the checkpoints of the pseudo phase, but not for those of the real phase."""
+    """A volume with room for the checkpoints of the pseudo phase, but not of the real phase."""
     folder = make_volume(kubernetes, CLAIM)
     shell.output(["mount", "-t", "tmpfs", "-o", "size=6m,mode=777", "tmpfs", folder])
     yield folder

@@ -1,4 +1,4 @@
-"""Jobs that cannot run report the cause, and deletion of a job deletes its children."""
+"""Jobs unable to run report the cause, and deletion of a job deletes its children."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ def test_a_missing_corpus_fails_the_job_once_with_a_remedy(start: Callable[..., 
 
 
 def test_last_words_of_any_kind_stop_no_job(start: Callable[..., Job]) -> None:
-    """The texts contain an emoji, which once stopped a job, invalid UTF-8, and terminal control characters.
+    """The texts contain an emoji (once enough to stop a job), invalid UTF-8, and terminal control characters.
 
     The first execution leaves its text as termination message, the second one only in its log.
     """

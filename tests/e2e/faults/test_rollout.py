@@ -25,7 +25,7 @@ class Seen:
 
     kubernetes: Kubernetes
     holders: list[str] = field(default_factory=list)
-    """Pods that held the Lease, in order."""
+    """Holders of the Lease, in order."""
     renewals: list[datetime] = field(default_factory=list)
     available: set[int] = field(default_factory=set)
     """Observed numbers of available pods."""

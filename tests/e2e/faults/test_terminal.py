@@ -24,7 +24,7 @@ class Terminal:
     kubeconfig: str
 
     def says(self, *words: str) -> str:
-        """Return the output of the command, which must succeed."""
+        """Return the output of the command. The command must succeed."""
         program = Path(sys.executable).with_name("pseudoreal")
         where = [] if words[0] == "validate" else [self.kubeconfig, IN_NAMESPACE]
         done = subprocess.run([program, *words, *where], capture_output=True, text=True, timeout=PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""The result that every job of these tests must have, whatever happens to it."""
+"""The required result of every job of these tests, despite all disturbances."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +13,8 @@ SPEC: dict[str, Any] = {
     "spec__restart": {"backoffSeconds": 1},
     "spec__pod": {"terminationGracePeriodSeconds": 20},
 }
-"""Spec changes of all jobs: they train the same model on the same text in the same order. Tests change nothing that
-affects the weights."""
+"""Spec changes of all jobs: they train the same model on the same text in the same order. Tests change nothing with
+influence on the weights."""
 REAL = 90
 """First step of the real phase."""
 
@@ -34,12 +34,12 @@ class Undisturbed:
         return cls(job.final_files(), job.reasons())
 
     def check(self, job: Job, *extra: str) -> None:
-        """Assert that `job` ends with exactly the same weights and moments, and with these additional events."""
+        """Assert the success of `job` with exactly the same weights and moments, and with these additional events."""
         self.check_events(job, *extra)
         assert job.final_files() == self.files, "the weights differ"
 
     def check_events(self, job: Job, *extra: str) -> None:
-        """Assert that `job` succeeds with these additional events."""
+        """Assert the success of `job` with these additional events."""
         status = job.wait_for_end()
         assert status.state == "Complete", status
         # Events come after the status.

@@ -35,7 +35,7 @@ class Terminal:
         return CliRunner().invoke(main, [command, *words, "--kubeconfig", str(self.kubeconfig), *where])
 
     def says(self, command: str, *words: str) -> str:
-        """Return the output of the command, which must succeed."""
+        """Return the output of the command. The command must succeed."""
         result = self(command, *words)
         assert result.exit_code == 0, result.output
         return result.stdout
@@ -84,7 +84,7 @@ def training(**changes: Any) -> Json:
 
 @pytest.fixture
 def make_job(cluster: Cluster) -> Callable[..., Job]:
-    """Function that creates a job with the given status."""
+    """Function for creating a job with the given status."""
 
     def make(name: str, status: Json | None = None, **changes: Any) -> Job:
         job = cluster.create(name, **changes)

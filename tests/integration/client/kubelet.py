@@ -1,4 +1,4 @@
-"""A fake node with a kubelet that serves logs to the API server but runs nothing."""
+"""A fake node. Its kubelet serves logs to the API server but runs nothing."""
 
 import ssl
 import threading
@@ -21,7 +21,7 @@ class Kubelet:
     node: str
     logs: dict[str, list[str]] = field(default_factory=dict)
     open: threading.Event = field(default_factory=threading.Event)
-    """Event after which followed logs may end."""
+    """Event for ending followed logs."""
     followed: set[str] = field(default_factory=set)
 
     def lines(self, pod: str, query: dict[str, list[str]]) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ RESOURCES = {"limits": {GPU: "2", "memory": "4Gi", "cpu": "2"}}
 
 @pytest.fixture
 def make_node(admin: client.ApiClient, cluster: Cluster) -> Iterator[Callable[..., str]]:
-    """Function that creates nodes with four GPUs, 16 cores and 64 GiB. Remaining pods of other tests are on other
+    """Function for creating nodes with four GPUs, 16 cores and 64 GiB. Remaining pods of other tests are on other
     nodes."""
     core, made = client.CoreV1Api(admin), list[str]()
 

@@ -1,4 +1,4 @@
-"""Operators with exactly the rights that the chart gives them: a shared one, and private ones that tests may kill."""
+"""Operators with exactly the chart's rights: a shared one, and private ones for tests to kill."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,7 +45,7 @@ def operator_of_all(
 
 
 def _delete_all_jobs(admin: client.ApiClient) -> None:
-    """Delete the remaining jobs of tests whose own operators are gone."""
+    """Delete the remaining jobs of tests without their own operators."""
     custom = client.CustomObjectsApi(admin)
 
     def left() -> list[Any]:
@@ -59,7 +59,7 @@ def _delete_all_jobs(admin: client.ApiClient) -> None:
 
 @pytest.fixture
 def shared_operator(operator_of_all: Operator, cluster: Cluster) -> Iterator[Operator]:
-    """Shared operator, for tests that do not stop it; errors in its log during the test fail the test."""
+    """Shared operator; tests must not stop it. Errors in its log during the test fail the test."""
     begin = len(operator_of_all.said())
     yield operator_of_all
     cluster.delete_jobs()
@@ -70,7 +70,7 @@ def shared_operator(operator_of_all: Operator, cluster: Cluster) -> Iterator[Ope
 def make_operator(
     cluster: Cluster, operator_kubeconfig: Path, tls: Path, tmp_path: Path
 ) -> Iterator[Callable[[str], Operator]]:
-    """Function that creates operators by pod name, without starting them. An operator without a name takes no Lease."""
+    """Function for creating operators by pod name, without starting them. An operator without a name takes no Lease."""
     made: list[Operator] = []
 
     def make(pod: str) -> Operator:
@@ -99,7 +99,7 @@ def operator(stopped_operator: Operator) -> Operator:
 
 @pytest.fixture
 def restart_operator(operator: Operator) -> Callable[[], None]:
-    """Function that kills the operator with SIGKILL and starts a new one."""
+    """Function for killing the operator with SIGKILL and starting a new one."""
 
     def restart() -> None:
         operator.kill()

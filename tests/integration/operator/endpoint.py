@@ -34,7 +34,7 @@ class Reporter:
 
     @classmethod
     def of(cls, cluster: Cluster, pod: Json) -> "Reporter":
-        """Return a reporter that follows the pod's spec, with the token that the kubelet would project into the pod."""
+        """Return a reporter according to the pod's spec, with a token like the kubelet's projection into the pod."""
         (container,) = pod["spec"]["containers"]
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
         (source,) = volumes["report-token"]["projected"]["sources"]
@@ -56,7 +56,7 @@ class Reporter:
             return Answer(error.code, error.read().decode())
 
     def tell(self, report: PodReport) -> Answer:
-        """Send a report until the operator, which may not follow the job yet, accepts it."""
+        """Send a report until the operator accepts it. The operator may not follow the job yet."""
 
         def told() -> Answer | None:
             answer = self.send(report)

@@ -1,6 +1,7 @@
-"""Permissions of the operator's account, whoever holds its token: the chart's admission policies on a real API server.
+"""Permissions of the operator's account, for any holder of its token: the chart's admission policies on a real API
+server.
 
-RBAC is bypassed: the account has every right, so that only the policies can refuse a request.
+RBAC is bypassed: the account has every right, so only the policies can refuse a request.
 """
 
 import copy

@@ -28,7 +28,7 @@ def guarded(admin: client.ApiClient) -> Cluster:
 
 @pytest.fixture(scope="module")
 def ask(guarded: Cluster, kubectl: Kubectl) -> Iterator[Ask]:
-    """Function that runs kubectl in a namespace guarded by the chart's policy on jobs, and returns its output."""
+    """Function for running kubectl in a namespace guarded by the chart's policy on jobs; returns its output."""
 
     def run(*arguments: str, body: Any = None) -> str:
         done = kubectl(*arguments, body=body)
@@ -175,8 +175,7 @@ def test_a_namespace_that_enforces_a_standard_gets_no_pod_that_breaks_it(cluster
 
 @pytest.mark.usefixtures("shared_operator")
 def test_a_job_that_the_policy_on_jobs_did_not_see_gets_no_pods(cluster: Cluster) -> None:
-    """Rendered children are judged too: a job may be older than the policy, or in a namespace that the policy
-    excludes."""
+    """Rendered children are judged too: a job may be older than the policy, or in an excluded namespace."""
     job = cluster.create("unseen", spec__pod={"template": {"spec": {"hostPID": True}}})
     says = "admissionPolicy.allow.privileged"
     job.wait("the condition", lambda status: any(says in c.message for c in status.conditions))

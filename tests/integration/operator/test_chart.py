@@ -1,4 +1,4 @@
-"""The chart: its rendered objects, and the state that an upgrade preserves."""
+"""The chart: its rendered objects, and the state preserved by an upgrade."""
 
 import base64
 import re
@@ -56,7 +56,7 @@ MONITORED = (
     *(f"--set=metrics.{what}.enabled=true" for what in ("serviceMonitor", "podMonitor", "alerts", "dashboard")),
     *(f"--set=metrics.{what}.labels.release=prom" for what in ("serviceMonitor", "podMonitor", "alerts")),
 )
-"""Values that enable everything about metrics."""
+"""Values enabling everything about metrics."""
 
 
 # The shapes that the templates branch on.
@@ -199,8 +199,7 @@ def test_the_certificate_is_one_that_strict_clients_trust(tmp_path: Path) -> Non
 
 
 def test_another_certificate_restarts_no_operator() -> None:
-    """A restarted operator would know only the new certificate, and pods that have not learned of it only the old
-    one."""
+    """A restarted operator would know only the new certificate, and pods without news of it only the old one."""
     first, second = render(), render()
     assert find(first, "Secret", "pseudoreal-tls")["data"] != find(second, "Secret", "pseudoreal-tls")["data"]
     assert find(first, "Deployment") == find(second, "Deployment")
@@ -294,7 +293,7 @@ def test_alerts_and_dashboard_are_in_the_objects_as_they_are_in_their_files() ->
 NO_IDS = [f"--set=podSecurityContext.{field}=null" for field in ("runAsUser", "runAsGroup", "fsGroup")]
 OPENSHIFT = ["--api-versions=security.openshift.io/v1"]
 SCC_VOLUMES = {"configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
-"""Volume types that the security context constraint restricted-v2 allows."""
+"""Volume types allowed by the security context constraint restricted-v2."""
 
 
 @pytest.mark.parametrize("values", [NO_IDS, OPENSHIFT], ids=["null", "OpenShift"])
@@ -314,7 +313,7 @@ def test_pods_have_an_id_where_the_cluster_gives_none() -> None:
 
 
 def _restricted(pod: Json) -> Iterator[str]:
-    """Yield the reasons for which restricted-v2 refuses a pod."""
+    """Yield the reasons of restricted-v2 for refusing a pod."""
     whole = pod["securityContext"]
     for context in (whole, *(one["securityContext"] for one in pod["containers"])):
         yield from (f"{field}: a number" for field in ("runAsUser", "runAsGroup", "fsGroup") if field in context)
@@ -422,7 +421,7 @@ def test_pods_have_the_labels_variables_and_nodes_that_are_asked_for() -> None:
 
 @pytest.fixture
 def release(control_plane: ControlPlane, cluster: Cluster) -> Iterator[Callable[..., None]]:
-    """Function that installs or upgrades a release, uninstalled after the test. Its pods do not run."""
+    """Function for installing or upgrading a release, uninstalled after the test. Its pods do not run."""
     where = [f"--kubeconfig={control_plane.kubeconfig}", f"--namespace={cluster.namespace}"]
 
     def upgrade(*values: str) -> None:

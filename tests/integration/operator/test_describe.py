@@ -34,7 +34,7 @@ SITUATIONS: dict[str, Situation] = {}
 
 
 def situation(arrange: Situation) -> Situation:
-    """Register a situation: a function that creates a job and brings it into a stable state."""
+    """Register a situation: a function for creating a job and bringing it into a stable state."""
     SITUATIONS[arrange.__name__.replace("_", "-")] = arrange
     return arrange
 
@@ -191,7 +191,7 @@ def test_a_description_tells_what_is_and_what_to_do(name: str, jobs: dict[str, J
 
 
 def described(job: Job, kubectl: Kubectl) -> str:
-    """Return the text after the spec, without parts that differ between runs."""
+    """Return the text after the spec, without parts differing between runs."""
     text = kubectl.said("-n", job.cluster.namespace, "describe", "prj", job.name)
     status = bare(text.partition("\nStatus:")[2])
     status = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "(time)", status)

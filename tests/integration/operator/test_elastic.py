@@ -1,4 +1,4 @@
-"""An elastic phase goes on with the pods that have a node, and gets all of its pods back, without a counted restart."""
+"""An elastic phase goes on with its scheduled pods, and gets all of its pods back, without a counted restart."""
 
 import json
 from typing import Any

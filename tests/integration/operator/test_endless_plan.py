@@ -1,4 +1,4 @@
-"""A plan function that never returns is aborted; the Lease, reports and other jobs are not affected."""
+"""An endless plan function is aborted; the Lease, reports and other jobs are not affected."""
 
 import os
 import time
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 def run_with_endless_plans(environment: dict[str, str]) -> None:
-    """Run an operator whose plan function never returns for the first generation of the job `endless`."""
+    """Run an operator with an endless plan function for the first generation of the job `endless`."""
     os.environ.update(environment)
     from pseudoreal_operator.lifecycle.plan import plan
     from pseudoreal_operator.loop import first_look, reconcile

@@ -1,5 +1,5 @@
-"""Pods that restart their ranks in place and report it: the restart is counted and announced, and spare pods replace
-lost ones."""
+"""Pods restart their ranks in place and report it: the restart is counted and announced, and spare pods replace lost
+ones."""
 
 import json
 from functools import partial
@@ -85,7 +85,7 @@ def test_a_spare_pod_takes_the_place_of_a_lost_one(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_a_spare_pod_that_cannot_be_ended_holds_nothing_up(cluster: Cluster) -> None:
-    """The pod's node has no kubelet, like a node that is switched off."""
+    """The pod's node has no kubelet, like a node switched off."""
     job = cluster.create("stuck", spec__phases__0__workers=2, spec__phases__0__spares=1)
     pods = job.pods("stuck-pseudo-e1", 3)
     job.bind(pods[2], "node-off")

@@ -98,7 +98,7 @@ def _pod(path: Path) -> PodFolder:
 
 
 EMPTY = ("pseudoreal_hangs_total", "pseudoreal_jobs_standing", "pseudoreal_reconcile_errors_total")
-"""Metrics that these jobs may not produce."""
+"""Metrics possibly missing after these jobs."""
 
 
 def _asks_for_what_is_there(scraping: Prometheus) -> None:
@@ -116,7 +116,7 @@ def _asks_for_what_is_there(scraping: Prometheus) -> None:
 
 
 def _family(name: str) -> str:
-    """Return the name of the metric to which a series belongs; in OpenMetrics, counters have no suffix _total."""
+    """Return the name of the metric of a series; in OpenMetrics, counters have no suffix _total."""
     return re.sub("_(bucket|count|sum|total)$", "", name)
 
 

@@ -22,7 +22,7 @@ def holder(cluster: Cluster) -> Any:
 
 
 def begin_to_wait(operator: Operator) -> Operator:
-    """Start an operator that has to wait for the Lease."""
+    """Start an operator without access to the Lease; it has to wait."""
     operator.start()
     wait_for("its patience", lambda: operator.lines("lease_awaited"))
     # kopf complains of its own end while it looks for kinds.

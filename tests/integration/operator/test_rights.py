@@ -17,9 +17,9 @@ Json = dict[str, Any]
 Right = tuple[str, str, str]
 
 WITHOUT_REQUEST = {("pseudoreal.dev", "pseudorealjobs/finalizers", "update")}
-"""Right that an admission plugin checks when a child gets an owner."""
+"""Right checked by an admission plugin when a child gets an owner."""
 TOO_NEW = {("scheduling.k8s.io", "podgroups", verb) for verb in ("get", "create")}
-"""Rights on PodGroups of Kubernetes 1.37, which this API server does not serve."""
+"""Rights on PodGroups of Kubernetes 1.37, not served by this API server."""
 
 
 def given(rules: list[Json]) -> Iterator[Right]:

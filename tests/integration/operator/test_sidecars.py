@@ -1,4 +1,4 @@
-"""Injected sidecars that keep running, nodes that reject pods, and wrong clocks, on a real API server."""
+"""Injected sidecars running on, nodes rejecting pods, and wrong clocks, on a real API server."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,8 +1,8 @@
-"""Hostile tenants, who write anything that the API server accepts, beside a tenant whose jobs must still be served.
+"""Hostile tenants, writing anything accepted by the API server, beside a tenant whose jobs must still be served.
 
 An operator watches two namespaces. Hypothesis draws the actions of tenants in the first one: jobs that are deep, huge,
-costly to plan or at the limits of their numbers, ownerless pods with an operator's labels, pods that end with any
-message, and a namespace that cannot store events. After each draw, the operator must be the same process with all its
+costly to plan or at the limits of their numbers, ownerless pods with an operator's labels, pods ending with any
+message, and a namespace unable to store events. After each draw, the operator must be the same process with all its
 tasks, must have used little memory, and must serve a new job in the second namespace within seconds.
 """
 
@@ -53,8 +53,8 @@ class Tenants:
     seconds: list[float] = field(default_factory=list)
 
     def post(self, path: str, text: str) -> bool:
-        """Create an object from text, which may be nested deeper than Python's JSON encoder supports; return whether
-        the API server accepted it."""
+        """Create an object from text, possibly nested deeper than Python's JSON encoder supports; return whether the
+        API server accepted it."""
         url = f"{self.admin.configuration.host}{path}"
         headers = {"Content-Type": "application/json"}
         answer = self.admin.rest_client.pool_manager.request("POST", url, body=text.encode(), headers=headers)
@@ -68,7 +68,7 @@ class Tenants:
         return self.post(f"/api/v1/namespaces/{self.tenants.namespace}/pods", text)
 
     def serve(self) -> None:
-        """Assert that a job of the other namespace gets its Job and its status in time."""
+        """Assert timely service of a job in the other namespace: its Job and its status."""
         name, begin = f"served-{next(_numbers)}", time.monotonic()
         job = self.served.create(name)
         job.wait("a job of another tenant is served", lambda status: status.state == "Training")
@@ -150,7 +150,7 @@ def _act_big(tenants: Tenants, number: int, size: int, character: str) -> None:
 
 
 def _act_untyped(tenants: Tenants, number: int, size: int) -> None:
-    """Create suspended jobs whose template has a field unknown to pods."""
+    """Create suspended jobs with a field unknown to pods in their template."""
     for _ in range(number):
         template: Json = {"spec": {"x": [{}] * (size // 3)}}
         tenants.create_job(job_text(f"untyped-{next(_numbers)}", suspended=True, spec__pod={"template": template}))
@@ -199,13 +199,13 @@ def _act_pods(tenants: Tenants, number: int, variables: int, character: str, exe
 
 
 def _act_no_events(tenants: Tenants) -> None:
-    """Set a quota that leaves no room for events, and create a job that has events to post."""
+    """Set a quota without room for events, and create a job with events to post."""
     tenants.tenants.set_quota({"count/events": "0"})
     tenants.create_job(job_text(f"untold-{next(_numbers)}"))
 
 
 def _act_last_word(tenants: Tenants, message: Json) -> None:
-    """Create a job whose pod succeeds with an arbitrary termination message."""
+    """Create a job, and end its pod successfully with an arbitrary termination message."""
     name = f"words-{next(_numbers)}"
     if not tenants.create_job(job_text(name)):
         return

@@ -54,7 +54,7 @@ def stored(text: str) -> str:
 
 @pytest.fixture
 def ask(operator_kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Function that runs a coroutine with the operator's own client and rights."""
+    """Function for running a coroutine with the operator's own client and rights."""
     monkeypatch.setenv("KUBECONFIG", str(operator_kubeconfig))
 
     def run(act: Callable[[Api], Coroutine[Any, Any, None]]) -> None:
@@ -77,7 +77,7 @@ def texts() -> st.SearchStrategy[str]:
 def test_whatever_is_written_is_read_as_it_was_meant(
     cluster: Cluster, ask: Callable[..., None], texts: st.SearchStrategy[str], data: st.DataObject
 ) -> None:
-    """Covers texts that were not sanitized, too."""
+    """Covers unsanitized texts, too."""
     _write_and_check(cluster, ask, data.draw(texts))
 
 
@@ -143,7 +143,7 @@ def _check_end(job: Job, words: str) -> None:
 
 @pytest.mark.usefixtures("shared_operator")
 def test_no_number_of_a_pod_stops_its_job(cluster: Cluster) -> None:
-    """A message with numbers that no status can hold is not taken for a trainer's; it is shown as text."""
+    """A message with numbers beyond the limits of a status is not taken for a trainer's; it is shown as text."""
     numbers = {"step": 10**30, "tokens": -1, "checkpoint": "x" * 1000}
     jobs = {}
     for key, value in numbers.items():

@@ -31,14 +31,14 @@ JOBS, PODS = 10, 2
 NAMES = {ONE_PHASE: [job_name(number) for number in range(JOBS)], TWO_PHASES: [job_name(JOBS + n) for n in range(JOBS)]}
 MOST_WRITES = {ONE_PHASE: 12, TWO_PHASES: 20}
 MOST_REQUESTS = {ONE_PHASE: 36, TWO_PHASES: 72}
-"""Maximal median of requests per job, including three requests for each of the three reconcile passes that pod changes
-cause."""
+"""Maximal median of requests per job, including three requests for each of the three reconcile passes after pod
+changes."""
 MOST_BYTES = 250e6
 
 
 @dataclass(frozen=True)
 class Course:
-    """Jobs that train until they are released; in the meantime their pods are changed."""
+    """Jobs training until their release; in the meantime their pods are changed."""
 
     connection: Connection
     namespace: str
@@ -60,7 +60,7 @@ class Course:
         await _until("the ends", self._all_ended)
 
     async def _touch(self, text: str) -> None:
-        """Change each pod in a field that a reconcile pass reads but no status shows, and wait for a pass over each
+        """Change each pod in a field read by a reconcile pass but shown in no status, and wait for a pass over each
         job."""
         begun = time.time()
         conditions = [{"type": kind, "status": "True"} for kind in ("Ready", f"example.com/{text}")]

@@ -8,7 +8,7 @@ from tests.support.depth import DEPTH
 
 
 class Target(StrEnum):
-    """Kinds of requests and changes that are counted, from 1. A request may count as several kinds."""
+    """Counted kinds of requests and changes, from 1. A request may count as several kinds."""
 
     READ = "read"
     DISCOVERY = "discovery"
@@ -22,7 +22,7 @@ class Target(StrEnum):
     CHANGE = "change"
     """Change reported by a watch."""
     JOB_CHANGE = "change of a job"
-    """Change reported by the watch of PseudoRealJobs, which belongs to kopf."""
+    """Change reported by kopf's watch of PseudoRealJobs."""
     CHILD_CHANGE = "change of a child"
     """Change reported by the watches of Jobs and pods."""
 

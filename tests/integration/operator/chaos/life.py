@@ -31,8 +31,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 @dataclass(frozen=True)
 class Story:
-    """Results that are equal in every life. `created` counts the operator's created objects by kind and name or
-    reason."""
+    """Results equal in every life. `created` counts the operator's created objects by kind and name or reason."""
 
     end: Json
     created: Counter[tuple[str, str]]

@@ -22,8 +22,8 @@ from tests.support.patience import wait_for
 # A life waits half of its time.
 AT_A_TIME = 2 * (os.cpu_count() or 1)
 RESTARTING = {Kind.KILL_BEFORE, Kind.KILL_AFTER, Kind.ANSWER_404, Kind.ANSWER_409, Kind.ANSWER_410, Kind.ERROR_500}
-"""Faults after which the operator may have to be restarted: kopf ends it after such an answer to one of kopf's own read
-requests, or after an error other than 410 on kopf's watch."""
+"""Faults with a possible restart of the operator: kopf ends it after such an answer to one of kopf's own read requests,
+or after an error other than 410 on kopf's watch."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Lives:
             return Undisturbed(life.live(), life.proxy.counts)
 
     def complaints(self, faults: Sequence[Fault], calm: Undisturbed) -> list[str]:
-        """Return one complaint for each life that differs from the undisturbed one. Prints the progress."""
+        """Return one complaint for each life different from the undisturbed one. Prints the progress."""
         good: list[Life] = []
 
         def complaint(number: int) -> str:
@@ -95,8 +95,7 @@ def _complaint(life: Life, fault: Fault, calm: Undisturbed) -> str:
 
 
 def _with_lost_events(story: Story, calm: Story) -> Story:
-    """Add the lost events: events are best effort, so an operator that dies loses the events that it has not posted
-    yet."""
+    """Add the lost events: events are best effort, so a dying operator loses its pending ones."""
     lost = Counter({what: count for what, count in (calm.created - story.created).items() if what[0] == "Event"})
     return Story(story.end, story.created + lost)
 

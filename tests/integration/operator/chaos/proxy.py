@@ -1,4 +1,4 @@
-"""Reverse proxy between the operator and the API server that records every request and injects faults."""
+"""Reverse proxy between the operator and the API server, for recording every request and injecting faults."""
 
 import asyncio
 import json
@@ -78,9 +78,9 @@ class Proxy:
     refuses_texts: bool = False
     """Whether every status with a text is refused."""
     holds: str = ""
-    """Suffix of the paths of read requests whose answers are withheld until `release`; empty: none."""
+    """Suffix of the paths of read requests with answers withheld until `release`; empty: none."""
     holding: int = 0
-    """Number of answers that were withheld."""
+    """Number of withheld answers."""
     is_away: bool = False
     """Whether no request is answered; existing watches go on."""
 
@@ -106,7 +106,7 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._released.set)
 
     def writes(self, begin: int = 0) -> list[str]:
-        """Return the write requests, from that exchange on."""
+        """Return the write requests, from the exchange with index `begin` on."""
         return [str(exchange) for exchange in self.exchanges[begin:] if exchange.method != "GET"]
 
     def write_kubeconfig(self, path: Path) -> Path:
@@ -173,7 +173,7 @@ class Proxy:
         return _cut_off(request) if kind in (Kind.DROP_ANSWER, Kind.KILL_AFTER) else answer
 
     def _due(self, what: str, *targets: Target) -> Kind | None:
-        """Count the targets, and return the fault that is due now, if any."""
+        """Count the targets, and return the fault due now, if any."""
         self.counts.update(targets)
         due = {(target, self.counts[target]) for target in targets}
         fault = next((fault for fault in self.faults if (fault.target, fault.number) in due), None)

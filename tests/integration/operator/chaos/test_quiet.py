@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 JOBS = 5
 QUIET_SECONDS = 6.0
-"""Seconds without requests; longer than any polling interval of an operator that polls."""
+"""Seconds without requests; longer than any polling interval of a polling operator."""
 
 
 class _Silence:

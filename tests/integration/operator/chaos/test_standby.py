@@ -42,8 +42,7 @@ class Replica:
         return self.operator.metrics()["pseudoreal_leader", frozenset()] == 1
 
     def works(self, times: int = 1) -> datetime:
-        """Return the time at which the replica had acquired the Lease and processed the initial list for the `times`-th
-        time."""
+        """Return the time of the `times`-th completion of the initial list, after acquiring the Lease."""
         lines = self.operator.lines
         wait_for("the first look", lambda: len(lines("first_look")) >= times, self.operator.said)
         return datetime.fromisoformat(lines("first_look")[times - 1]["timestamp"])
@@ -71,7 +70,7 @@ class Pair:
         return Counter((kind, bare_child(kind, name)) for kind, name in kinds)
 
     def reported_to(self) -> list[str]:
-        """Return the pods that the chart's report Service selects."""
+        """Return the pods selected by the chart's report Service."""
         selector = chart.find(chart.render(), "Service")["spec"]["selector"]
         pods = self.cluster.list("api/v1 pods", ",".join(f"{key}={value}" for key, value in selector.items()))
         return [pod["metadata"]["name"] for pod in pods]
@@ -146,7 +145,7 @@ def test_a_job_outlives_its_leaders(pair: Pair) -> None:
 
 
 def _check(pair: Pair, job: Job) -> None:
-    """Check that every object was created once, and every event posted once."""
+    """Check the counts: every object was created once, and every event posted once."""
     assert (job.status.state, job.status.execution, job.status.restarts) == ("Complete", 1, 0)
     jobs = {f"{job.name}-{stage}-e1" for stage in ("pseudo", "real-delink", "real")}
     assert {name for kind, name in pair.created() if kind == "Job"} == jobs

@@ -1,4 +1,4 @@
-"""Watches that end are started again, and the operator goes on."""
+"""Ended watches are started again, and the operator goes on."""
 
 import pytest
 

@@ -19,7 +19,7 @@ ZONE = "topology.kubernetes.io/zone"
 
 @pytest.fixture
 def nodes(cluster: Cluster) -> Iterator[dict[str, str]]:
-    """Three nodes in each zone, each for one pod; the value is the label set by which pods select them."""
+    """Three nodes in each zone, each for one pod; the value is the label set for the pods' node selector."""
     core, labels = client.CoreV1Api(cluster.api), {"test": cluster.namespace}
     made = {f"{cluster.namespace}-{n}": labels | {ZONE: f"zone-{n % ZONES}"} for n in range(PODS * ZONES)}
     with nodes_for_one_pod_each(core, made), bound_claim(core, cluster.namespace):

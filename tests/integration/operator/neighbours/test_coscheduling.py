@@ -43,7 +43,7 @@ def _profile() -> dict[str, Any]:
 
 @pytest.fixture
 def nodes(cluster: Cluster) -> Iterator[dict[str, str]]:
-    """Nodes for one pod each; the value is the label set by which pods select them."""
+    """Nodes for one pod each; the value is the label set for the pods' node selector."""
     core, labels = client.CoreV1Api(cluster.api), {"test": cluster.namespace}
     names = [f"{cluster.namespace}-{number}" for number in range(NODES)]
     with nodes_for_one_pod_each(core, dict.fromkeys(names, labels)), bound_claim(core, cluster.namespace):
@@ -72,7 +72,7 @@ def remove(cluster: Cluster, job: Job) -> None:
 
 
 def refused(job: Job) -> int:
-    """Return the number of pods that the scheduler has reported as unschedulable."""
+    """Return the number of pods reported as unschedulable."""
     conditions = [c for pod in job.alive_pods() for c in pod["status"].get("conditions", [])]
     return sum(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
 
@@ -97,7 +97,7 @@ def test_a_gang_has_all_of_its_nodes_or_none(cluster: Cluster, nodes: dict[str, 
 
 
 def test_without_a_gang_each_holds_what_the_other_one_needs(cluster: Cluster, nodes: dict[str, str]) -> None:
-    """The problem that gangs solve: all nodes are taken, and neither job has all of its pods placed."""
+    """The problem solved by gangs: all nodes are taken, and neither job has all of its pods placed."""
     jobs = [create(cluster, name, "None", nodes) for name in ("first", "second")]
     wait_for("the scheduler's look at all", lambda: all_are_looked_at(jobs), lambda: said(jobs))
     assert sum(map(placed, jobs)) == NODES, said(jobs)

@@ -122,7 +122,7 @@ def of_priorities(queues: Kueue, cluster: Cluster) -> tuple[dict[str, Any], dict
 
 
 def of_a_cohort(queues: Kueue, cluster: Cluster) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A queue borrows the GPU of another one, which reclaims it."""
+    """A queue borrows the GPU of another queue; the owner reclaims it."""
     cohort = {"cohortName": cluster.namespace}
     queue(queues, cluster, 0, "borrower", **cohort)
     queue(queues, cluster, 1, "owner", **cohort, preemption={"reclaimWithinCohort": "Any"})

@@ -1,5 +1,5 @@
-"""MultiKueue dispatches a whole job to another cluster, whose operator runs it: two API servers, each with a Kueue and
-an operator.
+"""MultiKueue dispatches a whole job to another cluster, to be run by the operator there: two API servers, each with a
+Kueue and an operator.
 
 The tests create and finish the Workload of such a job.
 """
@@ -32,7 +32,7 @@ GPU, FLAVOR, QUEUE, CARRIED = "nvidia.com/gpu", "any-node", "gpus", "carried"
 
 @dataclass(frozen=True)
 class Worker:
-    """A cluster to which jobs are dispatched."""
+    """Target cluster of dispatched jobs."""
 
     kubeconfig: Path
     queues: Kueue
@@ -57,7 +57,7 @@ def worker(tls: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work
 def manager(
     control_plane: ControlPlane, admin: client.ApiClient, worker: Worker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kueue]:
-    """Kueue of the cluster in which users create their jobs."""
+    """Kueue of the cluster with the users' jobs."""
     with kueue.running(control_plane, admin, tmp_path_factory.mktemp("manager")) as queues:
         queues.flavor(FLAVOR, {})
         source = {"kubeConfig": {"locationType": "Path", "location": str(worker.kubeconfig)}}
@@ -75,8 +75,7 @@ def _body(kind: str, name: str, **spec: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def there(manager: Kueue, worker: Worker, cluster: Cluster) -> Cluster:
-    """The test's namespace in the other cluster, with a queue in each cluster: two GPUs, the most that the job
-    needs."""
+    """The test's namespace in the other cluster, with a queue in each cluster: two GPUs, the job's maximum."""
     checks = {"admissionChecksStrategy": {"admissionChecks": [{"name": CARRIED}]}}
     for queues, fields in ((manager, checks), (worker.queues, {})):
         queues.cluster_queue(cluster.namespace, FLAVOR, GPU, 2, **fields)
@@ -87,7 +86,7 @@ def there(manager: Kueue, worker: Worker, cluster: Cluster) -> Cluster:
 
 
 def create(cluster: Cluster) -> Job:
-    """Create a job that MultiKueue dispatches, with a Workload as large as its largest phase."""
+    """Create a job for MultiKueue, with a Workload as large as its largest phase."""
     job = cluster.create("llm", spec__managedBy=CONTROLLER)
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "llm", "uid": job.body["metadata"]["uid"]}
     container = {"name": "trainer", "image": "none", "resources": {"requests": {GPU: "1"}, "limits": {GPU: "1"}}}
