@@ -1,4 +1,4 @@
-"""Objects created by anyone beside a job, against a real API server."""
+"""Objects that anyone may create beside a job, against a real API server."""
 
 from typing import Any
 

@@ -2,8 +2,8 @@
 
 First, ranks with the same local rank are paired across pods, then the ranks of one pod with each other; times are
 compared only within one of these two networks. The rounds are the rounds of a tournament. Three rounds give every rank
-at least two partners, for any number of ranks. So a rank failing with all its partners can be distinguished from the
-partner of such a rank.
+at least two partners among three or more, for any number of ranks. So a rank failing with all its partners can be
+distinguished from the partner of such a rank.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Persisted metrics: the lines of metrics.jsonl in object storage, without an append operation.
+"""Persisted metrics: the lines of metrics.jsonl in object storage.
 
-Each checkpoint gets a part: `metrics/STEP/lines.jsonl`, beside `checkpoints/`, has the lines after the previous
-checkpoint, up to and including STEP. The part is written before the checkpoint of STEP, so an execution resuming from
-STEP finds all lines up to STEP.
+Object storage cannot append, so each checkpoint gets a part: `metrics/STEP/lines.jsonl`, beside `checkpoints/`, has the
+lines after the previous checkpoint, up to and including STEP. The part is written before the checkpoint of STEP, so an
+execution resuming from STEP finds all lines up to STEP.
 """
 
 import re
