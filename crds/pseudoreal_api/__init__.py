@@ -1,4 +1,4 @@
-"""The contract between the users, the API server, the operator and the trainer.
+"""The contract between users, API server, operator and trainer.
 
-Everything that crosses a border of the system is a model of this package; it imports neither kopf nor torch.
+All data crossing a boundary of the system is a model of this package. The package imports neither kopf nor torch.
 """

@@ -1,4 +1,4 @@
-"""Building blocks of every model in the contract."""
+"""Building blocks of all models in the contract."""
 
 import re
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ PLURAL = "pseudorealjobs"
 
 
 class ApiModel(BaseModel):
-    """A strict, immutable model whose JSON keys are camelCase, as Kubernetes wants them."""
+    """Strict, immutable model with camelCase JSON keys, the Kubernetes convention."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
@@ -29,14 +29,14 @@ DecimalString = Annotated[
     str,
     Field(pattern=r"^[0-9]+(\.[0-9]+)?([eE]-?[0-9]{1,2})?$", max_length=32),
 ]
-"""A number that is not an integer: a string, because floats in a spec do not survive every client unchanged
-(Kubernetes API conventions, "Primitive types")."""
+"""Decimal number written as a string: not every client preserves floats in a spec (Kubernetes API conventions,
+"Primitive types")."""
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=30)]
 
 _QUANTITY = r"^[0-9]{1,30}(\.[0-9]{0,30})?([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$"
-"""A pattern for quantities. It bounds the digits: a thousand nines as an exponent would be a number that fills the
-memory."""
+"""Pattern of quantities. It limits the digits, because an exponent of a thousand nines would be a memory-filling
+number."""
 
 
 def _is_quantity(amount: int | str) -> int | str:
@@ -48,19 +48,19 @@ def _is_quantity(amount: int | str) -> int | str:
 Quantity = Annotated[
     int | str,
     AfterValidator(_is_quantity),
-    # For the API server: each bound speaks of its own type only.
+    # For the API server's schema: `minimum` applies to integers only, `pattern` to strings only.
     Field(json_schema_extra={"x-kubernetes-int-or-string": True, "minimum": 0, "pattern": _QUANTITY}),
 ]
-"""A Kubernetes quantity: an integer, or a string of a number and a unit."""
+"""Kubernetes quantity: an integer, or a string with a number and a unit."""
 
 
 def list_map(*keys: str) -> dict[str, Any]:
-    """Marks a list as a map, so that server-side apply merges it by key and duplicates are refused."""
+    """Return the schema extension for a map list: server-side apply merges it by key, and duplicates are refused."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
 ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
-"""Marks a list that server-side apply replaces as a whole."""
+"""Schema extension for a list replaced as a whole by server-side apply."""
 
 SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
-"""Marks a list whose values differ, and that server-side apply merges."""
+"""Schema extension for a list of unique values, merged by server-side apply."""

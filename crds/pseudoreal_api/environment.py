@@ -1,4 +1,4 @@
-"""The environment variables of the trainer container that a user does not set."""
+"""Environment variables of the trainer container reserved for the operator and torchrun."""
 
 RESERVED_ENV = (
     "RANK",
@@ -15,5 +15,5 @@ RESERVED_ENV_PREFIXES = ("PET_", "PSEUDOREAL_", "TORCHELASTIC_")
 
 
 def is_reserved(variable: str) -> bool:
-    """Whether only the operator, or torchrun, sets it."""
+    """Return whether only the operator or torchrun may set the variable."""
     return variable in RESERVED_ENV or variable.startswith(RESERVED_ENV_PREFIXES)

@@ -1,4 +1,4 @@
-"""Deterministic names, labels and annotations of a job's children, and the paths inside its pods."""
+"""Deterministic names, labels and annotations of a job's children, and paths inside its pods."""
 
 from base64 import b32encode
 from hashlib import sha256
@@ -9,46 +9,46 @@ LABEL_JOB = f"{GROUP}/job-name"
 LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_PHASE = f"{GROUP}/phase"
 LABEL_EXECUTION = f"{GROUP}/execution"
-"""Label with the number of a set of pods, unlike every other's; the names of Jobs and pods end in it."""
+"""Label with the number of an execution, unique within the job; names of Jobs and pods end with it."""
 LABEL_STAGE = f"{GROUP}/stage"
-"""Label that says what a set of pods does: train or delink."""
+"""Label with the stage of an execution: train or delink."""
 
 ANNOTATION_LAST_STEPS = f"{GROUP}/last-steps"
-"""Annotation of a Job: the steps at which its phase and the job end at the latest, as PHASE/JOB."""
+"""Annotation of a Job: the last possible steps of its phase and of the job, as PHASE/JOB."""
 ANNOTATION_EXCLUDES_UNTIL = f"{GROUP}/excludes-until"
-"""Annotation of a Job whose pods must not get nodes that have just rejected pods: the time until which it may wait for
-others."""
+"""Annotation of a Job whose pods must avoid certain nodes after a rejection: the deadline of the wait for other
+nodes."""
 
 CONTAINER = "trainer"
 CONFIG_DIRECTORY = "/etc/pseudoreal"
 CONFIG_FILE = "config.json"
 OFFLOAD_DIRECTORY = "/offload"
 WORK_DIRECTORY = "/scratch"
-"""Work directory in the pods of jobs whose checkpoints are in object storage."""
+"""Work directory in the pods of jobs with checkpoints in object storage."""
 NCCL_CONFIG_FILE = "nccl.conf"
 REPORT_CA_FILE = "operator-ca.crt"
 REPORT_TOKEN_DIRECTORY = "/var/run/secrets/pseudoreal.dev"
 REPORT_TOKEN_FILE = "token"
 RENDEZVOUS_PORT = 29500
 RENDEZVOUS_SECRET = "PSEUDOREAL_RENDEZVOUS_SECRET"
-"""Environment variable of a trainer pod that meets others: the file with the secret by which they know each other."""
+"""Environment variable of a trainer pod in a rendezvous: path of the file with the secret shared by the job's pods."""
 RENDEZVOUS_SECRET_DIRECTORY = "/var/run/secrets/rendezvous.pseudoreal.dev"
 RENDEZVOUS_SECRET_FILE = "secret"
-"""Name of that file, and the key in the Secret."""
+"""Name of the secret's file, and its key in the Secret."""
 SECRET_BYTES = 32
-"""Size of that secret: what the operator draws, and the least that a trainer takes."""
+"""Bytes of the secret: the operator generates this number, and a trainer requires at least as many."""
 
 
 HOST_NAME_CHARACTERS = 63
-"""Most characters in a label of a host name (RFC 1123)."""
+"""Maximal characters in a label of a host name (RFC 1123)."""
 _DIGEST_CHARACTERS = 6
 
 
 def execution_name(job: str, uid: str, phase: str, stage: str, number: int) -> str:
-    """Name of the Indexed Job of one execution; its pods' host names append -INDEX.
+    """Return the name of the Indexed Job of one execution; its pods' host names append -INDEX.
 
-    A name of a job or a phase may hold any part of another one, so a digest of all that the Job is for tells them
-    apart. What people read before it is cut where it is too long.
+    Job and phase names can contain each other as parts, so a digest of the uid, phase and stage makes the name unique.
+    The readable part before the digest is cut if the name is too long.
     """
     title = f"{job}-{phase}" if stage == "train" else f"{job}-{phase}-{stage}"
     end = f"-{_digest(uid, phase, stage)}-e{number}"
@@ -56,37 +56,39 @@ def execution_name(job: str, uid: str, phase: str, stage: str, number: int) -> s
 
 
 def network_name(job: str, uid: str) -> str:
-    """Name of the headless Service and the NetworkPolicy of a job: one for all its executions."""
+    """Return the name of a job's headless Service and NetworkPolicy, shared by all its executions."""
     return f"{job}-{_digest(uid)}"
 
 
 def gang_name(job: str, uid: str, phase: str, terms: str) -> str:
-    """Name of the PodGroup of a phase, the same for all its executions. `terms` are what else it says: one that says
-    something else has another name, as none is ever changed."""
+    """Return the name of a phase's PodGroup, the same for all its executions.
+
+    `terms` are the remaining contents of the PodGroup. A PodGroup is never changed: other terms give another name.
+    """
     end = f"-{_digest(uid, phase, terms)}"
     return f"{job}-{phase}"[: HOST_NAME_CHARACTERS - len(end)].rstrip("-") + end
 
 
 def _digest(*parts: str) -> str:
-    # No part but the last has a slash in it.
+    # Only the last part can contain a slash, so joined parts cannot be confused.
     return b32encode(sha256("/".join(parts).encode()).digest())[:_DIGEST_CHARACTERS].decode().lower()
 
 
 def file_annotation(file: str) -> str:
-    """The annotation of a pod that is mounted as `file` in CONFIG_DIRECTORY."""
+    """Return the pod annotation mounted as `file` in CONFIG_DIRECTORY."""
     return f"{GROUP}/{file}"
 
 
 def work_folder(job: str, uid: str) -> str:
-    """Name of a job's folder in spec.checkpoint.storage. A job that is deleted and created anew gets a new one."""
+    """Return the name of a job's folder in spec.checkpoint.storage. A deleted and recreated job gets a new one."""
     return f"{job}-{uid[:8]}"
 
 
 def work_directory(storage: str, job: str, uid: str) -> str:
-    """Folder of one job below the mount path of its volume, or below its URL in object storage."""
+    """Return the folder of one job below the mount path of its volume, or below its URL in object storage."""
     return f"{storage.rstrip('/')}/{work_folder(job, uid)}"
 
 
 def claim_name(job: str) -> str:
-    """Name of the PersistentVolumeClaim that is made for a job."""
+    """Return the name of the PersistentVolumeClaim created for a job."""
     return f"{job}-checkpoints"

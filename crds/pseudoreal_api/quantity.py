@@ -1,4 +1,4 @@
-"""Kubernetes quantities as numbers of bytes or of things, and back."""
+"""Conversion of Kubernetes quantities to numbers and back."""
 
 from fractions import Fraction
 
@@ -13,13 +13,13 @@ _SUFFIXES = {
 
 
 def bytes_of(quantity: Quantity) -> int:
-    """2Gi -> 2147483648. Rounded up, as Kubernetes does."""
+    """Return the bytes of a quantity, rounded up like Kubernetes does: 2Gi -> 2147483648."""
     amount = amount_of(quantity)
     return -(-amount.numerator // amount.denominator)
 
 
 def count_of(quantity: Quantity) -> int:
-    """1k -> 1000, 2000m -> 2. Raises ValueError for what is no whole number."""
+    """Return the count of a quantity: 1k -> 1000, 2000m -> 2. Raises ValueError for a fraction."""
     amount = amount_of(quantity)
     if amount.denominator != 1:
         raise ValueError(f"{quantity} is not a whole number")
@@ -27,13 +27,13 @@ def count_of(quantity: Quantity) -> int:
 
 
 def quantity_of(amount: int) -> str:
-    """2147483648 bytes -> 2Gi: in the largest binary unit that says it exactly."""
+    """Return bytes as a quantity in the largest binary unit without a fraction: 2147483648 -> 2Gi."""
     units = [unit for unit, factor in _BINARY.items() if amount and amount % factor == 0]
     return f"{amount // _BINARY[units[-1]]}{units[-1]}" if units else str(amount)
 
 
 def amount_of(quantity: Quantity) -> Fraction:
-    """500m -> 1/2, exactly."""
+    """Return the exact amount of a quantity: 500m -> 1/2."""
     text = str(quantity)
     for suffix, factor in _SUFFIXES.items():
         if text.endswith(suffix):

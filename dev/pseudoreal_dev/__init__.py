@@ -1,1 +1,1 @@
-"""Developer tooling: a real single-node Kubernetes on this machine, and the images that run on it."""
+"""Developer tooling: a real single-node Kubernetes on this machine, and its images."""

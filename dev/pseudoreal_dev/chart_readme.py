@@ -1,4 +1,4 @@
-"""Writes the README of each chart, from its Chart.yaml and from values.yaml with its comments."""
+"""Generates the README of each chart, from Chart.yaml and the commented values.yaml."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _DOCUMENTS = {
 
 @dataclass(frozen=True)
 class Value:
-    """A value of a chart. `default`: as values.yaml writes it; empty for a group of values. `text`: its comment."""
+    """A value of a chart. `default` is its text in values.yaml, empty for a group of values; `text` is its comment."""
 
     name: str
     default: str
@@ -28,7 +28,7 @@ class Value:
 
 
 def values(text: str) -> Iterator[Value]:
-    """The values of a values.yaml, and its groups, in their order. A mapping in braces is one value."""
+    """Yield the values and value groups of a values.yaml, in file order. A mapping in braces counts as one value."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if isinstance(root, yaml.MappingNode):
         yield from _below(root, "", text, text.splitlines())
@@ -46,7 +46,7 @@ def _below(group: yaml.MappingNode, prefix: str, text: str, lines: list[str]) ->
 
 
 def _comment(lines: list[str], line: int) -> str:
-    """The comment that ends above a line, as one paragraph."""
+    """Return the comment block directly above a line, as one paragraph."""
     found: list[str] = []
     while line > 0 and lines[line - 1].lstrip().startswith("#"):
         line -= 1
@@ -55,7 +55,6 @@ def _comment(lines: list[str], line: int) -> str:
 
 
 def readme(chart: Path) -> str:
-    """The text of a chart's README."""
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
     name = about["name"]
     rows = [_row(value) for value in values((chart / "values.yaml").read_text())]

@@ -1,4 +1,4 @@
-"""The commands of `python -m pseudoreal_dev`."""
+"""Commands of `python -m pseudoreal_dev`."""
 
 import sys
 
@@ -100,7 +100,7 @@ def check_generated() -> None:
 
 
 def main() -> None:
-    """Runs the command line; a DevError is shown without its traceback."""
+    """Run the command line; a DevError is printed without its traceback."""
     try:
         commands(prog_name="pseudoreal-dev")
     except DevError as error:

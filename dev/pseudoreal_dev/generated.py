@@ -1,5 +1,4 @@
-"""Checks what is derived: from the models the CustomResourceDefinition and its reference, from the charts' values their
-READMEs."""
+"""Checks generated files for staleness: the CustomResourceDefinition and its reference, and the charts' READMEs."""
 
 from pseudoreal_api.publish import crd, reference
 
@@ -17,7 +16,7 @@ REFERENCE = paths.REPOSITORY / "docs" / "manifest.md"
 
 
 def check() -> None:
-    """Raises DevError when a generated file is stale."""
+    """Raise DevError if a generated file is stale."""
     wanted = {**dict.fromkeys(COPIES, crd.to_yaml()), REFERENCE: reference.to_markdown()}
     wanted |= {chart / chart_readme.FILE_NAME: chart_readme.readme(chart) for chart in chart_readme.CHARTS}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]

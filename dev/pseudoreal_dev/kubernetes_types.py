@@ -1,4 +1,4 @@
-"""Writes crds/pseudoreal_api/spec/core_types.py: the types of core/v1 that a PseudoRealJob embeds, without their
+"""Generates crds/pseudoreal_api/spec/core_types.py: the core/v1 types embedded in a PseudoRealJob, without
 descriptions."""
 
 import json
@@ -14,19 +14,19 @@ Json = dict[str, Any]
 FILE = paths.REPOSITORY / "crds" / "pseudoreal_api" / "spec" / "core_types.py"
 
 VERSION = "1.37"
-"""The newest release of Kubernetes that kubernetes-validate knows. Each release only adds fields, so a cluster of an
-older one is served as well: its API server refuses what it does not know when the job is tried on it."""
+"""Newest Kubernetes release in kubernetes-validate. Releases only add fields, so older clusters are covered too: their
+API server refuses unknown fields in the operator's dry run of the job."""
 ROOTS = ("PodTemplateSpec", "Volume", "EnvVarSource", "PersistentVolumeClaimSpec")
 LEFT_OUT = {
-    # A template cannot have them.
+    # Not allowed in a template.
     "PodSpec": {"ephemeralContainers"},
     # The trainer runs on Linux.
     "PodSecurityContext": {"windowsOptions"},
     "SecurityContext": {"windowsOptions"},
-    # Their drivers were taken out of Kubernetes before 1.30, the oldest release that the operator runs on. That of
-    # gitRepo let a tenant run commands on the node, and is switched off.
+    # Drivers removed before Kubernetes 1.30, the oldest release that the operator supports. The gitRepo driver, which
+    # let a tenant run commands on the node, is disabled.
     "Volume": {"flocker", "gitRepo", "glusterfs", "photonPersistentDisk", "quobyte", "scaleIO", "storageos"},
-    # Of the metadata of a template the pods get nothing else.
+    # Pods receive no other metadata from a template.
     "ObjectMeta": {
         "creationTimestamp",
         "deletionGracePeriodSeconds",
@@ -43,7 +43,7 @@ LEFT_OUT = {
         "uid",
     },
 }
-"""Fields that a PseudoRealJob cannot have, by type."""
+"""Fields impossible in a PseudoRealJob, by type."""
 _HEAD = f'''"""Types of core/v1 in a PseudoRealJob, as Kubernetes {VERSION} publishes them, without descriptions.
 
 Written by `make generate`; do not edit.
@@ -60,8 +60,8 @@ _KEPT = ("type", "required")
 
 
 def types(definitions: Json, roots: tuple[str, ...] = ROOTS) -> dict[str, Json]:
-    """Return the roots and the types that they refer to, by their short names. `definitions`: schemas of an OpenAPI
-    document by their full names."""
+    """Return the root types and all types reachable from them, by short name. `definitions` are the schemas of an
+    OpenAPI document, by full name."""
     named = {name.rpartition(".")[2]: schema for name, schema in definitions.items() if _is_core(name)}
     found: dict[str, Json] = {}
     waiting = [*roots]

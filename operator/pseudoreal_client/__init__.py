@@ -1,1 +1,1 @@
-"""The commands for people at a terminal: what they see of jobs on a cluster, and what they ask of them."""
+"""Command-line client: shows jobs on a cluster, and changes them on request."""

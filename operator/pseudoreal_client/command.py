@@ -1,7 +1,7 @@
-"""The command `pseudoreal`, which is `kubectl pseudoreal` as well.
+"""The command `pseudoreal`, also installed as `kubectl pseudoreal`.
 
-Commands that run on this machine are the trainer's, those for a cluster are here. Each is loaded when it is called:
-help and the commands for a cluster need neither torch nor numpy.
+Local commands belong to the trainer, commands for a cluster are here. Each module is imported when its command is
+called: help and the commands for a cluster need neither torch nor numpy.
 """
 
 import importlib
@@ -17,7 +17,8 @@ _TRAINER = "pseudoreal_trainer.cli.command:main"
 
 
 class _Found(NamedTuple):
-    """Where a command is, as module:name, and what it does in a line; within a group that it is a part of."""
+    """Location of a command as module:name, and its help line. For a trainer command the path names the trainer's
+    group."""
 
     path: str
     help: str
@@ -57,7 +58,7 @@ SECTIONS = {"Jobs on a cluster": CLUSTER, "Job files, and what they need": FILES
 
 
 class _Commands(click.Group):
-    """A group that loads a command when it is called."""
+    """Click group with lazy imports: a command's module is imported when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return [name for section in SECTIONS.values() for name in section]
@@ -73,13 +74,13 @@ class _Commands(click.Group):
             click.echo(refusal.sentence, err=True)
             ctx.exit(refusal.status)
         except OSError as error:
-            if error.filename is None:  # of a connection, or of a pipe whose reader has gone
+            if error.filename is None:  # from a connection, or from a pipe whose reader is gone
                 raise
             click.echo(f"{os.fsdecode(error.filename)} cannot be read or written: {error.strerror}", err=True)
             ctx.exit(1)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The names alone; click would load every command for them."""
+        """Complete command names without click's default; the default would import every command."""
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         return [CompletionItem(name) for name in names] or super().shell_complete(ctx, incomplete)
 

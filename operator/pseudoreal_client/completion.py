@@ -1,6 +1,6 @@
-"""`kubectl_complete-pseudoreal`: what kubectl runs to complete words after `kubectl pseudoreal`.
+"""`kubectl_complete-pseudoreal`: kubectl runs this program to complete words after `kubectl pseudoreal`.
 
-It gets the words so far, the last of which is to be completed, and prints proposals and a directive, as cobra's.
+Its arguments are the words so far; the last one is to be completed. It prints proposals and a directive, like cobra.
 """
 
 import sys

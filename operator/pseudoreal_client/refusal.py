@@ -1,4 +1,4 @@
-"""How a command ends that cannot do what it was asked: a sentence with the remedy, and an exit code for scripts."""
+"""End of a command with an unfulfilled request: a sentence with the remedy, and an exit code for scripts."""
 
 from enum import IntEnum
 
@@ -6,7 +6,7 @@ from pseudoreal_api.wire.messages import ExitCode
 
 
 class ExitStatus(IntEnum):
-    """The exit codes of the commands for a cluster. 2 is click's, for a command line that makes no sense."""
+    """Exit codes of the commands for a cluster. Exit code 2 is click's, for a wrong command line."""
 
     DONE = 0
     REFUSED = 1
@@ -18,7 +18,7 @@ class ExitStatus(IntEnum):
 
 
 class Refusal(Exception):
-    """Ends the command with that sentence on stderr and that exit code."""
+    """Ends the command: the sentence goes to stderr, and `status` becomes the exit code."""
 
     def __init__(self, sentence: str, status: ExitStatus = ExitStatus.REFUSED) -> None:
         super().__init__(sentence)

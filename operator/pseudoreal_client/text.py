@@ -1,4 +1,4 @@
-"""Times, numbers and columns as people read them. Pure."""
+"""Times, numbers and columns in readable form. Pure."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -8,18 +8,18 @@ NOTHING = "-"
 
 
 def duration(seconds: float) -> str:
-    """The two largest units: 93784 seconds -> 1d2h."""
+    """Return the two largest units: 93784 seconds -> 1d2h."""
     left, parts = max(0, round(seconds)), list[str]()
     for unit, size in _UNITS:
         count, left = divmod(left, size)
-        # What is behind a unit that is missing is too small to matter.
+        # After the first unit, a unit with count 0 leaves an empty part, which still counts as one of the two.
         if count or parts:
             parts.append(f"{count}{unit}" if count else "")
     return "".join(parts[:2]) or "0s"
 
 
 def age(since: str | None, now: datetime) -> str:
-    """Time since an RFC 3339 time."""
+    """Return the time since an RFC 3339 time, as a duration text; "-" if it is None."""
     return NOTHING if since is None else duration((now - datetime.fromisoformat(since)).total_seconds())
 
 
@@ -28,12 +28,12 @@ def number(value: object) -> str:
 
 
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:
-    """One line for each row, with its cells below each other."""
+    """Return one line per row, with the cells of a column aligned."""
     table = [[*row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["   ".join(map(str.ljust, row, widths)).rstrip() for row in table]
 
 
 def sentences(text: str) -> list[str]:
-    """The lines of a text that are not empty."""
+    """Return the nonempty lines of a text."""
     return [line for line in text.splitlines() if line.strip()]

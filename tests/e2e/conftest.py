@@ -20,14 +20,14 @@ from tests.e2e import diagnosis
 
 @dataclass(frozen=True)
 class Preparation:
-    """What makes the cluster ready in the background; `was_up`: it was, before these tests."""
+    """Background process for bringing up the cluster. `was_up`: the cluster was running before these tests."""
 
     process: subprocess.Popen[bytes]
     log: Path
     was_up: bool
 
     def wait(self) -> None:
-        """Shows what it says until it is done."""
+        """Print the process's log until it ends."""
         with self.log.open() as lines:
             while self.process.poll() is None:
                 for line in lines:
@@ -40,15 +40,15 @@ PREPARATION = pytest.StashKey[Preparation]()
 
 @dataclass(frozen=True)
 class Demo:
-    """A finished run of `make demo` and the cluster that it left."""
+    """Finished run of `make demo`, and its cluster."""
 
     output: str
     kubernetes: Kubernetes
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds images and brings the cluster up while the tests before run: that waits for network and disk, for ten
-    minutes on a new machine."""
+    """Start building images and the cluster in the background of earlier tests: waiting for network and disk can take
+    ten minutes on a new machine."""
     if session.config.option.collectonly or not any(item.get_closest_marker("e2e") for item in session.items):
         return
     was_up = not cluster.status().problem
@@ -94,7 +94,7 @@ def kubernetes(pytestconfig: pytest.Config) -> Kubernetes:
 
 @pytest.fixture(scope="session")
 def demo(pytestconfig: pytest.Config, kubernetes: Kubernetes) -> Demo:
-    """The quickstart."""
+    """The quickstart demo."""
     return _run(pytestconfig, kubernetes, "quickstart")
 
 
@@ -104,7 +104,7 @@ def llama(pytestconfig: pytest.Config, kubernetes: Kubernetes) -> Demo:
 
 
 def _run(config: pytest.Config, kubernetes: Kubernetes, name: str) -> Demo:
-    """Runs the demo's program, showing its output as it comes."""
+    """Run the demo's program, printing its output as it arrives."""
     lines, command = [], [sys.executable, "-m", "pseudoreal_dev", "demo", name]
     with (
         _shown(config),
@@ -120,7 +120,7 @@ def _run(config: pytest.Config, kubernetes: Kubernetes, name: str) -> Demo:
 
 
 def _shown(config: pytest.Config) -> AbstractContextManager[None]:
-    """What is printed is seen at once."""
+    """Return a context without output capture: printed text is shown immediately."""
     capture = config.pluginmanager.getplugin("capturemanager")
     assert capture
     shown: AbstractContextManager[None] = capture.global_and_fixture_disabled()

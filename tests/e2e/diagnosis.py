@@ -1,4 +1,4 @@
-"""What there is to see on a cluster on which a test has failed: it is stopped before anybody can look."""
+"""Diagnostics of the cluster for a failed test, collected before the cluster is stopped."""
 
 from pseudoreal_api.names import LABEL_JOB
 from pseudoreal_dev.cluster.kubectl import Kubernetes

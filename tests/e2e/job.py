@@ -1,4 +1,4 @@
-"""A job on the cluster, as a test sees it: its status, pods, events, and what it wrote on its volume."""
+"""A job on the cluster from a test's point of view: status, pods, events, and files on its volume."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ NAMESPACE = "default"
 CLAIM = "faults"
 IN_NAMESPACE = f"--namespace={NAMESPACE}"
 PATIENCE_SECONDS = 900.0
-"""A job takes one or two minutes on a quiet machine."""
+"""Limit in seconds; a job takes one or two minutes on a quiet machine."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class Job:
         return self.kubernetes.items("pods", IN_NAMESPACE, f"--selector={LABEL_JOB}={self.name}{of_role}")
 
     def running(self, role: str = "train") -> list[Json]:
-        """Pods whose container runs, by their name."""
+        """Return the pods with a running container, sorted by name."""
         pods = [pod for pod in self.pods(role) if pod["status"]["phase"] == "Running"]
         return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
 
     def alive(self, role: str = "") -> list[Json]:
-        """Pods that have not ended."""
+        """Return the pods still pending or running."""
         return [pod for pod in self.pods(role) if pod["status"]["phase"] in ("Pending", "Running")]
 
     def events(self) -> list[Json]:
-        """In the order in which they are told."""
+        """Return the job's events in the order of their posting."""
         uid = self.body["metadata"]["uid"]
         events = [e for e in self.kubernetes.items("events", IN_NAMESPACE) if e["involvedObject"].get("uid") == uid]
         return sorted(events, key=lambda event: str(event["metadata"]["name"]))
@@ -67,7 +67,7 @@ class Job:
         return [event["reason"] for event in self.events()]
 
     def told(self, reason: str) -> str:
-        """The message of the one event with that reason."""
+        """Return the message of the only event with this reason."""
         patience.wait_for(reason, lambda: reason in self.reasons(), self.reasons)
         (event,) = [event for event in self.events() if event["reason"] == reason]
         return str(event["message"])
@@ -78,11 +78,11 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Its work directory, on this machine."""
+        """The job's work directory, as a path on this machine."""
         return machine.volume(self.claim) / work_directory("", self.name, self.body["metadata"]["uid"]).lstrip("/")
 
     def steps(self) -> int:
-        """Steps that it has logged."""
+        """Return the highest step in the job's metrics."""
         try:
             lines = (self.folder / "metrics.jsonl").read_text().splitlines()
         except FileNotFoundError:
@@ -90,20 +90,20 @@ class Job:
         return max((json.loads(line).get("step", 0) for line in lines), default=0)
 
     def steps_in_order(self) -> list[int]:
-        """The steps, in the order in which they are logged."""
+        """Return the steps in the order of the metrics' lines."""
         return [json.loads(line)["step"] for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
     def manifests(self) -> list[Json]:
-        """Manifests of all committed checkpoints, ordered by step."""
+        """Return the manifests of all committed checkpoints, sorted by step."""
         found = [json.loads(path.read_text()) for path in self.folder.glob("checkpoints/*/manifest.json")]
         return sorted(found, key=lambda manifest: int(manifest["step"]))
 
     def checkpoints(self, phase: str) -> list[Path]:
-        """Committed ones of a phase."""
+        """Return the folders of the committed checkpoints of a phase."""
         return sorted(path.parent for path in self.folder.glob(f"checkpoints/{phase}-*/manifest.json"))
 
     def final_files(self) -> dict[str, str]:
-        """SHA-256 of the files of the last checkpoint: weights and moments of every rank."""
+        """Return the SHA-256 of each file of the last checkpoint: weights and moments of all ranks."""
         last = self.status().phases[-1].end_checkpoint
         manifest = json.loads((self.folder / "checkpoints" / str(last) / "manifest.json").read_text())
         return {name: file["sha256"] for name, file in manifest["files"].items()}
@@ -116,7 +116,7 @@ class Job:
         return self.wait_for(what, reached)
 
     def wait_for(self, what: str, probe: Callable[[], T | None]) -> T:
-        """Not for as long as otherwise when the operator repeats one error."""
+        """Wait for `probe`; fail early if the operator keeps repeating an error."""
         watch = Watch(self.kubernetes)
 
         def watched() -> T | None:
@@ -126,7 +126,7 @@ class Job:
         return wait_for(what, watched, self.status)
 
     def wait_for_steps(self, phase: str, steps: int) -> list[Json]:
-        """The pods that train `phase`, once it has made so many steps."""
+        """Wait until `phase` has trained `steps` steps; return its running pods."""
 
         def reached() -> list[Json] | None:
             return self.running() if self.steps() >= steps and self.status().current_phase == phase else None
@@ -134,7 +134,7 @@ class Job:
         return self.wait_for(f"{steps} steps of {self.name}", reached)
 
     def wait_for_execution(self, number: int) -> list[Json]:
-        """The pods of that execution, once all that it wants are made."""
+        """Wait until all pods of the execution are created, and return them."""
 
         def made() -> list[Json] | None:
             pods = [pod for pod in self.pods() if pod["metadata"]["labels"][LABEL_EXECUTION] == str(number)]
@@ -148,7 +148,7 @@ class Job:
 
 @contextmanager
 def applied(kubernetes: Kubernetes, name: str, claim: str = CLAIM, **changes: Any) -> Iterator[Job]:
-    """A small job on the quickstart's text; it is deleted afterwards."""
+    """Apply a small job on the quickstart's text; it is deleted at the end."""
     changes = {"spec__data__path": "corpus/kjv", "spec__checkpoint__storage__volume__claimName": claim, **changes}
     job = Job(kubernetes, name, claim)
     try:
@@ -159,5 +159,5 @@ def applied(kubernetes: Kubernetes, name: str, claim: str = CLAIM, **changes: An
 
 
 def wait_for(what: str, probe: Callable[[], T | None], explain: Callable[[], object] = str) -> T:
-    """Polls less often: most of what is asked here costs a process."""
+    """Poll once a second: most probes here start a process."""
     return patience.wait_for(what, probe, explain, PATIENCE_SECONDS, pause=1.0)

@@ -1,4 +1,4 @@
-"""What the cluster's pods are on this machine: processes, and folders of volumes."""
+"""Pods of the cluster as seen from this machine: processes, and folders of volumes."""
 
 import os
 import signal
@@ -13,9 +13,9 @@ from pseudoreal_dev.demo.volumes import create_host_volume
 from pseudoreal_dev.machine import cgroups, paths, processes, shell
 
 RANK = "-m pseudoreal_trainer.cli.rank"
-"""In the command line of a rank."""
+"""Part of the command line of a rank."""
 TORCHRUN = "pt_elastic"
-"""The name that torchrun gives its process: it is forked, and has the command line of another."""
+"""Process name of torchrun: the process is forked and keeps the command line of another program."""
 _HUNGRY = """
 import sys
 from pathlib import Path
@@ -27,17 +27,20 @@ held = []
 while rank.exists():
     held.append(bytearray(2**20))
 """
-"""A process that joins a control group, lets it have no more than it has, and takes of it until a rank is gone. What
-the kernel remembers of files it gives up first, and that may be much."""
+"""Program for the OOM killer: joins a cgroup, sets its memory limit to its current use, and allocates memory until a
+rank is gone.
+
+The kernel frees its page cache first; this may be much memory.
+"""
 
 
 def volume(claim: str) -> Path:
-    """The folder of this machine behind a claim of the local cluster."""
+    """Return the folder of this machine behind a claim of the local cluster."""
     return paths.cache() / "volumes" / claim
 
 
 def make_volume(kubernetes: Kubernetes, claim: str) -> Path:
-    """An empty volume, its claim, and the folder of this machine behind it."""
+    """Create an empty volume with its claim; return the volume's folder on this machine."""
     kubernetes.run("delete", "persistentvolumeclaim", claim, "--namespace=default", "--ignore-not-found")
     folder = create_host_volume(kubernetes, claim, "1Gi")
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
@@ -47,13 +50,13 @@ def make_volume(kubernetes: Kubernetes, claim: str) -> Path:
 
 
 def tell(pod: Mapping[str, Any], number: signal.Signals, part: str) -> None:
-    """Sends a signal to the processes of a pod that have `part` in their command line."""
+    """Send a signal to the pod's processes with `part` in their command line, or as their name."""
     for pid in _processes(pod, part):
         os.kill(pid, number)
 
 
 def starve(pod: Mapping[str, Any]) -> None:
-    """Lets the kernel end a rank of the pod for want of memory."""
+    """Make the kernel's OOM killer end a rank of the pod."""
     ranks = _processes(pod, RANK)
     for pid in ranks:
         # Before all others.
@@ -75,7 +78,7 @@ def _memory_group(pid: int) -> Path:
 
 
 def bound_files(pod: Mapping[str, Any], size: int) -> None:
-    """Lets no rank of the pod write a file of more than `size` bytes: the write of a checkpoint raises."""
+    """Limit the files of the pod's ranks to `size` bytes: writing a checkpoint then fails."""
     for pid in _processes(pod, RANK):
         user = str(Path(f"/proc/{pid}").stat().st_uid)
         # As that user: root may not be allowed to.
@@ -84,7 +87,7 @@ def bound_files(pod: Mapping[str, Any], size: int) -> None:
 
 
 def has_pending(pod: Mapping[str, Any], number: signal.Signals, part: str) -> bool:
-    """Whether all these processes have been sent a signal that they have not taken yet."""
+    """Return whether all these processes have the signal pending."""
     return all(_pending(pid) & 1 << (number - 1) for pid in _processes(pod, part))
 
 
@@ -108,7 +111,7 @@ def _name(pid: int) -> str:
 
 
 def _is_of(pid: int, pod: Mapping[str, Any]) -> bool:
-    """Whether a process is in the cgroup of one of the pod's containers."""
+    """Return whether a process is in the cgroup of one of the pod's containers."""
     containers = [status.get("containerID", "") for status in pod["status"].get("containerStatuses", [])]
     names = [container.removeprefix("containerd://") for container in containers if container]
     try:

@@ -1,4 +1,4 @@
-"""What the operator on the cluster complains of. A test that waits for it in vain need not wait for long."""
+"""Warnings and errors of the operator on the cluster. A test waiting in vain because of one can fail early."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from pseudoreal_dev.machine import shell
 Line = dict[str, Any]
 AGAIN_AND_AGAIN = timedelta(seconds=120)
 LONGEST_PAUSE = timedelta(seconds=90)
-"""Between two times: passes that fail are a minute apart at most."""
+"""Longest pause between two repetitions: failing reconcile passes are at most a minute apart."""
 LOOK_SECONDS = 20.0
 SHOWN = 40
 _LOG = ("logs", f"--namespace={chart.NAMESPACE}", f"deployment/{chart.RELEASE}")
@@ -24,12 +24,12 @@ _PREVIOUS = "--previous"
 
 
 def complaints(log: str) -> list[Line]:
-    """Warnings and errors, in the order of their times."""
+    """Return warnings and errors, in chronological order."""
     return [line for line in _lines(log) if line.get("level") in ("warning", "error", "critical")]
 
 
 def repeated(lines: Iterable[Line]) -> str | None:
-    """The error, for the same job, that has come again and again for two minutes, and still does. Pure."""
+    """Return a sentence on an error repeated for the same job for two minutes, up to now; else None. Pure."""
     found = list(lines)
     times: defaultdict[tuple[str, str, str], list[datetime]] = defaultdict(list)
     for line in found:
@@ -43,7 +43,7 @@ def repeated(lines: Iterable[Line]) -> str | None:
 
 
 def _last_run(moments: list[datetime]) -> list[datetime]:
-    """The newest of them without a pause."""
+    """Return the newest run of times without a long pause."""
     begin = len(moments) - 1
     while begin > 0 and moments[begin] - moments[begin - 1] <= LONGEST_PAUSE:
         begin -= 1
@@ -51,7 +51,7 @@ def _last_run(moments: list[datetime]) -> list[datetime]:
 
 
 def shown(kubernetes: Kubernetes) -> str:
-    """Its newest complaints, those of the container before it too."""
+    """Return the operator's newest complaints, including the previous container's."""
     logs = [_read(kubernetes, _PREVIOUS), _read(kubernetes)]
     lines = [json.dumps(line) for log in logs for line in complaints(log)][-SHOWN:]
     return "\n".join(["The operator's warnings and errors:", *(lines or ["(none)"])])
@@ -59,7 +59,7 @@ def shown(kubernetes: Kubernetes) -> str:
 
 @dataclass
 class Watch:
-    """Fails the test that waits once the operator repeats itself."""
+    """Fails a waiting test once the operator repeats an error."""
 
     kubernetes: Kubernetes
     _next: float = field(default_factory=lambda: time.monotonic() + LOOK_SECONDS)

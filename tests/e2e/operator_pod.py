@@ -13,13 +13,13 @@ _PODS = (f"--namespace={chart.NAMESPACE}", "--selector=app.kubernetes.io/compone
 
 
 def install(kubernetes: Kubernetes) -> None:
-    """The chart of this checkout, afresh or as an upgrade."""
+    """Install the chart of this checkout, or upgrade to it."""
     operator, trainer = (images.build(target).name for target in images.Target)
     chart.install(kubernetes, operator, trainer)
 
 
 def ready_operator(kubernetes: Kubernetes) -> dict[str, Any]:
-    """The operator's pod, once it is ready."""
+    """Wait for a ready operator pod, and return it."""
 
     def found() -> dict[str, Any] | None:
         return next(filter(_is_ready, kubernetes.items("pods", *_PODS)), None)
@@ -28,7 +28,7 @@ def ready_operator(kubernetes: Kubernetes) -> dict[str, Any]:
 
 
 def starts(pod: dict[str, Any]) -> int:
-    """How often its container was started again."""
+    """Return the number of restarts of the operator's container."""
     return int(pod["status"]["containerStatuses"][0]["restartCount"])
 
 

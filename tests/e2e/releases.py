@@ -1,4 +1,4 @@
-"""The release before this one, built from the history of this clone."""
+"""The previous release, built from the history of this clone."""
 
 import subprocess
 import tarfile
@@ -12,7 +12,7 @@ from pseudoreal_dev.images import images
 from pseudoreal_dev.machine import paths
 
 PREVIOUS = "887889d"
-"""The first commit whose checkpoints have format version 5: no job of an older one goes on after an upgrade."""
+"""First commit with checkpoints of format version 5: jobs of an older one cannot go on after an upgrade."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Release:
 
 
 def previous_release(folder: Path) -> Release | None:
-    """Its chart, and its images on the cluster; None where the history does not reach back so far."""
+    """Return the release's chart, with its images loaded into the cluster; None if the history of the clone is too
+    short."""
     archive = folder / "previous.tar"
     command = ["git", "-C", str(paths.REPOSITORY), "archive", f"--output={archive}", PREVIOUS]
     if subprocess.run(command, capture_output=True).returncode != 0:

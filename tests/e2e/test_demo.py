@@ -1,4 +1,4 @@
-"""`make demo`, judged by what it leaves on the cluster and by what it says."""
+"""`make demo`, judged by its output and by the objects left on the cluster."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""`make demo DEMO=llama`, judged by what it leaves on the cluster and by what it says. It checks its results itself."""
+"""`make demo DEMO=llama`, judged by its output and by the objects left on the cluster. The demo itself checks its
+results."""
 
 import json
 import re

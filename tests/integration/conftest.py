@@ -17,7 +17,7 @@ from tests.support.names import OPERATOR
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests of this folder in order, among themselves."""
+    """Sort the tests of this folder among themselves."""
     places = [place for place, item in enumerate(items) if item.path.is_relative_to(Path(__file__).parent)]
     ordered = sorted((items[place] for place in places), key=_turn)
     for place, item in zip(places, ordered, strict=True):
@@ -25,7 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    """The operator for the whole cluster comes when there are no others, and what all of them did is looked at last."""
+    """Return the sort key. The cluster-wide operator runs only after all other operators; test_rights.py checks the use
+    of rights and runs last."""
     is_shared = "operator_of_all" in getattr(item, "fixturenames", ())
     return 2 if item.path.name == "test_rights.py" else int(is_shared)
 
@@ -45,20 +46,20 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture(scope="session")
 def admin(control_plane: ControlPlane) -> client.ApiClient:
-    """A client that may do everything, with the CustomResourceDefinition installed."""
+    """Client with all rights, after installation of the CustomResourceDefinition."""
     return install(control_plane)
 
 
 @pytest.fixture(scope="session")
 def pod_group_definitions(admin: client.ApiClient) -> None:
-    """PodGroups of the schedulers that are not Kubernetes' own, as they would bring them."""
+    """Install PodGroup definitions of third-party schedulers."""
     for version in ("scheduling.x-k8s.io/v1alpha1", "scheduling.volcano.sh/v1beta1"):
         pod_groups.define(admin, version)
 
 
 @pytest.fixture
 def cluster(admin: client.ApiClient, request: pytest.FixtureRequest) -> Cluster:
-    """A namespace of its own for each test."""
+    """A namespace for the test alone."""
     name = request.node.name.replace("_", "-").replace("[", "-").rstrip("]").lower()[:60].strip("-")
     return make_namespace(admin, name)
 
@@ -70,5 +71,5 @@ def kubectl(control_plane: ControlPlane) -> Kubectl:
 
 @pytest.fixture(scope="session")
 def audit_log(control_plane: ControlPlane) -> Path:
-    """What the operators asked for: one JSON object a line."""
+    """Audit log of the API server, with one JSON object per line."""
     return control_plane.directory / "audit.log"

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition on a real API server: what it refuses, what it fills in, how it reads."""
+"""The CustomResourceDefinition on a real API server: refusals, defaults, and its presentation in kubectl."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """What the API server says: the object, or why it refuses it."""
+    """Answer of the API server: the object, or the refusal."""
 
     body: Json
     refusal: str = ""
@@ -34,7 +34,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Requests as kubectl makes them, without the time that it takes to start."""
+    """Requests like kubectl's, without the start time of kubectl."""
 
     api: client.CustomObjectsApi
 
@@ -122,8 +122,8 @@ Change = dict[str, Any]
 
 @pytest.fixture
 def change(jobs: Jobs) -> Callable[..., str]:
-    """Makes the good job with the first changes, then says what the API server answers to the second ones: nothing
-    where it takes them."""
+    """Function for creating the good job with the first changes; returns the API server's refusal of the second
+    changes, empty if it accepts them."""
     name = f"changed-{next(_NUMBERS)}"
 
     def run(before: Change, after: Change, *, ended: bool = False) -> str:
@@ -157,7 +157,7 @@ WHERE: list[Change] = [
     {"spec__scheduling": {"gang": {"policy": "Native"}}},
     {"spec__logging": {"sinks": [{"type": "TensorBoard"}]}},
 ]
-"""What decides only on where pods run, and where their figures go."""
+"""Changes of fields about the placement of pods and the destination of figures."""
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_the_status_is_a_subresource(kubectl: Kubectl) -> None:
 
 
 def test_the_types_of_core_v1_are_those_that_the_api_server_publishes(kubectl: Kubectl) -> None:
-    """It is older than the newest Kubernetes that is known, which has more fields."""
+    """The API server may be older than the types in the CRD; they then have more fields."""
     document = json.loads(kubectl.said("get", "--raw", "/openapi/v3/api/v1"))
     for name, schema in kubernetes_types.types(document["components"]["schemas"]).items():
         fields = schema.pop("properties")
@@ -326,7 +326,7 @@ _EMBEDDED: list[Change] = [
 @pytest.mark.parametrize("deep", [_DEEP_MAP, _DEEP_LIST], ids=["map", "list"])
 @pytest.mark.parametrize("place", _EMBEDDED, ids=str)
 def test_no_object_is_stored_that_is_deep(kubectl: Kubectl, tmp_path: Path, deep: str, place: Change) -> None:
-    """Such an object once ended every program that read it."""
+    """Such an object once crashed every program reading it."""
     (tmp_path / "job").write_text(json.dumps(good_job(**place)).replace('"?"', deep))
     path = f"/apis/{GROUP}/{VERSION}/namespaces/default/{PLURAL}?dryRun=All&fieldValidation=Ignore"
     answer = kubectl("create", "--raw", path, "-f", str(tmp_path / "job"))
@@ -338,7 +338,7 @@ NULLS: Json = {"securityContext": {"runAsUser": None}, "containers": [{"name": "
 
 
 def test_nulls_in_a_template_are_kept(jobs: Jobs) -> None:
-    """They take away what the operator sets."""
+    """Nulls remove fields set by the operator."""
     answer = jobs.create(good_job(spec__pod={"template": {"spec": NULLS}}), dry_run=True)
     assert answer.body["spec"]["pod"]["template"]["spec"] == NULLS
 
@@ -347,7 +347,8 @@ def test_nulls_in_a_template_are_kept(jobs: Jobs) -> None:
 def test_a_job_that_was_stored_before_templates_had_a_type_is_read_and_its_status_is_written(
     admin: client.ApiClient, kubectl: Kubectl
 ) -> None:
-    """What no pod has is no longer read; what lacks a field stays, and is no reason to refuse a status."""
+    """Fields unknown to pods are pruned on reading; a missing required field stays, and does not prevent status
+    writes."""
     group = f"old.{GROUP}"
     definition = custom_resource_definition()
     definition["metadata"]["name"] = f"{PLURAL}.{group}"
@@ -379,7 +380,7 @@ def test_a_job_that_was_stored_before_templates_had_a_type_is_read_and_its_statu
 
 
 def test_the_definition_can_be_applied_on_the_client_side(kubectl: Kubectl) -> None:
-    """The API server then has it once more in an annotation, whose size it bounds."""
+    """The API server then stores the definition once more in an annotation with a size limit."""
     definition = custom_resource_definition()
     definition["metadata"]["labels"] = {"app.kubernetes.io/instance": "x" * 63}
     assert kubectl("apply", "--dry-run=server", "-f", "-", body=definition).returncode == 0

@@ -1,4 +1,4 @@
-"""The children of realistic jobs, as a real API server would take them: its validation, in a dry run."""
+"""Validation of the children of realistic jobs by a real API server, in a dry run."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_the_api_server_takes_the_children(kubectl: Kubectl, name: str) -> None:
 
 
 def test_the_api_server_judges_what_schemas_cannot(kubectl: Kubectl) -> None:
-    """Huge pages without memory: the dry run does reach the rules behind the schemas."""
+    """Uses huge pages without memory: the dry run must include validation beyond the schemas."""
     job = next(m for m in golden.manifests("huge-pages") if m["kind"] == "Job")
     broken = json.loads(json.dumps(job))
     (trainer,) = broken["spec"]["template"]["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""The chart of the example: the API server takes all of it, and its scripts do on this machine what they do in pods."""
+"""The example chart: the API server accepts all of it, and its scripts work on this machine as in pods."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def container(documents: list[Json], job: str) -> Json:
 
 @pytest.fixture(scope="module")
 def restricted(admin: client.ApiClient) -> Iterator[str]:
-    """A namespace in which pods may do next to nothing."""
+    """A namespace enforcing the restricted Pod Security Standard."""
     core, name = client.CoreV1Api(admin), "llama"
     levels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=name, labels=levels)))
@@ -85,7 +85,7 @@ def test_each_step_looks_where_the_one_before_has_written() -> None:
 
 
 def test_an_export_without_a_model_ends() -> None:
-    """Training may fail, and then nothing is ever there to be exported."""
+    """Training may fail, and then no model to export ever exists."""
     specs = {name: find(rendered(), "Job", f"{llama.JOB}-{name}")["spec"] for name in ("prepare", "export")}
     assert specs["export"]["activeDeadlineSeconds"] == 86_400
     short = find(rendered("--set=exportDeadlineSeconds=60"), "Job", f"{llama.JOB}-export")["spec"]
@@ -94,7 +94,7 @@ def test_an_export_without_a_model_ends() -> None:
 
 
 def start(found: Json, places: dict[str, Path]) -> "subprocess.Popen[str]":
-    """Starts a container as a process of this machine. `places`: folders by what the pod calls them."""
+    """Start a container as a process of this machine. `places` maps paths in the pod to local folders."""
     given = {entry["name"]: entry["value"] for entry in found["env"]}
     here = {name: str(places.get(value, value)) for name, value in given.items()}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -107,14 +107,14 @@ def begun(command: list[str], environment: dict[str, str] | None = None) -> "sub
 
 
 def end_of(process: "subprocess.Popen[str]") -> str:
-    """What it has said by its end, which is a good one."""
+    """Wait for the process to succeed, and return its output."""
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     return said
 
 
 def test_of_a_job_that_was_made_anew_the_newest_is_exported(tmp_path: Path) -> None:
-    """A folder of the job before may be in the claim still."""
+    """The claim may still contain a folder of the previous job."""
     data, checkpoints = tmp_path / "data", tmp_path / "checkpoints"
     data.mkdir()
     for time, uid in enumerate(("33333333", "11111111", "22222222")):
@@ -134,7 +134,7 @@ def test_of_a_job_that_was_made_anew_the_newest_is_exported(tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_text_becomes_a_model_that_transformers_loads(tmp_path: Path) -> None:
-    """About a minute: five programs that import torch or transformers, two of them twice."""
+    """Takes about a minute: five programs importing torch or transformers, two of them twice."""
     places = {f"/{name}": tmp_path / name for name in ("data", "checkpoints", "book", "tmp")}
     for folder in places.values():
         folder.mkdir()

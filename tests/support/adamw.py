@@ -1,4 +1,4 @@
-"""torch's own AdamW as the engine's optimizer is defined: with its bound, its betas, and no decay of vectors and
+"""torch's own AdamW, set up like the engine's optimizer: same epsilon and betas, no weight decay of vectors and of
 excluded parameters."""
 
 from collections.abc import Collection, Iterable, Sequence
@@ -18,7 +18,7 @@ def adamw(
     fused: bool = True,
     excluded: Collection[nn.Parameter] = (),
 ) -> torch.optim.AdamW:
-    """Decays what has more than one dimension, except what is excluded."""
+    """Return AdamW with weight decay on parameters with more than one dimension, except the excluded ones."""
     everything, apart = list(parameters), {id(parameter) for parameter in excluded}
     decayed, others = (
         [p for p in everything if (p.ndim > 1 and id(p) not in apart) == decays] for decays in (True, False)
@@ -38,7 +38,7 @@ def adamw_of_groups(
 
 
 def adamw_of_tensors(parameters: Iterable[tuple[str, nn.Parameter]], spec: Optimizer, rate: float) -> torch.optim.AdamW:
-    """Each tensor as a group of its own, with its figures by its name."""
+    """Return AdamW with one parameter group per tensor, with the learning rate and weight decay of its name."""
     figures = [(parameter, figures_of(name, spec)) for name, parameter in parameters]
     groups = [{"params": [p], "lr": rate * factor, "weight_decay": decay} for p, (factor, decay) in figures]
     betas = (float(spec.beta1), float(spec.beta2))

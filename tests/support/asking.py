@@ -1,4 +1,4 @@
-"""Requests as any user: what the API server answers, in a few milliseconds."""
+"""Requests to the API server as any user, answered within milliseconds."""
 
 import json
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Asking:
-    """A user, who may do everything, so that only admission refuses."""
+    """A user with all rights: only admission can refuse a request."""
 
     api: client.ApiClient
     user: str = ""
@@ -26,7 +26,7 @@ class Asking:
         return self._ask("DELETE", path, {"gracePeriodSeconds": 0}, dry_run)
 
     def _ask(self, method: str, path: str, body: Json, dry_run: bool) -> str:
-        """Return the sentence with which the API server refuses; empty when it accepts. `path` is below the root."""
+        """Return the API server's refusal as a sentence; empty if it accepts. `path` is below the root."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Accept": "application/json", "Content-Type": kind}
         headers |= {"Impersonate-User": self.user, "Impersonate-Group": "system:masters"} if self.user else {}

@@ -1,4 +1,4 @@
-"""The Helm chart as `helm template` renders it."""
+"""The Helm chart, rendered by `helm template`."""
 
 import subprocess
 from typing import Any
@@ -13,7 +13,7 @@ CHART = paths.REPOSITORY / "charts" / "pseudoreal"
 RELEASE = "pseudoreal"
 NAMESPACE = "operators"
 WIDE = f"{NAMESPACE}.{RELEASE}"
-"""The name of what belongs to no namespace, or to another one than the release's."""
+"""Name of objects outside the release's namespace, or without a namespace."""
 KUBE_VERSION = "--kube-version=1.34.4"
 
 

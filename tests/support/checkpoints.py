@@ -1,4 +1,4 @@
-"""What a phase has left in its work directory."""
+"""Checkpoints and metrics in the work directory of a phase."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from pseudoreal_trainer.plan.units import KINDS
 
 
 def newest(store: CheckpointStore, phase: str, *, complete: bool = False) -> Reader:
-    """The newest sound checkpoint of a phase; with `complete`, the one with which the phase ended."""
+    """Return the newest verified checkpoint of a phase; with `complete`, the checkpoint at the end of the phase."""
     found = store.newest(phase, complete=complete)
     assert found is not None, f"phase {phase} has a checkpoint"
     return found
@@ -23,7 +23,7 @@ def newest_of(config: PhaseConfig) -> Reader:
 
 
 def assert_same(one: Reader, other: Reader) -> None:
-    """The same state to the bit, after the same steps."""
+    """Assert equality of two checkpoints' states to the bit, after the same steps."""
     assert (one.manifest.name, one.manifest.updates) == (other.manifest.name, other.manifest.updates)
     for kind in KINDS:
         expected, found = one.whole(kind), other.whole(kind)
@@ -34,5 +34,5 @@ def assert_same(one: Reader, other: Reader) -> None:
 
 
 def metrics(config: PhaseConfig) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl."""
+    """Return the lines of metrics.jsonl."""
     return [json.loads(line) for line in (Path(config.work_directory) / "metrics.jsonl").read_text().splitlines()]

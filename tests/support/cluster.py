@@ -1,4 +1,4 @@
-"""The API server as a test sees it: as the user who applies jobs, and as the kubelet that runs pods."""
+"""The API server from a test's point of view: as a user applying jobs, and as a kubelet running pods."""
 
 import json
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from tests.support.patience import wait_for
 Json = dict[str, Any]
 
 CHILD_PATHS = ("api/v1 services", "apis/networking.k8s.io/v1 networkpolicies", "apis/batch/v1 jobs", "api/v1 pods")
-"""Where the children of a job are; the pods come last."""
+"""API paths of a job's children; the pods come last."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """One namespace of it."""
+    """One namespace of the API server."""
 
     api: client.ApiClient
     namespace: str
@@ -44,7 +44,7 @@ class Cluster:
         return dict(found)
 
     def list(self, path: str, selector: str = "") -> "list[Json]":
-        """The objects at a path such as api/v1 pods."""
+        """Return the objects at a path such as "api/v1 pods"."""
         version, plural = path.split()
         found: Any = self._get(f"/{version}/namespaces/{self.namespace}/{plural}", selector)
         return [*found["items"]]
@@ -61,7 +61,7 @@ class Cluster:
         self._custom.delete_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name)
 
     def delete_jobs(self) -> None:
-        """All of the namespace. Their children follow by and by."""
+        """Delete all jobs of the namespace, without waiting for the deletion of their children."""
         self._custom.delete_collection_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL)
 
     def patch_pod_status(self, name: str, status: Json) -> None:
@@ -71,7 +71,8 @@ class Cluster:
         client.CoreV1Api(self.api).delete_namespaced_pod(name, self.namespace)
 
     def token(self, pod: Json | None, audience: str = REPORT_AUDIENCE) -> str:
-        """A token as the kubelet projects it into a pod; without a pod, one that anybody with the right can have."""
+        """Return a service account token: bound to the pod, like a token projected by the kubelet; without a pod,
+        unbound."""
         spec: Json = {"audiences": [audience], "expirationSeconds": 600}
         if pod:
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
@@ -82,12 +83,12 @@ class Cluster:
         return str(made.status.token)
 
     def delete_child_job(self, name: str) -> None:
-        """By its bare name."""
+        """Delete the child Job with this bare name (see `bare`)."""
         found = self._child_job(name)
         client.BatchV1Api(self.api).delete_namespaced_job(found, self.namespace, propagation_policy="Background")
 
     def hold_child_job(self, name: str, hold: bool) -> None:
-        """Holds or admits a child Job, as a queue does."""
+        """Suspend or admit a child Job, like a queue controller."""
         found, patch = self._child_job(name), {"spec": {"suspend": hold}}
         client.BatchV1Api(self.api).patch_namespaced_job(found, self.namespace, patch)
 
@@ -135,7 +136,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Job:
-    """A PseudoRealJob, with the pods that the test runs for it."""
+    """A PseudoRealJob, with its pods run by the test."""
 
     cluster: Cluster
     name: str
@@ -154,7 +155,7 @@ class Job:
         return self.cluster.list(path, f"{LABEL_JOB}={self.name}")
 
     def child_jobs(self) -> list[str]:
-        """By their bare names."""
+        """Return the bare names of the child Jobs."""
         return sorted(bare(job["metadata"]["name"]) for job in self.children("apis/batch/v1 jobs"))
 
     def events(self) -> list[Json]:
@@ -166,11 +167,11 @@ class Job:
         return [event["reason"] for event in self.events()]
 
     def tells(self, *reasons: str) -> None:
-        """Waits until these are the reasons of its events, which come after the status."""
+        """Wait until these are the reasons of the job's events. Events are posted after the status."""
         wait_for("the events", lambda: self.reasons() == list(reasons), self.reasons)
 
     def event(self, reason: str) -> Json:
-        """The first one with that reason, once it is there."""
+        """Wait for the first event with this reason, and return it."""
         return wait_for(reason, lambda: next((e for e in self.events() if e["reason"] == reason), None), self.reasons)
 
     def condition(self, kind: str) -> Json:
@@ -187,7 +188,7 @@ class Job:
         self.cluster.patch_job(self.name, {"spec": {"suspend": value}})
 
     def pods(self, child: str, count: int = 1) -> list[Json]:
-        """The pods of a child Job, by its bare name, once all are there, in the order of their ranks."""
+        """Wait for all pods of a child Job, given by its bare name, and return them in rank order."""
 
         def found() -> list[Json] | None:
             pods = [
@@ -200,7 +201,7 @@ class Job:
         return sorted(pods, key=lambda pod: pod["metadata"]["name"])
 
     def run(self, child: str, count: int = 1) -> list[Json]:
-        """Lets the pods of a child Job run."""
+        """Mark the pods of a child Job as running."""
         pods = self.pods(child, count)
         for pod in pods:
             self.start(pod)
@@ -211,7 +212,7 @@ class Job:
         self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"running": {}}, ready=True))
 
     def bind(self, pod: Json, node: str) -> None:
-        """Binds a pod to a node, as the scheduler does."""
+        """Bind a pod to a node, like the scheduler."""
         name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": node}
         body: Any = {"metadata": {"name": name}, "target": target}
         # The client of Python would read the answer as another kind than it is.
@@ -223,7 +224,7 @@ class Job:
         return [pod for pod in self.children("api/v1 pods") if pod["status"]["phase"] in ("Pending", "Running")]
 
     def keep_waiting(self, pod: Json, waiting: Json) -> None:
-        """The trainer container of the pod does not start."""
+        """Report the trainer container of the pod as unable to start."""
         status = {"phase": "Pending"} | _container({"waiting": waiting})
         self.cluster.patch_pod_status(pod["metadata"]["name"], status)
 
@@ -235,7 +236,7 @@ class Job:
         reason: str | None = None,
         **says: Any,
     ) -> None:
-        """Ends a pod with a termination message; with `exit_code`, without one."""
+        """End a pod with a termination message; with `exit_code`, without one."""
         labels = pod["metadata"]["labels"]
         execution = int(labels["pseudoreal.dev/execution"])
         message = TerminationMessage(outcome=outcome, phase=labels[LABEL_PHASE], execution=execution, **says)
@@ -243,7 +244,7 @@ class Job:
         self.end_with(pod, code, "" if exit_code is not None else message.to_json(), reason)
 
     def end_with(self, pod: Json, code: int, message: str, reason: str | None = None) -> None:
-        """Ends a pod with that text in its termination log."""
+        """End a pod with the given text in its termination log."""
         ended = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         terminated = {"exitCode": code, "reason": reason or ("Completed" if code == 0 else "Error")}
         terminated |= {"message": message, "finishedAt": ended}
@@ -252,7 +253,7 @@ class Job:
         self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"terminated": terminated}))
 
     def complete(self, child: str, count: int = 1, **says: Any) -> None:
-        """Runs all pods of a child Job to a good end."""
+        """Run all pods of a child Job to success."""
         for pod in self.run(child, count):
             self.end(pod, **says)
 
@@ -266,7 +267,7 @@ CHECKPOINTS = {"pseudo": "pseudo-10", "delink": "real-10", "real": "real-20"}
 
 
 def complete_stage(job: Job, stage: str, execution: int = 1) -> None:
-    """Runs a stage of tests.support.jobs.good_job: pseudo, delink or real."""
+    """Complete a stage of `good_job` (tests.support.jobs): pseudo, delink or real."""
     child = {"pseudo": "pseudo", "delink": "real-delink", "real": "real"}[stage]
     job.complete(
         f"{job.name}-{child}-e{execution}",

@@ -1,4 +1,4 @@
-"""How much tests try: the same in every run, or more, and something else each time, with `--deep`."""
+"""Amount of randomized testing: fixed and reproducible by default, more and different in each run with `--deep`."""
 
 import random
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ T = TypeVar("T")
 
 @dataclass
 class Depth:
-    """Is chosen before tests are collected."""
+    """Test depth, set before tests are collected."""
 
     is_deep: bool = False
     seed: int = 0
-    """Seed of what is drawn in deep runs."""
+    """Seed of random draws in deep runs."""
 
     def of(self, usual: T, deep: T) -> T:
         return deep if self.is_deep else usual
 
     def chance(self, name: str) -> random.Random:
-        """A generator for the test of that name: the same in every run that is not deep."""
+        """Return a random generator for the test with this name; the same in all runs without `--deep`."""
         return random.Random(self.of(name, f"{name} {self.seed}"))
 
 

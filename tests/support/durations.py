@@ -1,4 +1,4 @@
-"""What tests took, folder by folder, beside what they may take."""
+"""Durations of tests per folder, compared with their budgets."""
 
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -42,24 +42,24 @@ BUDGETS: dict[str, float] = {
     "tests/e2e": 250,
     "tests/e2e/faults": 495,
 }
-"""Folder -> seconds of its tests, one after the other, on a quiet machine of two cores while two other parts of the
-suite run: a little more than they took. A folder counts what no folder below it counts. Who makes one slower speeds it
-up elsewhere, or raises its budget here and says why. Nothing fails for it: a test cannot tell a slow test from a busy
-machine."""
+"""Folder -> budget in seconds for its tests in sequence, on a quiet machine with two cores while two other parts of the
+suite run; a little more than measured. Tests in a listed subfolder count only there. A change that makes one slower
+must make another faster, or raise the budget here with a reason. No test fails for exceeding it: a test cannot tell a
+slow test from a busy machine."""
 MOST_SECONDS = 15 * 60.0
-"""Seconds that all may take, side by side."""
+"""Budget in seconds for all tests, run side by side."""
 
 
 @dataclass(frozen=True)
 class Result:
     test: str
-    """Its name on the command line of pytest."""
+    """Test id on pytest's command line."""
     seconds: float
     outcome: Outcome
 
 
 def read(file: Path) -> list[Result]:
-    """Results of a run of pytest, from its XML."""
+    """Return the results of a pytest run from its XML report."""
     found: dict[str, Result] = {}
     for case in ElementTree.parse(file).iter("testcase"):
         one = Result(_name(case), float(case.get("time", "0")), _outcome(case))
@@ -73,7 +73,7 @@ def _worse(one: Result, other: Result | None) -> Result:
 
 
 def _name(case: ElementTree.Element) -> str:
-    """tests.unit.test_it.TestClass and its test, as tests/unit/test_it.py::TestClass::test."""
+    """Return the test id: tests.unit.test_it.TestClass and its test become tests/unit/test_it.py::TestClass::test."""
     parts = case.get("classname", "").split(".")
     file = next((index for index, part in enumerate(parts) if part.startswith("test_")), len(parts) - 1)
     return "::".join(["/".join(parts[: file + 1]) + ".py", *parts[file + 1 :], case.get("name", "")])
@@ -87,7 +87,7 @@ def _outcome(case: ElementTree.Element) -> Outcome:
 
 
 def table(results: list[Result], seconds: float, budgets: dict[str, float] = BUDGETS) -> Iterator[str]:
-    """Lines of text. Folders without a budget have one of their own."""
+    """Yield lines of a table. A folder without a budget gets a line of its own, with budget 0."""
     taken, tests = Counter[str](), Counter[str]()
     for result in results:
         folder = _counted_in(result.test, budgets)
@@ -110,7 +110,7 @@ def _line(name: str, tests: str, seconds: float, budget: float) -> str:
 
 
 def in_words(results: list[Result], broken: int, seconds: float) -> str:
-    """One line as pytest ends with. `broken`: runs of pytest that came to no end."""
+    """Return a summary line like pytest's last one. `broken` is the number of crashed pytest runs."""
     count = Counter(result.outcome for result in results)
     count["error"] += broken
     said = [f"{count[one]} {one}" for one in ("failed", "passed", "skipped", "error") if count[one]]

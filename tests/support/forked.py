@@ -1,4 +1,4 @@
-"""Ranks that know torch already: forked from a server that imports it once, where each would need seconds."""
+"""Rank processes with torch already imported: forked from a server, because the import takes seconds."""
 
 import os
 import time
@@ -19,8 +19,10 @@ preload("tests.support.warm")
 def run_ranks(
     rank: Callable[..., None], world: int, *arguments: Any, backend: str = "gloo", limit: float = LIMIT_SECONDS
 ) -> None:
-    """Calls `rank(number, *arguments)` in `world` processes, which are one process group if they are several. They have
-    `limit` seconds."""
+    """Call `rank(number, *arguments)` in `world` processes, as one process group if there are several.
+
+    Raises TimeoutError if they run longer than `limit` seconds.
+    """
     stacks = [new_file() for _ in range(world)]
     # The store listens before any rank starts, for a port that is only known to be free may be taken meanwhile.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -29,8 +31,8 @@ def run_ranks(
 
 
 def join_in_time(ranks: ProcessContext, stacks: Sequence[Path], seconds: float = LIMIT_SECONDS) -> None:
-    """Raises what a process raised, and TimeoutError, with the stacks of all, for processes that do not end: ranks that
-    wait for each other."""
+    """Wait for the ranks. Raises the exception of a failed rank, and TimeoutError with all stacks if ranks wait for
+    each other."""
     until = time.monotonic() + seconds
     while not ranks.join(max(0.0, until - time.monotonic())):
         if time.monotonic() >= until:
@@ -44,8 +46,10 @@ def join_in_time(ranks: ProcessContext, stacks: Sequence[Path], seconds: float =
 def start_rank(
     config: Path, number: int, world: int, port: int, folder: Path, prepare: Callable[[], object] | None = None
 ) -> Forked:
-    """The program of a rank, alone in its pod, as torchrun would start it; `prepare()` is called before. It leaves its
-    outcome and its log in the folder, which is made."""
+    """Start the rank program as torchrun would, as the only rank of its pod, after calling `prepare()`.
+
+    The rank writes its outcome and its log into the folder. The folder is created.
+    """
     folder.mkdir(exist_ok=True)
     return Forked(_train, config, number, world, port, folder, prepare, log=folder / "log")
 

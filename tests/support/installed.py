@@ -1,4 +1,4 @@
-"""An API server with the CustomResourceDefinition and the operator's rights, and namespaces to work in."""
+"""An API server with the CustomResourceDefinition and the operator's RBAC, and namespaces for tests."""
 
 from functools import cache
 from typing import Any
@@ -20,8 +20,8 @@ CRD = paths.REPOSITORY / "crds" / crd.FILE_NAME
 
 
 def install(control_plane: ControlPlane) -> client.ApiClient:
-    """A client, with the CustomResourceDefinition installed, the chart's rules in a ClusterRole, and its policies on
-    what the operator may do with them."""
+    """Install the CustomResourceDefinition, the chart's rules as ClusterRoles, and its admission policies for the
+    operator; return an administrator's client."""
     api: client.ApiClient = config.new_client_from_config(str(control_plane.kubeconfig))
     kubectl = Kubectl(control_plane.kubeconfig)
     kubectl.said("apply", "--server-side", "-f", str(CRD))
@@ -38,7 +38,8 @@ def install(control_plane: ControlPlane) -> client.ApiClient:
 
 
 def _guards(rendered: list[Json]) -> list[Json]:
-    """The chart's policies on the operator's account, for the user as whom the operators of tests ask."""
+    """Return the chart's admission policies, changed to apply to the test operators' user instead of the service
+    account."""
     account = f"'system:serviceaccount:{chart.NAMESPACE}:{chart.RELEASE}'"
     names = {f"{chart.WIDE}-{part}" for part in ("children", "child-pods")}
     found = [document for document in rendered if document["metadata"]["name"] in names]
@@ -50,7 +51,7 @@ def _guards(rendered: list[Json]) -> list[Json]:
 
 
 def binding(kind: str, role: str) -> Any:
-    """One that gives the operator a role."""
+    """Return a binding of the role to the operator's user."""
     return {
         "metadata": {"name": role},
         "subjects": [{"kind": "User", "name": OPERATOR, "apiGroup": "rbac.authorization.k8s.io"}],
@@ -59,7 +60,7 @@ def binding(kind: str, role: str) -> Any:
 
 
 def make_namespace(admin: client.ApiClient, name: str) -> Cluster:
-    """One in which pods can be made, and the operator may work."""
+    """Create a namespace for pods, with the operator's rights."""
     core, rbac = client.CoreV1Api(admin), client.RbacAuthorizationV1Api(admin)
     namespace: Any = {"metadata": {"name": name}}
     core.create_namespace(namespace)

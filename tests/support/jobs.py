@@ -25,7 +25,7 @@ class BadJob:
 
 
 def good_job(name: str = "good", /, **changes: Any) -> dict[str, Any]:
-    """The good job; `changes` maps paths, with __ for the dots, to new values."""
+    """Return the good job; `changes` maps paths, with __ instead of dots, to new values."""
     body: dict[str, Any] = copy.deepcopy(_CASES["good"])
     body["metadata"]["name"] = name
     for path, value in changes.items():
@@ -34,7 +34,7 @@ def good_job(name: str = "good", /, **changes: Any) -> dict[str, Any]:
 
 
 def minimal_job(name: str = "good") -> dict[str, Any]:
-    """The good job, without what has a default."""
+    """Return the good job without the fields with defaults."""
     body = good_job(name)
     del body["spec"]["checkpoint"]
     return body

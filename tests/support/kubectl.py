@@ -1,4 +1,4 @@
-"""kubectl on an API server, for tests of what it shows and of what it is told."""
+"""kubectl for the API server of a test."""
 
 import json
 import subprocess
@@ -14,13 +14,13 @@ class Kubectl:
     kubeconfig: Path
 
     def __call__(self, *words: str, body: Any = None) -> "subprocess.CompletedProcess[str]":
-        """`body` is what it reads with `-f -`. Whether it succeeds is up to the test."""
+        """Run kubectl and return the result, whether it succeeds or not. `body` is its input for `-f -`."""
         command = [str(binaries.build().path("kubectl")), f"--kubeconfig={self.kubeconfig}", *words]
         text = None if body is None else json.dumps(body)
         return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
 
     def said(self, *words: str, body: Any = None) -> str:
-        """What it prints; the test fails if it does not succeed."""
+        """Run kubectl and return its output; the test fails if kubectl does."""
         done = self(*words, body=body)
         assert done.returncode == 0, done.stderr
         return done.stdout

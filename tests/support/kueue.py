@@ -1,4 +1,4 @@
-"""A real Kueue beside an API server, and the objects by which a cluster's administrator sets it up."""
+"""A real Kueue controller beside an API server, and its configuration objects."""
 
 import base64
 import json
@@ -25,26 +25,26 @@ Json = dict[str, Any]
 
 GROUP, VERSION = "kueue.x-k8s.io", "v1beta2"
 MANAGER = "kueue"
-"""Name under which the API server lists the fields that Kueue has written."""
+"""Field manager name of Kueue in `managedFields`."""
 _WEBHOOKS = ("job", "clusterqueue", "resourceflavor", "workload", "cohort")
-"""Kinds whose webhooks are put up: those of others would hold up what these tests know nothing of."""
+"""Kinds with installed webhooks. Webhooks of other kinds would block requests unrelated to these tests."""
 
 
 @dataclass(frozen=True)
 class Kueue:
-    """What an administrator sets up. Queues of a cluster have the name of the one namespace that they serve."""
+    """Configuration of Kueue by an administrator. Queues are named after their one namespace."""
 
     api: client.ApiClient
 
     def flavor(self, name: str, labels: dict[str, str], *, taint: Json | None = None, topology: str = "") -> None:
-        """Nodes with these labels; `topology` is the name of theirs."""
+        """Create a flavor for nodes with these labels; `topology` is the name of their topology."""
         tolerations = [{key: taint[key] for key in ("key", "value", "effect")} | {"operator": "Equal"}] if taint else []
         spec = {"nodeLabels": labels, "nodeTaints": [taint] if taint else [], "tolerations": tolerations}
         spec |= {"topologyName": topology} if topology else {}
         self.create("resourceflavors", {"kind": "ResourceFlavor", "metadata": {"name": name}, "spec": spec})
 
     def topology(self, name: str, *labels: str) -> None:
-        """Levels by labels of nodes, from the widest down."""
+        """Create a topology with levels given by node labels, from widest to narrowest."""
         spec = {"levels": [{"nodeLabel": label} for label in labels]}
         self.create("topologies", {"kind": "Topology", "metadata": {"name": name}, "spec": spec})
 
@@ -64,7 +64,7 @@ class Kueue:
         self._custom.patch_cluster_custom_object(GROUP, VERSION, "clusterqueues", cluster_queue, {"spec": body["spec"]})
 
     def stop(self, cluster_queue: str, policy: str) -> None:
-        """`policy` as in stopPolicy: None, Hold or HoldAndDrain."""
+        """Set the queue's stopPolicy: None, Hold or HoldAndDrain."""
         patch = {"spec": {"stopPolicy": policy}}
         self._custom.patch_cluster_custom_object(GROUP, VERSION, "clusterqueues", cluster_queue, patch)
 
@@ -84,7 +84,7 @@ class Kueue:
 
 @contextmanager
 def running(control_plane: ControlPlane, admin: client.ApiClient, folder: Path) -> Iterator[Kueue]:
-    """Kueue, for all namespaces. Its webhooks go with it."""
+    """Run Kueue for all namespaces; its webhooks are removed at the end."""
     built, kubectl = kueue.kueue(), Kubectl(control_plane.kubeconfig)
     kubectl.said("apply", "--server-side", "-f", str(built.definitions))
     wait_for("the definitions", lambda: all(kubectl("get", kind).returncode == 0 for kind in _kinds(built.definitions)))
@@ -103,7 +103,7 @@ def running(control_plane: ControlPlane, admin: client.ApiClient, folder: Path) 
 
 
 def _kinds(definitions: Path) -> list[str]:
-    """Names by which kubectl knows the kinds."""
+    """Return the names of the kinds for kubectl."""
     return [yaml.safe_load(path.read_text())["metadata"]["name"] for path in sorted(definitions.iterdir())]
 
 
@@ -158,7 +158,7 @@ def _is_ready(port: int) -> bool:
 
 
 def _webhooks(file: Path, port: int, authority: Authority) -> list[Json]:
-    """Kueue's own, called by address instead of by a Service."""
+    """Return Kueue's webhook configurations, changed to call it by address instead of by Service."""
     bundle, found = base64.b64encode(authority.certificate.read_bytes()).decode(), []
     for body in yaml.safe_load_all(file.read_text()):
         hooks = [hook for hook in body["webhooks"] if hook["name"].removesuffix(".kb.io")[1:] in _WEBHOOKS]

@@ -1,4 +1,4 @@
-"""The operator as a process of its own, that can be killed and started again."""
+"""The operator as a separate process, for tests to kill and restart."""
 
 import json
 import os
@@ -20,13 +20,13 @@ from tests.support.ports import free_port
 from tests.support.processes import Forked, preload
 
 SHUTDOWN_SECONDS = 25.0
-"""The grace period of its pod is 30 s."""
+"""Limit for a shutdown; the grace period of the operator's pod is 30 s."""
 
 preload("pseudoreal_operator.__main__")
 
 
 class Process(Protocol):
-    """A program, or a process that was forked from a server that has imported it."""
+    """Common interface of `subprocess.Popen` and `Forked`."""
 
     @property
     def pid(self) -> int: ...
@@ -37,7 +37,8 @@ class Process(Protocol):
 
 
 def _reserved() -> socket.socket:
-    """A free port. While it is bound without a listener, no other test takes it, and the operator still can."""
+    """Return a socket bound to a free port. Bound without a listener, it keeps the port from other tests, but the
+    operator can still listen on it."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("127.0.0.1", free_port()))
@@ -46,25 +47,25 @@ def _reserved() -> socket.socket:
 
 @dataclass
 class Operator:
-    """Whatever it logs as an error fails the test, but for `expected`."""
+    """An operator process. Any error in its log fails the test, except errors containing `expected`."""
 
     kubeconfig: Path
     namespace: str
-    """Empty: it works for the whole cluster."""
+    """Namespace watched by the operator; empty: the whole cluster."""
     log: Path
     tls: Path | None = None
-    """None: without an endpoint."""
+    """Folder with the TLS files of the report endpoint; None: no endpoint."""
     pod: str = ""
-    """Empty: without a Lease."""
+    """Pod name for the Lease; empty: no Lease."""
     is_program: bool = False
-    """Whether it is started by its command line, which takes two seconds more."""
+    """Whether to start a new Python with the operator's command line; this takes two seconds longer than a fork."""
     address: socket.socket = field(default_factory=_reserved)
     report_address: socket.socket = field(default_factory=_reserved)
     metrics_address: socket.socket = field(default_factory=_reserved)
     process: Process | None = None
     expected: str | None = None
     program: Callable[[dict[str, str]], None] = field(default_factory=lambda: run)
-    """What runs in the process, where it is no program of its own."""
+    """Function run by the forked process, unless `is_program`."""
 
     @property
     def port(self) -> int:
@@ -113,7 +114,7 @@ class Operator:
         self.end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """Stops the operator as Kubernetes does: its exit code."""
+        """Stop the operator like Kubernetes, with SIGTERM; return its exit code."""
         return self.end(signal.SIGTERM)
 
     def end(self, number: signal.Signals) -> int:
@@ -122,7 +123,7 @@ class Operator:
         return self.process.wait(SHUTDOWN_SECONDS)
 
     def lines(self, event: str) -> list[Any]:
-        """What it logged as `event`."""
+        """Return the logged events with this name."""
         found = (json.loads(line) for line in self.said().splitlines() if line.startswith("{") and line.endswith("}"))
         return [line for line in found if line["event"] == event]
 
@@ -130,7 +131,7 @@ class Operator:
         return self.log.read_text() if self.log.exists() else ""
 
     def check(self, begin: int = 0) -> None:
-        """Fails for unexpected errors in the log, from that character on."""
+        """Fail for unexpected errors in the log, starting at the character `begin`."""
         lines = self.said()[begin:].splitlines()
         errors = [line for line in lines if "Traceback" in line or '"level": "error"' in line]
         assert not [line for line in errors if self.expected is None or self.expected not in line], "\n".join(errors)
@@ -140,14 +141,14 @@ class Operator:
             return json.load(answer)
 
     def is_ready(self) -> bool:
-        """Whether the chart's probes call it so, and its watches of one namespace run."""
+        """Return whether the operator is healthy by the chart's probes, with the watches of one namespace running."""
         try:
             return bool(self.health()["watchers"] == 4)
         except OSError:
             return False
 
     def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        """Name and labels of each sample, as Prometheus' own client reads them."""
+        """Return the value of each metric sample by name and labels, parsed by Prometheus' own client."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         samples = [sample for family in families for sample in family.samples]

@@ -1,7 +1,8 @@
-"""Waiting until something is so.
+"""Waits for conditions.
 
-A wait ends as soon as it is, so its limit costs nothing but when a test fails: it is for a machine whose processors
-others take for minutes, on which everything lasts five times as long."""
+A wait ends as soon as its condition holds, so the limit costs time only if a test fails. It is sized for a machine
+whose processors are busy for minutes, where everything takes five times as long.
+"""
 
 import time
 from collections.abc import Callable
@@ -21,7 +22,8 @@ def wait_for(
     patience: float = PATIENCE_SECONDS,
     pause: float = 0.1,
 ) -> T:
-    """Polls until `probe` gives something true; fails with what `explain` says. `patience` and `pause`: in seconds."""
+    """Poll until `probe` returns a true value, and return it; after `patience` seconds, fail with the result of
+    `explain`."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if found := probe():

@@ -1,7 +1,7 @@
-"""PodGroups of schedulers that are not Kubernetes' own, as their projects document them: for an API server and for
-schemas.
+"""PodGroup kinds of Kubernetes and of third-party schedulers, after their documentation: as CustomResourceDefinitions
+for an API server, and as schemas.
 
-Of each the fields of `spec` that any of its releases has whose API version this is.
+Each has the `spec` fields of all releases with its API version.
 """
 
 from typing import Any
@@ -49,11 +49,11 @@ SPECS: dict[str, Json] = {
         },
     },
 }
-"""API version -> fields of spec, with their schemas."""
+"""API version -> schemas of the fields of spec."""
 
 
 def definition(api_version: str) -> Json:
-    """The CustomResourceDefinition of PodGroups of that API version."""
+    """Return the CustomResourceDefinition of PodGroups of the API version."""
     group, _, version = api_version.partition("/")
     spec = {"type": "object", "properties": SPECS[api_version]}
     status = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -77,7 +77,7 @@ def definition(api_version: str) -> Json:
 
 
 def define(api: client.ApiClient, api_version: str) -> None:
-    """Makes an API server serve PodGroups of that API version."""
+    """Make the API server serve PodGroups of the API version."""
     body: Any = definition(api_version)
     client.ApiextensionsV1Api(api).create_custom_resource_definition(body)
     wait_for(f"PodGroups of {api_version}", lambda: is_served(api, api_version))

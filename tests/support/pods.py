@@ -1,4 +1,4 @@
-"""The program of a pod as a process of this machine."""
+"""The pod program as a local process."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
 from tests.support.processes import LIMIT_SECONDS
 
 SECRET = Path(__file__).parents[1] / "data" / "rendezvous-secret"
-"""The secret of the jobs whose pods are processes of this machine."""
+"""Rendezvous secret of jobs with local processes as pods."""
 PROGRAM = ("-m", "pseudoreal_trainer.cli.pod")
 _ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ class Pod:
     folder: Path
 
     def wait(self, seconds: float = LIMIT_SECONDS) -> int:
-        """The exit code. Raises TimeoutError with its log if it does not end, and kills it."""
+        """Return the exit code. Kills the pod and raises TimeoutError, with its log, if it does not end."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -36,11 +36,11 @@ class Pod:
             raise TimeoutError(f"after {seconds:.0f} s the pod has not ended:\n{self.said()}") from None
 
     def said(self) -> str:
-        """What it wrote to its log."""
+        """Return the pod's log."""
         return (self.folder / "log").read_text()
 
     def message(self) -> dict[str, Any]:
-        """Its last word."""
+        """Return the pod's termination message."""
         found: dict[str, Any] = json.loads((self.folder / "termination").read_text())
         return found
 
@@ -55,8 +55,11 @@ def start_pod(
     environment: Mapping[str, str] | None = None,
     before: Callable[[], object] | None = None,
 ) -> Pod:
-    """Worker `number` of `workers`, which meet as `environment` says (see `meeting`); one alone needs no more. It
-    leaves its log and its last word in the folder, which is made. `before` is called in its process."""
+    """Start worker `number` of `workers`; several need a rendezvous in `environment` (see `meeting`).
+
+    The pod writes its log and its termination message into the folder. The folder is created. `before` is called in the
+    child process, before the program.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(config.to_json())
     own = {
@@ -80,7 +83,7 @@ def start_pod(
 
 
 def meeting(number: int, port: int) -> dict[str, str]:
-    """The variables by which pods on a cluster meet, for worker `number`."""
+    """Return the environment variables of the rendezvous of pods on a cluster, for worker `number`."""
     return {
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",

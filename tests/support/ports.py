@@ -1,22 +1,25 @@
-"""Addresses of this machine."""
+"""Free ports of this machine."""
 
 import secrets
 import socket
 
 _PORTS = range(12_000, 30_000)
-"""Below the range of ip_local_port_range and of the cluster's node ports."""
+"""Ports below ip_local_port_range and below the node ports of the cluster."""
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface, outside the range from which Linux gives ports to connections and to
-    listeners that name none: nothing takes the port between this call and its use."""
+    """Return a free port of the loopback interface.
+
+    It is outside the range of ports assigned by Linux to connections and to listeners without a port, so nothing takes
+    the port between this call and its use.
+    """
     while True:
         if is_free(port := secrets.choice(_PORTS)):
             return port
 
 
 def free_ports(count: int) -> range:
-    """Ports of the loopback interface, one behind the other."""
+    """Return consecutive free ports of the loopback interface."""
     while True:
         ports = range(first := free_port(), first + count)
         if ports[-1] < 65_536 and all(map(is_free, ports)):

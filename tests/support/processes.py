@@ -1,7 +1,7 @@
-"""Processes that are forked from a server, which has imported what they need, and that must end in time.
+"""Processes with a time limit, forked from a server with their modules already imported.
 
-They have the environment of the server, not the one of the test. One that does not end says where each of its threads
-is: a deadlock of several is told by the stacks of all.
+They have the environment of the server, not of the test. A process exceeding its limit reports the stacks of its
+threads; the stacks of all processes explain a deadlock.
 """
 
 import faulthandler
@@ -19,20 +19,20 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 LIMIT_SECONDS = 600.0
-"""Most take less than half a minute on two quiet processors; the rest is for a machine of a third the speed, on which
-others build at the same time."""
+"""Time limit in seconds. Most processes take less than half a minute on two quiet processors; the rest is a margin for
+a machine with a third of the speed and other builds at the same time."""
 _SHOW = signal.SIGUSR1
 _imported: list[str] = []
 
 
 def preload(*modules: str) -> None:
-    """The server imports them when it starts, which it does for the first process."""
+    """Add modules to be imported by the server at its start. The first process starts the server."""
     _imported.extend(modules)
     CONTEXT.set_forkserver_preload([*_imported])
 
 
 class Forked:
-    """`act(*arguments)` in a process of its own, which writes to `log`, or to a file that nobody else knows."""
+    """`act(*arguments)` in a separate process, with its output in `log`, by default a private file."""
 
     def __init__(self, act: Callable[..., object], *arguments: Any, log: Path | None = None) -> None:
         self._stacks, self.log = new_file(), log or new_file()
@@ -46,15 +46,15 @@ class Forked:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit code, once it has ended; -N after signal N."""
+        """Return the exit code; -N after signal N; None while the process runs."""
         return self._process.exitcode
 
     def wait(self, seconds: float = LIMIT_SECONDS) -> int:
-        """The exit code. Raises TimeoutError with the stacks of a process that does not end, and kills it."""
+        """Return the exit code. Kills the process and raises TimeoutError, with its stacks, if it does not end."""
         return wait_for_all([self], seconds)[0]
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens to one that has ended."""
+        """Send a signal; no effect if the process has ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -72,7 +72,7 @@ class Forked:
 
 
 def succeed(processes: Iterable[Forked], seconds: float = LIMIT_SECONDS) -> None:
-    """Waits until all have ended well; what the others said fails the test."""
+    """Wait until all processes have ended, and fail the test with the logs of the failed ones."""
     everybody = [*processes]
     codes = wait_for_all(everybody, seconds)
     bad = [f"exit code {code}: {one.log.read_text()}" for code, one in zip(codes, everybody, strict=True) if code]
@@ -80,7 +80,8 @@ def succeed(processes: Iterable[Forked], seconds: float = LIMIT_SECONDS) -> None
 
 
 def wait_for_all(processes: Iterable[Forked], seconds: float = LIMIT_SECONDS) -> list[int]:
-    """Exit codes. Raises TimeoutError with the stacks of those that do not end, after it has killed them."""
+    """Return the exit codes. After the time limit, kills the remaining processes and raises TimeoutError with their
+    stacks."""
     everybody, until = [*processes], time.monotonic() + seconds
     stuck = [one for one in everybody if not one.ends_within(until - time.monotonic())]
     if stuck:
@@ -92,12 +93,12 @@ def wait_for_all(processes: Iterable[Forked], seconds: float = LIMIT_SECONDS) ->
 
 
 def note_stacks(file: Path) -> None:
-    """From now on this process writes there where its threads are, whenever it is asked to."""
+    """Make this process write the stacks of its threads to the file on SIGUSR1."""
     faulthandler.register(_SHOW, file.open("w"), all_threads=True)
 
 
 def stacks_of(pid: int, file: Path, seconds: float = 5.0) -> str:
-    """Where the threads of a process are that notes it in a file; one that is stopped does not answer."""
+    """Return the stacks of a process after its call of `note_stacks`; a stopped process does not answer."""
     with suppress(ProcessLookupError):
         os.kill(pid, _SHOW)
     until = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""A real Prometheus, and what it makes of rules and queries."""
+"""A real Prometheus, for testing rules and queries."""
 
 import json
 import subprocess
@@ -17,11 +17,11 @@ from tests.support.patience import wait_for
 from tests.support.ports import free_port
 
 SECONDS = 1
-"""Seconds between two looks at a target."""
+"""Seconds between two scrapes of a target."""
 
 
 def program(name: str) -> str:
-    """prometheus or promtool. Debian's package, without what it would start on this machine."""
+    """Return the path of prometheus or promtool, from Debian's package without its services."""
     return str(unpacked("prometheus") / "usr/bin" / name)
 
 
@@ -34,7 +34,7 @@ class Prometheus:
     port: int
 
     def ask(self, path: str, **query: str) -> Any:
-        """The data of an answer of its API. Raises urllib.error.HTTPError for a query that it cannot read."""
+        """Return the data of an API response. Raises urllib.error.HTTPError for an invalid query."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=30) as answer:
             return json.load(answer)["data"]
@@ -50,7 +50,8 @@ class Prometheus:
 
 @contextmanager
 def running(folder: Path, targets: Mapping[int, Mapping[str, str]], rules: Path) -> Iterator[Prometheus]:
-    """Scrapes ports of this machine. `targets`: port -> labels of its series, as relabelings would add them."""
+    """Run Prometheus scraping ports of this machine. `targets` maps a port to the labels of its series, as relabeling
+    would add them."""
     static = [{"targets": [f"127.0.0.1:{port}"], "labels": dict(labels)} for port, labels in targets.items()]
     scraping = {"job_name": "pseudoreal", "honor_labels": True, "static_configs": static}
     interval = {"scrape_interval": f"{SECONDS}s", "evaluation_interval": f"{SECONDS}s"}

@@ -1,5 +1,5 @@
-"""Balance of experts, written down apart from the trainer's own: sums over tokens in plain loops, on what the routers
-of a plain transformer put out."""
+"""Independent reference of expert load balancing: plain loops over tokens, on the router outputs of a plain
+transformer."""
 
 from collections.abc import Iterator
 from math import ceil, log
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Routers:
-    """The routers of a transformer, while it is trained."""
+    """The routers of a transformer during its training."""
 
     def __init__(self, model: Transformer) -> None:
         experts = model.spec.experts
@@ -20,16 +20,17 @@ class Routers:
         self._sequence = model.spec.sequence_length
         self._layers = sum(map(model.spec.has_experts, range(model.spec.layers)))
         self._logits: list[tuple[int, Tensor]] = []
-        """Block, and the logits of its router, [B, L, experts], for each layer with experts of the newest passes."""
+        """Block and router logits, [B, L, experts], of each layer with experts in the newest passes."""
         self._biases = dict(_biases(model))
         self.counts: list[Tensor] = []
-        """For each layer with experts, the lowest first, the tokens of its experts since the step began, [experts]."""
+        """Tokens per expert since the start of the step, [experts], for each layer with experts, lowest layers
+        first."""
         self.auxiliary_loss = 0.0
-        """The auxiliary loss of the step so far, summed over its tokens."""
+        """Auxiliary loss of the step so far, summed over its tokens."""
         self.entropies: list[float] = []
-        """The entropy of each distribution of a router since the step began."""
+        """Entropy of each routing distribution since the start of the step."""
         self.refused = 0
-        """Number of choices since the step began that full experts refused."""
+        """Number of routing decisions refused by full experts since the start of the step."""
         self._blocks: list[int] = []
         if experts is not None:
             blocks: list[Any] = [*model.blocks]
@@ -41,7 +42,7 @@ class Routers:
         return lambda _module, _args, logits: self._logits.append((block, logits))
 
     def begin(self) -> None:
-        """Begins a step."""
+        """Start a step."""
         self._logits, self.counts, self.auxiliary_loss = [], [], 0.0
         self.entropies, self.refused = [], 0
 
@@ -50,8 +51,10 @@ class Routers:
         return sum(self.entropies) / len(self.entropies)
 
     def take(self) -> Tensor | float:
-        """The auxiliary losses of the passes that were made, summed over their tokens, which are counted. It was one of
-        whole sequences, or they were one for each document of sequences, in their order."""
+        """Return the auxiliary losses of the newest passes, summed over their tokens, and count these tokens.
+
+        The passes were one over whole sequences, or one per document of the sequences, in order.
+        """
         if self._experts is None:
             return 0.0
         if self._top_k is None:
@@ -68,7 +71,7 @@ class Routers:
         return loss
 
     def _count(self, passes: list[Tensor]) -> None:
-        """Adds the counts of passes, those of a step's layers in their order, once or several times."""
+        """Add the token counts of passes: the layers of a step in order, once or several times."""
         for index, counts in enumerate(passes):
             if len(self.counts) < self._layers:
                 self.counts.append(counts)
@@ -76,7 +79,8 @@ class Routers:
                 self.counts[index % self._layers] = self.counts[index % self._layers] + counts
 
     def _of_prototypes(self, logits: Tensor) -> Tensor:
-        """How many tokens choose each expert, [experts]; logits [B, T, experts], of rows in which capacity counts."""
+        """Return the number of tokens choosing each expert, [experts], for logits [B, T, experts] of rows limited by
+        the capacity."""
         assert self._experts is not None
         size = self._experts.count // self._experts.prototypes
         capacity = ceil(float(self._experts.capacity_factor) * self._sequence / size)
@@ -93,13 +97,13 @@ class Routers:
         return counts
 
     def _of_sequences(self, layer: int) -> tuple[int, Tensor]:
-        """Block, and the logits of whole sequences, [B, T, experts], whatever the passes were."""
+        """Return the block, and the router logits of whole sequences, [B, T, experts], for any division into passes."""
         passes = self._logits[layer :: self._layers]
         tokens = torch.cat([logits.flatten(0, 1) for _, logits in passes])
         return passes[0][0], tokens.unflatten(0, (-1, self._sequence))
 
     def balance(self) -> None:
-        """Changes the biases by the tokens of the step, summed over the layers of each block."""
+        """Update the balancing biases by the step's tokens, summed over the layers of each block."""
         for block, bias in self._biases.items():
             assert self._top_k is not None
             layers = [counts for used, counts in zip(self._blocks, self.counts, strict=True) if used == block]
@@ -124,13 +128,13 @@ def _scores(top_k: TopK, logits: Tensor) -> Tensor:
 
 
 def _tokens(top_k: TopK, logits: Tensor, bias: Tensor | None) -> Tensor:
-    """How many tokens go to each expert, [experts]."""
+    """Return the number of tokens sent to each expert, [experts]."""
     scores = _scores(top_k, logits.detach()).flatten(0, 1)
     return _most(scores if bias is None else scores + bias, top_k.per_token)
 
 
 def _most(scores: Tensor, per_token: int) -> Tensor:
-    """How often each expert is among the first of a token: [N, experts] -> [experts]."""
+    """Return how often each expert is among the top `per_token` of a token: [N, experts] -> [experts]."""
     counts = torch.zeros(scores.shape[1], dtype=torch.int64)
     for token in scores:
         for expert in token.argsort(descending=True)[:per_token]:
@@ -139,7 +143,8 @@ def _most(scores: Tensor, per_token: int) -> Tensor:
 
 
 def _auxiliary_loss(top_k: TopK, logits: Tensor) -> Tensor:
-    """Equations 17 to 20 of DeepSeek-V3, for each sequence by itself, times its tokens; and equation 5 of ST-MoE."""
+    """Return equations 17 to 20 of DeepSeek-V3 for each sequence, multiplied by its tokens, plus equation 5 of
+    ST-MoE."""
     total, experts, length = torch.zeros((), dtype=logits.dtype), logits.shape[-1], logits.shape[1]
     for sequence in logits:
         scores = _scores(top_k, sequence)

@@ -1,4 +1,4 @@
-"""A real scheduler on the API server of the tests, nodes that no machine stands behind, and what became of pods."""
+"""A real scheduler on the test API server, fake nodes without machines, and the placement of pods."""
 
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ from tests.support.patience import wait_for
 
 CLAIM = "checkpoints"
 PLAIN_SCHEDULER = "plain"
-"""Name of Kubernetes' own scheduler in the tests: other pods shall stay without a node."""
+"""Name of Kubernetes' own scheduler in the tests; pods without this name stay without a node."""
 
 
 @contextmanager
 def running_scheduler(
     program: Path, folder: Path, kubeconfig: Path, profile: dict[str, Any], *options: str
 ) -> Iterator[None]:
-    """The scheduler, with its log in the folder. Pods name that of the profile: to others it does nothing."""
+    """Run the scheduler with its log in the folder. It schedules only pods naming the profile's scheduler."""
     config = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -46,7 +46,8 @@ def running_scheduler(
 def nodes_for_one_pod_each(
     core: client.CoreV1Api, labels: Mapping[str, dict[str, str]], **devices: str
 ) -> Iterator[None]:
-    """Nodes that are ready. `labels`: those of each, by its name; `devices`: how many each has, by resource."""
+    """Create ready nodes, each for one pod. `labels` maps node names to labels, `devices` resource names to amounts per
+    node."""
     room = {"cpu": "8", "memory": "16Gi", "ephemeral-storage": "100Gi", "pods": "1"} | devices
     for name, own in labels.items():
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -67,7 +68,7 @@ def nodes_for_one_pod_each(
 
 @contextmanager
 def bound_claim(core: client.CoreV1Api, namespace: str) -> Iterator[None]:
-    """The volume of checkpoints: pods wait for it before they look for a node."""
+    """Bind the claim for checkpoints to a volume: the scheduler places pods only after their claims are bound."""
     common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     target = {"namespace": namespace, "name": CLAIM}
     source = {"hostPath": {"path": "/nowhere"}, "capacity": {"storage": "1Gi"}, "claimRef": target}
@@ -91,7 +92,7 @@ def placed(job: Job) -> int:
 
 
 def said(jobs: Sequence[Job]) -> list[Any]:
-    """What the scheduler has said of each pod."""
+    """Return the scheduling result of each pod."""
     return [
         (pod["metadata"]["name"], pod["spec"].get("nodeName"), pod["status"].get("conditions"))
         for job in jobs

@@ -1,4 +1,4 @@
-"""A file system of its own, in memory: with a size, or read-only."""
+"""A separate file system in memory: with a size limit, or read-only."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def mounted(folder: Path, options: str) -> Iterator[Path]:
-    """Makes the folder, and mounts the file system there; where the user may not, the test is skipped."""
+    """Create the folder and mount the file system there; skip the test if this user may not mount."""
     folder.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True)
     if done.returncode:

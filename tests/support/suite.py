@@ -1,10 +1,9 @@
-"""All tests, in several runs of pytest side by side: `python -m tests.support.suite [--deep] [-m MARKS]`.
+"""Runs all tests in several pytest processes side by side: `python -m tests.support.suite [--deep] [-m MARKS]`.
 
-Some tests compute, and others mostly wait: for an API server, for a cluster, for processes. So three runs keep two
-processors busy. What judges whether something is slow is marked `solo`, and runs when all others have ended. Tests
-that compare bits which another processor may round differently are marked `processor`, and run once more with the
-vector instructions of each older kind that this machine can imitate. Each run leaves its log in the cache, and its
-results as XML.
+Some tests compute, others mostly wait for an API server, a cluster or processes, so three runs keep two processors
+busy. Tests that judge durations are marked `solo` and run after all others. Tests that compare bits are marked
+`processor` if another processor may round differently; they run once more for each older set of vector instructions
+that this machine can imitate. Each run leaves its log in the cache, and its results as XML.
 """
 
 import argparse
@@ -26,20 +25,20 @@ from tests.support.durations import Result, in_words, read, table
 
 FOLDER = paths.logs() / "tests"
 AT_ONCE = 3
-"""Runs of pytest side by side."""
+"""Number of pytest runs side by side."""
 NOTHING_RAN = 5
-"""pytest's exit code."""
+"""pytest's exit code if no test was selected."""
 _TELL_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one run of pytest runs."""
+    """Selection of tests for one pytest run."""
 
     name: str
     folders: tuple[str, ...]
     ignored: tuple[str, ...] = ()
-    """Folders below those, which other parts have."""
+    """Subfolders of other parts."""
     marks: str = "not solo"
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
@@ -52,11 +51,11 @@ class Part:
         return FOLDER / f"{self.name}.xml"
 
     def has(self, file: Path) -> bool:
-        """Whether the file, relative to the repository, lies in one of its folders."""
+        """Return whether the file, relative to the repository, belongs to this part."""
         return any(map(file.is_relative_to, self.folders)) and not any(map(file.is_relative_to, self.ignored))
 
     def run(self, marks: str, options: Sequence[str]) -> int:
-        """Writes to its log: the exit code of pytest."""
+        """Run pytest with its output in the log; return its exit code."""
         self.results.unlink(missing_ok=True)
         chosen = f"({self.marks}) and ({marks})" if marks else self.marks
         own = [f"--junitxml={self.results}", "-o", f"cache_dir=.pytest_cache/{self.name}"]
@@ -77,9 +76,9 @@ _LONG = (
     Part("training", tuple(f"{_TRAINER}/{name}" for name in ("training", "pod", "preflight", "heartbeat", "measure"))),
 )
 PARTS = (*_LONG, Part("units", ("tests/unit",), ignored=tuple(chain.from_iterable(part.folders for part in _LONG[2:]))))
-"""In the order in which they begin: the longest first, so that none of them is left alone at the end."""
+"""Parts in starting order: the longest first, so none of them runs alone at the end."""
 ONEDNN_LEVEL = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
-"""ATEN_CPU_CAPABILITY -> the ONEDNN_MAX_CPU_ISA of the same processors, from the oldest."""
+"""ATEN_CPU_CAPABILITY -> ONEDNN_MAX_CPU_ISA of the same processors, from the oldest."""
 SOLO = Part(
     "solo",
     (*(f"{_TRAINER}/{name}" for name in ("heartbeat", "preflight", "training")), "tests/unit/operator/lifecycle"),
@@ -88,11 +87,11 @@ SOLO = Part(
 
 
 def processor_parts(flags: str, is_deep: bool) -> list[Part]:
-    """Return the runs of the tests marked `processor` with older vector instructions than the machine's own.
+    """Return the parts that run the tests marked `processor` with older vector instructions than the machine's own.
 
-    `flags`: the processor's, as in /proc/cpuinfo; empty where there is no such file. torch does not check whether the
-    processor has what ATEN_CPU_CAPABILITY names, so no level above the machine's own is asked for. With `is_deep`, all
-    combinations with oneDNN's levels, the machine's own among them.
+    `flags` are the processor flags of /proc/cpuinfo, empty if that file does not exist. torch does not check whether
+    the processor supports ATEN_CPU_CAPABILITY, so no level above the machine's own is requested. With `is_deep`, all
+    combinations with oneDNN's levels are returned, including the machine's own.
     """
     known = set(flags.split())
     levels = [level for level, flag in (("default", "avx2"), ("avx2", "avx512f"), ("avx512", "")) if flag in known]
@@ -142,7 +141,7 @@ def _processor_flags() -> str:
 
 
 def _side_by_side(marks: str, options: Sequence[str], parts: Sequence[Part]) -> Iterator[tuple[Part, int]]:
-    """Parts that have ended, with the exit codes of pytest. What runs meanwhile is told now and then."""
+    """Yield each finished part with pytest's exit code; print the status of the running ones now and then."""
     begin, pool = time.monotonic(), ThreadPoolExecutor(AT_ONCE)
     try:
         running = {pool.submit(part.run, marks, options): part for part in parts}
@@ -159,7 +158,7 @@ def _side_by_side(marks: str, options: Sequence[str], parts: Sequence[Part]) -> 
 
 
 def _say(codes: list[tuple[Part, int]], seconds: float) -> int:
-    """Prints a table and a summary like pytest's, which comes last: the exit code."""
+    """Print a table, then a summary like pytest's; return the exit code."""
     found: list[Result] = []
     failures: list[str] = []
     for part, _ in codes:

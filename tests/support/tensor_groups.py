@@ -1,4 +1,4 @@
-"""Groups of tensors by patterns of their names, written down apart from the trainer's own."""
+"""Independent reference of the optimizer's tensor groups, as patterns of tensor names."""
 
 import re
 
@@ -17,7 +17,7 @@ PATTERNS = {
 
 
 def figures_of(name: str, spec: Optimizer) -> tuple[float, float]:
-    """What a tensor's learning rate is multiplied by, and its weight decay."""
+    """Return the learning rate multiplier and the weight decay of a tensor."""
     (group,) = (group for group, pattern in PATTERNS.items() if re.search(pattern, name))
     found = [one for one in spec.multipliers if one.tensors == group]
     rate, factor = (float(found[0].learning_rate), float(found[0].weight_decay)) if found else (1.0, 1.0)

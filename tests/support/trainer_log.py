@@ -1,4 +1,4 @@
-"""Lines of a trainer's log, as the pod of rank 0 writes them."""
+"""Log lines of the trainer, as the pod of rank 0 writes them."""
 
 import json
 
@@ -6,7 +6,7 @@ from pseudoreal_api.wire.messages import CheckpointCost, ProgressReport
 
 
 def line(step: int, loss: float | None, checkpoint: int | None = None) -> str:
-    """A line of a trainer's log."""
+    """Return a progress line of a trainer's log."""
     cost = (
         CheckpointCost(step=checkpoint, bytes=2**31, seconds=3, bytes_per_second=1, stall_seconds=0)
         if checkpoint

@@ -1,4 +1,4 @@
-"""Imports what a training process and a file of tests do, also what torch imports only when it is first used."""
+"""Imports everything needed by training processes and test files, including torch's lazy imports."""
 
 import pseudoreal_trainer.checkpoint.delink
 import pseudoreal_trainer.training.phase

@@ -1,4 +1,4 @@
-"""Who has written what, as the API server tells it."""
+"""Writers of objects, according to the API server."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.support.names import OPERATOR
 
 
 def writers_of(job: dict[str, Any], *path: str) -> set[str]:
-    """Managers whom the API server names as those of a field."""
+    """Return the field managers of a field."""
     return {entry["manager"] for entry in job["metadata"]["managedFields"] if _has(entry["fieldsV1"], path)}
 
 
@@ -21,14 +21,15 @@ def _has(fields: dict[str, Any], path: tuple[str, ...]) -> bool:
 
 
 def verbs_on_jobs(audit_log: Path, namespace: str) -> set[str]:
-    """What the operator has asked for of the namespace's Jobs."""
+    """Return the verbs of the operator's requests on the namespace's Jobs."""
     found = verbs_on("jobs", audit_log, namespace)
     assert "create" in found, "the log has it all"
     return found
 
 
 def verbs_on(resource: str, audit_log: Path, namespace: str) -> set[str]:
-    """What the operator has asked for of a resource in the namespace, such as pseudorealjobs, its status included."""
+    """Return the verbs of the operator's requests on a resource in the namespace, such as pseudorealjobs, including its
+    status."""
     found = set()
     for line in audit_log.read_text().splitlines():
         entry = json.loads(line)

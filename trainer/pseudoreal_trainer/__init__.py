@@ -1,1 +1,1 @@
-"""Trains the phases of a PseudoRealJob with PyTorch, in the pods of a cluster or as local processes."""
+"""PyTorch trainer that runs the phases of a PseudoRealJob, in the pods of a cluster or as local processes."""

@@ -1,4 +1,4 @@
-"""Log lines: JSON for programs, colours for a terminal."""
+"""Log format: JSON lines, or colours on a terminal."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Packages that only some commands need."""
+"""Imports of optional packages, needed by some commands only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ from pseudoreal_trainer.errors import InvalidJobError
 
 @contextmanager
 def from_extra(extra: str) -> Iterator[None]:
-    """A context for imports of packages that come with an extra of this one. Raises InvalidJobError where one is
-    missing."""
+    """Context for imports of packages from an extra of this distribution. Raises InvalidJobError if one is not
+    installed."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,8 +1,8 @@
-"""Numbers of bytes for people."""
+"""Byte counts in readable form."""
 
 
 def readable_bytes(amount: float) -> str:
-    """The amount in its binary unit: 2147483648 -> 2.00 GiB."""
+    """Return the amount with its binary unit: 2147483648 -> 2.00 GiB."""
     if abs(amount) < 1024:
         return f"{amount:.0f} B"
     power = next((power for power in range(1, 6) if abs(amount) < 1024 ** (power + 1)), 6)

@@ -1,4 +1,4 @@
-"""What is generated from the models: the CustomResourceDefinition and the reference of the manifest.
+"""Generators: the CustomResourceDefinition and the manifest reference, from the models.
 
-No program imports it while a job runs.
+No program imports these modules while a job runs.
 """

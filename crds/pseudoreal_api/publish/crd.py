@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, generated from the models: `python -m pseudoreal_api.publish.crd DIRECTORY`."""
+"""Generates the CustomResourceDefinition from the models: `python -m pseudoreal_api.publish.crd DIRECTORY`."""
 
 import re
 import sys
@@ -89,10 +89,13 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML reads 3e-4 as a string and so writes it unquoted; Kubernetes would read a number."""
+    """YAML writer with quotes around strings such as 3e-4.
+
+    PyYAML reads 3e-4 as a string and so writes it without quotes; Kubernetes would read a number.
+    """
 
     def ignore_aliases(self, _: Any) -> bool:
-        """Return True: each type of core/v1 is written where it is used."""
+        """Return True: each type of core/v1 is written in full at each use."""
         return True
 
 

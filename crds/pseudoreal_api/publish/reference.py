@@ -1,4 +1,4 @@
-"""The manifest reference, generated from the schema: `python -m pseudoreal_api.publish.reference FILE`."""
+"""Generates the manifest reference from the schema: `python -m pseudoreal_api.publish.reference FILE`."""
 
 import sys
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def to_markdown() -> str:
 
 def _fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
     for name, field in schema.get("properties", {}).items():
-        # Types of core/v1 have no descriptions, and are explained there.
+        # Fields of core/v1 types have no descriptions here; the Kubernetes documentation explains them.
         if "description" not in field:
             continue
         here = f"{path}.{name}" + ("[]" if field.get("type") == "array" else "")

@@ -1,4 +1,4 @@
-"""Turns a pydantic model into the structural OpenAPI schema that a CustomResourceDefinition wants."""
+"""Converts a pydantic model into a structural OpenAPI schema, the form required by a CustomResourceDefinition."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ _DROPPED = ("title", "additionalProperties")
 
 
 def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The schema without references, titles and unions; unknown fields are pruned by Kubernetes itself.
+    """Return the schema without references, titles and unions; Kubernetes itself prunes unknown fields.
 
-    Raises ValueError for a construct that a structural schema cannot express.
+    Raises ValueError for a construct impossible in a structural schema.
     """
     schema = model.model_json_schema(by_alias=True)
     return _convert(schema, schema.get("$defs", {}))
@@ -55,7 +55,7 @@ def _without_null(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str
 def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
     if node.get("type") == "integer":
         node["format"] = "int64"
-    # The fields of an object carry their own defaults; repeating them here would make two places to change.
+    # The fields of an object have their own defaults; repeating the defaults here would make two places to change.
     if node.get("type") == "object" and "default" in node:
         node["default"] = {}
     if "const" in node:

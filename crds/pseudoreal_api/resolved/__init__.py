@@ -1,4 +1,4 @@
-"""What a pod is told: the configuration of one stage, with every default filled in, and how it follows from a spec.
+"""Configuration of one stage for its pods, with all defaults filled in, and its derivation from a spec.
 
-Nothing in it is read from a cluster.
+No module reads from a cluster.
 """

@@ -1,4 +1,4 @@
-"""What the schema cannot see of a job: whether its phases can run. Pure."""
+"""Checks beyond the schema: whether a job's phases can run. Pure."""
 
 from math import gcd
 
@@ -9,12 +9,12 @@ from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase
 
 _MOST_PERIOD = 100_000
-"""Largest sum of the weights of a mixture, when their common divisor is taken out: the trainer holds a table of one
+"""Largest sum of a mixture's weights after division by their greatest common divisor: the trainer keeps a table of one
 period in memory."""
 
 
 def check_resolvable(spec: PseudoRealJobSpec) -> None:
-    """Raises UnresolvableJob for the first phase that cannot run."""
+    """Raise UnresolvableJob for the first impossible phase."""
     for index, phase in enumerate(spec.phases):
         rank_counts(spec, phase)
         check_elastic(spec, index)

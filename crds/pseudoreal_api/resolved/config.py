@@ -1,4 +1,4 @@
-"""The resolved configurations that the operator hands to a trainer pod, as files."""
+"""Resolved configurations, passed by the operator to trainer pods as files."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ class CheckpointPolicy(ApiModel):
 
 
 class DiscardConfig(ApiModel):
-    """Checkpoints that are not resumed from: those of executions before `before_execution` and of `from_step` or a
+    """Range of checkpoints excluded from resuming: from executions before `before_execution`, with `from_step` or a
     later step."""
 
     before_execution: int = Field(description="Number of an execution.")
@@ -54,7 +54,7 @@ class DiscardConfig(ApiModel):
 
 
 class MeasureConfig(ApiModel):
-    """What the delink into the next phase needs to know of this one's gradients."""
+    """Measurement of this phase's gradients for the delink into the next phase."""
 
     steps: int = Field(description="Number of measured steps, at the end of the phase.")
     next_sharing: Sharing = Field(
@@ -63,7 +63,7 @@ class MeasureConfig(ApiModel):
 
 
 class _Kept(ApiModel):
-    """Where the results of a job are kept."""
+    """Storage locations of a job's results."""
 
     work_directory: str = Field(description="Folder of metrics.jsonl and, without object storage, of checkpoints/.")
     object_storage: str | None = Field(None, description="s3:// URL of the folder of checkpoints/. None: not used.")
@@ -73,7 +73,7 @@ class _Kept(ApiModel):
 
     @property
     def storage(self) -> str:
-        """The folder, or the s3:// URL, that holds checkpoints/."""
+        """Folder or s3:// URL of checkpoints/."""
         return self.object_storage or self.work_directory
 
 
@@ -82,7 +82,7 @@ class ResolvedParallelism(Parallelism):
 
 
 class PhaseMixture(ApiModel):
-    """What a phase reads of data.sources."""
+    """Sources of a phase from data.sources, with their weights."""
 
     weights: dict[str, int] = Field(description="Part of the samples, by the names of the sources.")
     last_step: int = Field(description="Step, from the job's start, at which the phase ends at the latest.")
@@ -90,7 +90,7 @@ class PhaseMixture(ApiModel):
 
 
 class PhaseConfig(_Kept):
-    """Everything that a trainer process needs to train one phase."""
+    """Complete configuration of a trainer process for one phase."""
 
     stage: Literal["train"] = Field("train", description="Tells this file from that of a delink.")
     job: JobIdentity = Field(description="The job.")
@@ -158,7 +158,7 @@ class PhaseConfig(_Kept):
 
 
 class DelinkConfig(_Kept):
-    """Everything that the delink between two phases needs."""
+    """Complete configuration of the delink between two phases."""
 
     stage: Literal["delink"] = Field("delink", description="Tells this file from that of a phase.")
     job: JobIdentity = Field(description="The job.")
@@ -179,9 +179,9 @@ _CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
 
 
 def read_config(path: Path) -> PhaseConfig | DelinkConfig:
-    """The configuration at `path`. Fields of a later release are ignored.
+    """Read the configuration at `path`. Fields of a later release are ignored.
 
-    Raises ContractError where this release cannot do what is asked.
+    Raises ContractError if the configuration needs a later release.
     """
     config = without_contract(path.read_bytes())
     try:
@@ -196,7 +196,7 @@ def read_config(path: Path) -> PhaseConfig | DelinkConfig:
 
 
 def read_phase_config(path: Path) -> PhaseConfig:
-    """The configuration at `path`, which must be that of a phase."""
+    """Read the configuration of a phase at `path`."""
     config = read_config(path)
-    assert isinstance(config, PhaseConfig), "a delink has no ranks"
+    assert isinstance(config, PhaseConfig), "only phases have rank processes; the pod program handles delinks itself"
     return config

@@ -1,10 +1,10 @@
-"""The numbers of workers that an elastic phase can have, and its layout on each of them. Pure.
+"""Possible numbers of workers of an elastic phase, and its layout for each number. Pure.
 
-The sequences of a step stay as they are, so the losses do; and no rank has more of them in memory at a time than it
-has when all workers are there, so only the state takes more memory on fewer workers.
+The sequences of a step stay the same, and so do the losses. No rank has more sequences in memory at a time than with
+all workers, so with fewer workers only the state takes more memory.
 
-Nothing is tried out: whether a number of workers fits is a matter of a few divisions, as an operator asks this of
-phases of 10,000 workers in every pass.
+Whether a number of workers fits is decided by a few divisions, without trying layouts: the operator asks for phases of
+up to 10,000 workers in every reconcile pass.
 """
 
 from bisect import bisect_left, bisect_right
@@ -25,15 +25,18 @@ from pseudoreal_api.spec.phase import Phase
 
 
 def resized(spec: PseudoRealJobSpec, index: int, workers: int) -> PseudoRealJobSpec:
-    """The spec with the phase at `index` laid out over so many workers. Raises UnresolvableJob."""
+    """Return the spec with the phase at `index` laid out over `workers` workers. Raises UnresolvableJob."""
     phases = [*spec.phases]
     phases[index] = laid_out(spec, phases[index], workers)
     return spec.model_copy(update={"phases": phases})
 
 
 def laid_out(spec: PseudoRealJobSpec, phase: Phase, workers: int) -> Phase:
-    """The phase on at most as many workers as it has in the spec: with the fewest micro-batches, at least as many as it
-    names, of which a rank has no more sequences at a time than on all workers. Raises UnresolvableJob."""
+    """Return the phase laid out over `workers` workers, at most as many as in the spec.
+
+    It has the fewest micro-batches, at least as many as in the spec, for which no rank has more sequences at a time
+    than with all workers. Raises UnresolvableJob.
+    """
     layouts, fewer = _Layouts.of(spec, phase), phase.model_copy(update={"workers": workers})
     ranks = rank_counts(spec, fewer)
     micro_batches = layouts.micro_batches(workers)
@@ -49,14 +52,15 @@ def laid_out(spec: PseudoRealJobSpec, phase: Phase, workers: int) -> Phase:
 
 
 def most_workers(spec: PseudoRealJobSpec, index: int, limit: int) -> int | None:
-    """The largest number of workers up to `limit` that the phase at `index` can have; None where there is none."""
+    """Return the largest possible number of workers, at most `limit`, for the phase at `index`; None if there is
+    none."""
     sizes = _sizes(spec, index)
     place = bisect_right(sizes, limit)
     return sizes[place - 1] if place else None
 
 
 def check_elastic(spec: PseudoRealJobSpec, index: int) -> None:
-    """Checks that the phase at `index` can have the least number of workers that it names. Raises UnresolvableJob."""
+    """Raise UnresolvableJob if the phase at `index` cannot run with its minimal number of workers."""
     phase = spec.phases[index]
     if phase.elastic is None:
         return
@@ -72,7 +76,7 @@ def check_elastic(spec: PseudoRealJobSpec, index: int) -> None:
 
 @remembered
 def _sizes(spec: PseudoRealJobSpec, index: int) -> list[int]:
-    """The numbers of workers that the phase at `index` can have, ascending."""
+    """Return the possible numbers of workers of the phase at `index`, ascending."""
     phase = spec.phases[index]
     least = phase.elastic.min_workers if phase.elastic else phase.workers
     try:
@@ -84,24 +88,25 @@ def _sizes(spec: PseudoRealJobSpec, index: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Layouts:
-    """The layouts of a phase that differ in the number of workers."""
+    """Layouts of a phase for different numbers of workers."""
 
     spec: PseudoRealJobSpec
     phase: Phase
     processes: int
-    """Ranks of a worker."""
+    """Ranks per worker."""
     at_a_time: int
-    """Most sequences of a micro-batch on one rank, on all workers."""
+    """Maximal number of sequences of a micro-batch on one rank, with all workers."""
 
     @classmethod
     def of(cls, spec: PseudoRealJobSpec, phase: Phase) -> "_Layouts":
-        """Raises UnresolvableJob where the phase cannot have all workers."""
+        """Return the layouts of a phase. Raises UnresolvableJob if the phase cannot run with all workers."""
         ranks, batch = rank_counts(spec, phase), phase.batch
         at_a_time = -(-(batch.sequences // batch.micro_batches) // (ranks.ranks // ranks.pipeline))
         return cls(spec, phase, ranks.processes_per_worker, at_a_time)
 
     def micro_batches(self, workers: int) -> int | None:
-        """The least number of micro-batches on so many workers; None where the phase cannot have so many."""
+        """Return the smallest number of micro-batches with `workers` workers; None if this number of workers is
+        impossible."""
         ranks, batch, wanted = workers * self.processes, self.phase.batch, self.phase.parallelism
         if wanted.layout == "Auto":
             fits = has_some_layout(ranks, self.spec.model.layers, batch.sequences)
@@ -118,8 +123,8 @@ class _Layouts:
         return self._least(data, most, pipeline)
 
     def _least(self, data: int, most: int, pipeline: int) -> int | None:
-        """The least number of micro-batches, `most` at most, of which each of `data` ranks has no more sequences at a
-        time than on all workers."""
+        """Return the smallest number of micro-batches, at most `most`, for which none of `data` ranks has more
+        sequences at a time than with all workers; None if there is none."""
         least = -(-self.phase.batch.sequences // (self.at_a_time * data))
         for number in self._numbers[bisect_left(self._numbers, least) :]:
             if number > most:
@@ -130,13 +135,14 @@ class _Layouts:
 
     @cached_property
     def _numbers(self) -> list[int]:
-        """The numbers of micro-batches that the phase can have on any number of workers, ascending."""
+        """Numbers of micro-batches dividing the batch and suiting the schedule, for any number of workers,
+        ascending."""
         batch, is_chosen = self.phase.batch, self.phase.parallelism.layout == "Auto"
         divisors = _divisors(batch.sequences, batch.micro_batches)
         return [each for each in divisors if is_chosen or knows_choices_in_time(self.spec, self.phase, each)]
 
 
 def _divisors(number: int, least: int) -> list[int]:
-    """Divisors of `number` from `least` on, in ascending order."""
+    """Return the divisors of `number` from `least` on, ascending."""
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return sorted({each for divisor in small for each in (divisor, number // divisor) if each >= least})

@@ -1,4 +1,4 @@
-"""Which block and which experts each layer uses. Pure."""
+"""Assignment of layers to blocks and to sets of experts. Pure."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,22 +8,23 @@ from pseudoreal_api.spec.phase import Sharing
 
 
 def blocks_of_layers(sharing: Sharing, layers: int) -> tuple[int, ...]:
-    """Entry l is the block of layer l. Raises ValueError where `sharing.blocks` does not divide the layers."""
+    """Return the block of each layer. Raises ValueError if `sharing.blocks` does not divide the layers."""
     groups = groups_of_layers(sharing, layers)
     return tuple(range(layers)) if sharing.shares_experts_alone else groups
 
 
 def number_of_blocks(sharing: Sharing, layers: int) -> int:
-    """The number of blocks that `blocks_of_layers` names, without naming them. Raises ValueError as it does."""
+    """Return the number of blocks in `blocks_of_layers`, without listing them. Raises ValueError under the same
+    condition."""
     _check_divides(sharing, layers)
     return layers if sharing.shares_experts_alone else sharing.blocks
 
 
 def experts_of_layers(sharing: Sharing, model: Model) -> tuple[int | None, ...]:
-    """Entry l is the number of the experts of layer l; None: it has none. Empty: no layer has.
+    """Return the set of experts of each layer, None for a layer without experts; empty for a model without experts.
 
-    Experts have the number of a block that uses them: where layers share blocks, of the only one; where they share
-    experts alone, of the first.
+    A set of experts has the number of a block with these experts: the only such block if layers share whole blocks, the
+    first one if layers share experts alone.
     """
     if model.experts is None:
         return ()
@@ -35,22 +36,24 @@ def experts_of_layers(sharing: Sharing, model: Model) -> tuple[int | None, ...]:
 
 
 def sets_of(layer_experts: Sequence[int | None]) -> list[int]:
-    """The numbers of all experts that layers use, ascending."""
+    """Return the numbers of all sets of experts in use, ascending."""
     return sorted({number for number in layer_experts if number is not None})
 
 
 @dataclass(frozen=True)
 class ExpertSets(Collection[int]):
-    """The numbers that `experts_of_layers` names, in a size that does not depend on the number of layers: operators ask
-    for each phase in each pass."""
+    """Set numbers in `experts_of_layers`, in memory independent of the number of layers.
+
+    The operator asks for them for each phase in each reconcile pass.
+    """
 
     groups: int
     step: int = 1
-    """The set of group g has the number g * step, if its first layer has experts."""
+    """The set of group g has the number g * step if the group's first layer has experts."""
     absent: frozenset[int] = frozenset()
-    """Numbers of groups whose first layer has none."""
+    """Set numbers of groups without experts in their first layer."""
     moved: frozenset[int] = frozenset()
-    """The numbers that those of them have in which another layer has experts."""
+    """Set numbers of groups in `absent` with experts in a later layer."""
 
     def __len__(self) -> int:
         return self.groups - len(self.absent) + len(self.moved)
@@ -66,7 +69,7 @@ class ExpertSets(Collection[int]):
 
 
 def sets_of_experts(sharing: Sharing, model: Model) -> ExpertSets:
-    """The numbers that `experts_of_layers` names. Raises ValueError where `sharing.blocks` does not divide the
+    """Return the set numbers in `experts_of_layers`. Raises ValueError if `sharing.blocks` does not divide the
     layers."""
     _check_divides(sharing, model.layers)
     if model.experts is None:
@@ -83,7 +86,7 @@ def sets_of_experts(sharing: Sharing, model: Model) -> ExpertSets:
 
 
 def groups_of_layers(sharing: Sharing, layers: int) -> tuple[int, ...]:
-    """Entry l is the group of layer l: l mod groups (Cycle) or l // (layers / groups) (Segment)."""
+    """Return the group of each layer l: l mod groups (Cycle) or l // (layers / groups) (Segment)."""
     _check_divides(sharing, layers)
     return tuple(_group(sharing, layers, layer) for layer in range(layers))
 
@@ -98,7 +101,7 @@ def _group(sharing: Sharing, layers: int, layer: int) -> int:
 
 
 def _layers_of(sharing: Sharing, layers: int, group: int) -> range:
-    """The layers of a group, ascending."""
+    """Return the layers of a group, ascending."""
     size = layers // sharing.blocks
     return (
         range(group, layers, sharing.blocks) if sharing.pattern == "Cycle" else range(group * size, (group + 1) * size)

@@ -1,4 +1,4 @@
-"""Answers that depend on an object alone, computed once for as long as the object lives."""
+"""Cache of pure functions of an immutable object, for the lifetime of the object."""
 
 import weakref
 from collections.abc import Callable, Hashable
@@ -11,8 +11,10 @@ A = TypeVar("A")
 
 
 def remembered(function: Callable[Concatenate[S, P], A]) -> Callable[Concatenate[S, P], A]:
-    """Return the pure function, with its answers kept for each subject, its first argument. A subject is frozen, and
-    known by its identity: two that are equal have an answer each. Errors are not kept."""
+    """Return the pure function with a cache per subject, its first argument.
+
+    A subject is frozen and identified by identity: two equal subjects have separate caches. Exceptions are not cached.
+    """
     answers: dict[int, tuple[weakref.ref[S], dict[Hashable, A]]] = {}
 
     @wraps(function)

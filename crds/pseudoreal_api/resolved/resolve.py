@@ -1,4 +1,4 @@
-"""From a job's spec to the configuration of each phase: what the schema cannot see is decided here. Pure."""
+"""Resolves a job's spec into the configuration of each phase, with checks beyond the schema. Pure."""
 
 from dataclasses import dataclass
 from math import ceil, isqrt
@@ -24,16 +24,16 @@ from pseudoreal_api.spec.phase import Phase, Sharing
 from pseudoreal_api.spec.recovery import Hang
 
 _AFTER_THE_CLOCKS = 300
-"""Seconds that the operator has, once a clock of spec.hang has run out, to end the execution itself."""
+"""Seconds for the operator to end an execution itself after a time limit of spec.hang has passed."""
 
 
 class UnresolvableJob(ValueError):
-    """A job that the schema accepts and that cannot run; the text says what to change."""
+    """The schema accepts the job, but the job cannot run; the text names the necessary change."""
 
 
 @dataclass(frozen=True)
 class RankCounts:
-    """The ranks of a phase."""
+    """Numbers of workers and ranks of a phase."""
 
     workers: int
     processes_per_worker: int
@@ -45,7 +45,7 @@ class RankCounts:
 
 
 class _Stage(TypedDict):
-    """What the pods of every stage are told."""
+    """Configuration fields common to all stages."""
 
     job: JobIdentity
     execution: int
@@ -55,7 +55,7 @@ class _Stage(TypedDict):
 
 
 class _Course(TypedDict):
-    """The place of a phase in the job: what lies before and behind it."""
+    """Position of a phase in the job: fields depending on the phases before and after it."""
 
     index: int
     phase_steps: int
@@ -66,7 +66,7 @@ class _Course(TypedDict):
 
 
 class _Processes(TypedDict):
-    """The processes of a phase, and what each of them has."""
+    """Processes of a phase, and their resources."""
 
     workers: int
     processes_per_worker: int
@@ -84,8 +84,10 @@ def phase_config(
     discards: dict[str, list[DiscardConfig]] | None = None,
     in_place: int = 0,
 ) -> PhaseConfig:
-    """The configuration of the phase at `index`. `in_place`: how often its pods may restart their ranks in place.
-    Raises UnresolvableJob."""
+    """Return the configuration of the phase at `index`. Raises UnresolvableJob.
+
+    Its pods may restart their ranks in place `in_place` times.
+    """
     spec, phase = job.spec, job.spec.phases[index]
     return PhaseConfig(
         **_stage(job, execution, work_directory, discards),
@@ -157,14 +159,16 @@ def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
 
 
 def collective_seconds(hang: Hang) -> int:
-    """Seconds after which a rank gives up a wait in a collective: longer than every wait that the clocks of `hang`
-    allow (a save may lie between two steps). So it is the operator, who knows where each rank stands, that ends a hang;
-    this limit is for training without one."""
+    """Return the seconds after which a rank aborts a collective.
+
+    The limit exceeds every wait allowed by `hang`; a checkpoint may lie between two steps. So the operator, knowing the
+    state of each rank, ends a hang first. This limit is for training without an operator.
+    """
     return max(hang.start_seconds, hang.step_seconds + hang.checkpoint_seconds) + _AFTER_THE_CLOCKS
 
 
 def _continued(job: PseudoRealJob, work_directory: str) -> str | None:
-    """Folder of the job that this one continues, beside the job's own; None where it continues none."""
+    """Return the folder of the continued job, beside the job's own folder; None if this job continues none."""
     folder = job.spec.checkpoint.continue_from
     return None if folder is None else f"{(object_storage(job) or work_directory).rpartition('/')[0]}/{folder}"
 
@@ -191,13 +195,13 @@ def _mixtures(spec: PseudoRealJobSpec, index: int) -> list[PhaseMixture]:
 
 
 def _delinks(spec: PseudoRealJobSpec, index: int) -> bool:
-    """Whether the phase at `index` >= 1 has more blocks or sets of experts than the one before."""
+    """Return whether the phase at `index` >= 1 has more blocks or sets of experts than the phase before."""
     before, after = (explicit_sharing(spec, phase) for phase in spec.phases[index - 1 : index + 1])
     return _owners(spec.model, before) != _owners(spec.model, after)
 
 
 def _owners(model: Model, sharing: Sharing) -> tuple[int, int]:
-    """Number of blocks, and of sets of experts."""
+    """Return the number of blocks and the number of sets of experts."""
     return number_of_blocks(sharing, model.layers), len(sets_of_experts(sharing, model))
 
 
@@ -219,7 +223,7 @@ def delink_config(
     work_directory: str,
     discards: dict[str, list[DiscardConfig]] | None = None,
 ) -> DelinkConfig:
-    """The configuration of the delink that leads into the phase at `index` >= 1."""
+    """Return the configuration of the delink into the phase at `index` >= 1."""
     before, after = job.spec.phases[index - 1], job.spec.phases[index]
     return DelinkConfig(
         **_stage(job, execution, work_directory, discards),
@@ -232,7 +236,7 @@ def delink_config(
 
 
 def object_storage(job: PseudoRealJob) -> str | None:
-    """URL of the job's folder. None: its checkpoints are in its work directory."""
+    """Return the s3:// URL of the job's folder; None if its checkpoints are in its work directory."""
     objects = job.spec.checkpoint.storage.object_storage
     return folder_of_job(objects.url, job.metadata.name, job.metadata.uid) if objects else None
 
@@ -242,8 +246,10 @@ def explicit_sharing(spec: PseudoRealJobSpec, phase: Phase) -> Sharing:
 
 
 def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
-    """The ranks of the phase, of which layout Auto has yet to say how many are pipeline ranks: 1 until then. Raises
-    UnresolvableJob when they do not fit the layers or the batch."""
+    """Return the rank counts of the phase. Raises UnresolvableJob if they fit neither the layers nor the batch.
+
+    With layout Auto, the number of pipeline ranks is still to be chosen and is given as 1.
+    """
     processes = phase.processes_per_worker or gpus_of(phase) or 1
     ranks = phase.workers * processes
     where = f"spec.phases[{phase.name}]"
@@ -285,7 +291,7 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
 
 
 def _check_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int, where: str) -> None:
-    """Checks that there is a layout to choose. Raises UnresolvableJob."""
+    """Raise UnresolvableJob if there is no layout to choose from."""
     if not has_some_layout(ranks, spec.model.layers, phase.batch.sequences):
         pipeline = max(number for number in range(1, spec.model.layers + 1) if ranks % number == 0)
         raise UnresolvableJob(
@@ -296,8 +302,11 @@ def _check_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int, where:
 
 
 def has_some_layout(ranks: int, layers: int, sequences: int) -> bool:
-    """Whether some number of pipeline ranks, `layers` at most, leaves no more data-parallel ranks than there are
-    sequences: whether `ranks` has a divisor between ranks / layers and sequences."""
+    """Return whether some number of pipeline ranks, at most `layers`, leaves no more data-parallel ranks than
+    sequences.
+
+    Equivalent: whether `ranks` has a divisor between ranks / layers and sequences.
+    """
     least, most, root = ceil(ranks / layers), min(sequences, ranks), isqrt(ranks)
     small = range(least, min(most, root) + 1)
     large = range(ceil(ranks / most), min(ranks // least, root) + 1)
@@ -305,7 +314,7 @@ def has_some_layout(ranks: int, layers: int, sequences: int) -> bool:
 
 
 def _check_spread(phase: Phase, data: int, where: str) -> None:
-    """Checks that a layer's experts can be spread over the ranks. Raises UnresolvableJob."""
+    """Raise UnresolvableJob if a layer's experts cannot be distributed over the ranks."""
     ranks, of_replica = phase.parallelism.expert_ranks, data // phase.parallelism.replicas
     if of_replica % ranks:
         raise UnresolvableJob(
@@ -315,7 +324,7 @@ def _check_spread(phase: Phase, data: int, where: str) -> None:
 
 
 def _check_norm_before_experts(spec: PseudoRealJobSpec, phase: Phase, where: str) -> None:
-    """Checks that no norm stands behind experts whose passes have parts. Raises UnresolvableJob."""
+    """Raise UnresolvableJob for a post-norm after experts computed in several parts (ranks or groups)."""
     fields = {
         "parallelism.expertRanks": phase.parallelism.expert_ranks,
         "offload.expertGroups": phase.offload.expert_groups,
@@ -330,8 +339,11 @@ def _check_norm_before_experts(spec: PseudoRealJobSpec, phase: Phase, where: str
 
 
 def _check_order_of_choices(spec: PseudoRealJobSpec, phase: Phase, where: str) -> None:
-    """Checks that a loss over the choices of a step knows them in time. The job's rules say so of the micro-batches of
-    all workers; an elastic phase has more of them on fewer. Raises UnresolvableJob."""
+    """Raise UnresolvableJob if a loss over all routing decisions of a step would need them before they are made.
+
+    The job's CEL rules check this for the micro-batches with all workers; an elastic phase has more micro-batches with
+    fewer workers.
+    """
     schedule, number = phase.parallelism.schedule, phase.batch.micro_batches
     if not knows_choices_in_time(spec, phase, number):
         raise UnresolvableJob(
@@ -342,13 +354,14 @@ def _check_order_of_choices(spec: PseudoRealJobSpec, phase: Phase, where: str) -
 
 
 def knows_choices_in_time(spec: PseudoRealJobSpec, phase: Phase, micro_batches: int) -> bool:
-    """Whether all micro-batches have chosen a layer's experts before any goes back through it, where that matters."""
+    """Return whether all micro-batches pass a layer's router before any backward pass of the layer, where this order
+    matters."""
     in_order = phase.parallelism.schedule in ("Layered", "GPipe")
     return not spec.model.balances_steps or micro_batches == 1 or in_order
 
 
 def last_steps(spec: PseudoRealJobSpec) -> list[int]:
-    """For each phase the step, from the job's start, at which it ends at the latest."""
+    """Return the last possible step of each phase, counted from the start of the job."""
     ends: list[int] = []
     step = tokens = 0
     for phase in spec.phases:
@@ -366,8 +379,8 @@ def last_steps(spec: PseudoRealJobSpec) -> list[int]:
 
 
 def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
-    """Checks the conditions of torch's ScheduleInterleaved1F1B, which is the order of this schedule. Raises
-    UnresolvableJob."""
+    """Raise UnresolvableJob if torch's ScheduleInterleaved1F1B, the order of this schedule, does not accept the
+    numbers."""
     if layers % pipeline:
         raise UnresolvableJob(
             f"the schedule Interleaved on {pipeline} pipeline ranks needs a multiple of them as spec.model.layers,"
@@ -382,14 +395,15 @@ def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
 
 
 def has_equal_rounds(spec: PseudoRealJobSpec, phase: Phase, pipeline: int, micro_batches: int) -> bool:
-    """Whether the schedule takes so many micro-batches on so many pipeline ranks: see `check_interleaved`."""
+    """Return whether the schedule accepts this number of micro-batches on `pipeline` pipeline ranks; see
+    `check_interleaved`."""
     if phase.parallelism.schedule != "Interleaved" or phase.parallelism.layout == "Auto":
         return True
     return spec.model.layers % pipeline == 0 and micro_batches % max(1, micro_batches // pipeline) == 0
 
 
 def gpus_of(phase: Phase) -> int:
-    """GPUs that each pod asks for. Raises UnresolvableJob when some of them are no whole number."""
+    """Return the number of GPUs requested by each pod. Raises UnresolvableJob if a GPU limit is not a whole number."""
     return sum(_count(phase, name) for name in phase.resources.limits if name.endswith("/gpu"))
 
 

@@ -1,4 +1,4 @@
-"""The job as a user writes it: models of every field, the rules across fields, and a check of both without a cluster.
+"""The job as the user writes it: models of all fields, rules across fields, and a check of both without a cluster.
 
-What follows from a spec for one phase is in `resolved`.
+`resolved` derives the configuration of a phase from a spec.
 """

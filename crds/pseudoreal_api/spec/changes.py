@@ -1,7 +1,7 @@
-"""Which changes of a job the API server refuses: rules in CEL that compare the new object with the old one.
+"""CEL transition rules: changes of a job refused by the API server.
 
-A phase that stands in a job keeps what decides on its weights. The last one may train longer, and phases may follow it.
-What decides only on where pods run may change while the job is suspended, as a queue does it.
+An existing phase keeps all fields with influence on its weights. The last phase may be extended, and phases may be
+added after it. Fields about the placement of pods may change during suspension, as queue controllers change them.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ def _validation(rule: str, message: str) -> dict[str, Any]:
 
 
 def immutable(field: str) -> dict[str, Any]:
-    """The schema of a field of spec that never changes."""
+    """Return the schema extension of an immutable spec field."""
     return {"x-kubernetes-validations": [_validation("self == oldSelf", f"spec.{field} is immutable; {_ANEW}")]}
 
 
 def _kept(field: str) -> dict[str, Any]:
-    """A rule on a phase. Phases are told apart by their names, so oldSelf is the phase of the same name."""
+    """Return a rule on a phase. `phases` is a map list keyed by name, so `oldSelf` is the phase of the same name."""
     return _validation(f"self.{field} == oldSelf.{field}", f"phases[].{field} is immutable; {_ANEW}")
 
 
@@ -88,7 +88,8 @@ SPEC_CHANGES: list[Any] = (
         for field in ("pod", "resources")
     ]
     + [
-        # A field that may be absent is no place for a rule: it would not be asked about its removal.
+        # The rule is on the spec, not on the optional field itself: the API server skips a field's rules when it is
+        # removed.
         _validation(
             "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy =="
             " oldSelf.managedBy)",

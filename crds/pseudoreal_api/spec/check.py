@@ -1,4 +1,4 @@
-"""Checks a job without an API server: the same models, the same CEL rules, the same sentences."""
+"""Validates a job without an API server: with the same models, the same CEL rules and the same sentences."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,11 +15,11 @@ from pseudoreal_api.spec.rules.rule import Rule
 
 
 class InvalidJob(ValueError):
-    """A job that the API server would refuse; the text has one sentence a line."""
+    """The API server would refuse the job; the text has one sentence per line."""
 
 
 def check_job(body: dict[str, Any]) -> PseudoRealJob:
-    """The job that `body` describes. Raises InvalidJob with every sentence that `kubectl apply` would answer."""
+    """Return the job described by `body`. Raises InvalidJob with every sentence of `kubectl apply`."""
     if (body.get("apiVersion"), body.get("kind")) != (API_VERSION, KIND):
         raise InvalidJob(
             f"apiVersion and kind are {body.get('apiVersion')} {body.get('kind')}; use {API_VERSION} {KIND}"
@@ -29,7 +29,7 @@ def check_job(body: dict[str, Any]) -> PseudoRealJob:
     except ValidationError as error:
         raise InvalidJob("\n".join(_sentence(e) for e in error.errors())) from error
     if unfit := misfits(job.spec):
-        # As with the API server, rules are not asked of what is no pod.
+        # Like the API server, skip the CEL rules if parts that are core/v1 types are malformed.
         raise InvalidJob("\n".join(unfit))
     spec = job.spec.to_dict()
     sentences = [*_repeated(job.spec, "spec")]
@@ -46,7 +46,7 @@ def _broken(rules: tuple[Rule, ...], subject: dict[str, Any]) -> list[str]:
 
 
 def _repeated(model: BaseModel, path: str) -> Iterator[str]:
-    """What the API server says of lists that are maps and have a key twice."""
+    """Yield the API server's sentences for map lists with a repeated key."""
     for name, field in type(model).model_fields.items():
         value, here = getattr(model, name), f"{path}.{to_camel(name)}"
         if isinstance(value, BaseModel):
@@ -63,7 +63,7 @@ def _repeated(model: BaseModel, path: str) -> Iterator[str]:
 
 
 def _format(template: str, values: list[Any]) -> str:
-    """Kubernetes' CEL function `format`, as far as the rules use it."""
+    """Kubernetes' CEL function `format`, limited to the directives in the rules."""
     return template.replace("%d", "%s") % tuple(values)
 
 

@@ -1,4 +1,4 @@
-"""Where checkpoints are kept, how often they are saved, which are kept, and what a job begins with."""
+"""Checkpoint storage, frequency and retention, and the initial weights of a job."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ CheckpointMode = Literal["Async", "Sync"]
 
 
 class ClaimTemplate(ApiModel):
-    """A PersistentVolumeClaim that the operator makes, named after the job."""
+    """A PersistentVolumeClaim created by the operator, named after the job."""
 
     spec: dict[str, Any] = Field(
         {},
@@ -87,7 +87,7 @@ class Storage(ApiModel):
 
     @property
     def mounted(self) -> VolumeStorage | None:
-        """The volume; None where checkpoints are in object storage."""
+        """The volume; None if checkpoints are in object storage."""
         return (self.volume or VolumeStorage()) if self.type == "Volume" else None
 
 
@@ -111,7 +111,7 @@ class HuggingFaceWeights(ApiModel):
 
 
 class BlockOrigins(ApiModel):
-    """Which layers the blocks of a first phase with sharing begin as."""
+    """Source layers of the shared blocks, in a first phase with sharing."""
 
     type: Literal["Evenly", "Lower", "Listed", "Average"] = Field(
         "Evenly",
@@ -140,7 +140,7 @@ class StartFrom(ApiModel):
 
     @property
     def mounted(self) -> HuggingFaceWeights | None:
-        """The weights, where they have a volume of their own."""
+        """The weights if they have a volume of their own; else None."""
         found = self.hugging_face
         return None if found is None or found.volume is None else found
 

@@ -1,4 +1,4 @@
-"""The text that is learned, and how it becomes tokens."""
+"""Training text, and its tokenization."""
 
 from typing import Annotated, Any, Literal
 
@@ -56,7 +56,7 @@ Prompt = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class Samples(ApiModel):
-    """Texts that the model writes while it is trained."""
+    """Prompts for generated samples at validations during training."""
 
     prompts: Annotated[list[Prompt], Field(min_length=1, max_length=16)] = Field(
         description="prompts are the texts that the model goes on from, each by itself.", json_schema_extra=ATOMIC

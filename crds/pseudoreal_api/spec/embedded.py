@@ -1,7 +1,7 @@
-"""Checks the parts of a job that are types of core/v1, as the API server does it: unknown fields, types, and numbers of
-entries. Pure.
+"""Validates the parts of a job with core/v1 types, like the API server: unknown fields, types, numbers of entries.
+Pure.
 
-The models check all other fields.
+The pydantic models validate all other fields.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from pseudoreal_api.spec.pod import Pod
 Json = dict[str, Any]
 
 MOST_MISFITS = 20
-"""Most sentences about one job."""
+"""Maximal number of sentences about one job."""
 _LONGEST_NAME = 64
-"""Most characters of a name that are shown, or compared with those of the schema."""
+"""Maximal characters of a field name, when shown or compared with the schema's names."""
 _TYPES: dict[type, str] = {
     bool: "boolean",
     dict: "object",
@@ -31,7 +31,7 @@ _TYPES: dict[type, str] = {
 
 
 class Embedded(NamedTuple):
-    """A value of a type of core/v1 in a job, and the schema of the type."""
+    """Value of a core/v1 type in a job, with the type's schema."""
 
     where: str
     value: Json
@@ -39,13 +39,13 @@ class Embedded(NamedTuple):
 
 
 def misfits(spec: PseudoRealJobSpec) -> list[str]:
-    """Return a sentence for each place at which the job is not as the types of core/v1 say, MOST_MISFITS at most."""
+    """Return a sentence for each place where the job violates the core/v1 types, at most MOST_MISFITS."""
     found = (each for part in embedded_in(spec) for each in _misfits(part.schema, part.value, part.where))
     return [*islice(found, MOST_MISFITS)]
 
 
 def embedded_in(spec: PseudoRealJobSpec) -> Iterator[Embedded]:
-    """Yield all values of types of core/v1 in the job."""
+    """Yield all values of core/v1 types in the job."""
     yield from _in_pod(spec.pod, "spec.pod")
     start, storage = spec.checkpoint.start_from, spec.checkpoint.storage.volume
     volumes = {"spec.data.volume": spec.data.volume}
@@ -127,7 +127,7 @@ def _remedy(wanted: str, value: Any) -> str:
 
 
 def _meant(name: str, known: Json) -> str:
-    """Return what the user may have meant by a name that is not known."""
+    """Return a suggestion for an unknown field name."""
     by_lower = {field.lower(): field for field in known}
     near = get_close_matches(_short(name).lower(), by_lower, n=1)
     return f"; did you mean {by_lower[near[0]]}?" if near else "; remove it"

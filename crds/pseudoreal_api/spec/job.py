@@ -19,7 +19,7 @@ from pseudoreal_api.spec.request import Request
 from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
 
 MANAGER = f"{GROUP}/operator"
-"""Value of spec.managedBy by which the operator of this project is meant."""
+"""Value of spec.managedBy for this project's operator."""
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 
 
@@ -99,12 +99,12 @@ class PseudoRealJobSpec(ApiModel):
 
     @property
     def is_managed_here(self) -> bool:
-        """Whether the job is for the operator of its own cluster."""
+        """Whether the operator of the job's own cluster manages the job."""
         return self.managed_by in (None, MANAGER)
 
 
 class JobMetadata(ApiModel):
-    """What the contract needs of an object's metadata; the rest is Kubernetes' own."""
+    """Metadata fields needed by the contract; all others belong to Kubernetes."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -116,7 +116,7 @@ class JobMetadata(ApiModel):
 
 
 class PseudoRealJob(ApiModel):
-    """One object as the API server returns it, or as a user's file says it."""
+    """One object as returned by the API server, or as written in a user's file."""
 
     model_config = ConfigDict(
         extra="ignore",

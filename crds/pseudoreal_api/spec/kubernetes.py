@@ -1,8 +1,8 @@
-"""Types of Kubernetes' core/v1 inside a PseudoRealJob, as structural schemas, with a bound for every list and map.
+"""Structural schemas of the Kubernetes core/v1 types in a PseudoRealJob, with a size limit for every list and map.
 
-core_types.py has the types as an API server publishes them.
-The bounds keep one object cheap to read: a tenant may fill an object of 1.5 MB with lists of empty entries, and each
-entry costs a reader some hundred bytes. Texts have none but the size of the object: they cost what they are long.
+core_types.py has the types as an API server publishes them. The limits keep an object cheap to read: a tenant could
+fill an object of 1.5 MB with lists of empty entries, at a cost of some hundred bytes each for a reader. Strings have no
+limit besides the size of the object, because their cost is their length.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ from pseudoreal_api.spec.core_types import TYPES
 Json = dict[str, Any]
 
 EMBEDDED = "x-embedded"
-"""Marks the schema of a field that is structural already."""
+"""Key marking the schema of a field as structural already."""
 MOST_ITEMS = 64
-"""Most items of a list and most entries of a map, where `_MOST` says nothing else."""
+"""Maximal items of a list and entries of a map, unless `_MOST` has another limit."""
 _MOST = {
     "args": 512,
     "command": 512,
@@ -29,18 +29,18 @@ _MOST = {
     "volumes": 128,
     "volumeMounts": 128,
 }
-"""Most items or entries by the field's name. `values`: of a node affinity's expression, where names of nodes stand."""
+"""Maximal items or entries by field name. `values` belong to expressions of a node affinity and may list node names."""
 _QUANTITY_CHARACTERS = 64
 
 _OVERLAID = ("Container", "PodSecurityContext", "PodSpec", "ResourceRequirements", "SecurityContext")
-"""Types whose fields the operator sets: in an overlay, null takes such a field away."""
+"""Types with fields set by the operator: in an overlay, null removes such a field."""
 _COMPLETED = {"ContainerPort": "containerPort", "PodSpec": "containers", "VolumeMount": "name"}
-"""Fields that an overlay may leave out though core/v1 requires them: entries are merged by other keys."""
+"""Required core/v1 fields optional in an overlay, because its entries are merged by other keys."""
 
 
 def embedded(name: str, *, without: str | None = None) -> Json:
-    """Return what a field's schema says of a type of core/v1: its properties, and which are required. `without`: a
-    property that the field does not have."""
+    """Return the schema of a field of a core/v1 type: its properties and required fields. `without` is a property to
+    omit."""
     schema = _schema(name)
     required = [field for field in schema.get("required", []) if field != without]
     properties = {field: node for field, node in schema["properties"].items() if field != without}
@@ -48,7 +48,7 @@ def embedded(name: str, *, without: str | None = None) -> Json:
 
 
 def _schema(name: str) -> Json:
-    """Return the schema of a type, with all types that it refers to in place."""
+    """Return the schema of a type, with all referenced types inlined."""
     found = TYPES[name]
     optional = _COMPLETED.get(name)
     required = [field for field in found.get("required", []) if field != optional]

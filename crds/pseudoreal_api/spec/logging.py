@@ -1,4 +1,4 @@
-"""Where else than in metrics.jsonl the figures of each step go."""
+"""Metrics services for the figures of each step, in addition to metrics.jsonl."""
 
 from typing import Annotated, Literal
 

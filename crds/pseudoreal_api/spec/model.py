@@ -18,7 +18,7 @@ Activation = Literal["GELU", "SwiGLU"]
 InitialWeights = Literal["FanIn", "HuggingFace", "Megatron", "OLMo2", "TorchTitan"]
 
 Layers = Annotated[list[Annotated[int, Field(ge=0, le=9_999)]], Field(max_length=256)]
-"""Some of the model's layers, counted from 0."""
+"""Indices of some of the model's layers, counted from 0."""
 
 
 class Llama3Scaling(ApiModel):
@@ -43,8 +43,8 @@ class Llama3Scaling(ApiModel):
 
 
 class YarnScaling(ApiModel):
-    """Frequencies as in YaRN (arXiv 2309.00071): slow ones are divided, fast ones kept, with a slope between; and
-    attention is sharpened."""
+    """Frequencies as in YaRN (arXiv 2309.00071): slow ones are divided, fast ones kept, with a slope between. Attention
+    is sharpened."""
 
     factor: DecimalString = Field(description="factor is the number that the slowest frequencies are divided by.")
     original_sequence_length: int = Field(
@@ -77,7 +77,7 @@ class Scaling(ApiModel):
 
 
 class Rotary(ApiModel):
-    """Rotary positions: pairs of the features of a head turn with the position."""
+    """Rotary position embeddings: each pair of a head's features is rotated by an angle growing with the position."""
 
     base: Annotated[DecimalString, Since(4)] = Field(
         default_factory=lambda: "10000",
@@ -143,7 +143,7 @@ class Attention(ApiModel):
 
 
 class Norm(ApiModel):
-    """The root-mean-square norms of the layers, and the final one."""
+    """RMS norms of the layers, and the final one."""
 
     placement: Annotated[Placement, Since(4)] = Field(
         default_factory=lambda: "Pre",
@@ -169,7 +169,7 @@ class FeedForward(ApiModel):
 
 
 class TopK(ApiModel):
-    """Each token goes to the experts that the router scores highest. None is ever full."""
+    """Top-k routing: each token goes to the experts with the highest router scores. No expert is ever full."""
 
     per_token: int = Field(
         ge=1,
@@ -321,7 +321,7 @@ class Model(ApiModel):
     @model_validator(mode="before")
     @classmethod
     def _filled(cls, given: Any) -> Any:
-        """Lays what is given over what its family says, so that whoever reads a model finds every value in it."""
+        """Fill omitted fields with the family's values: a parsed model contains every value."""
         if not isinstance(given, dict) or given.get("family") not in FAMILIES:
             return given
         return _laid_over(FAMILIES[given["family"]], given)
@@ -332,32 +332,34 @@ class Model(ApiModel):
 
     @property
     def query_size(self) -> int:
-        """Width of all queries of a token together."""
+        """Width of all query heads of a token together."""
         return self.attention.heads * self.head_size
 
     @property
     def key_size(self) -> int:
-        """Width of all keys of a token together, and of all values."""
+        """Width of all key heads of a token together, equal to the width of all value heads."""
         return (self.attention.key_value_heads or self.attention.heads) * self.head_size
 
     @property
     def expert(self) -> FeedForward:
-        """The form of each expert."""
+        """Shape of each expert."""
         return self.feed_forward.model_copy(update={"size": self._expert_size})
 
     @property
     def shared_expert(self) -> FeedForward | None:
-        """The form of all shared experts, which are one feed-forward part as wide as all of them; None: there are
-        none."""
+        """Shape of all shared experts, computed as one MLP with their joint width; None if there are none."""
         count = self.top_k.shared_experts if self.top_k else 0
         return self.feed_forward.model_copy(update={"size": count * self._expert_size}) if count else None
 
     @property
     def expert_capacity(self) -> int:
-        """Number of tokens of a sequence that an expert of a prototype accepts: `capacityFactor` times its even share,
-        rounded up. It is that of a training sequence also where a shorter one is read: the beginning of a text is
-        computed as it is in the whole."""
-        assert self.experts is not None, "only experts have one"
+        """Number of tokens of a sequence accepted by an expert of a prototype: `capacityFactor` times its even share,
+        rounded up.
+
+        The capacity is computed for a training sequence even if a shorter one is read: a prefix is computed exactly as
+        in the whole sequence.
+        """
+        assert self.experts is not None, "callers ask for the capacity only of a model with experts"
         share = Fraction(self.sequence_length * self.experts.prototypes, self.experts.count)
         return ceil(Fraction(self.experts.capacity_factor) * share)
 
@@ -367,12 +369,12 @@ class Model(ApiModel):
 
     @property
     def top_k(self) -> TopK | None:
-        """How tokens find experts, where that is by top k."""
+        """Top-k routing parameters; None for other routing, or without experts."""
         return self.experts.top_k if self.experts else None
 
     @property
     def balances_steps(self) -> bool:
-        """Whether an auxiliary loss depends on all choices of a step."""
+        """Whether an auxiliary loss depends on all routing decisions of a step."""
         return self.top_k is not None and self.top_k.balance_over == "Step"
 
     @property
@@ -383,7 +385,7 @@ class Model(ApiModel):
         return self.experts is not None and layer not in self.experts.dense_layers
 
     def window_of(self, layer: int) -> int | None:
-        """Number of tokens that a token of this layer attends to; None: it attends to all earlier ones."""
+        """Return the attention window of the layer in tokens; None if each token attends to all earlier ones."""
         window = self.attention.window
         return None if window is None or (window.layers and layer not in window.layers) else window.size
 
@@ -419,12 +421,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": _MISTRAL,
     "Qwen3MoE": _QWEN3,
 }
-"""What a family says of its models: what all that were published have in common, and the newest value of what
-changed. Mistral and Mixtral are those without a window (Mistral 7B had one until v0.2)."""
+"""Defaults of each model family: the values common to all its published models, and the newest value where models
+differ. Mistral and Mixtral have no window here (Mistral 7B had one until v0.2)."""
 
 
 def _laid_over(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """`given`, with what it leaves out as in `base`."""
+    """Return `given`, with omitted fields taken from `base`, recursively."""
     named = {to_camel(name): value for name, value in given.items()}
     nested = {
         n: _laid_over(base[n], named[n]) for n in base if isinstance(base[n], dict) and isinstance(named.get(n), dict)

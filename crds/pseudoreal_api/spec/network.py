@@ -1,4 +1,4 @@
-"""The part of the spec about the network between the pods of a job."""
+"""Spec of the network between the pods of a job."""
 
 from typing import Annotated, Literal
 

@@ -48,7 +48,7 @@ class Multiplier(ApiModel):
 
 
 class Optimizer(ApiModel):
-    """AdamW, with one learning-rate schedule that runs through all phases, and what it minimizes."""
+    """AdamW with one learning-rate schedule through all phases, gradient clipping, and terms of the minimized loss."""
 
     learning_rate: DecimalString = Field("3e-4", description="learningRate is the peak learning rate.")
     warmup_steps: int = Field(

@@ -1,4 +1,4 @@
-"""The phases of a job: what is shared, how long, on which ranks, in which layout; and the delink between two."""
+"""Phases of a job: sharing, length, ranks and layout; and the delink between two phases."""
 
 from typing import Annotated, Any, Literal
 
@@ -49,8 +49,8 @@ class Sharing(ApiModel):
 
 
 class GradientCorrelation(ApiModel):
-    """Ends a phase when the layers that share a block pull it in different directions: it is then time to give them
-    blocks of their own."""
+    """Bound on the gradients of layers with a shared block: the phase ends once they diverge, so the layers should own
+    blocks."""
 
     below: DecimalString = Field(
         "0.99",
@@ -65,7 +65,7 @@ class GradientCorrelation(ApiModel):
 
 
 class Until(ApiModel):
-    """The end of a phase: whichever bound is met first."""
+    """End of a phase: the first bound to be met."""
 
     step: int | None = Field(
         None,
@@ -175,7 +175,7 @@ class Parallelism(ApiModel):
 
 
 class Activations(ApiModel):
-    """How activations are kept from the forward pass for the backward pass."""
+    """Storage of activations between forward and backward pass."""
 
     keep: Keep = Field(
         "Inputs",
@@ -199,7 +199,7 @@ class UnitHome(ApiModel):
 
 
 class OffloadBudget(ApiModel):
-    """Bytes that a rank may use; what does not fit on the device goes to the host, and from there to disk."""
+    """Byte limits of a rank; state beyond the device limit goes to the host, and from there to disk."""
 
     device: Quantity | None = Field(
         None, description="device is the number of bytes that a rank may use on its device. Omitted: there is no limit."
@@ -212,7 +212,7 @@ class OffloadBudget(ApiModel):
 
 
 class Offload(ApiModel):
-    """Where the state of each unit (float32 master weights and moments) lives between its uses.
+    """Home of each unit's state (float32 master weights and moments) between its uses.
 
     Units are the embedding, each block, and the final norm with the head.
     """
@@ -256,12 +256,12 @@ class Offload(ApiModel):
 
     @property
     def may_use_disk(self) -> bool:
-        """Whether some unit may have its home on disk; a budget may send there what fits nowhere else."""
+        """Whether some unit may have its home on disk; with a budget, units without room elsewhere go to disk."""
         return self.budget is not None or "Disk" in (self.home, *(entry.home for entry in self.homes))
 
 
 class Elastic(ApiModel):
-    """How few pods a phase may train with, while there is no room for all. Its batch stays the same."""
+    """Minimal number of pods for training while there is no room for all. The batch stays the same."""
 
     min_workers: int = Field(
         ge=1,

@@ -1,4 +1,4 @@
-"""The pods of a job: image, environment, template; and how they come to nodes: queue, gang and priority."""
+"""Pods of a job: image, environment and template; and their scheduling: queue, gang and priority."""
 
 from typing import Annotated, Any, Literal
 
@@ -55,7 +55,7 @@ GangPolicy = Literal["None", "Native", "SchedulerPlugins", "Volcano"]
 
 
 class Gang(ApiModel):
-    """Whether the pods of a phase get nodes all at once."""
+    """Gang scheduling of a phase's pods."""
 
     policy: GangPolicy = Field(
         "None",
@@ -83,7 +83,7 @@ _LabelKey = Annotated[
 
 
 class Topology(ApiModel):
-    """Which nodes are near each other: those with one value of a label, which are a domain."""
+    """Network proximity of nodes: nodes with the same value of a label form a domain."""
 
     required: _LabelKey | None = Field(
         None,
@@ -99,7 +99,7 @@ class Topology(ApiModel):
     @property
     def key(self) -> str:
         key = self.required or self.preferred
-        assert key is not None, "a rule asks for one of them"
+        assert key is not None, "a CEL rule requires exactly one of required and preferred"
         return key
 
 

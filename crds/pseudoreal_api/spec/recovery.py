@@ -1,4 +1,4 @@
-"""The parts of the spec that say what happens when something goes wrong, takes too long or is over."""
+"""Spec of faults, hangs, time limits and cleanup."""
 
 from typing import Annotated, Literal
 
@@ -92,8 +92,8 @@ class Restart(ApiModel):
 
 
 class Hang(ApiModel):
-    """Time limits on progress. The clocks start anew with every execution; without reports from the pods
-    nothing is judged."""
+    """Time limits on progress. The clocks start again with every execution; without reports from the pods no hang is
+    detected."""
 
     start_seconds: int = Field(
         1800,

@@ -1,4 +1,4 @@
-"""Requests: what a user asks of a running job, once."""
+"""Requests: one-time instructions of a user for a running job."""
 
 from typing import Annotated, Literal
 

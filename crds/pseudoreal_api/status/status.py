@@ -1,4 +1,5 @@
-"""The status of a PseudoRealJob, written by the operator alone. Conditions are the truth; `state` is their summary."""
+"""Status of a PseudoRealJob, written by the operator alone. The conditions are authoritative; `state` summarizes
+them."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,22 +12,22 @@ from pseudoreal_api.wire.messages import MOST_SPARES
 TIME: dict[str, Any] = {"format": "date-time"}
 
 _Name = Annotated[str, Field(max_length=253)]
-"""The name of an object, or of a checkpoint."""
+"""Name of an object or a checkpoint."""
 _Number = Annotated[str, Field(max_length=32)]
-"""A number that is not an integer."""
+"""Decimal number as a string."""
 _Word = Annotated[str, Field(max_length=64, pattern="^[A-Z][A-Za-z]*$")]
-"""A word of an enumeration to which later releases may add."""
+"""Value of an enumeration open to additions by later releases."""
 
 
 MOST_RANGES = 1024
-"""Most characters of numbers that are written as ranges."""
+"""Maximal characters of numbers written as ranges."""
 _Ranges = Annotated[str, Field(max_length=MOST_RANGES)]
 MOST_NODES = 100
-"""Most nodes whose ranks a status has."""
+"""Maximal number of nodes listed with their ranks in a status."""
 
 
 class StatusModel(ApiModel):
-    """A part of the status. Fields and words that a newer operator has written are ignored."""
+    """Part of the status. Fields and enumeration values of a newer operator are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -118,7 +119,7 @@ class Discard(StatusModel):
 
 
 class Transition(StatusModel):
-    """The way from one phase to the next, by a delink."""
+    """Transition from one phase to the next by a delink."""
 
     id: _Name = Field(description="id changes with every new try to reach the next phase.")
     from_phase: _Name = Field(description="fromPhase is the phase that ended.")
@@ -143,7 +144,7 @@ class Fault(StatusModel):
 
 
 class RestartsInPlace(StatusModel):
-    """The newest execution whose pods restarted their ranks by themselves."""
+    """Newest execution with restarts of ranks in place."""
 
     phase: _Name = Field(description="phase is the name of the phase that it trains.")
     execution: int = Field(description="execution is its number.")
@@ -157,7 +158,7 @@ class TakenPlace(StatusModel):
 
 
 class Spares(StatusModel):
-    """The newest execution in which spare pods took the places of workers."""
+    """Newest execution with lost workers replaced by spare pods."""
 
     phase_name: _Name = Field(description="phaseName is the name of the phase that it trains.")
     execution: int = Field(description="execution is its number.")
@@ -172,7 +173,7 @@ class Spares(StatusModel):
 
 
 class Retries(StatusModel):
-    """Restarts without a new checkpoint between them, whatever ended their executions."""
+    """Consecutive restarts without a new checkpoint in between, for any reason."""
 
     restarts: int = Field(description="restarts is their number. The wait before the next restart doubles with each.")
     disruptions: int = Field(
@@ -193,7 +194,7 @@ class NodeRanks(StatusModel):
 
 
 class Placement(StatusModel):
-    """Where the ranks of an execution are, or were."""
+    """Nodes of an execution's ranks, current or former."""
 
     phase_name: _Name = Field(description="phaseName is the name of the phase that they train.")
     execution: int = Field(description="execution is the number of the execution.")
@@ -206,7 +207,7 @@ class Placement(StatusModel):
 
 
 class Elastic(StatusModel):
-    """An elastic phase that has not all of its workers, or is trying to get them back."""
+    """Elastic phase running with fewer than all workers, or trying to get them back."""
 
     phase_name: _Name = Field(description="phaseName is the name of the phase.")
     workers: int = Field(description="workers is the number of pods that the newest execution wants.")

@@ -1,4 +1,4 @@
-"""What operator and pods say to each other while a job runs: reports, termination messages, the contract's number.
+"""Messages between operator and running pods: reports, termination messages, contract number.
 
-What a pod is told when it starts is in `resolved`.
+`resolved` has a pod's initial configuration.
 """

@@ -1,7 +1,8 @@
-"""How an operator and a trainer of different releases understand each other.
+"""Compatibility between an operator and a trainer of different releases.
 
-A trainer ignores fields of its configuration that it does not know. Where it must not, as they change what is trained,
-the configuration asks for the contract that brought them, and a trainer that does not speak it ends with a sentence.
+A trainer ignores unknown fields of its configuration. Fields with influence on the training must not be ignored: for
+them the configuration requires the contract number of their introduction, and a trainer with a lower number ends with
+an error sentence.
 """
 
 import json
@@ -13,8 +14,8 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 CONTRACT = 4
-"""Number of the contract that this release speaks; release 0.3.0 speaks 3. It rises by one with each release that adds
-binding fields to a configuration."""
+"""Contract number of this release; release 0.3.0 has 3. It rises by one with each release with new binding fields in a
+configuration."""
 
 REMEDY = "set spec.pod.image, while the job is suspended, to the trainer of the operator's release, or leave it out"
 
@@ -23,25 +24,29 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Since:
-    """Marks a binding field of a configuration: trainers of earlier contracts do what its default says, and must not go
-    on where it says something else. The items of a list have no such fields."""
+    """Annotation of a binding field of a configuration, with the contract of its introduction.
+
+    Trainers of earlier contracts act as if the field had its default, so they must refuse any other value. Items of
+    lists have no binding fields.
+    """
 
     contract: int
 
 
 class ContractError(ValueError):
-    """A trainer is asked for what its release cannot do; the text says what to change."""
+    """The configuration requires more than this trainer release can do; the text names the necessary change."""
 
 
 def with_contract(config: BaseModel) -> Json:
-    """The configuration as JSON, with the contract that it needs and the fields that need it."""
+    """Return the configuration as JSON, with the required contract and the fields requiring it."""
     needs = _needs(config)
     data: Json = config.model_dump(mode="json", by_alias=True, exclude_none=True)
     return data | {"contractVersion": max(needs.values(), default=3), "needs": needs}
 
 
 def without_contract(data: bytes) -> Json:
-    """The configuration alone. Raises ContractError where it asks for a later contract than this release's."""
+    """Return the configuration without its contract. Raises ContractError if it requires a later contract than this
+    release's."""
     config: Json = json.loads(data)
     asked, needs = config.pop("contractVersion", 1), config.pop("needs", {})
     if asked > CONTRACT:
@@ -55,13 +60,13 @@ def without_contract(data: bytes) -> Json:
 
 @cache
 def marks(model: type[BaseModel]) -> dict[str, Since]:
-    """The marks of a model's fields, by field name."""
+    """Return the `Since` annotations of a model's fields, by field name."""
     fields = model.model_fields.items()
     return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Since)}
 
 
 def _needs(model: BaseModel) -> dict[str, int]:
-    """The fields that a trainer must not ignore: path -> contract that brought it."""
+    """Return the fields binding for a trainer: path -> contract of the field's introduction."""
     found = {}
     for name, field in type(model).model_fields.items():
         value, mark = getattr(model, name), marks(type(model)).get(name)

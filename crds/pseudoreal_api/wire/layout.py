@@ -1,4 +1,4 @@
-"""The layout that a phase with `layout: Auto` has been given: as it is recorded, reported, and shown in the status."""
+"""Layout chosen for a phase with `layout: Auto`, as recorded, reported, and shown in the status."""
 
 from typing import Annotated
 
@@ -7,16 +7,16 @@ from pydantic import ConfigDict, Field
 from pseudoreal_api.base import ApiModel
 
 MOST_RANKS = 2**31 - 1
-"""Largest number of ranks, or of parts of a step, that is read."""
+"""Maximal number of ranks, or of micro-batches, accepted from outside."""
 
 _Ranks = Annotated[int, Field(ge=0, le=MOST_RANKS)]
 _Word = Annotated[str, Field(max_length=64, pattern="^[A-Z0-9][A-Za-z0-9]*$")]
 
 
 class ChosenLayout(ApiModel):
-    """What was chosen, and on which forecast."""
+    """Automatically chosen layout, with the estimate behind the choice."""
 
-    # It may be of a later release than its reader.
+    # Unknown fields are ignored: the layout may come from a later release than its reader.
     model_config = ConfigDict(extra="ignore")
 
     pipeline: _Ranks = Field(description="pipeline is the number of pipeline ranks.")

@@ -1,5 +1,7 @@
-"""What a trainer pod reports to the operator while it runs, and the operator's answer. Reports may be lost: the truth
-is in the termination message."""
+"""Reports of a running trainer pod to the operator, and the operator's answer.
+
+Reports may be lost; the termination message is authoritative.
+"""
 
 from typing import Annotated, Literal
 
@@ -15,40 +17,40 @@ REPORT_BYTES = 64 * 1024
 REPORT_SECONDS = 5.0
 """Seconds between two reports of a pod."""
 REPORT_AUDIENCE = "operator.pseudoreal.dev"
-"""Audience of the service-account tokens that come with reports; they are good for nothing else."""
+"""Audience of the service account tokens sent with reports; the tokens are valid for nothing else."""
 REPORT_PATH = "/v1/report"
 REPORT_AUTHORITIES = "Pseudoreal-Authorities"
-"""Header of a report with the digest of the authorities by which the pod knows the operator. Without it, the operator
-tells of no others."""
+"""Request header with the digest of the CA certificates trusted by the pod. Without the header, the operator's answer
+names no other certificates."""
 REPORT_URL = "PSEUDOREAL_REPORT_URL"
-"""Environment variable of a trainer pod: where it sends its reports. Not set: it sends none."""
+"""Environment variable of a trainer pod: URL for its reports. If unset, the pod sends none."""
 METRICS_PORT = "PSEUDOREAL_METRICS_PORT"
-"""Environment variable of a trainer pod: the port at which it serves /metrics. Not set: it does not."""
+"""Environment variable of a trainer pod: port of /metrics. If unset, the pod does not serve /metrics."""
 NODE_NAME = "PSEUDOREAL_NODE_NAME"
-"""Environment variable of a trainer pod: the node that it runs on."""
+"""Environment variable of a trainer pod: the name of its node."""
 TOPOLOGY_DOMAIN = "PSEUDOREAL_TOPOLOGY_DOMAIN"
-"""Environment variable of a trainer pod: what its node's label of spec.scheduling.topology says, where the pod has that
-label as well; otherwise empty. Not set: the job has no topology, and ranks are numbered as the pods are."""
+"""Environment variable of a trainer pod: value of the node label in spec.scheduling.topology, copied to the pod's own
+labels; empty if the pod lacks the label. If unset, the job has no topology, and ranks are numbered like the pods."""
 
 
 Activity = Literal["starting", "computing", "waiting", "ended"]
-"""What the main thread of a rank does: it is before its first step, at its own work, in a collective, at its end."""
+"""State of a rank's main thread: before its first step, at its own work, in a collective, or finished."""
 
 
 MOST_SECONDS = 1e10
-"""Most seconds that are read: some more of them before now there is no date."""
+"""Largest number of seconds accepted: further in the past, datetime has no dates."""
 _Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 _Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 
 
 class _Said(ApiModel):
-    """A part of a report. What a newer trainer says beyond it is ignored."""
+    """Part of a report. Fields of a newer trainer are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class RankReport(_Said):
-    """What the main thread of one rank last said. Its ages are by the clock of its own machine."""
+    """Newest heartbeat of one rank's main thread. Its ages are measured by the clock of the rank's own machine."""
 
     rank: int = Field(ge=0, le=MOST_RANKS, description="Number of the rank among all ranks of the execution.")
     activity: str = Field(
@@ -76,7 +78,7 @@ class SavedCheckpoint(_Said):
 
 
 class PodReport(_Said):
-    """What a pod tells the operator every few seconds; whose it is, its token says."""
+    """Report of a pod to the operator, sent every few seconds. The sender is identified by its token."""
 
     ranks: list[RankReport] = Field([], max_length=64, description="Signs of the pod's own ranks.")
     progress: ProgressReport | None = Field(None, description="Progress of the training, from the pod of rank 0.")
@@ -92,15 +94,17 @@ class PodReport(_Said):
 
 
 class Takeover(_Said):
-    """A spare pod that has the place of a worker whose pod was lost."""
+    """Spare pod in the place of a lost worker pod."""
 
     worker: int = Field(ge=0, description="Number of the worker.")
     pod: int = Field(ge=0, description="Completion index of the pod that has its place.")
 
 
 class Membership(_Said):
-    """Which pods are the workers of an execution from a restart in place on. The operator alone decides on it, and
-    writes it into the status before it tells any pod."""
+    """Worker assignment of an execution, valid from a restart in place on.
+
+    The operator alone decides on it, and writes it into the status before it tells any pod.
+    """
 
     restart: int = Field(
         ge=1,
@@ -116,11 +120,12 @@ class Membership(_Said):
     )
 
     def pod_of(self, worker: int) -> int:
-        """Completion index of the pod of a worker."""
+        """Return the completion index of the worker's pod."""
         return next((one.pod for one in self.takeovers if one.worker == worker), worker)
 
     def worker_of(self, pod: int, workers: float) -> int | None:
-        """Number of the worker that a pod is, of so many; None: it is none, as it waits, or was replaced."""
+        """Return the worker index of a pod among `workers` workers; None if the pod is an idle spare or was
+        replaced."""
         taken = next((one.worker for one in self.takeovers if one.pod == pod), None)
         if taken is not None:
             return taken

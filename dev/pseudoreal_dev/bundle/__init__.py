@@ -1,4 +1,4 @@
-"""What a machine with a GPU and no network is given to run our tests and benchmarks.
+"""Bundle for running the project's tests and benchmarks on a machine with a GPU and no network.
 
-The tests and benchmarks themselves stand in `tests`.
+The tests and benchmarks themselves are in `tests`.
 """

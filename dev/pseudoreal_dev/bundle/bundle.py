@@ -1,4 +1,4 @@
-"""`.gpu-bundle/`: what a machine with a GPU and no network needs to run tests/gpu and its benchmark."""
+"""Creates `.gpu-bundle/`: everything needed for tests/gpu and its benchmark on a machine with a GPU and no network."""
 
 import shutil
 import sys
@@ -13,15 +13,15 @@ from pseudoreal_dev.machine.progress import progress
 FOLDER = paths.REPOSITORY / ".gpu-bundle"
 LIMIT_BYTES = 45 * 2**20
 PACKAGES = ("pseudoreal_api", "pseudoreal_trainer", "tests.gpu", "tests.benchmarks.gpu")
-"""Whole, with everything that they import."""
+"""Packages copied whole, with all their imports."""
 STARTED_BY_NAME = ("tests.support.warm",)
-"""Modules that no import statement names."""
+"""Modules imported by name only, without an import statement."""
 IMPORTABLE = frozenset({"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec"})
-"""Besides Python's own modules, on the machine."""
+"""Modules available on the GPU machine, besides the standard library."""
 OPTIONAL = frozenset({"s3fs", "botocore", "aiobotocore", "tensorboardX", "wandb", "mlflow", "pyarrow", "tokenizers"})
-"""Modules that only object storage needs, those that take figures, and those that prepare text."""
+"""Modules imported only for object storage, metrics services and data preparation."""
 _GONE = frozenset({"asynchat", "asyncore", "distutils", "imp", "smtpd"})
-"""From Python's own modules, since 3.11."""
+"""Standard library modules removed after Python 3.11; this machine's Python may have them."""
 _SEARCHED = tuple(paths.REPOSITORY / name for name in ("crds", "trainer", "dev", "."))
 _PYTEST = """[pytest]
 addopts = -ra --strict-markers --import-mode=importlib -p no:cacheprovider
@@ -31,7 +31,7 @@ markers =
 
 
 def make() -> None:
-    """Raises DevError when the bundle would lack something, or is too large."""
+    """Create the bundle. Raises DevError if it would lack a module, or is too large."""
     found = project_sources()
     with progress.step("fetching the wheels"):
         carried = wheels.fetch(FOLDER / "wheels", _pins())
@@ -49,7 +49,7 @@ def project_sources() -> sources.Closure:
 
 
 def check_imports(foreign: Mapping[str, Iterable[str]], carried: set[str]) -> None:
-    """Raises DevError for an import that nothing on the machine or in the bundle answers."""
+    """Raise DevError for an import missing both on the GPU machine and in the bundle."""
     known = (sys.stdlib_module_names - _GONE) | IMPORTABLE | OPTIONAL | carried
     missing = {name: sorted(users) for name, users in foreign.items() if name not in known}
     if missing:
@@ -63,7 +63,7 @@ def check_wheels(carried: Iterable[Path]) -> None:
 
 
 def check_size(folder: Path, limit: int = LIMIT_BYTES) -> int:
-    """Bytes of all files. Raises DevError, with the largest, when they are more than the limit."""
+    """Return the bytes of all files. Raises DevError, naming the largest files, if the sum exceeds the limit."""
     sizes = {file: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
     total = sum(sizes.values())
     if total > limit:

@@ -1,5 +1,5 @@
-"""Which files of the project a program needs: the modules that it imports, however deep inside a function. Pure but for
-reading them."""
+"""Finds the project files of a program: all imported modules, including imports inside functions. Pure, except for
+reading the files."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,16 +9,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Closure:
-    """Modules, and what they import from elsewhere."""
+    """Project modules, and their imports from outside the project."""
 
     files: Mapping[str, Path]
     """Module -> its file. Packages are modules too."""
     foreign: Mapping[str, frozenset[str]]
-    """Top-level name of a module that is none of the project -> modules that import it."""
+    """Top-level name of a module outside the project -> project modules importing it."""
 
 
 def closure(roots: Iterable[str], folders: Sequence[Path]) -> Closure:
-    """`folders`: where the project's top-level packages lie, as on sys.path."""
+    """Return the transitive imports of the roots. `folders` contain the project's top-level packages, as on
+    sys.path."""
     files: dict[str, Path] = {}
     foreign: dict[str, set[str]] = {}
     waiting, seen = list(roots), set[str]()
@@ -40,7 +41,7 @@ def closure(roots: Iterable[str], folders: Sequence[Path]) -> Closure:
 
 
 def modules_below(package: str, folders: Sequence[Path]) -> Iterator[str]:
-    """The package's own modules, and those of its folders."""
+    """Yield the modules of the package and of its subpackages."""
     for folder in folders:
         top = folder / package.replace(".", "/")
         for file in sorted(top.rglob("*.py")):
@@ -49,7 +50,7 @@ def modules_below(package: str, folders: Sequence[Path]) -> Iterator[str]:
 
 
 def find(module: str, folders: Sequence[Path]) -> Path | None:
-    """None: there is no such file, as of a folder without __init__.py, and of a name inside a module."""
+    """Return the file of a module; None for a folder without __init__.py, and for a name inside a module."""
     for folder in folders:
         place = folder / module.replace(".", "/")
         for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
@@ -59,7 +60,8 @@ def find(module: str, folders: Sequence[Path]) -> Path | None:
 
 
 def imports(source: str, module: str, *, is_package: bool) -> set[str]:
-    """Names that the source imports, whole: `from a import b` gives a and a.b, which is a module or a name inside."""
+    """Return the absolute names imported by the source: `from a import b` gives a and a.b, a module or a name inside
+    a."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""The wheels that a closed machine lacks, at the versions of requirements/, for its Python and its processor."""
+"""Wheels missing on the GPU machine, at the versions pinned in requirements/, for its Python and processor."""
 
 import re
 import sys
@@ -16,8 +16,8 @@ from pseudoreal_dev.machine.errors import DevError
 
 PYTHON = "3.12"
 ROOTS = ("pydantic", "structlog", "pyyaml", "click", "common-expression-language", "typing-extensions")
-"""What the contract and the trainer import besides PRESENT. torch brings typing-extensions too, but older than pydantic
-needs."""
+"""Imports of the API package and the trainer besides PRESENT. torch brings typing-extensions too, but an older version
+than pydantic needs."""
 PRESENT = frozenset(
     {
         *("torch", "numpy", "safetensors", "rich", "typer", "pytest"),
@@ -27,7 +27,7 @@ PRESENT = frozenset(
         *("shellingham", "annotated-doc", "iniconfig", "packaging", "pluggy"),
     }
 )
-"""Packages that the machine has."""
+"""Packages installed on the GPU machine."""
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 _ENVIRONMENT = {
     "python_version": PYTHON,
@@ -43,8 +43,8 @@ _ENVIRONMENT = {
 
 
 def fetch(folder: Path, pins: Mapping[str, str]) -> list[Path]:
-    """Downloads what is not there yet, and what those need in turn. Raises DevError for a package without a pin, and
-    CommandFailed."""
+    """Download the missing wheels and, recursively, their requirements. Raises DevError for a package without a pin,
+    and CommandFailed."""
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Path] = {}
     waiting = [*ROOTS]
@@ -60,7 +60,8 @@ def fetch(folder: Path, pins: Mapping[str, str]) -> list[Path]:
 
 
 def pins_in(text: str) -> dict[str, str]:
-    """Package -> version, of a file of requirements; of lines for several Pythons, the one that fits."""
+    """Return the versions pinned in a requirements file by package; among lines for several Pythons, the matching
+    one."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if "==" not in line:
@@ -72,7 +73,7 @@ def pins_in(text: str) -> dict[str, str]:
 
 
 def needs(text: str) -> list[str]:
-    """Packages that a wheel with this metadata requires, without those of its extras."""
+    """Return the packages required by a wheel with this metadata, without its extras."""
     required = [Requirement(line) for line in HeaderParser().parsestr(text).get_all("Requires-Dist", [])]
     return [canonicalize_name(r.name) for r in required if r.marker is None or r.marker.evaluate(_ENVIRONMENT)]
 
@@ -84,7 +85,7 @@ def metadata(wheel: Path) -> str:
 
 
 def top_level(wheels: Iterable[Path]) -> Iterator[str]:
-    """Names that can be imported once the wheels are unpacked."""
+    """Yield the importable names of the unpacked wheels."""
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as file:
             for name in file.namelist():
@@ -94,7 +95,7 @@ def top_level(wheels: Iterable[Path]) -> Iterator[str]:
 
 
 def misfits(wheels: Iterable[Path]) -> list[str]:
-    """Names of the wheels that the machine's Python would not take."""
+    """Return the names of the wheels incompatible with the GPU machine's Python."""
     return [wheel.name for wheel in wheels if not any(map(_fits, parse_wheel_filename(wheel.name)[3]))]
 
 

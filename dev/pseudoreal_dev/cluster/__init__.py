@@ -1,4 +1,5 @@
-"""The local Kubernetes: its programs, a control plane, nodes with containerd, kubelet and a network of their own.
+"""Local Kubernetes cluster: its programs, a control plane, and nodes with containerd, kubelet and a network of their
+own.
 
-The project's images and chart come later, in `images` and `demo`.
+The project's images and chart are in `images` and `demo`.
 """

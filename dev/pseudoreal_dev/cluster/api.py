@@ -1,4 +1,4 @@
-"""Asks a Kubernetes API server whether it is there."""
+"""Polling client for a Kubernetes API server."""
 
 import http.client
 import ssl
@@ -14,12 +14,12 @@ from pseudoreal_dev.machine.processes import Process, is_running
 
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 300.0
-"""For a slow machine. A process that ends is seen at once."""
+"""Seconds to wait for a condition, enough for a slow machine. The end of a needed process is noticed immediately."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """An API server and a client certificate that it knows."""
+    """An API server, with an accepted client certificate."""
 
     address: str
     port: int
@@ -31,11 +31,11 @@ class Server:
         return f"https://{self.address}:{self.port}"
 
     def finds(self, path: str) -> bool:
-        """Whether GET `path` is answered with 200. Proxies of the environment are not asked."""
+        """Return whether GET `path` is answered with status 200. Proxies from the environment are ignored."""
         return self.get(path) is not None
 
     def get(self, path: str) -> bytes | None:
-        """The answer to GET `path`, None if it is not 200 or does not come."""
+        """Return the body of GET `path`; None for another status than 200, or without an answer."""
         try:
             context = ssl.create_default_context(cafile=self.authority)
             context.load_cert_chain(self.client.certificate, self.client.key)
@@ -50,7 +50,7 @@ class Server:
 
 
 def wait_until(condition: Callable[[], bool], what: str, needed: list[Process]) -> None:
-    """Waits for a condition. Raises DevError, with a log's end, when a needed process ends or the time is up."""
+    """Wait for a condition. Raises DevError, with the end of a log, if a needed process ends or the time is up."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         for process in needed:

@@ -1,4 +1,4 @@
-"""The cluster's programs, built from one Go module into the cache."""
+"""Programs of the cluster, built from one Go module into the cache."""
 
 import re
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ VERSION_PACKAGE = "k8s.io/component-base/version"
 
 @dataclass(frozen=True)
 class Binaries:
-    """A folder of programs."""
+    """Folder with the built programs."""
 
     folder: Path
 
@@ -36,8 +36,8 @@ class Binaries:
 
 
 def build() -> Binaries:
-    """Builds what the cache lacks. An interrupted build goes on where it was: programs are published
-    one by one."""
+    """Build the missing programs. Each program is published as soon as it is built, so an interrupted build can
+    resume."""
     binaries = Binaries(_folder())
     with exclusive("binaries"):
         missing = [name for name in PACKAGES if not binaries.path(name).exists()]
@@ -51,12 +51,12 @@ def build() -> Binaries:
 
 
 def are_cached() -> bool:
-    """Whether `build` would have nothing to do."""
+    """Return whether `build` would have nothing to do."""
     return all((_folder() / name).exists() for name in PACKAGES)
 
 
 def required_go() -> str:
-    """The oldest Go version that can build the tools module."""
+    """Return the oldest Go version able to build the tools module."""
     return _find(r"^go (\S+)$")
 
 
@@ -65,7 +65,7 @@ def _folder() -> Path:
 
 
 def _linker_flags() -> str:
-    # Without these the servers call themselves v0.0.0-master, and clients that check versions refuse them.
+    # Without these flags the servers report v0.0.0-master, which clients that check versions refuse.
     version = _find(r"^\s*k8s\.io/kubernetes (v\S+)$")
     major, minor, _ = version.removeprefix("v").split(".")
     facts = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}

@@ -1,4 +1,4 @@
-"""A cluster's own certificate authority, the certificates that it signs, and the kubeconfigs made of them."""
+"""A cluster's own certificate authority, its certificates, and kubeconfigs with these certificates."""
 
 import base64
 import ipaddress
@@ -19,14 +19,14 @@ CLOCK_SKEW = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class KeyPair:
-    """Paths of a PEM certificate and of its PEM private key."""
+    """Paths of a PEM certificate and its PEM private key."""
 
     certificate: Path
     key: Path
 
 
 class Authority:
-    """A certificate authority whose files lie in one folder. They are made when they are not there."""
+    """Certificate authority with its files in one folder; missing files are created."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,7 +37,9 @@ class Authority:
 
     def _read(self) -> ec.EllipticCurvePrivateKey:
         key = serialization.load_pem_private_key(self.key.read_bytes(), password=None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey), "as it was made here"
+        assert isinstance(key, ec.EllipticCurvePrivateKey), (
+            "the key was written by `_make`, which creates an elliptic curve key"
+        )
         return key
 
     def _make(self) -> ec.EllipticCurvePrivateKey:
@@ -52,7 +54,8 @@ class Authority:
         return key
 
     def issue(self, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> KeyPair:
-        """A certificate for client `user` in `groups`, which can also serve under `hosts` (names and IP addresses)."""
+        """Issue a certificate for the client `user` in `groups`, also valid for serving under `hosts` (names and IP
+        addresses)."""
         key = ec.generate_private_key(ec.SECP256R1())
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         builder = _builder(_name(user, groups), self._name, key.public_key()).add_extension(
@@ -68,14 +71,14 @@ class Authority:
         return pair
 
     def kubeconfig(self, path: Path, server: str, context: str, user: KeyPair) -> Path:
-        """Writes a kubeconfig of one context, with everything that it needs inside it, readable by its owner alone."""
+        """Write a self-contained kubeconfig with one context, readable by its owner alone."""
         path.touch(mode=0o600)
         path.write_text(yaml.safe_dump(_kubeconfig(server, context, self.certificate, user), sort_keys=False))
         return path
 
 
 def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> ec.EllipticCurvePrivateKey:
-    """Writes a private key that only its owner can read."""
+    """Write a private key, readable by its owner alone."""
     path.touch(mode=0o600)
     path.write_bytes(
         key.private_bytes(
@@ -86,7 +89,7 @@ def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> ec.EllipticCurvePr
 
 
 def write_signing_key(path: Path) -> None:
-    """A new key for service-account tokens."""
+    """Write a new signing key for service account tokens."""
     write_key(path, ec.generate_private_key(ec.SECP256R1()))
 
 

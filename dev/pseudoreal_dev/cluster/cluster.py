@@ -30,7 +30,7 @@ SITE = Site(
     context=CONTEXT,
     has_nodes=True,
 )
-# A change in one of these makes another cluster.
+# Files whose change requires a new cluster.
 SOURCES = (
     *("certificates.py", "cgroups.py", "cluster.py", "containerd.py", "control_plane.py"),
     *("dns.py", "dns.yaml", "network.py", "node.py", "node_files.py", "pause.py"),
@@ -40,7 +40,7 @@ STRAY_LINKS = ((Path("/var/log/containers"), "*.log"), (Path("/var/lib/cni/resul
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster: its kubeconfig, and clients of its own version."""
+    """Running cluster: its kubeconfig, and clients of its own version."""
 
     kubeconfig: Path
     kubectl: Path
@@ -50,16 +50,16 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Status:
-    """What `status` found; `problem` is empty when the cluster is healthy."""
+    """Result of `status`; `problem` is empty if the cluster is healthy."""
 
     processes: tuple[tuple[Process, bool], ...]
     problem: str
 
 
 def up(api_server_arguments: Sequence[str] = ()) -> Cluster:
-    """Brings the cluster up, or leaves a healthy one alone. Whatever is half up is cleared away first.
+    """Bring the cluster up, or leave a healthy one alone. The remains of a partial start are removed first.
 
-    Raises DevError, with the end of a log, when a part does not come up.
+    Raises DevError, with the end of a log, if a part does not come up.
     """
     binaries = build()
     stamp = _stamp(binaries, api_server_arguments)
@@ -72,24 +72,22 @@ def up(api_server_arguments: Sequence[str] = ()) -> Cluster:
 
 
 def down() -> None:
-    """Ends the cluster and removes what it left; its images stay. Without a cluster it does nothing."""
+    """Stop the cluster and remove its remains, except for its images. Without a cluster, do nothing."""
     with exclusive("cluster"), progress.step("stopping the cluster"):
         _clear()
 
 
 def status() -> Status:
-    """What runs, and what is wrong."""
+    """Return the recorded processes and the first problem."""
     stamp = _stamp_file().read_text() if _stamp_file().exists() else ""
     return Status(tuple((process, processes.is_running(process)) for process in _processes()), _problem(stamp))
 
 
 def containerd() -> Containerd:
-    """The cluster's containerd."""
     return Containerd(root=paths.cache() / "containerd", run=paths.cluster() / "containerd", host=FIRST)
 
 
 def control(api_server_arguments: Sequence[str] = ()) -> ControlPlane:
-    """The cluster's control plane."""
     return ControlPlane(paths.cluster(), site=SITE, api_server_arguments=api_server_arguments)
 
 
@@ -111,7 +109,7 @@ def _start(binaries: Binaries, api_server_arguments: Sequence[str], stamp: str) 
 
 
 def _problem(stamp: str) -> str:
-    """Why the cluster is not the healthy one that the stamp describes; "" if it is."""
+    """Return why the cluster is not the healthy one described by the stamp; "" if it is."""
     if not _stamp_file().exists():
         return "the cluster is not up"
     if _stamp_file().read_text() != stamp:
@@ -145,7 +143,8 @@ def _clear() -> None:
 
 
 def _strays() -> list[int]:
-    """Processes of ours without a record: the tooling was killed between their start and its note of it."""
+    """Return the cluster's processes without a record: the tooling was killed after starting them, before writing the
+    record."""
     ours = (str(paths.binaries()), "containerd")
     return [
         pid
@@ -155,7 +154,7 @@ def _strays() -> list[int]:
 
 
 def _remove_links() -> None:
-    """Removes what the kubelet and the CNI plugins write at fixed places of the machine."""
+    """Remove the files written by the kubelet and the CNI plugins to fixed places of the machine."""
     for folder, pattern in STRAY_LINKS:
         for path in folder.glob(pattern):
             if not path.is_symlink() or os.readlink(path).startswith(str(paths.cluster())):
@@ -175,7 +174,7 @@ def _dns() -> Dns:
 
 
 def _stamp(binaries: Binaries, api_server_arguments: Sequence[str]) -> str:
-    """Changes when the programs, their settings or the files that set them up change."""
+    """Return a hash of the programs, their settings, and the source files for their setup."""
     return hash_files(Path(__file__).parent, SOURCES, [binaries.folder.name, *api_server_arguments])
 
 

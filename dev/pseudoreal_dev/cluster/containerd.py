@@ -1,4 +1,4 @@
-"""A containerd of the cluster's own: its images stay from one start to the next, its containers do not."""
+"""The cluster's own containerd: its images survive a restart of the cluster, its containers do not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ CNI_PROGRAMS = "/usr/lib/cni"
 
 @dataclass(frozen=True)
 class Containerd:
-    """A containerd whose images lie below `root` and everything else below `run`; it runs in its node's network."""
+    """containerd with its images below `root` and everything else below `run`, in the network namespace of its node."""
 
     root: Path
     run: Path
@@ -29,64 +29,65 @@ class Containerd:
         return self.run / "cni"
 
     def start(self, sandbox_image: str) -> Process:
-        """Starts containerd without any container of an earlier run. Raises DevError if it does not answer."""
+        """Start containerd without containers of an earlier run. Raises DevError if it does not answer."""
         self.run.mkdir(parents=True, exist_ok=True)
         (self.run / "config.toml").write_text(_configuration(self, sandbox_image))
         process = self._launch()
         if self.names_of("containers"):
-            # Killed clusters leave records. The CRI part read them at its start: it must read again without them.
+            # A killed cluster leaves container records, which the CRI plugin reads only at its start: restart without
+            # them.
             self.remove_containers()
             self.stop()
             process = self._launch()
         return process
 
     def pause(self) -> None:
-        """Ends containerd alone: its containers run on, and `resume` finds them."""
+        """Stop containerd alone: its containers keep running, and `resume` finds them."""
         processes.stop(self.processes, self._records)
 
     def resume(self) -> None:
-        """Starts it again. Raises DevError if it does not answer."""
+        """Start containerd again. Raises DevError if it does not answer."""
         self._launch()
 
     def stop(self) -> None:
-        """Ends containerd and the shims that it started."""
+        """Stop containerd and its shims."""
         self.pause()
-        # Without containerd a shim stays for ever.
+        # Without containerd, a shim would run forever.
         shims = [pid for pid, words in processes.command_lines() if _is_shim(words) and str(self.socket) in words]
         processes.kill(shims)
 
     @property
     def processes(self) -> list[Process]:
-        """What was started, running or not."""
+        """Started processes, whether still running or not."""
         return processes.recorded(self._records)
 
     def client(self, *words: str) -> list[str]:
-        """The command line of a `ctr` command for the kubelet's images and containers."""
+        """Return the command line of a `ctr` command on the kubelet's images and containers."""
         return ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *words]
 
     def names_of(self, what: str) -> list[str]:
-        """The names of all `what`: containers, tasks, images or (their digests) content."""
+        """Return the names of all objects of a kind: containers, tasks, images, or content (as digests)."""
         return shell.output(self.client(what, "list", "-q")).split()
 
     def remove_containers(self) -> None:
-        """Removes all containers and their file systems."""
+        """Remove all containers and their file systems."""
         for task in self.names_of("tasks"):
             shell.succeeds(self.client("tasks", "delete", "--force", task))
         if containers := self.names_of("containers"):
             shell.output(self.client("containers", "delete", *containers))
 
     def image_targets(self) -> dict[str, str]:
-        """The digest that each image name stands for."""
+        """Return the digest of each image name."""
         lines = shell.output(self.client("images", "list")).splitlines()[1:]
         return {words[0]: words[2] for words in map(str.split, lines)}
 
     def remove_images(self, names: Sequence[str]) -> None:
-        """Forgets images, and frees what no other image needs."""
+        """Remove image names, and free the content needed by no other image."""
         if names:
             shell.output(self.client("images", "delete", "--sync", *names))
 
     def answers(self) -> bool:
-        """Whether it can be talked to."""
+        """Return whether containerd answers requests."""
         return self.socket.exists() and shell.succeeds(self.client("version"))
 
     def _launch(self) -> Process:

@@ -1,4 +1,4 @@
-"""etcd, API server, controller manager and scheduler: alone on loopback for tests, or as a part of the cluster."""
+"""etcd, API server, controller manager and scheduler: either alone on loopback for tests, or as part of the cluster."""
 
 import shutil
 import socket
@@ -20,7 +20,7 @@ FIRST_SERVICE = "10.96.0.1"
 
 @dataclass(frozen=True)
 class Site:
-    """Where a control plane runs: the API server's address, ports, and what to put before each command."""
+    """Location of a control plane: addresses and ports of its servers, and the prefix of its commands."""
 
     address: str
     bind: str
@@ -33,10 +33,10 @@ class Site:
 
 
 class ControlPlane:
-    """A control plane whose files lie in `directory`; as a context manager it runs on loopback with free ports.
+    """Control plane with its files in `directory`. As a context manager, it runs on loopback with free ports.
 
-    Such a one has no nodes and no scheduler: pods are created and stay pending. Its processes end with this
-    program, even if it is killed. `api_server_arguments` go to kube-apiserver as they are.
+    Such a control plane has no nodes and no scheduler: pods are created and stay pending. Its processes end with this
+    program, even if this program is killed. `api_server_arguments` are passed to kube-apiserver unchanged.
     """
 
     def __init__(self, directory: Path, *, site: Site | None = None, api_server_arguments: Sequence[str] = ()) -> None:
@@ -60,7 +60,7 @@ class ControlPlane:
         self.stop()
 
     def start(self, binaries: Binaries) -> None:
-        """Starts every program on an empty etcd and waits until pods can be created. Raises DevError if they cannot."""
+        """Start all programs on an empty etcd, and wait until pods can be created. Raises DevError if they cannot."""
         shutil.rmtree(self.directory / "etcd", ignore_errors=True)
         self._issue()
         self._launch("etcd", binaries, self._etcd())
@@ -68,25 +68,26 @@ class ControlPlane:
         manager = self._launch("kube-controller-manager", binaries, self._controller_manager())
         if self.site.has_nodes:
             self._launch("kube-scheduler", binaries, self._scheduler())
-        # Without its service account the default namespace refuses pods.
+        # Without its service account, the default namespace refuses pods.
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         wait_until(lambda: self.server.finds(account), "the default service account is there", [manager])
 
     def stop(self) -> None:
-        """Ends the processes that were started here; what they stored is of no use to a later start."""
+        """Kill the processes of this control plane. Their data is useless: a later start has an empty etcd."""
         processes.end(self.processes, self._records)
 
     def start_api_server(self, binaries: Binaries) -> None:
-        """Starts the API server on what etcd holds, and waits for it. Raises DevError if it does not answer."""
+        """Start the API server on the present content of etcd, and wait for it. Raises DevError if it does not
+        answer."""
         self._launch("kube-apiserver", binaries, self._api_server())
         wait_until(lambda: self.server.finds("/readyz"), "the API server is ready", self.processes)
 
     def kill_api_server(self) -> None:
-        """Ends the API server alone, in the middle of whatever it does."""
+        """Kill the API server alone, in the middle of its work."""
         processes.end([process for process in self.processes if process.name == "kube-apiserver"], self._records)
 
     def user(self, name: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> tuple[KeyPair, Path]:
-        """A certificate for a client and a kubeconfig that holds it."""
+        """Create a certificate for a client, and a kubeconfig with it."""
         authority = self._authority
         pair = authority.issue(name, groups, hosts)
         path = authority.folder / f"{pair.key.stem}.kubeconfig"
@@ -94,13 +95,13 @@ class ControlPlane:
 
     @property
     def server(self) -> Server:
-        """The API server, as its administrator sees it."""
+        """The API server, with the administrator's certificate."""
         admin = KeyPair(self._pki("admin.crt"), self._pki("admin.key"))
         return Server(self.site.address, self.site.api_port, self._pki("ca.crt"), admin)
 
     @property
     def processes(self) -> list[Process]:
-        """What was started, running or not."""
+        """Started processes, whether still running or not."""
         return processes.recorded(self._records)
 
     @property
@@ -111,7 +112,7 @@ class ControlPlane:
         authority = self._authority
         hosts = [self.site.address, "127.0.0.1", FIRST_SERVICE, "localhost", "kubernetes.default.svc"]
         authority.issue("kube-apiserver", hosts=hosts)
-        # The API server's own client certificate, towards the kubelet.
+        # The API server's own client certificate, for requests to the kubelet.
         authority.issue("kubelet-client", ["system:masters"])
         write_signing_key(self._pki("accounts.key"))
         for component in ("kube-controller-manager", "kube-scheduler"):
@@ -132,7 +133,7 @@ class ControlPlane:
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}",
-            "--unsafe-no-fsync",  # each start begins with an empty etcd: there is nothing to lose
+            "--unsafe-no-fsync",  # safe: each start begins with an empty etcd
             f"--data-dir={self.directory / 'etcd'}",
         ]
 
@@ -150,7 +151,7 @@ class ControlPlane:
             f"--tls-private-key-file={self._pki('kube-apiserver.key')}",
             f"--kubelet-client-certificate={self._pki('kubelet-client.crt')}",
             f"--kubelet-client-key={self._pki('kubelet-client.key')}",
-            # The node's name is in no DNS.
+            # The node's name is not in any DNS.
             "--kubelet-preferred-address-types=InternalIP",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             f"--service-account-key-file={self._pki('accounts.key')}",
@@ -167,12 +168,12 @@ class ControlPlane:
             f"--service-account-private-key-file={self._pki('accounts.key')}",
             f"--cluster-signing-cert-file={self._pki('ca.crt')}",
             f"--cluster-signing-key-file={self._pki('ca.key')}",
-            # With the usual 20 requests a second the controllers alone take 4 s to start.
+            # With the default of 20 requests per second, the controllers alone take 4 s to start.
             "--kube-api-qps=500",
             "--kube-api-burst=500",
             f"--cluster-cidr={POD_NETWORK}",
             "--allocate-node-cidrs=true",
-            # Nodes that a test makes have no kubelets, which would say that they live.
+            # Nodes created by tests have no kubelet that would renew their heartbeat.
             *([] if self.site.has_nodes else ["--node-monitor-grace-period=24h"]),
             f"--cert-dir={self.directory}",
         ]
@@ -182,7 +183,7 @@ class ControlPlane:
 
     def _client(self, name: str) -> list[str]:
         kubeconfig = self._pki(f"system-{name}.kubeconfig")
-        # One copy of each: no leader to elect, and nobody scrapes their metrics.
+        # One replica of each program needs no leader election, and their metrics are not scraped.
         return ["--leader-elect=false", "--secure-port=0", f"--kubeconfig={kubeconfig}"]
 
     def _pki(self, name: str) -> Path:
@@ -190,7 +191,7 @@ class ControlPlane:
 
 
 def loopback_site() -> Site:
-    """Free ports on loopback, and processes that the kernel ends together with this program."""
+    """Return a site with free ports on loopback; the kernel kills its processes together with this program."""
     api_port, etcd_port, etcd_peer_port = _free_ports(3)
     return Site(
         address="127.0.0.1",
@@ -205,7 +206,7 @@ def loopback_site() -> Site:
 
 
 def _free_ports(count: int) -> list[int]:
-    # All are held at once, so that no port is given twice.
+    # All sockets stay open until the last port is chosen, so that no port is chosen twice.
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [opened.getsockname()[1] for opened in sockets]
     for opened in sockets:

@@ -1,4 +1,4 @@
-"""CoreDNS on the first node itself, for the names of the cluster and no others."""
+"""CoreDNS, on the first node itself; it resolves the cluster's names and no others."""
 
 import http.client
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ SERVICE = Path(__file__).with_name("dns.yaml")
 
 @dataclass(frozen=True)
 class Dns:
-    """The cluster's name server, whose files lie in `directory`."""
+    """The cluster's name server, with its files in `directory`."""
 
     directory: Path
     control: ControlPlane
 
     def start(self, binaries: Binaries) -> None:
-        """Starts it and waits until names can be resolved. Raises DevError if they cannot."""
+        """Start CoreDNS and wait until names can be resolved. Raises DevError if they cannot."""
         self.directory.mkdir(parents=True, exist_ok=True)
         shell.output([binaries.path("kubectl"), "--kubeconfig", self.control.kubeconfig, "apply", "-f", SERVICE])
         command = [*FIRST.inside, str(binaries.path("coredns")), "-conf", str(self._configuration())]
@@ -36,11 +36,11 @@ class Dns:
 
     @property
     def processes(self) -> list[Process]:
-        """What was started, running or not."""
+        """Started processes, whether still running or not."""
         return processes.recorded(self._records)
 
     def answers(self) -> bool:
-        """Whether CoreDNS has read the cluster's Services."""
+        """Return whether CoreDNS has read the cluster's Services."""
         connection = http.client.HTTPConnection(FIRST.address, node_files.DNS_READY_PORT, timeout=5)
         try:
             connection.request("GET", "/ready")

@@ -1,4 +1,4 @@
-"""Talks to one named cluster, never to whatever the current context happens to be."""
+"""kubectl and helm for one named cluster, independent of the current context."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pseudoreal_dev.machine import shell
 
 @dataclass(frozen=True)
 class Kubernetes:
-    """The programs and the arguments that reach one cluster."""
+    """Command prefixes of kubectl and helm for one cluster."""
 
     kubectl: tuple[str, ...]
     helm: tuple[str, ...]
@@ -28,29 +28,29 @@ class Kubernetes:
         return cls(("kubectl", f"--context={context}"), ("helm", f"--kube-context={context}"))
 
     def run(self, *arguments: str) -> str:
-        """What `kubectl arguments` prints. Raises CommandFailed."""
+        """Return the output of `kubectl arguments`. Raises CommandFailed."""
         return shell.output([*self.kubectl, *arguments])
 
     def find(self, *arguments: str) -> dict[str, Any] | None:
-        """The object that `kubectl get arguments` names; None if there is none."""
+        """Return the object named by `kubectl get arguments`; None if it does not exist."""
         text = self.run("get", *arguments, "--ignore-not-found", "--output=json")
         return json.loads(text) if text.strip() else None
 
     def items(self, *arguments: str) -> list[dict[str, Any]]:
-        """The objects that `kubectl get arguments` lists."""
+        """Return the objects listed by `kubectl get arguments`."""
         listed: list[dict[str, Any]] = json.loads(self.run("get", *arguments, "--output=json"))["items"]
         return listed
 
     def apply(self, manifest: Mapping[str, Any]) -> None:
-        """Applies one object. Raises CommandFailed with the server's answer."""
+        """Apply one object. Raises CommandFailed with the server's answer."""
         self._apply("-", json.dumps(manifest))
 
     def apply_file(self, path: Path) -> None:
-        """Applies a file of objects. Raises CommandFailed with the server's answer."""
+        """Apply a file of objects. Raises CommandFailed with the server's answer."""
         self._apply(str(path), None)
 
     def run_helm(self, *arguments: str) -> str:
-        """What `helm arguments` prints. Raises CommandFailed."""
+        """Return the output of `helm arguments`. Raises CommandFailed."""
         return shell.output([*self.helm, *arguments])
 
     def _apply(self, file: str, text: str | None) -> None:

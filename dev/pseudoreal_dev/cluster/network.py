@@ -1,6 +1,7 @@
-"""The network namespaces of the cluster's nodes, from which no packet leaves the machine.
+"""Network namespaces of the cluster's nodes. No packet leaves the machine.
 
-The first node's is joined to the machine; that of a second node is joined to the first, which forwards for it.
+The first node's namespace is connected to the machine. The second node's namespace is connected to the first one, and
+the first node forwards its packets.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ CHAIN = "PSEUDOREAL"
 
 @dataclass(frozen=True)
 class Host:
-    """A node as the network knows it. `pods` is the subnet of its pods."""
+    """Network identity of a node. `pods` is the subnet of its pods."""
 
     node: str
     namespace: str
@@ -29,7 +30,7 @@ class Host:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """What to put before a command. Not `ip netns exec`: that remounts /sys, and the cgroups are gone."""
+        """Command prefix for entering the namespace. Not `ip netns exec`: it remounts /sys without the cgroups."""
         return ("nsenter", f"--net={self.handle}")
 
     @property
@@ -38,7 +39,7 @@ class Host:
 
     @property
     def exists(self) -> bool:
-        """Whether the namespace is there; a handle that outlived a crash is a file without one."""
+        """Whether the namespace exists; a handle left over from before a crash is a file without a namespace."""
         return self.handle.exists()
 
 
@@ -47,21 +48,22 @@ SECOND = Host("pseudoreal-second", "pseudoreal-second", "198.18.0.6", "10.244.1.
 
 
 def create() -> None:
-    """Makes the first node's namespace and the pair of devices that joins it to this machine."""
+    """Create the first node's namespace, and a veth pair connecting it to this machine."""
     _add(FIRST)
     shell.output(["ip", "link", "add", HOST_DEVICE, "type", "veth", *_peer(FIRST)])
     shell.output(["ip", "address", "add", f"{HOST_ADDRESS}/30", "dev", HOST_DEVICE])
     shell.output(["ip", "link", "set", HOST_DEVICE, "up"])
     _bring_up(FIRST)
-    # Nothing answers there, but the kubelet, the API server and kube-proxy choose their address by a default route.
+    # Nothing answers on this route, but the kubelet, the API server and kube-proxy choose their address by a default
+    # route.
     _ip(FIRST, "route", "add", "default", "dev", "eth0")
-    # The address of a pod that is gone is answered at once.
+    # Packets to the address of a deleted pod are rejected at once.
     _ip(FIRST, "route", "add", "unreachable", POD_NETWORK)
     _close()
 
 
 def create_second() -> None:
-    """Makes the second node's namespace and joins it to the first one's."""
+    """Create the second node's namespace, and connect it to the first one."""
     _add(SECOND)
     _ip(FIRST, "link", "add", SECOND_DEVICE, "type", "veth", *_peer(SECOND))
     _ip(FIRST, "address", "add", f"{SECOND_GATEWAY}/30", "dev", SECOND_DEVICE)
@@ -72,26 +74,26 @@ def create_second() -> None:
 
 
 def join_second() -> None:
-    """Connects the second node."""
+    """Connect the second node."""
     _ip(FIRST, "link", "set", SECOND_DEVICE, "up")
     _ip(FIRST, "route", "add", SECOND.pods, "via", SECOND.address)
 
 
 def cut_second() -> None:
-    """Pulls the second node's cable: everything on it runs on, and nobody hears of it."""
+    """Disconnect the second node: its programs keep running, unreachable for all others."""
     _ip(FIRST, "link", "set", SECOND_DEVICE, "down")
 
 
 def delete_second() -> None:
-    """Removes what `create_second` made, as far as it is there."""
+    """Remove the existing parts of `create_second`."""
     _delete(SECOND)
     shell.succeeds(["ip", "-n", FIRST.namespace, "link", "delete", SECOND_DEVICE])
 
 
 def delete() -> None:
-    """Removes what `create` made, as far as it is there."""
+    """Remove the existing parts of `create`."""
     _delete(FIRST)
-    # The kernel takes the pair away with its namespace, a moment later; whichever deletes it first is right.
+    # The kernel deletes the veth pair with its namespace, a moment later; it does not matter who deletes it first.
     shell.succeeds(["ip", "link", "delete", HOST_DEVICE])
 
 
@@ -116,9 +118,10 @@ def _peer(host: Host) -> tuple[str, ...]:
 
 
 def _close() -> None:
-    """Refuses, at once rather than after a time-out, whatever is not for the cluster."""
+    """Reject packets to addresses outside the cluster, at once rather than after a timeout."""
     _iptables("-N", CHAIN)
-    # The last two: a packet to a Service keeps its first way out, eth0, in the rules that follow its redirection.
+    # Pod and Service networks too: after its redirection, a packet to a Service still has its first output device,
+    # eth0.
     for network in (LINKS, POD_NETWORK, SERVICE_NETWORK):
         _iptables("-A", CHAIN, "-d", network, "-j", "RETURN")
     _iptables("-A", CHAIN, "-j", "REJECT")

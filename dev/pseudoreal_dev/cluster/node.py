@@ -15,7 +15,7 @@ from pseudoreal_dev.machine.processes import Process
 
 
 class Node:
-    """A node whose files lie in `directory`; its pods live in `cgroup`."""
+    """Node with its files in `directory` and its pods in `cgroup`."""
 
     def __init__(
         self, directory: Path, host: Host, control: ControlPlane, containerd: Containerd, cgroup: str = cgroups.NAME
@@ -28,7 +28,7 @@ class Node:
         self._records = directory / "processes"
 
     def start(self, binaries: Binaries) -> None:
-        """Starts the node's programs, containerd being there already, and waits until pods can run."""
+        """Start the node's programs and wait until pods can run. containerd must be running."""
         self.directory.mkdir(parents=True, exist_ok=True)
         cgroups.create(self._cgroup)
         kubelet = self._launch("kubelet", binaries, self._kubelet())
@@ -36,16 +36,16 @@ class Node:
         wait_until(self.is_ready, "the node is ready", [kubelet, proxy])
 
     def stop(self) -> None:
-        """Ends the node's programs; its pods run on."""
+        """Stop the node's programs; its pods keep running."""
         processes.stop(self.processes, self._records)
 
     @property
     def processes(self) -> list[Process]:
-        """What was started, running or not."""
+        """Started processes, whether still running or not."""
         return processes.recorded(self._records)
 
     def is_ready(self) -> bool:
-        """Whether the API server calls the node ready."""
+        """Return whether the API server reports the node as ready."""
         answer = self._control.server.get(f"/api/v1/nodes/{self.host.node}")
         conditions = json.loads(answer)["status"].get("conditions", []) if answer else []
         return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)

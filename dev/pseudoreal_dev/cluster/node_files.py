@@ -1,4 +1,4 @@
-"""The configuration files of the node's programs, as text."""
+"""Configuration files of the node's programs, as text."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ DNS_READY_PORT = 8181
 
 
 def kubelet(folder: Path, socket: Path, authority: Path, serving: KeyPair, cgroup: str) -> str:
-    """KubeletConfiguration."""
+    """Return the KubeletConfiguration."""
     configuration = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -35,7 +35,7 @@ def kubelet(folder: Path, socket: Path, authority: Path, serving: KeyPair, cgrou
         "clusterDNS": [DNS_SERVICE],
         "clusterDomain": DOMAIN,
         "resolvConf": str(folder / "resolv.conf"),
-        # A developer's disk is often nearly full, and images are only ever removed by the tooling itself.
+        # A developer's disk is often nearly full, and only the tooling itself removes images.
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "podLogsDir": str(folder / "pod-logs"),
@@ -45,7 +45,7 @@ def kubelet(folder: Path, socket: Path, authority: Path, serving: KeyPair, cgrou
 
 
 def kube_proxy(host: Host, kubeconfig: Path) -> str:
-    """KubeProxyConfiguration."""
+    """Return the KubeProxyConfiguration."""
     configuration = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -53,16 +53,17 @@ def kube_proxy(host: Host, kubeconfig: Path) -> str:
         "clusterCIDR": POD_NETWORK,
         "hostnameOverride": host.node,
         "clientConnection": {"kubeconfig": str(kubeconfig)},
-        # These limits belong to the machine, not to a network namespace: leave them alone.
+        # These limits belong to the machine, not to a network namespace: leave them unchanged.
         "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     }
     return yaml.safe_dump(configuration)
 
 
 def pod_network(host: Host, folder: Path) -> str:
-    """The CNI network.
+    """Return the CNI network configuration.
 
-    `ptp` and not `bridge`: every packet between pods is routed, so a Service works without the kernel's br_netfilter.
+    The plugin is `ptp` and not `bridge`: all packets between pods are routed, so Services work without the kernel's
+    br_netfilter.
     """
     addresses = {
         "type": "host-local",
@@ -78,7 +79,7 @@ def pod_network(host: Host, folder: Path) -> str:
 
 
 def corefile(kubeconfig: Path, context: str) -> str:
-    """CoreDNS: the cluster's names and no others, for there is no way out."""
+    """Return CoreDNS's configuration: the cluster's names only, because the cluster has no way out."""
     return f"""\
 . {{
     bind {FIRST.address}

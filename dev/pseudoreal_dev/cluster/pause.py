@@ -1,4 +1,4 @@
-"""The image that holds a pod's namespaces open: one static program and nothing else."""
+"""The pause image, holding a pod's namespaces open: one static program."""
 
 import hashlib
 import io
@@ -12,12 +12,12 @@ from pseudoreal_dev.machine.shell import CommandFailed
 
 
 def image(binaries: Binaries) -> str:
-    """The image's name; its tag changes with the program."""
+    """Return the name of the image; its tag changes with the program."""
     return f"localhost/pseudoreal-pause:{binaries.folder.name}"
 
 
 def load(containerd: Containerd, binaries: Binaries) -> None:
-    """Gives containerd the image, unless it has it."""
+    """Import the image into containerd, unless it is there."""
     name = image(binaries)
     if name in containerd.names_of("images"):
         return
@@ -28,7 +28,7 @@ def load(containerd: Containerd, binaries: Binaries) -> None:
 
 
 def _archive(name: str, program: bytes) -> bytes:
-    """A `docker save` archive of an image of one layer of one file."""
+    """Return a `docker save` archive of an image with one layer of one file."""
     layer = _tar({"pause": program})
     configuration = {
         "architecture": "amd64",

@@ -1,4 +1,4 @@
-"""What the machine must have before anything is built: everything that is missing is told at once."""
+"""Requirements on the machine, checked before anything is built; all missing ones are reported together."""
 
 import os
 import platform
@@ -15,13 +15,13 @@ GIB = 1024**3
 COLD_DISK_GIB = 40
 WARM_DISK_GIB = 10
 MEMORY_GIB = 6
-# A Unix socket's path holds 107 bytes, and containerd's lies below the cache.
+# A Unix socket's path is limited to 107 bytes, and containerd's socket is below the cache.
 LONGEST_CACHE_PATH = 60
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts that the checks look at. `go` is "" where there is none."""
+    """Facts about the machine for the checks. `go` is "" if Go is not installed."""
 
     system: str
     is_root: bool
@@ -37,28 +37,26 @@ class Machine:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is missing, and what to do about it."""
+    """A missing requirement, and its remedy."""
 
     missing: str
     remedy: str
 
 
 def require() -> None:
-    """Raises DevError with all problems of this machine, if it has any."""
+    """Raise DevError with all problems of this machine, if it has any."""
     if found := problems(look()):
         lines = [f"- {problem.missing}. {problem.remedy}" for problem in found]
         raise DevError("\n".join(["This machine cannot run the local cluster yet:", *lines]))
 
 
 def problems(machine: Machine) -> list[Problem]:
-    """Everything that the machine lacks."""
     if machine.system != "Linux":
         return [Problem(f"this is {machine.system}, and the cluster needs Linux", "Use a Linux machine or VM")]
     return [*_rights(machine), *_room(machine), *_programs(machine)]
 
 
 def look() -> Machine:
-    """The facts about this machine."""
     return Machine(
         system=platform.system(),
         is_root=os.geteuid() == 0,

@@ -1,5 +1,5 @@
-"""A second node for the cluster, for as long as a test needs one: with a kubelet, a containerd, a network and a cgroup
-of its own, and the images of the first node."""
+"""Second node of the cluster, for the duration of a test, with its own kubelet, containerd, network and cgroup, and
+with the images of the first node."""
 
 import shutil
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class SecondNode:
     control: ControlPlane
 
     def join(self, binaries: Binaries, first: Containerd) -> None:
-        """Brings the node up with the images that `first` has. Raises DevError if it does not get ready."""
+        """Bring the node up with the images of `first`. Raises DevError if it does not become ready."""
         with progress.step("starting a second node"):
             self.leave()
             network.create_second()
@@ -30,7 +30,7 @@ class SecondNode:
             self.node.start(binaries)
 
     def leave(self) -> None:
-        """Ends what runs on the node and removes what it left, as far as it is there."""
+        """Stop the node's programs and pods, and remove its remains, as far as they exist."""
         self.node.stop()
         cgroups.kill(cgroups.SECOND)
         if self.containerd.answers():
@@ -53,8 +53,8 @@ class SecondNode:
 
 
 def _copy_images(source: Containerd, target: Path) -> None:
-    """All files as further links to the same content, which containerd never changes; its databases are copied while
-    nobody writes to them."""
+    """Hard-link all files, because containerd never changes its content; copy the databases while containerd is
+    paused."""
     shutil.rmtree(target, ignore_errors=True)
     source.pause()
     try:

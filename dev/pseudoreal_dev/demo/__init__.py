@@ -1,4 +1,4 @@
-"""What a user would do: install the chart, apply an example, follow it to the end.
+"""A user's first steps, automated: install the chart, apply an example, follow the job to its end.
 
-It works on the local cluster, or on one that the user names.
+The demo runs on the local cluster, or on a cluster of the user.
 """

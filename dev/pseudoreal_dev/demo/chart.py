@@ -1,4 +1,4 @@
-"""The Helm chart, installed from this checkout."""
+"""Installs the Helm chart from this checkout."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ RELEASE = NAMESPACE = "pseudoreal"
 
 
 ONE_NODE = ("--set=replicaCount=1",)
-"""Values for a machine alone, where a standby would only take memory."""
+"""Chart values for a single machine, where a standby replica would only use memory."""
 
 
 def install(
@@ -21,7 +21,7 @@ def install(
     trainer_image: str,
     chart: Path = CHART,
 ) -> None:
-    """Installs the chart, or upgrades to it, and waits until the operator is ready."""
+    """Install the chart, or upgrade to it, and wait until the operator is ready."""
     values = [*ONE_NODE]
     for part, image in (("operator", operator_image), ("trainer", trainer_image)):
         repository, _, tag = image.rpartition(":")
@@ -37,7 +37,7 @@ def install(
 
 
 def _operator_state(kubernetes: Kubernetes) -> str:
-    """What there is to see of an operator that does not come up."""
+    """Return diagnostics of an operator not becoming ready."""
     shown = []
     for command in (("get", "pods"), ("describe", "pods"), ("logs", f"deployment/{RELEASE}", "--tail=20")):
         try:

@@ -1,4 +1,4 @@
-"""A Job of Kubernetes, awaited."""
+"""Waits for a Kubernetes Job."""
 
 import time
 from collections.abc import Iterable
@@ -13,7 +13,8 @@ from pseudoreal_dev.machine.progress import progress
 
 
 def wait_until_complete(kubernetes: Kubernetes, job: str, seconds: float) -> str:
-    """What the Job has said by its end. Raises DevError, with that, when it fails or takes longer."""
+    """Return the log of the Job after its completion. Raises DevError, with the log, if the Job fails or takes too
+    long."""
     deadline = time.monotonic() + seconds
     with progress.step(f"waiting for job {job}"):
         while (ended := end_of(kubernetes.find("job", job, f"--namespace={NAMESPACE}"))) != "Complete":
@@ -25,13 +26,13 @@ def wait_until_complete(kubernetes: Kubernetes, job: str, seconds: float) -> str
 
 
 def end_of(job: dict[str, Any] | None) -> str | None:
-    """Complete or Failed; None while it is neither."""
+    """Return Complete or Failed; None before either."""
     conditions: Iterable[dict[str, Any]] = (job or {}).get("status", {}).get("conditions") or []
     return next((c["type"] for c in conditions if c["type"] in ("Complete", "Failed") and c["status"] == "True"), None)
 
 
 def _said(kubernetes: Kubernetes, job: str) -> str:
-    """The log of its newest pod, or why there is none."""
+    """Return the log of the Job's newest pod, or the reason why there is none."""
     try:
         return kubernetes.run("logs", f"job/{job}", f"--namespace={NAMESPACE}", "--tail=40").rstrip()
     except shell.CommandFailed as error:

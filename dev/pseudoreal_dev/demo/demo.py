@@ -11,7 +11,7 @@ DEMOS: dict[str, Callable[[Target], None]] = {"quickstart": quickstart.run, "lla
 
 
 def run(name: str) -> None:
-    """Raises DevError when a part fails; the text says which and what to do."""
+    """Run a demo. Raises DevError if a part fails; the text names the part and the remedy."""
     context = os.environ.get("KUBE_CONTEXT")
     target = given(context) if context else local()
     chart.install(target.kubernetes, target.operator_image, target.trainer_image)

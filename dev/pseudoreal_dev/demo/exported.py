@@ -1,4 +1,4 @@
-"""An exported model, as its users load it: with transformers, and nothing of this project."""
+"""Loads an exported model like its users: with transformers, without code of this project."""
 
 import json
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ _WINDOWS_AT_ONCE = 16
 @dataclass(frozen=True)
 class Judgement:
     loss: float
-    """Mean cross-entropy on the validation set, nats per token."""
+    """Mean cross-entropy on the validation set, in nats per token."""
     sample: str
-    """Text that goes on from the prompt."""
+    """Generated continuation of the prompt."""
 
 
 def judge(export: Path, validation: Path, prompt: str) -> Judgement:
-    """Loads the export and measures it on token files. Raises DevError where weights are missing or left over."""
+    """Load the export and measure it on token files. Raises DevError if weights are missing or unexpected."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -41,7 +41,7 @@ def judge(export: Path, validation: Path, prompt: str) -> Judgement:
 
 
 def _windows(folder: Path, sequence: int) -> Any:
-    """All windows of native token files, [W, T + 1]: each has the token behind it as its last target."""
+    """Return all windows of native token files, [W, T + 1]: the last column is the target of the last input."""
     import torch
 
     index = json.loads((folder / "index.json").read_text())
@@ -51,7 +51,7 @@ def _windows(folder: Path, sequence: int) -> Any:
 
 
 def _loss(model: Any, windows: Any) -> float:
-    """Mean cross-entropy of the model on windows [W, T + 1], nats per token."""
+    """Return the mean cross-entropy of the model on windows [W, T + 1], in nats per token."""
     from torch.nn import functional as F
 
     total = 0.0

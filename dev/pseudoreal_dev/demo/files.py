@@ -1,4 +1,4 @@
-"""Files of claims, copied to this machine through a pod that mounts them."""
+"""Copies files from PersistentVolumeClaims to this machine, through a pod mounting them."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ _MOST_SECONDS = 600
 
 
 def copied(kubernetes: Kubernetes, image: str, claims: Mapping[str, str], wanted: Sequence[str], folder: Path) -> None:
-    """Copies files and folders into `folder`, which is made anew, each under its last name.
+    """Copy files and folders into `folder`, created from scratch, each under its last path component.
 
-    `claims`: names of claims, by the names under which the paths in `wanted` begin.
+    `claims` maps the first path component used in `wanted` to the name of the claim.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -26,7 +26,7 @@ def copied(kubernetes: Kubernetes, image: str, claims: Mapping[str, str], wanted
 
 @contextmanager
 def _pod(kubernetes: Kubernetes, image: str, claims: Mapping[str, str]) -> Iterator[None]:
-    """A pod with the claims at / and their names, read-only. `kubectl cp` needs tar in its image."""
+    """Run a pod with the claims mounted read-only at /NAME. `kubectl cp` needs tar in its image."""
     here = f"--namespace={NAMESPACE}"
     mounts = [{"name": name, "mountPath": f"/{name}", "readOnly": True} for name in claims]
     volumes = [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim in claims.items()]

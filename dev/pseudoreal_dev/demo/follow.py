@@ -1,4 +1,4 @@
-"""Follows a PseudoRealJob to its end, with a live line."""
+"""Follows a PseudoRealJob to its end, with a live status line."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ TERMINAL = ("Complete", "Failed")
 
 
 def follow(kubernetes: Kubernetes, job: str, namespace: str, deadline_seconds: float) -> PseudoRealJobStatus:
-    """The job's last status. Raises DevError when the job fails or is not done in time."""
+    """Return the job's last status. Raises DevError if the job fails or is not done in time."""
     started = time.monotonic()
 
     def elapsed() -> float:
@@ -42,7 +42,7 @@ def read_status(found: dict[str, Any] | None) -> PseudoRealJobStatus:
 
 
 def describe(status: PseudoRealJobStatus, seconds: float) -> str:
-    """One line for people: phase, step, loss and the time that is left, or what is waited for."""
+    """Return one line with phase, step, loss and remaining time, or with the reason for waiting."""
     trains = status.state == "Training" and status.current_phase is not None
     parts = [f"{seconds:5.0f}s", f"{status.current_phase if trains else status.state:<11}"]
     if status.progress and (trains or status.state in TERMINAL):
@@ -53,7 +53,7 @@ def describe(status: PseudoRealJobStatus, seconds: float) -> str:
 
 
 def waiting_for(status: PseudoRealJobStatus) -> str:
-    """The message of the condition that explains why the job does not train."""
+    """Return the message of the condition explaining why the job does not train."""
     conditions = {condition.type: condition for condition in status.conditions}
     failed, progressing = conditions.get("Failed"), conditions.get("Progressing")
     if failed and failed.status == "True":
@@ -73,7 +73,7 @@ def _training(now: Progress) -> str:
 
 
 class _Display:
-    """A line that is rewritten on a terminal; elsewhere a line when the phase changes and every few seconds."""
+    """Status line, rewritten on a terminal; elsewhere, a new line at each phase change and every few seconds."""
 
     def __init__(self) -> None:
         self._live = Live(console=progress.console, transient=True) if progress.console.is_terminal else None

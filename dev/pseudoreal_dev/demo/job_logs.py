@@ -1,4 +1,4 @@
-"""Reads what the trainer pods of a job said, through their logs."""
+"""Reads the log events of a job's trainer pods."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ Event = dict[str, Any]
 
 
 def events(kubernetes: Kubernetes, job: str, namespace: str) -> list[Event]:
-    """The structured log lines of rank 0 of every execution at every phase, oldest execution first."""
+    """Return the structured log lines of rank 0 of all executions and phases, oldest pod first."""
     pods = kubernetes.items("pods", f"--namespace={namespace}", f"--selector={LABEL_JOB}={job}")
     first = [pod for pod in pods if _is_rank_0(pod) and pod["metadata"]["labels"].get(LABEL_STAGE) == "train"]
     ordered = sorted(first, key=lambda pod: pod["metadata"]["creationTimestamp"])

@@ -1,6 +1,6 @@
-"""charts/pseudoreal-llama on a cluster: text becomes tokens, two workers learn them, transformers loads the model.
+"""charts/pseudoreal-llama on a cluster: tokenize text, train on two workers, load the model with transformers.
 
-Each part is checked here, not by eye.
+Each part is checked by the program.
 """
 
 import json
@@ -23,7 +23,7 @@ from pseudoreal_dev.machine.progress import progress
 
 CHART = paths.REPOSITORY / "charts" / "pseudoreal-llama"
 JOB = "llama"
-"""Name of the release, and so of the job."""
+"""Name of the Helm release and of the job."""
 CLAIMS = {"data": f"{JOB}-data", "checkpoints": f"{JOB}-checkpoints"}
 PREPARE_SECONDS = EXPORT_SECONDS = 1800.0
 PROMPT = "And it came to pass"
@@ -33,7 +33,7 @@ Line = dict[str, Any]
 
 
 def run(target: Target) -> None:
-    """Raises DevError when a part fails, or its result is not what it must be."""
+    """Run the demo. Raises DevError if a part fails, or its result is not as expected."""
     kubernetes = target.kubernetes
     _install(target)
     progress.say(wait_until_complete(kubernetes, f"{JOB}-prepare", PREPARE_SECONDS))
@@ -55,7 +55,7 @@ def run(target: Target) -> None:
 
 
 def _install(target: Target) -> None:
-    """Installs the example afresh: what an earlier run left of it is deleted first."""
+    """Install the example from scratch; the remains of an earlier run are deleted first."""
     kubernetes, here = target.kubernetes, f"--namespace={NAMESPACE}"
     with progress.step(f"removing what an earlier {JOB} left"):
         kubernetes.run_helm("uninstall", JOB, here, "--ignore-not-found", "--wait", "--timeout=10m")
@@ -68,9 +68,9 @@ def _install(target: Target) -> None:
 
 
 def _copied(target: Target) -> Path:
-    """A folder of this machine with the export, the validation set and the metrics."""
+    """Copy the export, the validation set and the metrics to this machine; return the folder."""
     job = target.kubernetes.find("prj", JOB, f"--namespace={NAMESPACE}")
-    assert job, "it has succeeded"
+    assert job, "the job exists: `train` has followed it to its success"
     work = work_folder(JOB, job["metadata"]["uid"])
     wanted = ["data/export", "data/validation", f"checkpoints/{work}/metrics.jsonl"]
     folder = paths.REPOSITORY / "pseudoreal-runs" / "demo" / JOB
@@ -79,25 +79,25 @@ def _copied(target: Target) -> Path:
 
 
 def _last_bits_per_byte(lines: Sequence[Line]) -> float:
-    """The newest measurement of the one validation set."""
+    """Return the newest bits per byte of the only validation set."""
     (bits,) = [line["bits_per_byte"] for line in lines if line["bits_per_byte"]][-1].values()
     return float(bits)
 
 
 def _written(lines: Sequence[Line]) -> list[str]:
-    """What the model wrote behind the first prompt, validation after validation."""
+    """Return the continuation of the first prompt at each validation."""
     samples = [(line["step"], line["samples"][0]) for line in lines if line["samples"]]
     return [f"step {step:>4}  {each['prompt']}{each['text']}".replace("\n", " ") for step, each in samples]
 
 
 def sentences(status: PseudoRealJobStatus, bits: float, exported_loss: float) -> list[str]:
-    """What was found. Raises DevError where it is not what it must be."""
+    """Return sentences on the results. Raises DevError if a result is not as expected."""
     ends = (status.phases[0].start_validation_loss, status.phases[-1].validation_loss)
     first, last = (float(loss or "nan") for loss in ends)
     delinked = report.delinks(status.phases)
     _require(last < first, f"the validation loss did not fall: {first} at first, {last} at last")
     _require(all(before == after for before, after in delinked), f"a delink changed the loss: {delinked}")
-    # The status has four digits behind the point; transformers adds in another order.
+    # The status has four decimals, and transformers sums in another order.
     _require(abs(exported_loss - last) < 1e-3, f"the export's loss is {exported_loss:.4f}, the status says {last}")
     return [
         f"validation loss {last:.4f} nats per token, {bits:.3f} bits per byte; it began with {first:.4f}",

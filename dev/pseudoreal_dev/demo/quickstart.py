@@ -1,4 +1,4 @@
-"""examples/quickstart.yaml on a cluster: one worker and then two learn bytes."""
+"""examples/quickstart.yaml on a cluster: training on bytes with one worker, then with two."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ JOB = "quickstart"
 
 
 def run(target: Target) -> None:
-    """Raises DevError when the job does not succeed."""
+    """Run the demo. Raises DevError if the job does not succeed."""
     apply(target.kubernetes, on_host_volume=target.needs_host_volume)
     status = train(target.kubernetes, JOB)
     events = job_logs.events(target.kubernetes, JOB, NAMESPACE)
@@ -32,7 +32,7 @@ def run(target: Target) -> None:
 
 
 def apply(kubernetes: Kubernetes, *, on_host_volume: bool) -> None:
-    """Applies the example afresh: what an earlier run left of it is deleted first."""
+    """Apply the example from scratch; the remains of an earlier run are deleted first."""
     with progress.step(f"removing what an earlier {JOB} left"):
         kubernetes.run("delete", "-f", str(FILE), f"--namespace={NAMESPACE}", "--ignore-not-found", "--timeout=10m")
         wait_until_gone(kubernetes, JOB)

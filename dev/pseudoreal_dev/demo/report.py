@@ -1,4 +1,4 @@
-"""What the demo shows at the end: the losses of each phase, a picture of them, and a sample of text."""
+"""Final report of the demo: the losses of each phase, a plot of them, and a text sample."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from pseudoreal_dev.demo.job_logs import Event, named
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of a finished job; losses in nats per byte."""
+    """Figures of a finished job; losses in nats per byte."""
 
     baseline: float
     validation_loss: float
     delinked: tuple[tuple[str, str], ...]
-    """What `delinks` finds."""
+    """Result of `delinks`."""
 
     @property
     def better_by(self) -> float:
-        """Share of the baseline's loss that the model saves."""
+        """Relative improvement of the model's loss over the baseline's loss."""
         return 1 - self.validation_loss / self.baseline
 
 
@@ -32,14 +32,14 @@ def result(status: PseudoRealJobStatus, events: Sequence[Event]) -> Result:
 
 
 def delinks(phases: Sequence[PhaseStatus]) -> tuple[tuple[str, str], ...]:
-    """Validation loss right before and right after each delink, as reported."""
+    """Return the reported validation losses directly before and after each delink."""
     return tuple(
         (before.validation_loss or "", after.start_validation_loss or "") for before, after in pairwise(phases)
     )
 
 
 def losses(phases: Iterable[PhaseStatus], token: str) -> Table:
-    """The losses of all phases, of a job whose tokens are called `token`."""
+    """Return a table of the losses of all phases; `token` is the job's unit of text in words."""
     columns = ("phase", "last step", "loss", "validation loss at its start", "at its end", "checkpoint")
     table = Table(*columns, title=f"Losses, in nats per {token}")
     for phase in phases:
@@ -61,7 +61,7 @@ def delink_sentences(delinked: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def draw(events: Sequence[Event], baseline: float, path: Path) -> None:
-    """Loss against step, a colour for each phase, as a picture."""
+    """Plot the loss against the step, with one colour per phase."""
     import matplotlib.pyplot as plt
 
     plt.switch_backend("Agg")
@@ -87,6 +87,6 @@ def draw(events: Sequence[Event], baseline: float, path: Path) -> None:
 
 
 def _measurements(reports: Sequence[Event]) -> list[Event]:
-    """The reports in which the validation loss is new; the others repeat the one before."""
+    """Return the reports with a new validation loss; the other reports repeat the previous one."""
     before = [None, *(report.get("validation_loss") for report in reports)]
     return [r for r, last in zip(reports, before, strict=False) if r.get("validation_loss") not in (None, last)]

@@ -1,4 +1,4 @@
-"""Where the demo runs: the cluster of this machine, or one that the user has."""
+"""Cluster for the demo: the local one, or one of the user."""
 
 import os
 import shutil
@@ -19,25 +19,25 @@ from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import Cost, progress
 
 NAMESPACE = "default"
-"""The namespace of the demos' jobs."""
+"""Namespace of the demos' jobs."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A cluster that is up, and images that it can run."""
+    """A running cluster, and images available to it."""
 
     kubernetes: Kubernetes
     operator_image: str
     trainer_image: str
     needs_host_volume: bool
-    """The cluster provisions no volumes itself."""
+    """Whether volumes must be created by hand, because the cluster has no provisioner."""
     reaching: str
-    """How the user's own kubectl reaches it, in words of a shell."""
+    """Shell commands for reaching the cluster with the user's own kubectl."""
     ending: str
-    """How it, or what is installed there, is ended."""
+    """Shell command for stopping the cluster, or removing the installation."""
 
     def hints(self, job: str) -> tuple[str, ...]:
-        """What to try next."""
+        """Return shell commands to try next."""
         return (
             self.reaching,
             f"kubectl get prj,jobs,pods; kubectl logs -l {LABEL_JOB}={job}",
@@ -47,7 +47,7 @@ class Target:
 
 
 def local() -> Target:
-    """The cluster of this machine, brought up with both images on it. Raises DevError."""
+    """Bring up the cluster of this machine with both images. Raises DevError."""
     preflight.require()
     packages.install_missing()
     with _images_in_background():
@@ -71,7 +71,8 @@ def local() -> Target:
 
 @contextmanager
 def _images_in_background() -> Iterator[None]:
-    """Builds the images while the block compiles: the one waits for network and disk, the other for the processor."""
+    """Build the images in a subprocess during the context: they wait for network and disk, the compilation for the
+    CPU."""
     if binaries.are_cached():
         yield
         return
@@ -82,7 +83,7 @@ def _images_in_background() -> Iterator[None]:
     try:
         yield
         with progress.step("building the images", cost=Cost.FIRST_RUN, log=log):
-            # If it fails, the next step tries the same once more and says what is wrong.
+            # If this build fails, the next step repeats it and reports the error.
             builder.wait()
     finally:
         builder.terminate()
@@ -90,7 +91,7 @@ def _images_in_background() -> Iterator[None]:
 
 
 def given(context: str) -> Target:
-    """A cluster that the user has. Raises DevError for what is missing."""
+    """Return a target for a cluster of the user. Raises DevError, listing everything missing."""
     missing = [
         f"- {program} is not on the PATH; install it" for program in ("kubectl", "helm") if not shutil.which(program)
     ]

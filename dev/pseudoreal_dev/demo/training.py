@@ -1,4 +1,4 @@
-"""A job of a demo on the cluster: followed to its end, shown, gone."""
+"""Follows, shows and awaits the deletion of a demo's job."""
 
 from pseudoreal_api.names import LABEL_JOB
 from pseudoreal_api.status.status import PseudoRealJobStatus
@@ -13,7 +13,7 @@ FOLLOW_SECONDS = 3600.0
 
 
 def train(kubernetes: Kubernetes, job: str) -> PseudoRealJobStatus:
-    """Follows the job until it has succeeded: its status. Raises DevError, when all that is known is shown."""
+    """Follow the job to its success and return its status. Raises DevError after printing the job's description."""
     progress.note(f"following {job}; Ctrl-C leaves it running")
     try:
         with progress.step(f"training {job}", shows_itself=True):
@@ -29,6 +29,6 @@ def show(kubernetes: Kubernetes, job: str) -> None:
 
 
 def wait_until_gone(kubernetes: Kubernetes, job: str) -> None:
-    """Waits for the pods of a job that is deleted."""
+    """Wait until the pods of a deleted job are gone."""
     selector = f"--selector={LABEL_JOB}={job}"
     kubernetes.run("wait", "--for=delete", "pods", selector, f"--namespace={NAMESPACE}", "--timeout=10m")

@@ -1,4 +1,4 @@
-"""Volumes of the local cluster, which has no provisioner: folders of this machine."""
+"""Volumes of the local cluster: folders of this machine, because the cluster has no provisioner."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ from pseudoreal_dev.machine import paths
 
 
 def create_host_volume(kubernetes: Kubernetes, claim: str, storage: str) -> Path:
-    """An empty folder of this machine for a claim."""
+    """Create a PersistentVolume for a claim, on an empty folder of this machine."""
     folder = paths.cache() / "volumes" / claim
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The images of the project: built by buildah, carried to containerd.
+"""The project's images: built by buildah, transferred to containerd.
 
-What is in them the Dockerfile says.
+The Dockerfile defines their contents.
 """

@@ -1,4 +1,4 @@
-"""The image that the others build on: a minimal Debian with Python, made from the machine's own Debian mirror."""
+"""Base of the other images: a minimal Debian with Python, built from the machine's own Debian mirror."""
 
 import hashlib
 from pathlib import Path
@@ -14,7 +14,7 @@ REPOSITORY = "localhost/pseudoreal-base"
 
 
 def build() -> str:
-    """The name of the base image, which is built if it is not there."""
+    """Return the name of the base image, after building it if needed."""
     name = f"{REPOSITORY}:{SUITE}-{hashlib.sha256(' '.join(PACKAGES).encode()).hexdigest()[:8]}"
     if name not in buildah.images():
         log = paths.logs() / "base-image.log"
@@ -24,7 +24,7 @@ def build() -> str:
 
 
 def find_mirror(index_targets: str) -> str:
-    """The Debian mirror in lines of `ORIGIN SUITE-or-codename URI`. Raises DevError when there is none."""
+    """Return the Debian mirror from lines of `ORIGIN SUITE-or-codename URI`. Raises DevError if there is none."""
     for line in index_targets.splitlines():
         origin, _, uri = line.split(maxsplit=2)
         if origin == "Debian" and "security" not in uri:

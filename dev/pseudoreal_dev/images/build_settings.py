@@ -1,6 +1,6 @@
-"""What a build borrows from the machine: pip's settings and the trusted certificates.
+"""Settings borrowed from the machine for a build: pip's configuration and the trusted certificates.
 
-Both are mounted while a build runs, so that neither ends in an image.
+Both are mounted during a build, so neither becomes part of an image.
 """
 
 import ast
@@ -16,7 +16,7 @@ BORROWED = Path("/run/build")
 
 
 def mounts() -> Iterator[str]:
-    """buildah's volume arguments."""
+    """Yield buildah's volume arguments."""
     settings = parse(shell.output([sys.executable, "-m", "pip", "config", "list"]))
     borrowed = _local_paths(settings)
     file = paths.images() / "pip.conf"
@@ -30,7 +30,7 @@ def mounts() -> Iterator[str]:
 
 
 def parse(listing: str) -> configparser.RawConfigParser:
-    """pip's settings from `pip config list`; what the environment says wins, as it does in pip."""
+    """Return pip's settings from `pip config list`; settings from the environment take precedence, as in pip."""
     lines = [line for line in listing.splitlines() if "=" in line]
     settings = configparser.RawConfigParser()
     settings.add_section("global")
@@ -45,7 +45,7 @@ def parse(listing: str) -> configparser.RawConfigParser:
 
 
 def _local_paths(settings: configparser.RawConfigParser) -> Mapping[str, str]:
-    """Every absolute path of this machine among the values, and where a build sees it."""
+    """Return the absolute local paths among the setting values, with their paths inside a build."""
     words = {word for section in settings.sections() for _, value in settings.items(section) for word in value.split()}
     found = sorted(word for word in words if _must_be_mounted(Path(word)))
     return {path: str(BORROWED / str(number)) for number, path in enumerate(found)}

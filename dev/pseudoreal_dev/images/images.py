@@ -1,4 +1,4 @@
-"""The project's two images: built from the Dockerfile, named by their content, given to the cluster."""
+"""The project's two images: built from the Dockerfile, tagged by their content, loaded into the cluster."""
 
 import shutil
 from collections.abc import Mapping, Set
@@ -13,7 +13,7 @@ from pseudoreal_dev.machine.content_hash import hash_files, list_files
 from pseudoreal_dev.machine.lock import exclusive
 from pseudoreal_dev.machine.progress import Cost, progress
 
-# Some dozen small layers, or one torch too many.
+# Exceeded by some dozen small layers, or by a second torch.
 STORAGE_LIMIT_BYTES = 12 * 1024**3
 
 
@@ -24,7 +24,7 @@ class Target(StrEnum):
     TRAINER = "trainer"
 
 
-# Nothing else is shown to a build, so nothing else can change its result.
+# A build sees only these files, so no other file can change its result.
 COMMON = ("Dockerfile", ".dockerignore", "crds/pseudoreal_api")
 CONTEXT: Mapping[Target, tuple[str, ...]] = {
     Target.OPERATOR: (*COMMON, "requirements/operator.txt", "operator/pseudoreal_operator"),
@@ -40,7 +40,7 @@ CONTEXT: Mapping[Target, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Image:
-    """A built image. Its tag is the hash of what it was built from."""
+    """A built image. Its tag is a hash of its sources."""
 
     target: Target
     tag: str
@@ -51,12 +51,12 @@ class Image:
 
     @property
     def name(self) -> str:
-        """The full name, as a pod's spec says it."""
+        """Full name, as in a pod's spec."""
         return f"{self.repository}:{self.tag}"
 
 
 def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
-    """Builds a target of the Dockerfile, unless it is built already. Raises CommandFailed with the log's end."""
+    """Build a target of the Dockerfile, unless it is built already. Raises CommandFailed with the end of the log."""
     with exclusive("images"):
         base = base_image.build()
         context = _stage(target, repository)
@@ -69,13 +69,14 @@ def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
 
 
 def export(image: Image) -> None:
-    """Does the part of `load` that needs no containerd, for a first run: it writes gigabytes beside the cluster's."""
+    """Run the part of `load` possible without containerd. In a first run it writes gigabytes while the cluster is being
+    built."""
     with exclusive("images"):
         layout.export(image.name)
 
 
 def load(image: Image, containerd: Containerd) -> None:
-    """Gives the cluster's containerd what it lacks of the image."""
+    """Import the parts of the image missing in the cluster's containerd."""
     if image.name in containerd.names_of("images"):
         return
     with exclusive("images"), progress.step(f"loading the {image.target} image", cost=Cost.FIRST_RUN):
@@ -83,8 +84,8 @@ def load(image: Image, containerd: Containerd) -> None:
 
 
 def drop_older(image: Image, containerd: Containerd | None) -> None:
-    """Drops the older images of the same target, from the cluster too, and all unnamed layers when they have grown too
-    large."""
+    """Remove older images of the same target, from the cluster too; remove all untagged layers if the storage exceeds
+    its limit."""
     with exclusive("images"):
         for name in buildah.images():
             if _is_older(name, image):
@@ -98,9 +99,9 @@ def drop_older(image: Image, containerd: Containerd | None) -> None:
 
 
 def unneeded(targets: Mapping[str, str], kept: Set[str]) -> list[str]:
-    """The names in `targets` (name: digest) of which no kept name has the digest: older tags, and aliases of those.
+    """Return the names in `targets` (name: digest) without the digest of a kept name: older tags and their aliases.
 
-    The kubelet's side of containerd gives each image a second name, its digest, which would hold its content for ever.
+    The CRI plugin of containerd gives each image a second name, its digest; this name would keep the content forever.
     """
     digests = {targets[name] for name in kept}
     return [name for name, digest in targets.items() if name not in kept and ("/" in name or digest not in digests)]
@@ -114,7 +115,8 @@ def _build(image: Image, base: str, context: Path, log: Path) -> None:
 
 
 def _stage(target: Target, repository: Path) -> Path:
-    """A fresh folder with the files that a build may see, their times kept so that unchanged layers are found again."""
+    """Create a folder with the files visible to a build. File times are preserved, so unchanged layers hit the
+    cache."""
     context = paths.images() / "context"
     shutil.rmtree(context, ignore_errors=True)
     for file in list_files(repository, CONTEXT[target]):

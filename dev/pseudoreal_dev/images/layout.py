@@ -1,7 +1,7 @@
-"""Carries images from buildah to containerd, each piece of content once.
+"""Transfers images from buildah to containerd, each blob once.
 
-In between lies an OCI image layout. Its large pieces, once containerd has them, are kept as files of the right length
-without content: skopeo sees that they are there and does not write them again, and they take no room.
+An OCI image layout lies in between. After containerd has a large blob, the layout keeps it as a sparse file of the
+right length without content: skopeo finds the blob and does not write it again, and the file uses no space.
 """
 
 import io
@@ -24,7 +24,7 @@ DIGEST_PREFIX = "sha256:"
 
 
 def load(name: str, containerd: Containerd) -> None:
-    """Gives containerd an image of buildah's. Raises CommandFailed when one of the two refuses."""
+    """Transfer an image from buildah to containerd. Raises CommandFailed if one of the two refuses."""
     held = set(containerd.names_of("content"))
     _drop_hollow_blobs(held)
     export(name)
@@ -36,29 +36,30 @@ def load(name: str, containerd: Containerd) -> None:
 
 
 def export(name: str) -> None:
-    """Writes what the layout lacks of an image of buildah's. Raises CommandFailed."""
+    """Write the missing blobs of a buildah image into the layout. Raises CommandFailed."""
     log = paths.logs() / "image-load.log"
     with progress.step(f"exporting {name}", cost=Cost.FIRST_RUN, log=log):
-        # Compressed layers have no digest before they are written: buildah's own push writes all of them every time.
+        # Compressed layers have no digest before they are written, so buildah's own push would write all of them every
+        # time.
         accept = "--dest-oci-accept-uncompressed-layers"
         shell.run(["skopeo", "copy", accept, buildah.reference(name), f"oci:{_folder()}:image"], log)
 
 
 def find_descriptor(index: Mapping[str, Any]) -> dict[str, Any]:
-    """The descriptor of the image that was exported last, from a layout's index."""
+    """Return the descriptor of the newest exported image from a layout's index."""
     reference = "org.opencontainers.image.ref.name"
     return next(entry for entry in index["manifests"] if entry.get("annotations", {}).get(reference) == "image")
 
 
 def missing_blobs(manifest: Mapping[str, Any], held: Iterable[str]) -> list[str]:
-    """The digests of the configuration and the layers of an image that are not held, each once, in their order."""
+    """Return the digests of an image's configuration and layers missing in `held`, without duplicates, in order."""
     known = set(held)
     digests = dict.fromkeys(digests_of(manifest))
     return [digest for digest in digests if digest not in known]
 
 
 def digests_of(manifest: Mapping[str, Any]) -> list[str]:
-    """The digests of everything that a manifest refers to."""
+    """Return the digests of all contents of a manifest."""
     return [piece["digest"] for piece in (manifest["config"], *manifest["layers"])]
 
 
@@ -87,14 +88,14 @@ def _add(archive: tarfile.TarFile, name: str, value: Mapping[str, Any]) -> None:
 
 
 def _drop_hollow_blobs(held: set[str]) -> None:
-    """Removes the hollow files whose content containerd no longer has, so that skopeo writes them in full."""
+    """Remove hollow blobs without content in containerd, so skopeo writes them in full."""
     for blob in _blobs():
         if is_hollow(blob) and f"{DIGEST_PREFIX}{blob.name}" not in held:
             blob.unlink()
 
 
 def _empty(held: set[str]) -> None:
-    """Hollows the large blobs that containerd has by now, and drops small ones, which are quickly written again."""
+    """Hollow the large blobs present in containerd; delete the small ones, because they are quickly written again."""
     for blob in _blobs():
         if blob.stat().st_size < HOLLOW_BYTES:
             blob.unlink()
@@ -104,7 +105,7 @@ def _empty(held: set[str]) -> None:
 
 
 def hollow(blob: Path) -> None:
-    """Frees a file's content and keeps its length. An interruption leaves the file or none, never a shorter one."""
+    """Free the content of a file and keep its length. After an interruption the file is whole, never shorter."""
     empty = blob.with_name(f".{blob.name}")
     empty.touch()
     os.truncate(empty, blob.stat().st_size)
@@ -112,7 +113,7 @@ def hollow(blob: Path) -> None:
 
 
 def is_hollow(blob: Path) -> bool:
-    """Whether a large file has a length and no content."""
+    """Return whether a large file has a length but no content."""
     facts = blob.stat()
     return facts.st_size >= HOLLOW_BYTES and facts.st_blocks == 0
 

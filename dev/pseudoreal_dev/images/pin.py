@@ -1,4 +1,4 @@
-"""The digest of the base image in the Dockerfile."""
+"""Digest of the base image in the Dockerfile."""
 
 import re
 from pathlib import Path
@@ -11,14 +11,16 @@ _LINE = re.compile(r"^ARG BASE_IMAGE=(?P<image>[^@\s]+)@(?P<digest>sha256:[0-9a-
 
 
 def write(image: str | None = None, dockerfile: Path = DOCKERFILE, *, options: tuple[str, ...] = ()) -> str:
-    """Ask the registry of `image`, by default that of the Dockerfile, which digest its tag has; write image and digest
-    into the Dockerfile and return them. `options` are for skopeo. Raises DevError, and CommandFailed with what the
-    registry said."""
+    """Write the base image with its current digest into the Dockerfile, and return both.
+
+    The registry of `image`, by default the Dockerfile's image, is asked for the digest of its tag. `options` are for
+    skopeo. Raises DevError, and CommandFailed with the registry's answer.
+    """
     text = dockerfile.read_text()
     name = image or pinned(text)[0]
     if "@" in name or ":" not in name.rpartition("/")[2]:
         raise DevError(f"BASE is {name}, which has no tag of which the digest could be asked; write it as NAME:TAG")
-    # That of the list of all platforms, where there is one.
+    # For a multi-platform image, this is the digest of the manifest list.
     digest = shell.output(["skopeo", "inspect", *options, "--format", "{{.Digest}}", f"docker://{name}"]).strip()
     found = f"ARG BASE_IMAGE={name}@{digest}"
     if _LINE.fullmatch(found) is None:
@@ -30,7 +32,7 @@ def write(image: str | None = None, dockerfile: Path = DOCKERFILE, *, options: t
 
 
 def pinned(text: str) -> tuple[str, str]:
-    """Return the base image of a Dockerfile, and its digest. Raises DevError where it has none."""
+    """Return the base image of a Dockerfile, and its digest. Raises DevError if it has none."""
     found = _LINE.search(text)
     if found is None:
         raise DevError("the Dockerfile has no line ARG BASE_IMAGE=NAME:TAG@sha256:...; give the base image its digest")

@@ -1,4 +1,4 @@
-"""The plugin of kubectl as krew installs it: an archive and the manifest that names it.
+"""The kubectl plugin as krew installs it: an archive, and its manifest.
 
-What the plugin does is in operator/pseudoreal_client.
+The plugin's commands are in operator/pseudoreal_client.
 """

@@ -1,6 +1,6 @@
-"""`.krew/`: the archive of the plugin, and the manifest with which krew installs it.
+"""Creates `.krew/`: the archive of the plugin, and its manifest for krew.
 
-The archive is the same to the byte whenever the sources are, so its checksum can be said before it is published.
+The archive is reproducible to the byte, so its checksum is known before it is published.
 """
 
 import gzip
@@ -38,7 +38,8 @@ name a Python that has them in PSEUDOREAL_PYTHON to avoid that. The cluster need
 
 
 def make(url: str, homepage: str) -> Path:
-    """Writes both files. `url`: where the archive will be; `homepage`: that of the project. Returns the folder."""
+    """Write both files and return their folder. `url` is the future address of the archive, `homepage` the project's
+    page."""
     FOLDER.mkdir(exist_ok=True)
     packed = archive()
     (FOLDER / ARCHIVE).write_bytes(packed)
@@ -48,7 +49,7 @@ def make(url: str, homepage: str) -> Path:
 
 
 def manifest(url: str, homepage: str, packed: bytes) -> Json:
-    """The manifest for that archive."""
+    """Return the manifest for the archive."""
     systems = {"matchExpressions": [{"key": "os", "operator": "In", "values": ["linux", "darwin"]}]}
     platform = {"selector": systems, "uri": url, "sha256": hashlib.sha256(packed).hexdigest(), "bin": _BIN}
     return {
@@ -72,9 +73,9 @@ def version() -> str:
 
 
 def archive() -> bytes:
-    """The archive, compressed."""
+    """Return the compressed archive."""
     packed = io.BytesIO()
-    # Neither times nor names of this machine are in it.
+    # Without times and names of this machine, so that the archive is reproducible.
     zipped = gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="")
     with zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
         for name, path in sorted(_files()):
@@ -86,7 +87,7 @@ def archive() -> bytes:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """Name in the archive, and the file."""
+    """Yield the name in the archive and the path of each file."""
     root = paths.REPOSITORY
     yield _BIN, Path(__file__).parent / "kubectl-pseudoreal.sh"
     yield "LICENSE", root / "LICENSE"

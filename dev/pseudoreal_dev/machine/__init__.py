@@ -1,4 +1,4 @@
-"""What this machine has: programs and their processes, packages, mounts, and the cache that outlives a run.
+"""Resources of this machine: programs and their processes, packages, mounts, and the persistent cache.
 
-Nothing here knows of Kubernetes.
+This package is independent of Kubernetes.
 """

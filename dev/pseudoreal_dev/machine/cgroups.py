@@ -1,4 +1,5 @@
-"""The cgroup of all pods of the cluster: whatever is in it is ours to end. Below it is that of a second node."""
+"""Cgroup of all pods of the cluster; every process in it belongs to the cluster. The second node's cgroup is below
+it."""
 
 from pathlib import Path
 
@@ -10,7 +11,7 @@ SECOND = f"{NAME}/second"
 
 
 def create(name: str) -> None:
-    """Makes a cgroup in every hierarchy: the kubelet demands that it exists."""
+    """Create the cgroup in every hierarchy, because the kubelet requires it to exist."""
     for group in _groups(name):
         group.mkdir(exist_ok=True)
         if not _is_unified():
@@ -18,13 +19,13 @@ def create(name: str) -> None:
 
 
 def kill(name: str = NAME) -> None:
-    """Ends every process in the cgroup."""
+    """Kill every process in the cgroup."""
     files = [path for group in _groups(name) for path in group.rglob("cgroup.procs")]
     processes.kill([int(pid) for path in files for pid in path.read_text().split()])
 
 
 def delete(name: str = NAME) -> None:
-    """Ends every process in the cgroup, then removes it."""
+    """Kill every process in the cgroup, then remove the cgroup."""
     kill(name)
     for group in filter(Path.exists, _groups(name)):
         for folder in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
@@ -33,14 +34,14 @@ def delete(name: str = NAME) -> None:
 
 
 def _fill_cpuset(group: Path) -> None:
-    # In version 1 a new cpuset is empty, and nothing can run in it.
+    # In cgroup v1, a new cpuset is empty, and no process can run in it.
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (group / name).exists():
             (group / name).write_text((group.parent / name).read_text())
 
 
 def _groups(name: str = NAME) -> list[Path]:
-    """One folder for each mounted hierarchy: one in all in version 2, one for each controller in version 1."""
+    """Return the group's folder in each mounted hierarchy: one in cgroup v2, one per controller in v1."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     points = {Path(words[1]) for words in mounts if words[2] in ("cgroup", "cgroup2")}
     return sorted(point / name for point in points if point == ROOT or point.parent == ROOT)

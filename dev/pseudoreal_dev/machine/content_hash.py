@@ -1,4 +1,4 @@
-"""A short name for the content of a set of files, so that an unchanged input is never built twice."""
+"""Short hash of the content of files: unchanged sources are not built twice."""
 
 import hashlib
 from collections.abc import Iterable
@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def list_files(root: Path, patterns: Iterable[str]) -> list[Path]:
-    """The files below `root` that match the glob patterns (a folder stands for all that it holds), sorted.
+    """Return the files below `root` matching the glob patterns, sorted; a folder stands for all its files.
 
-    Python's caches are left out: they change without the source changing.
+    Python's caches are excluded, because they change without a change of the source.
     """
     found: set[Path] = set()
     for pattern in patterns:
@@ -18,7 +18,7 @@ def list_files(root: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def hash_files(root: Path, patterns: Iterable[str], facts: Iterable[str] = ()) -> str:
-    """16 hexadecimal digits over the paths, executable bits and bytes of the files, and over `facts`."""
+    """Return 16 hexadecimal digits: a hash of the paths, executable bits and bytes of the files, and of `facts`."""
     digest = hashlib.sha256()
     for fact in facts:
         _add(digest, fact.encode())
@@ -30,7 +30,7 @@ def hash_files(root: Path, patterns: Iterable[str], facts: Iterable[str] = ()) -
 
 
 def _add(digest: "hashlib._Hash", part: bytes) -> None:
-    # The length in front keeps two different splits of the same bytes apart.
+    # The length prefix distinguishes different splits of the same bytes.
     digest.update(len(part).to_bytes(8, "big"))
     digest.update(part)
 

@@ -1,5 +1,5 @@
-"""The one error that a developer sees without a traceback: its text says what failed and what to do."""
+"""The one error shown without a traceback: its text names the failure and the remedy."""
 
 
 class DevError(Exception):
-    """Something on this machine stopped the tooling; the message names it and the remedy."""
+    """The tooling cannot go on; the message names the cause on this machine and the remedy."""

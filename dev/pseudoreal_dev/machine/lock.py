@@ -1,4 +1,4 @@
-"""One run at a time may change a part of the cache."""
+"""Locks of the cache: one process at a time may change a part of it."""
 
 import fcntl
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from pseudoreal_dev.machine.progress import progress
 
 @contextmanager
 def exclusive(part: str) -> Iterator[None]:
-    """Holds the lock of one part of the cache; the system drops it when the process ends, however it ends."""
+    """Hold the lock of one part of the cache. The kernel releases the lock at the end of the process, however it
+    ends."""
     paths.cache().mkdir(parents=True, exist_ok=True)
     with (paths.cache() / f"{part}.lock").open("w") as file:
         try:

@@ -1,4 +1,4 @@
-"""What is mounted below a folder, and how to be rid of it."""
+"""Mounts below a folder, and their removal."""
 
 import re
 import shutil
@@ -10,20 +10,20 @@ from pseudoreal_dev.machine.errors import DevError
 
 
 def below(folder: Path, mountinfo: str) -> list[Path]:
-    """The mount points below `folder`, the innermost first, read from the text of /proc/self/mountinfo."""
+    """Return the mount points below `folder`, innermost first, from the text of /proc/self/mountinfo."""
     points = [Path(_unescape(line.split()[4])) for line in mountinfo.splitlines()]
-    # A later mount at the same place hides the earlier one, and has to go first.
+    # A later mount at the same place hides the earlier one, so it is unmounted first.
     return [point for point in reversed(points) if point.is_relative_to(folder) and point != folder]
 
 
 def unmount_below(folder: Path) -> None:
-    """Unmounts everything below `folder`, even what is in use."""
+    """Unmount everything below `folder`, even mounts in use."""
     for point in below(folder, _mountinfo()):
         shell.succeeds(["umount", "--lazy", point])
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Removes folders and files. Raises DevError when something is still mounted there: it may be somebody's data."""
+    """Remove folders and files. Raises DevError if something is still mounted below one: it may be the user's data."""
     for path in paths:
         if mounted := below(path, _mountinfo()):
             raise DevError(f"{path} is not removed: {mounted[0]} is still mounted. Unmount it (umount {mounted[0]}).")

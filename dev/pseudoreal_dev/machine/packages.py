@@ -1,4 +1,4 @@
-"""The Debian packages that the tooling needs, installed when their programs are missing."""
+"""Debian packages needed by the tooling, installed if their programs are missing."""
 
 import os
 import shutil
@@ -30,18 +30,19 @@ PROGRAMS: Mapping[str, str] = {
     "debootstrap": "debootstrap",
 }
 COMPILER: Mapping[str, str] = {"g++": "g++", f"{sysconfig.get_path('include')}/Python.h": "python3-dev"}
-"""What compiles an extension of Python."""
-# Root's PATH may lack the folders of the administrator's programs.
+"""Requirements for compiling a Python extension."""
+# Root's PATH may lack the sbin folders.
 SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
 def missing(programs: Mapping[str, str] = PROGRAMS) -> list[str]:
-    """The packages whose programs are not on this machine, in alphabetical order."""
+    """Return the packages of the missing programs, in alphabetical order."""
     return sorted({package for program, package in programs.items() if not _is_there(program)})
 
 
 def install_missing(programs: Mapping[str, str] = PROGRAMS) -> None:
-    """Installs `missing` with apt-get. Removes nothing: a package that conflicts with an installed one is an error."""
+    """Install the `missing` packages with apt-get. No package is removed: a conflict with an installed one is an
+    error."""
     if not (packages := missing(programs)):
         return
     log = paths.logs() / "apt.log"
@@ -53,7 +54,7 @@ def install_missing(programs: Mapping[str, str] = PROGRAMS) -> None:
 
 
 def unpacked(package: str) -> Path:
-    """A folder with the files of a package, which is not installed: nothing of it runs on this machine by itself."""
+    """Return a folder with the files of a package, unpacked but not installed, so it starts no services."""
     folder = paths.packages() / package
     with exclusive("packages"):
         if not folder.exists():
@@ -61,7 +62,7 @@ def unpacked(package: str) -> Path:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with progress.step(f"fetching {package}", cost=Cost.FIRST_RUN, log=log), TemporaryDirectory() as place:
                 shell.run(["apt-get", "update"], log)
-                # Whoever downloads is another user than root, where root is who asks.
+                # As root, apt-get downloads as another user, who must be able to write here.
                 Path(place).chmod(0o777)
                 shell.run(["apt-get", "download", package], log, cwd=Path(place))
                 (archive,) = Path(place).glob("*.deb")

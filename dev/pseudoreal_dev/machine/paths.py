@@ -1,4 +1,4 @@
-"""Where things lie: the repository, and the cache outside it that survives between runs."""
+"""Locations of the repository and of the persistent cache outside it."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ TOOLS = REPOSITORY / "dev" / "tools"
 
 
 def cache() -> Path:
-    """The cache folder: PSEUDOREAL_CACHE, else ~/.cache/pseudoreal."""
+    """Return the cache folder: PSEUDOREAL_CACHE, else ~/.cache/pseudoreal."""
     chosen = os.environ.get("PSEUDOREAL_CACHE")
     return Path(chosen).resolve() if chosen else Path.home() / ".cache" / "pseudoreal"
 

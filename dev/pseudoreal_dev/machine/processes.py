@@ -1,4 +1,5 @@
-"""Long-lived processes: started apart from the terminal, recorded in a file, ended only when still ours."""
+"""Long-running processes: detached from the terminal, recorded in files, and killed only if verified to be the recorded
+ones."""
 
 import json
 import os
@@ -20,9 +21,10 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Process:
-    """A process as it was when it was started.
+    """A process as of its start.
 
-    `started` (clock ticks after boot) and `argument` (its last word) tell it from a later owner of its id.
+    `started` (clock ticks after boot) and `argument` (last word of its command) distinguish it from a later process
+    with the same id.
     """
 
     name: str
@@ -33,7 +35,7 @@ class Process:
 
 
 def launch(name: str, command: Sequence[str | Path], *, records: Path, log: Path) -> Process:
-    """Starts `command` in a session of its own (Ctrl-C does not reach it) and records it as `records`/`name`.json."""
+    """Start `command` in a session of its own, out of reach of Ctrl-C, and record it as `records`/`name`.json."""
     records.mkdir(parents=True, exist_ok=True)
     with interrupt_deferred(), open_log(log) as out:
         child = subprocess.Popen(
@@ -41,26 +43,26 @@ def launch(name: str, command: Sequence[str | Path], *, records: Path, log: Path
         )
         process = Process(name, child.pid, start_ticks(child.pid) or 0, str(command[-1]), str(log))
         (records / f"{name}.json").write_text(json.dumps(asdict(process)))
-    # The child is looked after by its record, and outlives this program.
+    # Marks the child as ended for Popen: its record tracks it, and it outlives this program.
     child.returncode = 0
     return process
 
 
 def recorded(records: Path) -> list[Process]:
-    """The processes recorded in a folder, running or not."""
+    """Return the processes recorded in a folder, running or not."""
     return [Process(**json.loads(path.read_text())) for path in sorted(records.glob("*.json"))]
 
 
 def is_running(process: Process) -> bool:
-    """Whether the very process that was recorded runs: same id, same start, same last word, and not a zombie."""
+    """Return whether the recorded process itself runs: same id, same start, same last word, and not a zombie."""
     _reap(process.pid)
     words = words_of(process.pid)
-    # While a program replaces itself by another (nsenter by ours) it has no words for a moment.
+    # While one program replaces another by exec (nsenter by ours), its command line is empty for a moment.
     return start_ticks(process.pid) == process.started and (not words or process.argument in words)
 
 
 def stop(processes: Sequence[Process], records: Path) -> None:
-    """Asks the processes to end, all at once, ends those that do not, and drops their records."""
+    """Terminate the processes together, kill any survivors after the time limit, and remove their records."""
     running = [process for process in processes if is_running(process)]
     for process in running:
         _signal(process.pid, signal.SIGTERM)
@@ -69,16 +71,16 @@ def stop(processes: Sequence[Process], records: Path) -> None:
 
 
 def end(processes: Sequence[Process], records: Path) -> None:
-    """Ends the processes without asking, and drops their records."""
+    """Kill the processes, and remove their records."""
     kill([process.pid for process in processes if is_running(process)])
     for process in processes:
         (records / f"{process.name}.json").unlink(missing_ok=True)
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process was started, in clock ticks after boot; None if there is none, or only a zombie."""
+    """Return the start of a process in clock ticks after boot; None if the process does not exist or is a zombie."""
     try:
-        # The second field, the program's name, may hold spaces and brackets: count from its closing bracket.
+        # The second field, the program's name, can contain spaces and brackets: parse after its closing bracket.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -86,14 +88,14 @@ def start_ticks(pid: int) -> int | None:
 
 
 def command_lines() -> Iterator[tuple[int, list[str]]]:
-    """The id and the words of every process on the machine."""
+    """Yield the id and the command line of every process on the machine."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             yield int(entry.name), words_of(int(entry.name))
 
 
 def words_of(pid: int) -> list[str]:
-    """A process's command line; empty if there is no such process."""
+    """Return a process's command line; empty if the process does not exist."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except (FileNotFoundError, ProcessLookupError):
@@ -101,7 +103,7 @@ def words_of(pid: int) -> list[str]:
 
 
 def kill(pids: Sequence[int]) -> None:
-    """Ends processes at once and waits until they are gone."""
+    """Kill processes and wait until they are gone."""
     for pid in pids:
         _signal(pid, signal.SIGKILL)
     _wait(lambda: not any(start_ticks(pid) for pid in pids))
@@ -109,7 +111,7 @@ def kill(pids: Sequence[int]) -> None:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Holds Ctrl-C back until the block is done, so that no process is started without being recorded."""
+    """Defer Ctrl-C until the end of the context: no process starts without a record."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Shows what is being done and for how long, and remembers it for a table at the end."""
+"""Shows the current step and its duration, and records all steps for a final table."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ HEARTBEAT_SECONDS = 15.0
 
 
 class Cost(Enum):
-    """Who pays for a step: the first run alone (its result stays in the cache), or every run."""
+    """Runs paying for a step: only the first one (the result stays in the cache), or every one."""
 
     FIRST_RUN = "first run"
     EVERY_RUN = "every run"
@@ -26,7 +26,7 @@ class Cost(Enum):
 
 @dataclass(frozen=True)
 class Timing:
-    """One finished step; `depth` is 0 for a step that lies in no other."""
+    """One finished step; `depth` is 0 for an outermost step."""
 
     name: str
     seconds: float
@@ -42,7 +42,7 @@ class _Step:
 
 
 class Progress:
-    """Steps on one console: a live line on a terminal, plain lines with a heartbeat elsewhere."""
+    """Display of nested steps on one console: a live line on a terminal, plain lines with a heartbeat elsewhere."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class Progress:
     def step(
         self, name: str, *, cost: Cost = Cost.EVERY_RUN, log: Path | None = None, shows_itself: bool = False
     ) -> Iterator[None]:
-        """Shows `name` while the block runs, with the last line of `log` beside it, and records its duration.
+        """Show `name` and the last line of `log` while the context runs, and record its duration.
 
-        A block that shows its own progress is only recorded.
+        With `shows_itself`, the block displays its own progress and is only recorded.
         """
         step = _Step(name, self._clock(), log)
         self._running.append(step)
-        # The place is taken now, so that a step comes before those that lie in it.
+        # Reserve the place now, so that a step precedes the steps inside it.
         place = len(self._timings)
         self._timings.append(None)
         try:
@@ -81,20 +81,20 @@ class Progress:
         self._timings[place] = self._finish(step, cost)
 
     def note(self, text: str) -> None:
-        """Prints one line that stays."""
+        """Print one permanent line."""
         self._print(text)
 
     def say(self, text: str) -> None:
-        """Prints a text without the time."""
+        """Print a text without the time."""
         self.console.print(text, markup=False)
 
     @property
     def timings(self) -> list[Timing]:
-        """The finished steps in the order of their starts."""
+        """Finished steps, in the order of their starts."""
         return [timing for timing in self._timings if timing]
 
     def table(self, title: str = "Where the time went") -> Table:
-        """The recorded steps with their seconds, those that only a first run pays for marked so."""
+        """Return a table of the recorded steps with their seconds, and who pays for each."""
         table = Table("step", "seconds", "paid by", title=title)
         for timing in self.timings:
             table.add_row("  " * timing.depth + escape(timing.name), f"{timing.seconds:.1f}", timing.cost.value)
@@ -152,9 +152,9 @@ class Progress:
 
 
 def totals(timings: Sequence[Timing]) -> dict[Cost, float]:
-    """The seconds that each kind of run pays for, none counted twice; `timings` in the order of their starts."""
+    """Return the seconds of each kind of cost, counting no time twice. `timings` are in the order of their starts."""
     first_run = 0.0
-    covered_below: int | None = None  # the depth of the first-run step that we are in
+    covered_below: int | None = None  # depth of the enclosing first-run step
     for timing in timings:
         if covered_below is not None and timing.depth > covered_below:
             continue
@@ -165,7 +165,7 @@ def totals(timings: Sequence[Timing]) -> dict[Cost, float]:
 
 
 def last_line(log: Path) -> str:
-    """The last non-empty line of a file, "" while there is none."""
+    """Return the last non-empty line of a file; "" if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 4096))
@@ -176,4 +176,4 @@ def last_line(log: Path) -> str:
 
 
 progress = Progress()
-"""The process's own display; every part of the tooling reports to it."""
+"""Display of this process, shared by all parts of the tooling."""

@@ -1,4 +1,4 @@
-"""Runs programs: their output goes to a file, and a failure shows that file's end."""
+"""Runs programs with their output in a log file; an error shows the end of the file."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ TAIL_LINES = 30
 
 
 class CommandFailed(DevError):
-    """A program ended with an error; the message holds the last lines of its log and the log's path."""
+    """A program failed; the message contains the last lines of its log, or its output."""
 
 
 def run(
@@ -22,7 +22,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> None:
-    """Runs `command` to its end, appending its output to `log`. Raises CommandFailed on an exit code other than 0."""
+    """Run `command` to its end, appending its output to `log`. Raises CommandFailed on an exit code other than 0."""
     with open_log(log) as out:
         code = subprocess.run(
             _words(command), stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=cwd, env=_environment(environment)
@@ -32,7 +32,7 @@ def run(
 
 
 def output(command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None) -> str:
-    """What `command` prints. Raises CommandFailed, with what it said, on an exit code other than 0."""
+    """Return the output of `command`. Raises CommandFailed, with its output, on an exit code other than 0."""
     done = subprocess.run(
         _words(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, env=_environment(environment)
     )
@@ -43,18 +43,18 @@ def output(command: Sequence[str | Path], *, environment: Mapping[str, str] | No
 
 
 def succeeds(command: Sequence[str | Path]) -> bool:
-    """Whether `command` ends with exit code 0; what it prints is dropped."""
+    """Return whether `command` ends with exit code 0; its output is discarded."""
     return subprocess.run(_words(command), stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
 def open_log(log: Path) -> BinaryIO:
-    """The file, opened for appending; its folder is made."""
+    """Open the file for appending; create its folder if needed."""
     log.parent.mkdir(parents=True, exist_ok=True)
     return log.open("ab")
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log, under its path."""
+    """Return the path and the last lines of a log."""
     lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.exists() else []
     return "\n".join([f"The last lines of {log}:", *(f"  {line}" for line in lines)])
 

@@ -1,2 +1,4 @@
-"""Programs that clusters have beside the operator, built for tests that run them with it. Those of the cluster itself
-are elsewhere."""
+"""Third-party controllers and schedulers beside the operator, built for combined tests.
+
+The cluster's own programs are in `cluster`.
+"""

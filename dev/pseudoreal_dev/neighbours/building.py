@@ -1,4 +1,4 @@
-"""A program from a Go module of its own, with files of that module, into the cache."""
+"""Builds a program from a pinned Go module into the cache, and copies files of the module."""
 
 import shutil
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from pseudoreal_dev.machine.progress import Cost, progress
 @dataclass(frozen=True)
 class Neighbour:
     tool: str
-    """Folder below dev/tools whose go.mod pins it; several programs may share it."""
+    """Folder below dev/tools with the go.mod of the module; several programs may share it."""
     program: str
-    """Its name in the cache."""
+    """Name of the program in the cache."""
     module: str
     package: str
     files: Mapping[str, str]
@@ -23,7 +23,7 @@ class Neighbour:
 
 
 def built(neighbour: Neighbour) -> Path:
-    """The folder in the cache with the program and the files; they are made when they are not there."""
+    """Return the cache folder with the program and the files, after creating them if needed."""
     pinned = paths.TOOLS / neighbour.tool
     folder = go.folder_of(pinned)
     with exclusive("binaries"):
@@ -32,13 +32,14 @@ def built(neighbour: Neighbour) -> Path:
             with progress.step(f"building {neighbour.program}", cost=Cost.FIRST_RUN):
                 go.download(pinned, [neighbour.package])
                 _copy(neighbour, go.source_of(pinned, neighbour.module), folder)
-                # The program comes last: where it is, all is there.
+                # The program comes last: its presence proves that all files are complete.
                 go.build(pinned, neighbour.package, folder / neighbour.program)
     return folder
 
 
 def _copy(neighbour: Neighbour, source: Path, folder: Path) -> None:
-    """Copies contents alone: files in Go's cache are read-only, and an interrupted build is begun again."""
+    """Copy contents without permissions: files in Go's cache are read-only, and an interrupted build overwrites its
+    copies."""
     for name, path in neighbour.files.items():
         if (source / path).is_dir():
             (folder / name).mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The scheduler of scheduler-plugins, with gangs (coscheduling), which tests run beside the operator."""
+"""Scheduler of scheduler-plugins with gang scheduling (coscheduling), for tests with the operator."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ _SCHEDULER = Neighbour(
 
 @dataclass(frozen=True)
 class Coscheduling:
-    """Paths: of the scheduler, and of the CustomResourceDefinition of its PodGroups."""
+    """Paths of the scheduler, and of the CustomResourceDefinition of its PodGroups."""
 
     program: Path
     definition: Path
 
 
 def coscheduling() -> Coscheduling:
-    """The scheduler as dev/tools/coscheduling pins it; built when the cache lacks it."""
+    """Return the scheduler pinned by dev/tools/coscheduling, after building it if needed."""
     folder = built(_SCHEDULER)
     return Coscheduling(folder / _SCHEDULER.program, folder / "podgroups.yaml")

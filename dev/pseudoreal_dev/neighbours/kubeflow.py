@@ -1,5 +1,5 @@
-"""Kubeflow's operators, which the benchmark of the operator runs beside it: the training operator, and the Trainer that
-came after it with the JobSet that it builds on."""
+"""Kubeflow's operators, run beside the operator by its benchmark: the training operator, and its successor Trainer with
+the required JobSet controller."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ _JOBSET = Neighbour(
 
 @dataclass(frozen=True)
 class Controller:
-    """Paths: of the program, of its CustomResourceDefinitions, of a file with its webhooks."""
+    """Paths of the program, of its CustomResourceDefinitions, and of a file with its webhooks."""
 
     program: Path
     definitions: tuple[Path, ...]
@@ -49,27 +49,27 @@ class Controller:
 
 
 def training_operator() -> Controller:
-    """The training operator as dev/tools/training-operator pins it; built when the cache lacks it."""
+    """Return the training operator pinned by dev/tools/training-operator, after building it if needed."""
     return _controller(_TRAINING_OPERATOR)
 
 
 def trainer() -> Controller:
-    """The Trainer as dev/tools/trainer pins it; built when the cache lacks it."""
+    """Return the Trainer pinned by dev/tools/trainer, after building it if needed."""
     return _controller(_TRAINER)
 
 
 def torch_runtime() -> Path:
-    """The Trainer's own runtime for PyTorch, which jobs refer to."""
+    """Return the path of the Trainer's PyTorch runtime, the target of jobs' references."""
     return built(_TRAINER) / "trainer-runtime.yaml"
 
 
 def jobset() -> Controller:
-    """The JobSet that the Trainer of dev/tools/trainer requires; built when the cache lacks it."""
+    """Return the JobSet controller required by the Trainer of dev/tools/trainer, after building it if needed."""
     return _controller(_JOBSET)
 
 
 def _controller(neighbour: Neighbour) -> Controller:
     folder, name = built(neighbour), neighbour.program
-    # What kustomize would make of them lies beside them.
+    # The pattern skips the kustomize files in the same folder.
     definitions = sorted((folder / f"{name}-definitions").glob("*_*.yaml"))
     return Controller(folder / name, tuple(definitions), folder / f"{name}-webhooks.yaml")

@@ -1,4 +1,4 @@
-"""Kueue, which tests run beside the operator: its controller and what it brings to a cluster, built into the cache."""
+"""Kueue for tests with the operator: its controller and its cluster-wide objects, built into the cache."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ _KUEUE = Neighbour(
 
 @dataclass(frozen=True)
 class Kueue:
-    """Paths: of the controller, of a folder with CustomResourceDefinitions, of a file with its webhooks."""
+    """Paths of the controller, of a folder with CustomResourceDefinitions, and of a file with its webhooks."""
 
     program: Path
     definitions: Path
@@ -27,6 +27,6 @@ class Kueue:
 
 
 def kueue() -> Kueue:
-    """Kueue as dev/tools/kueue pins it; built when the cache lacks it."""
+    """Return Kueue pinned by dev/tools/kueue, after building it if needed."""
     folder = built(_KUEUE)
     return Kueue(folder / _KUEUE.program, folder / "definitions", folder / "webhooks.yaml")

@@ -1,4 +1,5 @@
-"""Whether the nodes of a cluster have room for a job, by its pods and by the trainer's forecast. Pure.
+"""Capacity check: whether the nodes of a cluster have room for a job's pods and for the trainer's memory estimate.
+Pure.
 
-What a job needs is forecast in the trainer.
+The trainer computes the estimate.
 """

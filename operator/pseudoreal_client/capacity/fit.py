@@ -1,7 +1,7 @@
-"""Whether equal pods fit onto nodes, and what stands in the way. Pure.
+"""Whether equal pods fit onto nodes, and if not, why. Pure.
 
-A node takes as many of them as its scarcest resource allows. Where nodes must differ by more than their names, only the
-scheduler knows.
+A node takes as many pods as its scarcest resource allows. Placement constraints beyond one pod per node and the job's
+topology are left to the scheduler.
 """
 
 from collections import Counter
@@ -22,19 +22,19 @@ _HARD = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True)
 class Wish:
-    """Pods that are wanted. `spec`: that of each of them."""
+    """Equal pods to be placed; `spec` is the pod spec of each."""
 
     count: int
     requests: Amounts
     spec: Json
     device_bytes: int = 0
-    """Memory that its ranks need on each GPU."""
+    """Bytes needed by the ranks of a pod on each GPU."""
     topology: Topology | None = None
-    """How near each other they must be."""
+    """Topology constraint of spec.scheduling; None if there is none."""
 
     @property
     def is_alone(self) -> bool:
-        """Whether no two of them share a node."""
+        """Whether at most one of the pods may run on a node."""
         terms = self._affinity("podAntiAffinity").get(_REQUIRED) or []
         return any(term.get("topologyKey") == _HOST_NAME for term in terms)
 
@@ -43,22 +43,25 @@ class Wish:
 
     @property
     def node_terms(self) -> list[Json]:
-        """Terms of the node affinity, one of which a node must meet; none: there are no terms."""
+        """Required terms of the node affinity: a node must match at least one. Empty if there are none."""
         terms: list[Json] = (self._affinity("nodeAffinity").get(_REQUIRED) or {}).get("nodeSelectorTerms") or []
         return terms
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Where the pods go. `now`: node -> pods that fit beside what runs; `ever`: those that would fit on empty nodes."""
+    """Room for the pods.
+
+    `now` maps each node to the number of pods with room beside the running pods, `ever` to the number on an empty node.
+    """
 
     wanted: int
     now: dict[str, int]
     ever: dict[str, int]
     obstacles: dict[str, str] = field(default_factory=dict)
-    """Node -> why none of the pods fits there, now or ever."""
+    """Node -> why none of the pods fits there now; some may fit on the empty node."""
     domains: dict[str, str] = field(default_factory=dict)
-    """Node -> its domain of the topology; empty where there is none."""
+    """Node -> its topology domain; empty without a topology."""
     is_in_one_domain: bool = False
     """Whether all pods must be in one domain."""
 
@@ -80,7 +83,7 @@ class Fit:
 
     @property
     def placement(self) -> dict[str, int]:
-        """Node -> pods, when they fill one node after the other; with a topology the domain with the most room
+        """Node -> pods, if nodes are filled one after the other. With a topology, the domain with the most room comes
         first."""
         room, left = self._of_domains(self.now), self.wanted
         order = sorted(room, key=lambda domain: -room[domain])
@@ -96,7 +99,7 @@ class Fit:
         return max(of_domains, default=0) if self.is_in_one_domain else sum(of_domains)
 
     def _of_domains(self, rooms: dict[str, int]) -> Counter[str]:
-        """The room of each domain."""
+        """Return the room of each domain."""
         found: Counter[str] = Counter()
         for node, room in rooms.items():
             found[self._domain(node)] += room
@@ -107,7 +110,7 @@ class Fit:
 
 
 def fit(nodes: Sequence[Node], wish: Wish) -> Fit:
-    """The room that the nodes have for the pods."""
+    """Return the room of the nodes for the pods."""
     now: dict[str, int] = {}
     ever: dict[str, int] = {}
     obstacles: dict[str, str] = {}
@@ -141,7 +144,7 @@ def _shortage(node: Node, wish: Wish) -> str:
 
 
 def _barrier(node: Node, wish: Wish) -> str | None:
-    """Why the node takes none of the pods, whatever is free on it."""
+    """Return why the node can take none of the pods, regardless of free resources; None if it can."""
     if node.is_cordoned:
         return "cordoned"
     if not node.is_ready:

@@ -1,4 +1,4 @@
-"""What the ranks of a phase exchange between the domains and nodes that its pods would be on. Pure."""
+"""Traffic of a phase's ranks between the topology domains and nodes of its pods. Pure."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from pseudoreal_client.capacity.fit import Fit
 
 @dataclass(frozen=True)
 class Level:
-    """The traffic between several places of one kind."""
+    """Traffic between all places of one kind."""
 
     places: str
-    """What they are: nodes, or domains of a topology."""
+    """Name of the places in the plural: nodes, or values of a topology key."""
     count: int
     bytes: dict[Exchange, int]
-    """Bytes a step, of each exchange."""
+    """Bytes per step of each kind of exchange."""
 
     def line(self) -> str:
         found = [f"{EXCHANGES[exchange]} {readable_bytes(size)}" for exchange, size in self.bytes.items() if size]
@@ -33,8 +33,10 @@ class Level:
 
 
 def levels_of(fit: Fit, topology: Topology | None, mesh: Mesh, flows: Sequence[Flow]) -> list[Level]:
-    """The levels that the pods are spread over, the widest first. With a topology, workers are in the order that they
-    would give themselves."""
+    """Return the levels over which the pods are spread, widest first.
+
+    With a topology, workers are numbered like the pods number themselves (`worker_order`).
+    """
     places = [Place(fit.domains.get(node, ""), node) for node, count in fit.placement.items() for _ in range(count)]
     order = worker_order(places, mesh, flows) if topology else range(len(places))
     of_ranks = [places[worker] for worker in order for _ in range(mesh.ranks // len(places))]

@@ -1,4 +1,4 @@
-"""The nodes of a cluster, and what is free on them. Pure."""
+"""Nodes of a cluster and their free resources. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ from pseudoreal_api.quantity import amount_of
 
 Json = dict[str, Any]
 Amounts = dict[str, Fraction]
-"""Resource -> amount: bytes, cores or things."""
+"""Resource name -> amount in bytes, cores or units."""
 
 GPU_MEMORY = "nvidia.com/gpu.memory"
-"""Label of a node, by NVIDIA's feature discovery: MiB of each of its GPUs."""
+"""Node label of NVIDIA's GPU feature discovery: memory of each GPU in MiB."""
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -25,7 +25,7 @@ class Node:
     taints: tuple[Json, ...]
     allocatable: Amounts
     used: Amounts
-    """What other pods on it have asked for."""
+    """Sum of the requests of the other pods on the node."""
     is_ready: bool = True
     is_cordoned: bool = False
 
@@ -34,13 +34,13 @@ class Node:
 
     @property
     def gpu_bytes(self) -> int | None:
-        """Memory of each of its GPUs; None where nothing says it."""
+        """Memory of each GPU of the node in bytes; None if the label is missing."""
         said = self.labels.get(GPU_MEMORY, "")
         return int(said) * 2**20 if said.isascii() and said.isdecimal() else None
 
 
 def read_nodes(nodes: Iterable[Json], pods: Iterable[Json], own: str = "") -> list[Node]:
-    """The nodes in the order of their names. `own`: the uid of the job whose pods do not count as used."""
+    """Return the nodes sorted by name. Pods of the job with the uid `own` do not count as used."""
     used: dict[str, Counter[str]] = {}
     for pod in pods:
         node = pod["spec"].get("nodeName")
@@ -67,7 +67,7 @@ def _node(body: Json, used: dict[str, Counter[str]]) -> Node:
 
 
 def requests_of(pod: Json) -> Amounts:
-    """What the scheduler reserves for a pod, by its spec; a pod is one of `pods`."""
+    """Return the resources reserved by the scheduler for a pod with this spec, including 1 of `pods`."""
     together, first = Counter[str](), Counter[str]()
     for container in pod.get("containers") or []:
         together.update(_of_container(container))
@@ -83,7 +83,7 @@ def requests_of(pod: Json) -> Amounts:
 
 
 def _of_container(container: Json) -> Amounts:
-    # A limit without a request is one.
+    # A limit without a request also sets the request.
     resources = container.get("resources") or {}
     return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 

@@ -1,4 +1,4 @@
-"""What `pseudoreal plan` says of a job on a cluster: whether each stage fits, and what must change. Pure."""
+"""Result of `pseudoreal plan` for a job on a cluster: whether each stage fits, and the necessary changes. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from pseudoreal_client.capacity.wishes import Need, amount_text, asked_text
 Json = dict[str, Any]
 
 _MOST_NAMES = 4
-"""Most nodes that are named for one reason."""
+"""Maximal number of nodes named per reason."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of one stage. `problems`: what in the job itself cannot be."""
+    """Result for one stage. `problems` are reasons within the job itself against running the stage."""
 
     title: str
     phase: str
@@ -30,7 +30,7 @@ class Verdict:
     nodes: Sequence[Node]
     problems: Sequence[str]
     levels: Sequence[Level] = ()
-    """What the ranks exchange between domains and nodes, were the pods placed as `fit` has it."""
+    """Traffic of the ranks between domains and between nodes, if the pods are placed as in `fit`."""
 
     @property
     def can_run(self) -> bool:
@@ -54,7 +54,7 @@ class Verdict:
             yield from (f"    {line}" for line in _grouped(self.fit.obstacles))
 
     def sentences(self) -> list[str]:
-        """What must change, or be waited for, and what is not known."""
+        """Return sentences on necessary changes or waits, and on unknown facts."""
         return [*self._changes(), *self._unknown()]
 
     def as_json(self) -> Json:
@@ -95,7 +95,7 @@ class Verdict:
             yield "no node takes any of the pods; below it is said why" if self.nodes else "the cluster has no nodes"
 
     def _too_large(self) -> Iterator[str]:
-        """Resources of which one pod wants more than any node has."""
+        """Yield a sentence for each resource requested by one pod beyond the largest node."""
         for name, amount in sorted(self.wish.requests.items()):
             most = max((node.allocatable.get(name, Fraction()) for node in self.nodes), default=Fraction())
             if self.nodes and most < amount:
@@ -122,7 +122,7 @@ class Verdict:
 
 
 def _grouped(obstacles: dict[str, str]) -> Iterator[str]:
-    """Obstacles, each with the nodes that it is on."""
+    """Yield each obstacle once, with its nodes."""
     reasons: dict[str, list[str]] = {}
     for node, reason in obstacles.items():
         reasons.setdefault(reason, []).append(node)

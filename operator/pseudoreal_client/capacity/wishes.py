@@ -1,4 +1,4 @@
-"""What the stages of a job want of the nodes: the pods that the operator makes, and what the forecast adds. Pure."""
+"""Resources needed by a job's stages: the operator's pods, with their requests raised to the estimate. Pure."""
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -22,38 +22,38 @@ from pseudoreal_client.capacity.nodes import requests_of
 Json = dict[str, Any]
 
 _SETTINGS = Settings("trainer", "IfNotPresent", ())
-"""What the operator adds of its own settings takes no room on a node."""
+"""Operator settings for rendering pods; the operator's real settings do not change the requested resources."""
 _DISK = "ephemeral-storage"
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a pod of a phase needs by the forecast."""
+    """Estimated needs of a phase's pod in bytes."""
 
     memory: int
     disk: int
     device: int
-    """Bytes on each of its GPUs; 0 without any."""
+    """Bytes on each GPU of the pod; 0 without GPUs."""
 
 
 def stages_left(job: PseudoRealJob, status: PseudoRealJobStatus, phase: str | None) -> list[Stage]:
-    """The stages that are not done, or those of one phase."""
+    """Return the unfinished stages, or the stages of `phase`."""
     done = {one.name for one in status.phases if one.state == "Complete"}
     return [stage for stage in all_stages(job.spec) if (stage.phase == phase if phase else stage.phase not in done)]
 
 
 def need_of(job: PseudoRealJob, phase: Phase, report: PhaseReport) -> Need:
-    """What the forecast of the phase means for each of its pods."""
+    """Return the needs of one pod of the phase, from the estimate per rank."""
     gpus, ranks = gpus_of(phase), rank_counts(job.spec, phase).processes_per_worker
     host, device = report.bytes.host, report.peak_device_bytes
     if gpus:
         return Need(ranks * host, ranks * report.bytes.disk, -(-ranks // gpus) * device)
-    # Without a GPU the device is the same memory.
+    # Without a GPU, device memory is host memory.
     return Need(ranks * (host + device), ranks * report.bytes.disk, 0)
 
 
 def wish_of(job: PseudoRealJob, stage: Stage, need: Need | None) -> Wish:
-    """The pods of a stage; with a forecast they want what it says where the job asks for less."""
+    """Return the pods of a stage. Where the estimate exceeds the job's requests, it replaces them."""
     manifest = children(job, stage, PseudoRealJobStatus(execution=1), _SETTINGS)[-1]
     spec = manifest["spec"]["template"]["spec"]
     near = job.spec.scheduling.topology if stage.kind is StageKind.TRAIN else None
@@ -66,12 +66,12 @@ def wish_of(job: PseudoRealJob, stage: Stage, need: Need | None) -> Wish:
 
 
 def _is_on_node(spec: Json) -> bool:
-    """Whether the offloaded state lies on the node's own disk."""
+    """Return whether the offloaded state is on the node's own disk."""
     return any(volume["name"] == "offload" and "emptyDir" in volume for volume in spec.get("volumes") or [])
 
 
 def limits_too_small(phase: Phase, spec: Json, need: Need) -> list[str]:
-    """Limits of the job itself that the forecast passes, with the remedy."""
+    """Return a sentence with the remedy for each limit of the job below the estimate."""
     found = []
     trainer = next(one for one in spec["containers"] if one["name"] == CONTAINER)
     memory = ((trainer.get("resources") or {}).get("limits") or {}).get("memory")
@@ -91,7 +91,7 @@ def limits_too_small(phase: Phase, spec: Json, need: Need) -> list[str]:
 
 
 def asked_text(wish: Wish) -> str:
-    """2 pods, each with 4 cpu, 8.00 GiB memory, 1 nvidia.com/gpu."""
+    """Return a text such as "2 pods, each with 4 cpu, 8.00 GiB memory, 1 nvidia.com/gpu"."""
     amounts = [amount_text(name, amount) for name, amount in sorted(wish.requests.items()) if name != "pods"]
     each = f", each with {', '.join(amounts)}" if amounts else ""
     return f"{wish.count} {'pod' if wish.count == 1 else 'pods'}{each}"

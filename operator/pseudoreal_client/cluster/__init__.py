@@ -1,4 +1,4 @@
-"""Requests to the API server, and what their failures mean.
+"""Requests to the API server, and the meaning of their failures.
 
-What is shown of the answers is decided in `view`.
+`view` selects the shown parts of the responses.
 """

@@ -1,7 +1,7 @@
-"""The requests of the commands, as JSON in and JSON out. Every failure is a Refusal with a sentence.
+"""Requests of the commands to the API server, JSON in and JSON out. Every failure is a `Refusal` with a sentence.
 
-Anybody who may write an object decides how large it is, and how deep. A list that cannot be read as a whole is read in
-smaller pages, and an object that cannot be read is named; all others are shown.
+Anyone allowed to write an object decides its size and depth. A list unreadable as a whole is therefore read in smaller
+pages. An unreadable object is reported by name, and all others are shown.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,9 +23,9 @@ Json = dict[str, Any]
 
 FIELD_MANAGER = "pseudoreal-cli"
 _PAGE = 500
-"""Most objects of an answer."""
+"""Maximal number of objects per page."""
 MOST_BYTES = 2**25
-"""Most bytes of an answer; etcd stores 1.5 MiB of an object."""
+"""Maximal bytes of a response; etcd stores at most 1.5 MiB per object."""
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
 _JSON, _MERGE = "application/json", "application/merge-patch+json"
@@ -60,11 +60,11 @@ class Conflict(Refusal):
 
 
 class _Unreadable(Exception):
-    """An answer is too large, or no JSON that is read; the text says why."""
+    """A response is too large, or is not readable JSON; the text gives the reason."""
 
 
 class Api:
-    """Requests to one API server. `warn` takes a sentence about each object of a list that cannot be read."""
+    """Client of one API server. `warn` receives a sentence about each unreadable object of a list."""
 
     def __init__(self, client: ApiClient, warn: Callable[[str], None]) -> None:
         self._client, self._warn = client, warn
@@ -74,7 +74,8 @@ class Api:
         return self._json(_Request("GET", _path(JOBS, namespace, name), asked))
 
     def each(self, kind: Kind, namespace: str | None, selector: str = "", *, fields: str = "") -> list[Json]:
-        """All objects of a kind; without a namespace those of all namespaces. They have no kind of their own."""
+        """Return all objects of a kind in the namespace; None means all namespaces. The objects lack `kind` and
+        `apiVersion`."""
         query = [("labelSelector", selector)] if selector else []
         query += [("fieldSelector", fields)] if fields else []
         return [*self._pages(kind, namespace, query)]
@@ -99,7 +100,7 @@ class Api:
                 return
 
     def _read_metadata(self, request: _Request, reason: _Unreadable) -> Json:
-        """The page with the metadata of its objects alone, which are named."""
+        """Read the page again with metadata only, and warn of each of its objects by name."""
         try:
             page = self._read(replace(request, accept=_METADATA))
         except _Unreadable as error:
@@ -114,14 +115,14 @@ class Api:
         return page
 
     def create_job(self, body: Json, namespace: str, *, dry_run: bool) -> Json:
-        """Creates the job. `dry_run`: the API server checks it, and stores nothing."""
+        """Create the job. `dry_run`: the API server validates the job and stores nothing."""
         query = [("fieldManager", FIELD_MANAGER), ("fieldValidation", "Strict")]
         query += [("dryRun", "All")] if dry_run else []
         asked = Asked("create", KIND, str(body["metadata"].get("name", "")), namespace)
         return self._json(_Request("POST", _path(JOBS, namespace), asked, query, body))
 
     def patch_job(self, namespace: str, name: str, patch: Json) -> Json:
-        """Merges the patch into the job. Raises Conflict when the patch names another version than the newest."""
+        """Apply a merge patch to the job. Raises Conflict if the patch's resourceVersion is not the newest."""
         asked = Asked("patch", KIND, name, namespace)
         query = [("fieldManager", FIELD_MANAGER)]
         return self._json(_Request("PATCH", _path(JOBS, namespace, name), asked, query, patch, _MERGE))
@@ -135,8 +136,10 @@ class Api:
         tail: int | None = None,
         since_seconds: int | None = None,
     ) -> Iterator[str]:
-        """The lines of the trainer's log, as they come. The last one may be cut. `since_seconds`: only those of the
-        newest seconds."""
+        """Yield the lines of the trainer container's log as they arrive; the last one may be incomplete.
+
+        `since_seconds` limits the log to lines of the newest seconds.
+        """
         query = [("container", CONTAINER)]
         query += [("follow", "true")] if follow else []
         query += [("tailLines", str(tail))] if tail is not None else []
@@ -167,7 +170,7 @@ class Api:
             raise Refusal(f"{asked.kind} {asked.name} {asked.place} cannot be read: {error}") from error
 
     def _read(self, request: _Request) -> Json:
-        """The JSON of the answer. Raises _Unreadable."""
+        """Return the JSON of the response. Raises _Unreadable."""
         answer, data = self._send(request), bytearray()
         try:
             for chunk in answer.stream():
@@ -179,14 +182,14 @@ class Api:
         finally:
             answer.close()
         try:
-            # Never deeper than 200 levels, and never an error of the interpreter's stack.
+            # from_json limits the nesting to 200 levels, so a deep document cannot overflow the interpreter's stack.
             found: Json = from_json(data)
         except ValueError as error:
             raise _Unreadable(f"it is no JSON, or nested too deeply ({clean(str(error), 100)})") from error
         return found
 
     def _send(self, request: _Request) -> Any:
-        """The answer of urllib3, whose body is yet to be read."""
+        """Return urllib3's response, with the body unread."""
         sent = self._client.param_serialize(
             request.verb,
             f"/{request.path}",

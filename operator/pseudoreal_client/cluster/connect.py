@@ -1,4 +1,4 @@
-"""Which cluster is meant, as kubectl decides it: flags, KUBECONFIG, the user's own file, or the pod around it."""
+"""Chooses the cluster like kubectl: flags, KUBECONFIG, the user's own kubeconfig, or the pod's service account."""
 
 import os
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 @dataclass(frozen=True)
 class Where:
-    """What the command line says of it; None: what the kubeconfig says."""
+    """Cluster options of the command line; None means the kubeconfig decides."""
 
     namespace: str | None = None
     context: str | None = None
@@ -27,13 +27,13 @@ class Where:
 class Connection:
     api: Api
     namespace: str
-    """The namespace that is meant where none is named."""
+    """Default namespace of commands."""
     is_named: bool = False
-    """Whether the command line names it."""
+    """Whether the command line names the namespace."""
 
 
 def connect(where: Where) -> Connection:
-    """The connection; nothing is asked yet. Raises Refusal if no cluster is configured."""
+    """Return the connection, without sending a request. Raises Refusal if no cluster is configured."""
     configuration = client.Configuration()
     try:
         usual = _load(where, configuration)
@@ -43,7 +43,7 @@ def connect(where: Where) -> Connection:
             " `kubectl config get-contexts` lists what there is",
             ExitStatus.NO_CLUSTER,
         ) from error
-    # A cluster that is away is said at once.
+    # No retries: report an unreachable cluster at once.
     configuration.retries = False
     return Connection(
         Api(client.ApiClient(configuration), _warn), where.namespace or usual, where.namespace is not None
@@ -55,7 +55,7 @@ def _warn(sentence: str) -> None:
 
 
 def _load(where: Where, configuration: client.Configuration) -> str:
-    """Fills the configuration. Returns the namespace of the context."""
+    """Fill the configuration; return the namespace of the context."""
     if where.kubeconfig is None and where.context is None and _runs_in_a_pod():
         config.load_incluster_config(configuration)
         return _ACCOUNT.read_text().strip()

@@ -1,4 +1,4 @@
-"""What a failed request means for the person who made it: one sentence, the remedy and an exit code. Pure."""
+"""Translates a failed request into a sentence for the user, with the remedy and an exit code. Pure."""
 
 import json
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +15,7 @@ _LOGIN = "the cluster does not know who you are; renew your credentials, or choo
 
 
 class Asked(NamedTuple):
-    """What a request was for. `kind` is a kind, or a plural; `namespace` is None for those of all namespaces."""
+    """Target of a request. `kind` is a kind or a plural; `namespace` is None for all namespaces."""
 
     verb: str
     kind: str
@@ -28,7 +28,7 @@ class Asked(NamedTuple):
 
 
 class Rejected(Refusal):
-    """The API server finds something wrong in the object. `causes` are its sentences, which begin with the field."""
+    """The API server rejects the object. `causes` are its sentences, each starting with the field."""
 
     def __init__(self, sentence: str, causes: list[str]) -> None:
         super().__init__(sentence, ExitStatus.INVALID_JOB)
@@ -44,7 +44,7 @@ def no_answer(host: str, asked: Asked, error: Exception) -> Refusal:
 
 
 def failure(status: int, text: str, asked: Asked, kind: type[R]) -> R | Refusal:
-    """The refusal for an answer that is no success. `kind`: the class for those of no other kind."""
+    """Return the exception for a failed response. `kind` is the class for failures without a class of their own."""
     said = _status(text)
     details: Json = said.get("details") or {}
     if status == 401:
@@ -74,7 +74,7 @@ def _forbidden(said: Json, asked: Asked) -> Refusal:
 
 
 def _not_found(details: Json, asked: Asked) -> Refusal:
-    # Without the definition the API server knows no such path, and so says of no object that it is missing.
+    # Without the CRD, the API server knows no such path, so its 404 names no missing object.
     if asked.kind in (KIND, "pseudorealjobs") and not details.get("name"):
         return Refusal(
             f"the cluster has no {KIND}s: pseudoreal is not installed there;"

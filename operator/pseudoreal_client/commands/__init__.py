@@ -1,4 +1,4 @@
-"""The commands: each reads what it needs, asks a pure function of `view`, and prints or sends what that says.
+"""The commands. Each reads objects, calls a pure function of `view`, and prints or sends the result.
 
-How they come together is in `command.py`.
+`command.py` combines them into one group.
 """

@@ -12,7 +12,7 @@ from pseudoreal_client.view.changes import Change
 from pseudoreal_client.view.seen import SeenJob
 
 _TRIES = 10
-"""The operator writes the status every few seconds, so a patch of what was just read rarely comes too late twice."""
+"""The operator writes the status every few seconds, so a patch of the object just read rarely conflicts twice."""
 
 
 @click.command()

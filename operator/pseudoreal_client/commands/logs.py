@@ -17,7 +17,7 @@ from pseudoreal_client.view.speakers import has_begun, prefix, silence, speakers
 
 _LOOK_SECONDS = 2.0
 _MOST_CHARACTERS = 2**20
-"""Most characters of a line."""
+"""Maximal number of characters printed per line."""
 
 
 @click.command()
@@ -40,7 +40,7 @@ def logs(connection: Connection, name: str, rank: int | None, follow: bool, prev
 
 @dataclass
 class _Reader:
-    """Reads the logs of one job."""
+    """Prints the logs of one job's pods. With `follow`, each pod has a daemon thread of its own."""
 
     connection: Connection
     name: str
@@ -48,7 +48,7 @@ class _Reader:
     tail: int | None
     failures: list[Refusal] = field(default_factory=list)
     _readers: dict[str, threading.Thread] = field(default_factory=dict)
-    """Threads by the names of their pods."""
+    """Reader threads by pod name."""
 
     def print_once(self, *, previous: bool) -> None:
         job, pods = self._look(previous=previous)
@@ -58,7 +58,7 @@ class _Reader:
             raise self.failures[0]
 
     def follow(self) -> None:
-        """Prints what is said until the job is over. Raises Refusal if there was something that could not be read."""
+        """Print the logs until the job is over. Raises Refusal if a log could not be read."""
         try:
             while True:
                 over = self._begin_readers()
@@ -71,7 +71,8 @@ class _Reader:
             raise self.failures[0]
 
     def _begin_readers(self) -> bool:
-        """A thread for each pod that has begun. Returns whether no more will come."""
+        """Start a thread for each started pod without one; return whether the job is over, so no more pods will
+        come."""
         job = self._job()
         try:
             _, pods = self._look(previous=False, job=job)
@@ -99,7 +100,7 @@ class _Reader:
         head = prefix(job, pod) if self.rank is None else ""
         try:
             for line in self.connection.api.log(job.namespace, pod.name, follow=follow, tail=self.tail):
-                # One write for a line: threads share the terminal.
+                # One write per line: the threads share the terminal.
                 click.echo(f"{head}{clean(line, _MOST_CHARACTERS)}")
         except Refusal as refusal:
             self.failures.append(refusal)

@@ -1,4 +1,4 @@
-"""The options that all commands for a cluster have, as in kubectl, and names of jobs that the shell completes."""
+"""Cluster options shared with kubectl, and shell completion of job names."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 def cluster_options(command: C) -> C:
-    """Adds -n, --context and --kubeconfig."""
+    """Add -n, --context and --kubeconfig."""
     for option in (
         click.option("--kubeconfig", help="File to use in place of KUBECONFIG."),
         click.option("--context", help="Context of the kubeconfig."),
@@ -26,7 +26,7 @@ def cluster_options(command: C) -> C:
 
 
 def on_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of a cluster to a command, which gets a Connection in their place."""
+    """Add the cluster options to a command; the command receives a Connection instead of them."""
 
     @wraps(command)
     def connected(
@@ -38,7 +38,7 @@ def on_cluster(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def job_argument(**settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The argument NAME: that of a job."""
+    """Return the decorator for the argument NAME, the name of a job."""
     return click.argument("name", shell_complete=names_of_jobs, **settings)
 
 
@@ -48,7 +48,7 @@ def names_of_jobs(context: click.Context, _: click.Parameter, incomplete: str) -
         connection = connect(Where(given.get("namespace"), given.get("context"), given.get("kubeconfig")))
         jobs = connection.api.each(JOBS, connection.namespace)
     except Refusal:
-        # A shell that completes says nothing.
+        # Shell completion must not print errors.
         return []
     return [job["metadata"]["name"] for job in jobs if job["metadata"]["name"].startswith(incomplete)]
 

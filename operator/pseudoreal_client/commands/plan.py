@@ -1,4 +1,4 @@
-"""`pseudoreal plan`: of a file as the trainer does it, and of a job beside the nodes of a cluster."""
+"""`pseudoreal plan`: plans a file with the trainer's command, or compares a job with the nodes of the cluster."""
 
 import json
 import re
@@ -31,12 +31,12 @@ from pseudoreal_client.refusal import ExitStatus, Refusal
 from pseudoreal_client.view.seen import SeenJob
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-"""Names of jobs have neither dots nor slashes."""
+"""Pattern of job names. Job names have neither dots nor slashes and so differ from file names."""
 
 
 @dataclass(frozen=True)
 class _Planned:
-    """The job that is planned. `uid`: that of a job that is there, whose pods are not in its own way."""
+    """The job to plan. `uid` is set for an existing job: its own pods do not count as used."""
 
     job: PseudoRealJob
     status: PseudoRealJobStatus
@@ -63,7 +63,7 @@ def _plan(
     """
     is_name = _NAME.fullmatch(job) and not Path(job).exists()
     if not is_name and not on_cluster:
-        assert plan_file.callback is not None, "a command has one"
+        assert plan_file.callback is not None, "a click command with a function has a callback"
         plan_file.callback(file=Path(job), phase=phase, as_json=as_json, **local)
         return
     if given := [name for name, value in local.items() if value is not None]:
@@ -131,17 +131,17 @@ def _forecast(job: PseudoRealJob, index: int, status: PseudoRealJobStatus) -> Pl
     cores = phase.resources.limits.get("cpu", phase.resources.requests.get("cpu", 1))
     threads = max(1, int(amount_of(cores)) // rank_counts(job.spec, phase).processes_per_worker)
     if is_auto(config):
-        # That of fewer workers says nothing of all of them.
+        # A layout chosen for fewer workers (elastic) does not apply to the full number.
         is_whole = status.elastic is None or status.elastic.phase_name != phase.name
         known = next((one.layout for one in status.phases if one.name == phase.name and is_whole), None)
-        # The profile that the job names is in its pods.
+        # The hardware profile that the job names is a file in its pods, so a default profile is assumed here.
         device: Device = "cuda" if gpus_of(phase) else "cpu"
         config = laid_out(config, known or choose(config, assumed_profile(device), threads))
     return plan_phase(config, "cuda" if gpus_of(phase) else "cpu", None, threads)
 
 
 def _say(verdicts: list[Verdict], *, as_json: bool) -> None:
-    """Raises SystemExit with the exit code of what does not fit."""
+    """Print the verdicts. Raises SystemExit with the exit code if a stage does not fit, or does not fit now."""
     if as_json:
         click.echo(json.dumps({"stages": [verdict.as_json() for verdict in verdicts]}, indent=2))
     else:

@@ -43,7 +43,7 @@ def get(connection: Connection, name: str | None, everywhere: bool, output: str 
 
 
 def _readable(bodies: Iterable[Json]) -> Iterator[SeenJob]:
-    """The jobs whose status this release can read; the others are named."""
+    """Yield the jobs with a status readable by this release; report the others by name."""
     for job in map(SeenJob, bodies):
         if job.unreadable is None:
             yield job
@@ -54,7 +54,7 @@ def _readable(bodies: Iterable[Json]) -> Iterator[SeenJob]:
 def _jobs(connection: Connection, name: str | None, *, everywhere: bool) -> list[Json]:
     if name:
         return [connection.api.job(connection.namespace, name)]
-    # What a list holds says neither its kind nor its version.
+    # Items of a list lack kind and apiVersion.
     head = {"apiVersion": API_VERSION, "kind": KIND}
     return [head | body for body in connection.api.each(JOBS, None if everywhere else connection.namespace)]
 

@@ -38,7 +38,7 @@ def submit(connection: Connection, file: Path, wait: bool) -> None:
 
 
 def _namespace(body: Json, connection: Connection, file: str) -> str:
-    """The namespace of the file, or else of the command line. Raises Refusal if they differ."""
+    """Return the namespace of the file, or else of the command line. Raises Refusal if they differ."""
     own = body["metadata"].get("namespace")
     if own and connection.is_named and own != connection.namespace:
         raise Refusal(f"{file} says namespace {own}, and -n says {connection.namespace}; remove one of them")

@@ -1,4 +1,4 @@
-"""A job's life in lines: for logs, and for whoever waits for its end."""
+"""Prints a job's progress as lines, until the job ends."""
 
 import time
 
@@ -14,7 +14,7 @@ LOOK_SECONDS = 2.0
 
 
 def tell_until_end(connection: Connection, namespace: str, name: str) -> None:
-    """Prints a line whenever something has changed. Raises Refusal if the job fails."""
+    """Print a line whenever the job's summary has changed. Raises Refusal if the job fails."""
     told: str | None = None
     try:
         while True:
@@ -32,6 +32,6 @@ def tell_until_end(connection: Connection, namespace: str, name: str) -> None:
 
 
 def check_success(job: SeenJob) -> None:
-    """Raises Refusal if the job has failed."""
+    """Raise Refusal if the job has failed."""
     if job.status.state == "Failed":
         raise Refusal(f"job {job.name} failed; pseudoreal describe {job.name} -n {job.namespace} says what to change")

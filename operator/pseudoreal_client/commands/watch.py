@@ -19,9 +19,9 @@ from pseudoreal_client.view.seen import SeenJob
 from pseudoreal_client.view.speakers import has_begun
 
 _LINES = 20_000
-"""Most lines of a log that are read of the time before the first look."""
+"""Maximal number of log lines from before the first look."""
 _OVERLAP_SECONDS = 10
-"""Seconds that a look reads again: clocks differ, and what is read twice counts once."""
+"""Seconds of overlap between looks at a log, because clocks differ; lines read twice count once."""
 
 
 @click.command()
@@ -56,7 +56,7 @@ class _Watcher:
     name: str
     history: History = field(default_factory=History)
     _read: dict[str, float] = field(default_factory=dict)
-    """Pods whose logs were read -> when that was last, by a clock that only goes forward."""
+    """Pod name -> time (time.monotonic) of the last read of its log."""
 
     def look(self) -> Look:
         api = self.connection.api
@@ -69,8 +69,8 @@ class _Watcher:
         return Look(job, executions[-1] if executions else [], self.history, notes, now())
 
     def look_again(self, before: Look) -> Look:
-        """What is seen now; while the cluster does not answer, what was seen before. Raises Refusal if the job is
-        gone."""
+        """Return the current look; while the cluster does not answer, the previous one with a note. Raises Refusal if
+        the job is gone."""
         try:
             return self.look()
         except Refusal as refusal:
@@ -79,7 +79,7 @@ class _Watcher:
             return Look(before.job, before.pods, self.history, [refusal.sentence], now())
 
     def _read_log(self, job: SeenJob, pods: list[Pod], notes: list[str], *, is_newest: bool) -> None:
-        """Adds what the pod with rank 0 says; of an earlier execution once."""
+        """Add the log of the pod with rank 0 to the history; the log of an earlier execution is read once."""
         first = next((pod for pod in pods if pod.index == 0 and has_begun(pod)), None)
         if first is None or (first.name in self._read and not is_newest):
             return

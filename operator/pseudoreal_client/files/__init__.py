@@ -1,4 +1,4 @@
-"""Job files, with line and column of whatever is wrong in them. Pure, but for reading the file.
+"""Job files, with line and column of each fault. Pure, except for reading the file.
 
-What a job may say is decided in the contract.
+The API package has the rules for jobs.
 """

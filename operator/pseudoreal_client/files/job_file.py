@@ -1,4 +1,4 @@
-"""The PseudoRealJobs in a file, checked as the API server checks them, with the place of each fault."""
+"""The PseudoRealJobs in a file, validated with the API server's rules, with line and column of each fault."""
 
 import sys
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ _STDIN = Path("-")
 
 @dataclass(frozen=True)
 class JobFile:
-    """The jobs of a file, and the kinds of the other objects in it. `name` is what faults are told with."""
+    """Jobs of a file, and the kinds of its other objects. `name` is the file name shown with faults."""
 
     name: str
     jobs: list[Document]
     others: list[str]
 
     def faults(self) -> list[str]:
-        """All that is wrong in the jobs, with the place of each."""
+        """Return all faults of the jobs as lines with file, line and column."""
         return [fault.text(self.name) for job in self.jobs for fault in faults_of(job)]
 
 
 def read_job_file(path: Path) -> JobFile:
-    """The file, or standard input for the path -. Raises Refusal if it is no YAML, or holds no job."""
+    """Read the file, or standard input for the path -. Raises Refusal if the text is not YAML or has no job."""
     name, text = _read(path)
     try:
         documents = read_documents(text)
@@ -49,7 +49,7 @@ def invalid(faults: list[str]) -> Refusal:
 
 
 def only_job(file: JobFile) -> Document:
-    """The job in the file. Raises Refusal if there are several, or if something is wrong in it."""
+    """Return the file's only job. Raises Refusal if there are several, or if the job has faults."""
     if len(file.jobs) > 1:
         raise Refusal(
             f"{file.name} holds {len(file.jobs)} objects of kind {KIND}; write each into a file of its own",
@@ -62,7 +62,7 @@ def only_job(file: JobFile) -> Document:
 
 
 def faults_of(document: Document) -> list[Fault]:
-    """What is wrong with a job, in the order of the file."""
+    """Return the faults of a job, in file order."""
     return sorted(map(document.fault, _sentences(document.body)), key=lambda fault: (fault.line, fault.column))
 
 

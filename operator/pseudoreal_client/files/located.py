@@ -1,6 +1,6 @@
 """YAML with the line and column of each field. Pure.
 
-It is read as kubectl reads it: `3e-4` is a number, a date is a string, and no key stands twice.
+The text is parsed like kubectl does: `3e-4` is a number, a date is a string, and a repeated key is an error.
 """
 
 import re
@@ -19,7 +19,7 @@ _STEP = re.compile(r"([A-Za-z]\w*)|\[([^\]]+)\]")
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong at a place of a file. `line` and `column` begin with 1."""
+    """Fault at a place of a file. `line` and `column` count from 1."""
 
     line: int
     column: int
@@ -30,7 +30,7 @@ class Fault:
 
 
 class UnreadableYaml(ValueError):
-    """A file that is no YAML, or that says something twice."""
+    """The text is not YAML, or repeats a key."""
 
     def __init__(self, faults: list[Fault]) -> None:
         super().__init__("\n".join(fault.sentence for fault in faults))
@@ -39,13 +39,14 @@ class UnreadableYaml(ValueError):
 
 @dataclass(frozen=True)
 class Document:
-    """A document of a YAML file."""
+    """Document of a YAML file: its content, and its node tree with positions."""
 
     body: Any
     node: yaml.Node
 
     def fault(self, sentence: str) -> Fault:
-        """The fault at the field that the sentence names first: where its key stands, or the nearest one around it."""
+        """Return the sentence as a fault at the first field path in its text: at the field's key, or the nearest
+        enclosing one."""
         mark = self.node.start_mark
         named = _PATH.search(sentence)
         node: yaml.Node | None = self.node
@@ -58,7 +59,7 @@ class Document:
 
 
 def read_documents(text: str) -> list[Document]:
-    """The documents that say something. Raises UnreadableYaml."""
+    """Return the nonempty documents. Raises UnreadableYaml."""
     try:
         loader = _Loader(text)
         documents = [*_each(loader)]
@@ -80,7 +81,7 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
 def _each(loader: "_Loader") -> Iterator[Document]:
     while loader.check_node():
         node = loader.get_node()
-        assert node is not None, "there is one, as check_node says"
+        assert node is not None, "check_node() is True only if there is a node"
         repeated = [*_repeated(node)]
         if repeated:
             raise UnreadableYaml(repeated)
@@ -90,7 +91,7 @@ def _each(loader: "_Loader") -> Iterator[Document]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain values as Go's YAML does."""
+    """Loader with Go's rules for plain scalars."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -114,7 +115,8 @@ def _repeated(node: yaml.Node) -> Iterator[Fault]:
 
 
 def _child(node: yaml.Node | None, step: str) -> tuple[yaml.Mark, yaml.Node] | None:
-    """Where an entry begins, and what it holds. An item of a list is told by its number or by its name."""
+    """Return the position and value of a field or list item. A list item is named by its index, or by its `name`
+    field."""
     if isinstance(node, yaml.MappingNode):
         return next(((key.start_mark, value) for key, value in node.value if key.value == step), None)
     if isinstance(node, yaml.SequenceNode):

@@ -1,4 +1,4 @@
-"""From what the API server says to what is shown and asked for. Pure: no request, no clock, no terminal.
+"""Pure functions from the API server's objects to output and patches: no requests, no clock, no terminal.
 
-The requests are in `cluster`, and what they are made for in `commands`.
+`cluster` has the requests, `commands` their callers.
 """

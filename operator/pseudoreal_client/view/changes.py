@@ -1,4 +1,4 @@
-"""What a person asks of a job, as a patch of its spec; what would come to nothing is refused with a sentence. Pure."""
+"""User requests as patches of a job's spec; a request without effect is refused with a sentence. Pure."""
 
 from dataclasses import dataclass
 from itertools import count
@@ -12,24 +12,24 @@ from pseudoreal_client.view.seen import SeenJob
 Json = dict[str, Any]
 
 _MOST_REQUESTS = 100
-"""Most entries of spec.requests."""
+"""Maximal number of entries of spec.requests."""
 _NOT_BEGUN = ("Pending", "Delinking")
 
 
 @dataclass(frozen=True)
 class Change:
     spec: Json
-    """The fields of the spec that change."""
+    """Changed fields of the spec."""
     says: str
-    """What will happen now."""
+    """Sentence on the effect, printed after the patch."""
 
     def patch(self, job: SeenJob) -> Json:
-        """A merge patch that is refused if the job has changed since."""
+        """Return a merge patch with the resourceVersion: the API server refuses it if the job has changed."""
         return {"metadata": {"resourceVersion": job.body["metadata"]["resourceVersion"]}, "spec": self.spec}
 
 
 def suspend(job: SeenJob) -> Change:
-    """Raises Refusal if the job has ended, or is suspended already."""
+    """Return the patch to suspend the job. Raises Refusal if it has ended, or is suspended already."""
     _check_open(job)
     if job.is_suspended:
         raise Refusal(f"{job.name} is suspended already; pseudoreal resume {job.name} -n {job.namespace} lets it go on")
@@ -37,7 +37,7 @@ def suspend(job: SeenJob) -> Change:
 
 
 def resume(job: SeenJob) -> Change:
-    """Raises Refusal if the job has ended, or is not suspended."""
+    """Return the patch to resume the job. Raises Refusal if it has ended, or is not suspended."""
     _check_open(job)
     if not job.is_suspended:
         raise Refusal(f"{job.name} is not suspended; its state is {job.status.state}")
@@ -46,7 +46,7 @@ def resume(job: SeenJob) -> Change:
 
 
 def finish_phase(job: SeenJob, phase: str | None) -> Change:
-    """The end of that phase, or of the one that trains. Raises Refusal if there is nothing to end."""
+    """Return the request to end `phase`, by default the current phase. Raises Refusal if there is nothing to end."""
     _check_open(job)
     name = phase or job.status.current_phase
     if name is None:
@@ -65,7 +65,7 @@ def finish_phase(job: SeenJob, phase: str | None) -> Change:
 
 
 def repeat_phase(job: SeenJob, phase: str) -> Change:
-    """The phase from its start, and all after it. Raises Refusal if it has not begun."""
+    """Return the request to train `phase` and all later phases again. Raises Refusal if the phase has not started."""
     _check_open(job)
     _check_phase(job, phase)
     _check_news(job, "RepeatPhase", phase)

@@ -1,4 +1,4 @@
-"""A curve in the terminal: dots of Braille, two by four to a character. Pure."""
+"""Plots a curve in the terminal with Braille characters, each 2 x 4 dots. Pure."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -6,15 +6,15 @@ from statistics import fmean
 
 _BLANK = 0x2800
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Bits of the dots of a character, by row and column (Unicode block "Braille Patterns")."""
+"""Bits of a character's dots, by row and column (Unicode block "Braille Patterns")."""
 _END = "┊"
-"""Drawn where a phase ends."""
+"""Mark of the end of a phase."""
 
 
 def plot(losses: Mapping[int, float], width: int, height: int, ends: Sequence[int] = ()) -> list[str]:
-    """Lines of `width` characters, `height` of which are the curve and the last one the steps; nothing without losses.
+    """Return lines of `width` characters: `height` lines of curve, then a line with the steps; nothing without losses.
 
-    A column shows the mean of its losses. `ends`: steps at which phases end.
+    A column shows the mean of its losses. `ends` are the last steps of phases.
     """
     if not losses:
         return []
@@ -43,7 +43,7 @@ def _cells(losses: Mapping[int, float], width: int, height: int) -> list[list[st
 
 
 def _means(losses: Mapping[int, float], columns: int) -> dict[int, float]:
-    """Column of dots -> mean of the losses in it."""
+    """Return the mean loss of each column of dots."""
     first, last = min(losses), max(losses)
     found = defaultdict[int, list[float]](list)
     for step, loss in losses.items():

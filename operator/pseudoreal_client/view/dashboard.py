@@ -1,4 +1,4 @@
-"""What `pseudoreal watch` shows: one screen of a job. Pure: it only says what is to be drawn."""
+"""Screen of `pseudoreal watch` for one job. Pure: returns the elements to draw."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ _CURVE_LINES = 8
 _CHECKPOINTS = 3
 _BAR = 30
 _OTHER_LINES = 26
-"""Lines of the screen besides those of phases and pods."""
+"""Lines of the screen besides the lines of phases and pods."""
 _LEAST_PODS = 4
 _COLOURS = {"Training": "green", "Complete": "green", "Failed": "red", "Restarting": "yellow", "Suspended": "yellow"}
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one look found. `notes`: what could not be found out."""
+    """State of a job at one moment. `notes` are sentences about unreadable parts."""
 
     job: SeenJob
     pods: Sequence[Pod]
@@ -40,7 +40,7 @@ class Look:
 
 
 def dashboard(look: Look, width: int, height: int) -> RenderableType:
-    """The screen, of that many characters."""
+    """Return the screen for a terminal of `width` x `height` characters."""
     parts: list[RenderableType] = [_title(look), *_reason(look), *_bars(look)]
     parts += _part("Phases", phase_table(look.job, look.now))
     parts += _part(_loss(look), plot(look.history.losses, width - 2, _CURVE_LINES, _ends(look.job)))
@@ -67,7 +67,7 @@ def _reason(look: Look) -> list[RenderableType]:
 
 
 def _bars(look: Look) -> list[RenderableType]:
-    """How far the phase and the job are, and what remains of each."""
+    """Return progress bars of the phase and the job, with the remaining time of each."""
     job, progress = look.job, look.job.status.progress
     if progress is None or job.spec is None:
         return []
@@ -83,13 +83,13 @@ def _bars(look: Look) -> list[RenderableType]:
 
 
 def _spans(look: Look) -> Iterator[tuple[str, tuple[int, int], float | None]]:
-    """Name, first and last step, and seconds that remain, of the current phase and of the job."""
+    """Yield name, first and last step, and remaining seconds, of the current phase and then of the job."""
     job, name = look.job, look.job.status.current_phase
-    assert job.spec is not None, "as was asked before"
+    assert job.spec is not None, "`_bars` returns early if the spec is unreadable"
     ends = last_steps(job.spec)
     spans = dict(zip(job.phase_names, pairwise([0, *ends]), strict=True))
     if name in spans:
-        # An earlier phase may have ended before its last step.
+        # The previous phase may have ended before its last step.
         before = job.status.phases[job.phase_names.index(name) - 1] if name != job.phase_names[0] else None
         begin = before.step if before and before.step is not None else spans[name][0]
         yield f"phase {name}", (begin, spans[name][1]), job.remaining_of_phase(look.now)
@@ -108,7 +108,7 @@ def _ends(job: SeenJob) -> list[int]:
 
 
 def _checkpoints(look: Look) -> list[str]:
-    """The newest ones with what they took, as far as the logs tell, and the one that the status names."""
+    """Return the checkpoint in the status, then the newest ones with their cost, as far as the logs tell."""
     rows = [
         (f"step {cost.step:,}", f"{cost.bytes / 2**30:.2f} GiB", f"saved in {duration(cost.seconds)}")
         for cost in [*look.history.checkpoints.values()][-_CHECKPOINTS:]

@@ -1,4 +1,4 @@
-"""What `pseudoreal describe` prints. Pure."""
+"""Output of `pseudoreal describe`. Pure."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -18,7 +18,7 @@ _NEWEST_EVENTS = 10
 
 
 def description(job: SeenJob, pods: Sequence[Pod], events: Sequence[Json], now: datetime) -> list[str]:
-    """The lines. `pods`: those of the newest execution."""
+    """Return the lines of the description. `pods` are the pods of the newest execution."""
     lines = columns([[f"{name}:", value] for name, value in facts(job, now)])
     lines += _part("Phases", phase_table(job, now))
     lines += _part("Chosen layouts", _layouts(job))
@@ -42,7 +42,7 @@ def _experts(progress: Progress) -> Iterator[tuple[str, str]]:
 
 
 def facts(job: SeenJob, now: datetime) -> Iterator[tuple[str, str]]:
-    """What there is to say of a job in a few words."""
+    """Yield label and value of each summary line of a job."""
     status, progress = job.status, job.status.progress
     yield "Job", f"{job.name} in namespace {job.namespace}"
     yield "State", _state(job)
@@ -74,7 +74,7 @@ def _state(job: SeenJob) -> str:
 
 
 def _workers(job: SeenJob) -> Iterator[tuple[str, str]]:
-    """The workers of an elastic phase that has not all of them, and why."""
+    """Yield the number of workers of an elastic phase, if fewer than all, and the reason."""
     found = job.status.elastic
     if found is None or found.phase_name != job.status.current_phase:
         return
@@ -95,7 +95,7 @@ def _part(title: str, lines: list[str]) -> list[str]:
 
 
 def phase_table(job: SeenJob, now: datetime) -> list[str]:
-    """One line for each phase."""
+    """Return a table with one line per phase."""
     heads = ("PHASE", "STATE", "ENDS AT", "STEP", "LOSS", "VAL-LOSS", "TOOK", "CHECKPOINT")
     return columns([heads, *(_phase(job, name, now) for name in job.phase_names)])
 
@@ -128,7 +128,7 @@ def _took(phase: PhaseStatus, now: datetime) -> str:
 
 
 def _layouts(job: SeenJob) -> list[str]:
-    """The layouts of phases that were given one by layout Auto, with the forecast that they were chosen by."""
+    """Return the layouts chosen for phases with layout Auto, each with the estimate behind the choice."""
     given = [(phase.name, phase.layout) for phase in job.status.phases if phase.layout]
     if not given:
         return []
@@ -187,7 +187,10 @@ def _events(events: Sequence[Json], now: datetime) -> list[str]:
 
 
 def _time(event: Json) -> str:
-    """When it happened last: newer clients of Kubernetes write eventTime, older ones lastTimestamp."""
+    """Return the time of the event's newest occurrence.
+
+    Newer Kubernetes clients write eventTime, older ones lastTimestamp.
+    """
     series = event.get("series") or {}
     found = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     return str(found or event["metadata"]["creationTimestamp"])

@@ -1,6 +1,6 @@
-"""What a job's logs say of its past: losses and checkpoints. Pure.
+"""Losses and checkpoints of a job from its logs. Pure.
 
-The logs are those of the pods with rank 0, in the order of the executions; what is read twice counts once.
+The logs are read from the pods with rank 0, in the order of the executions. Lines read twice count once.
 """
 
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ from pseudoreal_operator.observe.reading import progress_of
 @dataclass
 class History:
     losses: dict[int, float] = field(default_factory=dict)
-    """Training step -> loss, in the order of the steps."""
+    """Training step -> loss, in step order."""
     checkpoints: dict[int, CheckpointCost] = field(default_factory=dict)
-    """Training step -> what its checkpoint took, in the order of the steps."""
+    """Training step -> cost of its checkpoint, in step order."""
 
     def read(self, lines: Iterable[str]) -> None:
         for report in map(progress_of, lines):
@@ -26,7 +26,7 @@ class History:
                 self._add(report)
 
     def add_status(self, status: PseudoRealJobStatus) -> None:
-        """Losses of the status, for steps of which no log tells."""
+        """Add losses from the status for steps missing in the logs."""
         for phase in status.phases:
             if phase.step is not None and phase.loss is not None:
                 self._note(phase.step, float(phase.loss))
@@ -35,7 +35,7 @@ class History:
             self._note(progress.step, float(progress.loss))
 
     def _add(self, report: ProgressReport) -> None:
-        # An execution that goes on from a checkpoint makes the steps behind it anew.
+        # An execution that resumes from a checkpoint trains the steps after it again: drop the later entries.
         _cut(self.losses, report.step)
         _cut(self.checkpoints, report.step)
         if report.loss is not None and isfinite(report.loss):
@@ -49,6 +49,6 @@ class History:
 
 
 def _cut(known: dict[int, Any], last: int) -> None:
-    """Removes what lies behind the step `last`."""
+    """Remove the entries after the step `last`."""
     while known and next(reversed(known)) > last:
         known.popitem()

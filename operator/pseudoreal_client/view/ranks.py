@@ -1,4 +1,4 @@
-"""Where each rank is: its pod, the node, and what keeps it from running. Pure."""
+"""Location of each rank: its pod and node, and the reason if the pod does not run. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,8 +15,10 @@ _HEADS = ("RANKS", "POD", "NODE", "STATE", "SINCE")
 
 
 def rank_map(job: SeenJob, pods: Sequence[Pod], now: datetime, most: int | None = None) -> list[str]:
-    """One line for each pod of an execution, with the ranks in it; nothing when there are none. `most`: of more pods,
-    those that do not run are shown, and the first others."""
+    """Return one line per pod of an execution, with its ranks; nothing without pods.
+
+    With more than `most` pods, pods not running are kept, then others up to `most`; a last line counts the rest.
+    """
     if not pods:
         return []
     shown = pods if most is None else sorted(pods, key=_is_well)[:most]
@@ -25,7 +27,7 @@ def rank_map(job: SeenJob, pods: Sequence[Pod], now: datetime, most: int | None 
 
 
 def _turn(job: SeenJob, pod: Pod) -> tuple[bool, int, int]:
-    """Pods come in the order of their ranks; those whose ranks nobody knows come last."""
+    """Return the sort key: pods in rank order, pods with unknown ranks last."""
     ranks = ranks_of(job, pod)
     return not ranks, ranks.start, pod.index
 
@@ -40,7 +42,7 @@ def _left_out(pods: Sequence[Pod]) -> str:
 
 
 def node_map(job: SeenJob) -> list[str]:
-    """One line for each node with ranks, as far as the status has them; nothing before there are any."""
+    """Return one line per node with ranks, as far as the status has them; nothing before the first placement."""
     placement = job.status.placement
     if placement is None:
         return []
@@ -49,7 +51,7 @@ def node_map(job: SeenJob) -> list[str]:
 
 
 def ranks_of(job: SeenJob, pod: Pod) -> range:
-    """The numbers of a pod's ranks; that of a delink is 0. Empty where they are not known."""
+    """Return the ranks of a pod (0 for a delink); empty if unknown."""
     first = job.first_rank(pod)
     size = job.ranks_per_pod(pod.execution.phase) if pod.execution.kind is StageKind.TRAIN else 1
     return range(first, first + size) if first is not None else range(0)
@@ -70,7 +72,7 @@ def _row(job: SeenJob, pod: Pod, now: datetime) -> list[str]:
 
 
 def pod_state(pod: Pod) -> str:
-    """One word for what a pod does, and in brackets why it does not run."""
+    """Return one word for the state of a pod, with the reason in brackets if it does not run."""
     if pod.disruption:
         return f"Disrupted ({cleaned(pod.disruption)})"
     if pod.phase is PodPhase.FAILED:

@@ -1,4 +1,4 @@
-"""What `pseudoreal get` prints: one line for each job. Pure."""
+"""Output of `pseudoreal get`: one line per job. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,7 +11,7 @@ _WIDE = ("READY", "VAL-LOSS", "TOKENS/S", "CHECKPOINT", "SAVED", "REASON")
 
 
 def table(jobs: Sequence[SeenJob], now: datetime, *, wide: bool, namespaces: bool) -> list[str]:
-    """The lines. `namespaces`: whether they begin with that of the job."""
+    """Return the lines of the table. `namespaces`: the first column is the job's namespace."""
     heads = (*(("NAMESPACE",) if namespaces else ()), *_HEADS, *(_WIDE if wide else ()))
     return columns([heads, *(_row(job, now, wide=wide, namespaces=namespaces) for job in jobs)])
 

@@ -1,4 +1,4 @@
-"""A job and its pods as they were seen at one look, and what follows from it directly. Pure."""
+"""A job and its pods as read at one moment, with values derived from them. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from pydantic import ValidationError
 Json = dict[str, Any]
 
 _SHOWN = ("Failed", "Complete", "Suspended", "Progressing")
-"""Conditions that say what a job is doing; the first that is True, or else the last, is shown."""
+"""Conditions on the activity of a job, in order of precedence: the first True one is shown, else the last."""
 
 
 @dataclass(frozen=True)
 class SeenJob:
-    """One PseudoRealJob."""
+    """One PseudoRealJob as read from the API server."""
 
     body: Json
 
@@ -53,7 +53,7 @@ class SeenJob:
 
     @property
     def unreadable(self) -> str | None:
-        """Why this release cannot read the status; None: it can."""
+        """Why this release cannot read the status; None if it can."""
         try:
             PseudoRealJobStatus.model_validate(self.body.get("status") or {})
         except ValidationError as error:
@@ -62,7 +62,7 @@ class SeenJob:
 
     @cached_property
     def spec(self) -> PseudoRealJobSpec | None:
-        """The spec; None where it is that of another release, or of a job that cannot run."""
+        """The parsed spec; None for a spec of another release, or of a job unable to run."""
         try:
             spec = PseudoRealJob.from_object(self.body).spec
             last_steps(spec)
@@ -84,7 +84,7 @@ class SeenJob:
 
     @property
     def reason(self) -> Condition | None:
-        """The condition that says what the job is doing, and why."""
+        """The condition with the job's activity and its reason."""
         found = {condition.type: condition for condition in self.status.conditions}
         true = [found[kind] for kind in _SHOWN if kind in found and found[kind].status == "True"]
         return true[0] if true else found.get("Progressing")
@@ -96,7 +96,7 @@ class SeenJob:
         return next((phase for phase in self.status.phases if phase.name == name), None)
 
     def first_rank(self, pod: Pod) -> int | None:
-        """The number of a pod's first rank; None where only the pods know it, and for one that has no place."""
+        """Return the first rank of a pod; None if only the pods know it, or if the pod has no worker index."""
         if pod.execution.kind is StageKind.DELINK:
             return 0
         worker = worker_of(self.status, pod)
@@ -108,11 +108,11 @@ class SeenJob:
         return known.get(worker, by_number)
 
     def is_spare(self, pod: Pod) -> bool:
-        """Whether the pod waits to take the place of another one."""
+        """Return whether the pod is an idle spare, without a worker index."""
         return pod.is_alive and worker_of(self.status, pod) is None
 
     def ranks_per_pod(self, phase: str) -> int:
-        """1 where it is not known."""
+        """Return the number of ranks per pod of the phase; 1 if unknown."""
         found = self.phase(phase)
         try:
             return rank_counts(self.spec, found).processes_per_worker if self.spec and found else 1
@@ -120,7 +120,7 @@ class SeenJob:
             return 1
 
     def remaining_of_phase(self, now: datetime) -> float | None:
-        """Seconds that the current phase still takes, by the newest report; None when nothing trains."""
+        """Return the remaining seconds of the current phase, from the newest report; None if nothing trains."""
         progress = self.status.progress
         if self.status.state != "Training" or progress is None or progress.phase_remaining_seconds is None:
             return None
@@ -128,7 +128,7 @@ class SeenJob:
         return max(0.0, progress.phase_remaining_seconds - (now - said).total_seconds())
 
     def remaining_of_job(self, now: datetime) -> float | None:
-        """Seconds that the job still takes, if later phases train as many tokens a second as the current one."""
+        """Return the remaining seconds of the job, assuming the current tokens per second for later phases too."""
         own, progress = self.remaining_of_phase(now), self.status.progress
         rate = float(progress.tokens_per_second) if progress and progress.tokens_per_second else 0.0
         if own is None or self.spec is None or self.status.current_phase not in self.phase_names:
@@ -139,18 +139,18 @@ class SeenJob:
         return own + later / rate if rate > 0 else None
 
     def pods(self, bodies: Iterable[Json]) -> list[Pod]:
-        """Its pods among the bodies, in the order of their ranks."""
+        """Return the job's pods among the bodies, sorted by pod index."""
         own = [read_pod(body) for body in bodies if belongs_to(self.uid, body)]
         return sorted(own, key=lambda pod: (pod.index, pod.name))
 
     def executions(self, bodies: Iterable[Json]) -> list[list[Pod]]:
-        """Its pods by their executions, in the order in which these began."""
+        """Return the job's pods grouped by execution, in the order of the executions' starts."""
         pods = self.pods(bodies)
         found = sorted({pod.execution for pod in pods}, key=self._order)
         return [[pod for pod in pods if pod.execution == execution] for execution in found]
 
     def current_pods(self, bodies: Iterable[Json]) -> list[Pod]:
-        """The pods of the newest execution that has any."""
+        """Return the pods of the newest execution with pods."""
         return next(reversed(self.executions(bodies)), [])
 
     def _order(self, execution: Execution) -> tuple[int, int, bool]:
@@ -160,12 +160,12 @@ class SeenJob:
 
     @property
     def selector(self) -> str:
-        """What selects its pods, and no other's."""
+        """Label selector for this job's pods only."""
         return f"{LABEL_JOB_UID}={self.uid},{LABEL_EXECUTION}"
 
 
 def _tokens(spec: PseudoRealJobSpec) -> list[int]:
-    """Tokens of each phase, if it is as long as it may be."""
+    """Return the tokens of each phase at its maximal length."""
     ends = [0, *last_steps(spec)]
     return [
         (ends[i + 1] - ends[i]) * phase.batch.sequences * spec.model.sequence_length
@@ -174,11 +174,11 @@ def _tokens(spec: PseudoRealJobSpec) -> list[int]:
 
 
 def cleaned(text: str) -> str:
-    """A text of others in one line, without what a terminal would obey."""
+    """Return text from outside as one line, without terminal control characters."""
     return " ".join(clean(text).split())
 
 
 def share(progress: Progress) -> str:
-    """5 of 20 (25%)."""
+    """Return a text such as "5 of 20 (25%)"."""
     whole = f" of {progress.total_steps:,}" if progress.total_steps is not None else ""
     return f"{progress.step:,}{whole}" + (f" ({progress.percent}%)" if progress.percent is not None else "")

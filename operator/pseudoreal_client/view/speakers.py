@@ -1,4 +1,4 @@
-"""Whose logs are meant, and what stands before their lines. Pure."""
+"""Selects the pods for `logs`, and the prefix of their lines. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,8 +14,10 @@ Json = dict[str, Any]
 
 
 def speakers(job: SeenJob, bodies: Iterable[Json], rank: int | None, *, previous: bool) -> list[Pod]:
-    """The pods of the newest execution, or of the one before it; only that of a rank. Raises Refusal if there are
-    none."""
+    """Return the pods of the newest execution, or of the one before it; with `rank`, only the pod of this rank.
+
+    Raises Refusal if there are none.
+    """
     executions = job.executions(bodies)
     found = executions[-2:-1] if previous else executions[-1:]
     if not found:
@@ -38,7 +40,7 @@ def _of_rank(job: SeenJob, pods: Sequence[Pod], rank: int) -> Pod:
 
 
 def has_begun(pod: Pod) -> bool:
-    """Whether its container has said anything, or could have."""
+    """Return whether the pod's container may have written a log."""
     return pod.phase is not PodPhase.PENDING
 
 
@@ -47,6 +49,6 @@ def silence(pod: Pod) -> str:
 
 
 def prefix(job: SeenJob, pod: Pod) -> str:
-    """Phase, execution and ranks."""
+    """Return the line prefix: phase, execution and ranks."""
     stage = "" if pod.execution.kind is StageKind.TRAIN else "-delink"
     return f"[{pod.execution.phase}{stage} e{pod.execution.number} rank {ranks_text(ranks_of(job, pod))}] "

@@ -1,4 +1,4 @@
-"""A job's state in one line, for a log. Pure."""
+"""State of a job in one line, for a log. Pure."""
 
 from datetime import datetime
 
@@ -7,7 +7,7 @@ from pseudoreal_client.view.seen import SeenJob, cleaned, share
 
 
 def story(job: SeenJob, now: datetime) -> str:
-    """Two equal lines mean that nothing happened that is worth telling."""
+    """Return the line. Two equal lines mean: nothing worth reporting has happened in between."""
     status, progress = job.status, job.status.progress
     parts = [status.state, f"phase {status.current_phase}" if status.current_phase else ""]
     if progress and not job.is_over:

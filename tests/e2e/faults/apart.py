@@ -1,4 +1,4 @@
-"""Pods of one job on two nodes, one of which may be lost."""
+"""Pod template for spreading the pods of a job over two nodes, one of them at risk."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ Json = dict[str, Any]
 
 
 def apart(job: str) -> Json:
-    """A pod template: the pods keep apart where they can, and leave a node that is lost for a second; usual are five
-    minutes."""
+    """Return a pod template with preferred anti-affinity; its pods tolerate a lost node for one second instead of the
+    usual five minutes."""
     selector = {"matchLabels": {"pseudoreal.dev/job-name": job}}
     term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
     preferred = [{"weight": 100, "podAffinityTerm": term}]

@@ -1,4 +1,4 @@
-"""A job that nobody disturbs, to compare with, and others that train the same."""
+"""An undisturbed job for comparison, and other jobs with the same training."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -39,6 +39,6 @@ def other_node(kubernetes: Kubernetes) -> Iterator[SecondNode]:
 
 @pytest.fixture
 def start(kubernetes: Kubernetes) -> Iterator[Callable[..., Job]]:
-    """Applies a job like the undisturbed one; it is deleted afterwards."""
+    """Function for applying a job like the undisturbed one; the job is deleted after the test."""
     with ExitStack() as stack:
         yield lambda name, **changes: stack.enter_context(applied(kubernetes, name, **SPEC | changes))

@@ -1,5 +1,5 @@
-"""Who is at fault, ten times each on jobs of two and of four pods: the pod where it began, not one that saw its
-connection break."""
+"""Blame for a fault, ten times each on jobs of two and four pods: the operator names the pod at the origin of the
+fault, not a pod with a broken connection."""
 
 import random
 import signal
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 Json = dict[str, Any]
 TRIALS = 10
 STEPS = 15
-"""Between two faults, with checkpoints between them."""
+"""Steps between two faults, with checkpoints in between."""
 
 
 def kill_torchrun(pod: Json) -> None:
@@ -28,7 +28,7 @@ def kill_torchrun(pod: Json) -> None:
 
 
 def raise_in_a_rank(pod: Json) -> None:
-    """Its last words are shorter, and the next checkpoint is longer."""
+    """Limit the file size of a rank: its outcome still fits, its next checkpoint does not."""
     machine.bound_files(pod, 16 * 1024)
 
 
@@ -40,7 +40,7 @@ KINDS: list[tuple[Callable[[Json], None], str, str]] = [
 
 
 def trained_by(pods: int) -> Json:
-    """A job that trains until it is deleted, and may fail as often as it is made to."""
+    """Return changes for a job trained until its deletion, despite all injected faults."""
     phase = {"name": "real", "until": {"step": 1_000_000}, "batch": {"sequences": 8}, "workers": pods}
     return {
         "spec__phases": [phase],
@@ -84,7 +84,7 @@ def _all_running(job: Job, pods: int, execution: int, steps: int) -> list[Json]:
 @pytest.mark.parametrize("pods", [2, 4])
 @pytest.mark.usefixtures("other_node")
 def test_pods_on_a_node_that_vanishes_are_named(pods: int, start: Callable[..., Job], kubernetes: Kubernetes) -> None:
-    """Which is known from those on it being lost; the others see their connections break long before."""
+    """The fault is known from the lost pods; the other pods see their connections break long before."""
     for number in range(TRIALS):
         name = f"vanished-{pods}-{number}"
         job = start(name, spec__pod={"terminationGracePeriodSeconds": 3, "template": apart(name)}, **trained_by(pods))
@@ -106,7 +106,7 @@ def test_pods_on_a_node_that_vanishes_are_named(pods: int, start: Callable[..., 
 
 
 def _is_usable(kubernetes: Kubernetes) -> bool | None:
-    """Ready, and without the taint by which the next pods would be deleted at once."""
+    """Return True if the node is ready and without the taint for evicting pods at once; else None."""
     node = kubernetes.find("node", network.SECOND.node)
     if node is None or node["spec"].get("taints"):
         return None

@@ -1,4 +1,4 @@
-"""An elastic phase goes on with one worker when a node is drained or lost, and has both when it is back."""
+"""An elastic phase goes on with one worker while a node is drained or lost, and with both once it is back."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,10 @@ PATIENCE = 5
 
 
 def elastic(name: str) -> dict[str, Any]:
-    """Its second phase trains on two nodes, or on one, until it is asked to end: no node takes two of its pods."""
+    """Return changes for a job with a second phase on two nodes, or on one, until it is asked to end.
+
+    Required anti-affinity keeps two of its pods off one node.
+    """
     template = apart(name)
     (wish,) = template["spec"]["affinity"]["podAntiAffinity"].pop("preferredDuringSchedulingIgnoredDuringExecution")
     alone = {"requiredDuringSchedulingIgnoredDuringExecution": [wish["podAffinityTerm"]]}

@@ -1,4 +1,5 @@
-"""A mixture on the cluster: experts shared in the pseudo phase, spread over two pods in the real one."""
+"""A mixture of experts on the cluster: experts shared in the pseudo phase, expert-parallel over two pods in the real
+phase."""
 
 import signal
 from collections.abc import Callable
@@ -21,7 +22,7 @@ MIXTURE: dict[str, Any] = {
 
 
 def test_experts_over_two_pods_survive_a_rank_that_is_killed(start: Callable[..., Job]) -> None:
-    """To the bit: a job whose rank is killed ends as one that nobody disturbs."""
+    """The final weights equal those of an undisturbed job to the bit."""
     undisturbed = Undisturbed.of(start("experts", **MIXTURE))
     job = start("experts-killed", **MIXTURE, spec__restart=SPEC["spec__restart"])
     victim = job.wait_for_steps("real", REAL + 5)[1]

@@ -1,4 +1,4 @@
-"""Ranks restart in place, and a spare pod takes the place of a lost one: much sooner than in new pods."""
+"""Ranks restart in place, and a spare pod replaces a lost one: both are much faster than new pods."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 
 Json = dict[str, Any]
 PART = 1 / 3
-"""Share of the time that new pods take."""
+"""Allowed share of the time needed by new pods."""
 
 
 def test_ranks_are_restarted_in_place(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
@@ -36,8 +36,8 @@ def test_ranks_are_restarted_in_place(start: Callable[..., Job], undisturbed: Un
 
 @pytest.mark.long
 def test_that_takes_a_third_of_the_time_of_new_pods(start: Callable[..., Job]) -> None:
-    """With the grace period and the back-off that jobs have by default, on a machine that does nothing else: starting
-    ranks is work of processors, most of what new pods take is waiting."""
+    """Runs with the default grace period and back-off, on an otherwise idle machine: starting ranks needs processors,
+    while new pods mostly wait."""
     seconds = []
     for name, restart in (("in-place-timed", {}), ("anew-timed", {"inPlace": 0})):
         job = start(name, spec__pod={}, spec__restart=restart)
@@ -52,7 +52,7 @@ def test_that_takes_a_third_of_the_time_of_new_pods(start: Callable[..., Job]) -
 def test_a_partner_that_notices_nothing_is_restarted_as_well(
     start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
-    """It hears of it with its next report."""
+    """The partner learns of the restart from the answer to its next report."""
     job = start("in-place-unnoticed", spec__pod={}, spec__restart={})
     pods = job.wait_for_steps("real", REAL + 5)
     machine.tell(pods[0], signal.SIGSTOP, RANK)
@@ -97,7 +97,7 @@ def test_a_spare_pod_takes_the_place_of_a_deleted_one(
 
 @pytest.mark.long
 def test_delink_and_next_phase_succeed_after_a_takeover(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
-    """They keep the execution's number and have memberships of their own."""
+    """The delink and the next phase keep the execution's number and have worker assignments of their own."""
     job = start(
         "spare-before-delink", spec__pod={}, spec__restart={}, spec__phases__0__workers=2, spec__phases__0__spares=1
     )
@@ -130,7 +130,7 @@ def _delete(job: Job, pod: Json, *how: str) -> None:
 
 
 def _seconds_to_a_step(job: Job, disturb: Callable[[], None]) -> float:
-    """Seconds from the disturbance until a rank that began after that has made a step."""
+    """Return the seconds from the disturbance to the first step of a rank started after it."""
     before = _lines(job)
     killed = time.monotonic()
     disturb()
@@ -148,7 +148,7 @@ def _seconds_to_a_step(job: Job, disturb: Callable[[], None]) -> float:
 
 
 def _lines(job: Job) -> list[str]:
-    """Whole lines of the metrics, one for each step."""
+    """Return the complete lines of the metrics, one per step."""
     *lines, _ = (job.folder / "metrics.jsonl").read_text().split("\n")
     return lines
 

@@ -1,4 +1,4 @@
-"""A volume without room, an image that is not there: the job says so, and goes on once they are."""
+"""A full volume, a missing image: the job reports the cause, and goes on once it is removed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ CLAIM = "small"
 
 @pytest.fixture
 def small_volume(kubernetes: Kubernetes) -> Iterator[Path]:
-    """A volume with room for the checkpoints of the pseudo phase, and none for those of the real one."""
+    """A volume with room for the checkpoints of the pseudo phase, but not of the real phase."""
     folder = make_volume(kubernetes, CLAIM)
     shell.output(["mount", "-t", "tmpfs", "-o", "size=6m,mode=777", "tmpfs", folder])
     yield folder
@@ -63,7 +63,7 @@ def test_a_missing_image_is_said_and_the_job_starts_once_it_is_there(
 
 @contextmanager
 def _tagged(name: str) -> Iterator[None]:
-    """Gives the trainer's image one more name."""
+    """Tag the trainer's image with one more name."""
     containerd = cluster.containerd()
     trainer = next(tag for tag in containerd.image_targets() if tag.startswith("localhost/pseudoreal-trainer:"))
     shell.output(containerd.client("images", "tag", trainer, name))

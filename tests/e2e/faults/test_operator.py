@@ -1,4 +1,4 @@
-"""The operator is killed, replaced by a newer one, and taken away; training goes on."""
+"""The operator is killed, upgraded, and uninstalled while training goes on."""
 
 import signal
 from collections.abc import Callable
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 def test_an_operator_killed_in_each_stage_disturbs_nothing(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes
 ) -> None:
-    """In the pseudo phase, in the middle of the delink, and in the real phase."""
+    """The operator is killed in the pseudo phase, during the delink, and in the real phase."""
     job = start("orphan")
     before = ready_operator(kubernetes)
     job.wait_for_steps("pseudo", 20)
@@ -83,7 +83,7 @@ def test_uninstalling_leaves_pods_that_train_and_jobs_that_can_be_deleted(
 
 
 def _kill(kubernetes: Kubernetes) -> None:
-    """Kills the operator, and waits until Kubernetes has started it again."""
+    """Kill the operator, and wait until Kubernetes has restarted it."""
     pod = ready_operator(kubernetes)
     machine.tell(pod, signal.SIGKILL, PROGRAM)
     wait_for("the operator's end", lambda: starts(ready_operator(kubernetes)) > starts(pod))

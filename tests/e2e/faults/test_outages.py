@@ -1,4 +1,4 @@
-"""Parts of the cluster fail: its API server, its container runtime, a whole node."""
+"""Outages of parts of the cluster: its API server, its container runtime, a whole node."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ OUTAGE_SECONDS = 60.0
 def test_an_api_server_that_is_down_for_a_minute_disturbs_nothing(
     start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
-    """The phase ends meanwhile: its end is seen afterwards."""
+    """The phase ends during the outage; the operator sees its end afterwards."""
     job = start("unheard")
     job.wait_for_steps("pseudo", 20)
     folder, control = job.folder, cluster.control()
@@ -57,7 +57,7 @@ def test_a_restarted_container_runtime_disturbs_nothing(start: Callable[..., Job
 def test_a_lost_node_is_named_and_training_goes_on_elsewhere(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes
 ) -> None:
-    """The node is cut off the network: what runs on it runs on, and must not come between."""
+    """The node is disconnected from the network. The pod on it keeps running, and must not interfere."""
     job = start("torn", spec__pod={"terminationGracePeriodSeconds": 3, "template": apart("torn")})
     pods = job.wait_for_steps("real", REAL + 20)
     (lost,) = [pod for pod in pods if pod["spec"]["nodeName"] == network.SECOND.node]

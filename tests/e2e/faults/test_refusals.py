@@ -1,4 +1,4 @@
-"""What cannot run says so, and deleting is deleting."""
+"""Jobs unable to run report the cause, and deletion of a job deletes its children."""
 
 from collections.abc import Callable
 
@@ -21,8 +21,10 @@ def test_a_missing_corpus_fails_the_job_once_with_a_remedy(start: Callable[..., 
 
 
 def test_last_words_of_any_kind_stop_no_job(start: Callable[..., Job]) -> None:
-    """An emoji, which once did; bytes that are no text, and characters that a terminal obeys. The first execution
-    leaves them as its termination message, the second one in its log alone."""
+    """The texts contain an emoji (once enough to stop a job), invalid UTF-8, and terminal control characters.
+
+    The first execution leaves its text as termination message, the second one only in its log.
+    """
     words = r"printf 'GLHF! \360\237\217\226 \377\376 \000 \033[31m end'"
     where = 'case "$PET_RDZV_ID" in *-1) echo /dev/termination-log;; *) echo /dev/stderr;; esac'
     container = {"name": "trainer", "command": ["sh", "-c", f'{words} > "$({where})"; exit 3']}

@@ -1,4 +1,4 @@
-"""A rollout of the operator, as an upgrade makes one: the Lease passes from pod to pod, and jobs do not notice."""
+"""A rollout of the operator, as in an upgrade: the Lease passes from pod to pod without effect on jobs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,17 +21,17 @@ WHERE = f"--namespace={chart.NAMESPACE}"
 
 @dataclass
 class Seen:
-    """What is seen of a rollout, look by look."""
+    """Observations of a rollout, collected by repeated calls of `look`."""
 
     kubernetes: Kubernetes
     holders: list[str] = field(default_factory=list)
-    """Pods that held the Lease, one after the other."""
+    """Holders of the Lease, in order."""
     renewals: list[datetime] = field(default_factory=list)
     available: set[int] = field(default_factory=set)
-    """Numbers of pods that were available."""
+    """Observed numbers of available pods."""
 
     def look(self) -> bool:
-        """Whether the rollout has ended."""
+        """Record the current state; return whether the rollout has ended."""
         lease, deployment = self._get("lease")["spec"], self._get("deployment")
         holder = str(lease["holderIdentity"])
         if holder and holder not in self.holders[-1:]:
@@ -42,7 +42,7 @@ class Seen:
 
     @property
     def longest(self) -> timedelta:
-        """The longest time between two renewals."""
+        """Longest time between two renewals of the Lease."""
         times = sorted(set(self.renewals))
         return max(after - before for before, after in pairwise(times))
 
@@ -60,7 +60,7 @@ def _is_done(deployment: dict[str, Any]) -> bool:
 
 @pytest.fixture
 def standby(kubernetes: Kubernetes) -> Iterator[None]:
-    """Two operators, as the chart has them by default; the cluster of these tests has one."""
+    """Scale the operator to two replicas, the chart's default; the cluster of these tests has one."""
     scale = ("scale", f"deployment/{chart.RELEASE}", WHERE)
     kubernetes.run(*scale, "--replicas=2")
     seen = Seen(kubernetes)

@@ -1,4 +1,4 @@
-"""A job from its file to its end, by `pseudoreal` alone: real nodes, real kubelets, the real operator."""
+"""A job from its file to its end, with `pseudoreal` alone: real nodes, real kubelets, the real operator."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ class Terminal:
     kubeconfig: str
 
     def says(self, *words: str) -> str:
-        """What the command prints when it succeeds."""
+        """Return the output of the command. The command must succeed."""
         program = Path(sys.executable).with_name("pseudoreal")
         where = [] if words[0] == "validate" else [self.kubeconfig, IN_NAMESPACE]
         done = subprocess.run([program, *words, *where], capture_output=True, text=True, timeout=PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""Pods that train are killed, stopped, suspended in the middle of a save, driven off their node."""
+"""Training pods are killed, stopped, suspended in the middle of a checkpoint, and drained from their node."""
 
 import json
 import signal
@@ -21,17 +21,17 @@ pytestmark = pytest.mark.e2e
 HANG = {"stepSeconds": 10, "checkpointSeconds": 10}
 AGAIN = ("ExecutionFailed", "RestartStarted")
 SECONDS = 15.0
-"""From a death to the next execution's pods, on a quiet machine."""
+"""Allowed seconds from a death to the next execution's pods, on a quiet machine."""
 STOLEN = 4
-"""A machine may be so many times slower."""
+"""Allowed slowdown factor of a busy machine."""
 BACKOFF = 10
-"""The default."""
+"""Default back-off in seconds."""
 
 
 def test_a_rank_that_is_killed_is_named_and_all_start_again(
     start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
-    """On both workers, with the grace period and the back-off that jobs have by default, and with new pods."""
+    """Both workers are killed in turn, with the default grace period and back-off, and with new pods."""
     job = start("killed", spec__pod={}, spec__restart={"avoidNodesAfter": 100, "inPlace": 0})
     _check_killed(job, undisturbed, [1, 0], [STOLEN * SECONDS, STOLEN * (SECONDS + BACKOFF)])
 
@@ -68,7 +68,8 @@ def _check_killed(job: Job, undisturbed: Undisturbed, workers: list[int], allowe
 
 
 def _seconds_until_execution(job: Job, number: int, since: float) -> float:
-    """At most: objects have the second in which they were made."""
+    """Return an upper bound of the seconds until the execution's pods were created; creation times have a resolution of
+    one second."""
     made = [pod["metadata"]["creationTimestamp"] for pod in job.wait_for_execution(number)]
     return round(max(datetime.fromisoformat(moment).timestamp() for moment in made) + 1 - since, 1)
 
@@ -78,7 +79,7 @@ def _seconds_until_execution(job: Job, number: int, since: float) -> float:
 def test_a_partner_that_notices_nothing_holds_up_nobody(
     worker: int, start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
-    """It cannot save without the rank that is killed, so its grace period of two minutes is of no use."""
+    """The partner cannot save without the killed rank, so its grace period of two minutes would be wasted."""
     job = start(f"unnoticed-{worker}", spec__pod={}, spec__restart={"inPlace": 0})
     pods = job.wait_for_steps("real", REAL + 20)
     machine.tell(pods[1 - worker], signal.SIGSTOP, RANK)
@@ -172,7 +173,7 @@ def test_a_job_that_was_given_up_is_continued_by_another(start: Callable[..., Jo
 
 
 def _stop_in_a_save(job: Job, pod: dict[str, object]) -> Path:
-    """Stops the pod's rank while a checkpoint is being written: its folder is there, and its manifest is not."""
+    """Stop the pod's rank while a checkpoint is being written: its folder exists, its manifest does not yet."""
     folder = job.folder / "checkpoints"
 
     def stopped() -> Path | None:

@@ -1,4 +1,4 @@
-"""What every job of these tests must come to, whatever happens to it."""
+"""The required result of every job of these tests, despite all disturbances."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +13,15 @@ SPEC: dict[str, Any] = {
     "spec__restart": {"backoffSeconds": 1},
     "spec__pod": {"terminationGracePeriodSeconds": 20},
 }
-"""All jobs train the same model on the same text in the same order: tests change nothing that weights depend on."""
+"""Spec changes of all jobs: they train the same model on the same text in the same order. Tests change nothing with
+influence on the weights."""
 REAL = 90
-"""The step at which the real phase begins."""
+"""First step of the real phase."""
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A finished job: the files of its last checkpoint by their SHA-256, and the reasons of its events."""
+    """A finished job: SHA-256 of the files of its last checkpoint, and reasons of its events."""
 
     files: dict[str, str]
     reasons: list[str]
@@ -33,12 +34,12 @@ class Undisturbed:
         return cls(job.final_files(), job.reasons())
 
     def check(self, job: Job, *extra: str) -> None:
-        """`job` ends with the very same weights and moments, and has had these events more."""
+        """Assert the success of `job` with exactly the same weights and moments, and with these additional events."""
         self.check_events(job, *extra)
         assert job.final_files() == self.files, "the weights differ"
 
     def check_events(self, job: Job, *extra: str) -> None:
-        """`job` succeeds, and has had these events more."""
+        """Assert the success of `job` with these additional events."""
         status = job.wait_for_end()
         assert status.state == "Complete", status
         # Events come after the status.

@@ -1,4 +1,4 @@
-"""The command as a user runs it, and jobs whose status and pods the test writes: no operator runs meanwhile."""
+"""The command as a user runs it, and jobs with status and pods written by the test: no operator runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Terminal:
         return CliRunner().invoke(main, [command, *words, "--kubeconfig", str(self.kubeconfig), *where])
 
     def says(self, command: str, *words: str) -> str:
-        """What it prints when it succeeds."""
+        """Return the output of the command. The command must succeed."""
         result = self(command, *words)
         assert result.exit_code == 0, result.output
         return result.stdout
@@ -57,7 +57,7 @@ def ago(seconds: float) -> str:
 
 
 def training(**changes: Any) -> Json:
-    """A status in phase real."""
+    """Return a status in phase real."""
     progress = {
         "step": 15,
         "totalSteps": 20,
@@ -84,7 +84,7 @@ def training(**changes: Any) -> Json:
 
 @pytest.fixture
 def make_job(cluster: Cluster) -> Callable[..., Job]:
-    """A job with that status."""
+    """Function for creating a job with the given status."""
 
     def make(name: str, status: Json | None = None, **changes: Any) -> Job:
         job = cluster.create(name, **changes)
@@ -96,8 +96,11 @@ def make_job(cluster: Cluster) -> Callable[..., Job]:
 
 
 def make_pods(job: Job, execution: int = 1, *, node: str = "", runs: bool = True) -> list[Json]:
-    """The pods of the second phase, as the controllers make them of the Job that the operator would make: on a node, or
-    each on one of its own, gpu-N."""
+    """Create the pods of the second phase, like the controllers from the operator's Job; with `runs`, bind and start
+    them.
+
+    All pods run on `node`, by default each on a node of its own, gpu-N.
+    """
     read = PseudoRealJob.from_object(job.body)
     stage, status = Stage(1, read.spec.phases[1].name, StageKind.TRAIN), PseudoRealJobStatus(execution=execution)
     manifest: Any = children(read, stage, status, _SETTINGS)[-1]

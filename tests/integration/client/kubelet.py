@@ -1,4 +1,4 @@
-"""A node whose kubelet tells logs, so that the API server passes them on; it runs nothing."""
+"""A fake node. Its kubelet serves logs to the API server but runs nothing."""
 
 import ssl
 import threading
@@ -16,12 +16,12 @@ from pseudoreal_dev.cluster.certificates import Authority
 
 @dataclass
 class Kubelet:
-    """Logs by the names of pods. While `open` is not set, a log that is followed does not end."""
+    """Log lines by pod name. A followed log does not end before `open` is set."""
 
     node: str
     logs: dict[str, list[str]] = field(default_factory=dict)
     open: threading.Event = field(default_factory=threading.Event)
-    """Whether what is followed may come to its end."""
+    """Event for ending followed logs."""
     followed: set[str] = field(default_factory=set)
 
     def lines(self, pod: str, query: dict[str, list[str]]) -> Iterator[bytes]:
@@ -37,7 +37,7 @@ class Kubelet:
 
 @contextmanager
 def kubelet(api: client.ApiClient, node: str, folder: Path) -> Iterator[Kubelet]:
-    """The kubelet of a new node."""
+    """Create a node and serve its kubelet."""
     made = Kubelet(node)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(made))
     pair = Authority(folder).issue("kubelet", hosts=["127.0.0.1"])

@@ -42,7 +42,7 @@ def test_requests_add_up(terminal: Terminal, make_job: MakeJob) -> None:
 def test_a_change_between_reading_and_writing_is_not_lost(
     terminal: Terminal, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else asks for something else right after the job was read."""
+    """Another user adds a request right after the job was read."""
     job = make_job("llm", training())
     other = {"id": "theirs", "type": "FinishPhase", "phase": "real"}
     read, reads = Api.job, list[str]()

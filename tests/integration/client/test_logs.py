@@ -1,4 +1,4 @@
-"""`logs` through a real API server; a kubelet of the test tells them."""
+"""`logs` through a real API server, with a kubelet of the test."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ def node(admin: client.ApiClient, cluster: Cluster, tmp_path: Path) -> Iterator[
 
 @pytest.fixture
 def job(make_job: Callable[..., Job], node: Kubelet) -> Job:
-    """A job in its second phase, whose pods say who they are."""
+    """A job in its second phase, with a log for each pod."""
     made = make_job("llm", training(), spec__phases__1__processesPerWorker=2)
     for index, pod in enumerate(make_pods(made, node=node.node)):
         node.logs[pod["metadata"]["name"]] = [f"{word} from {index}" for word in ("hello", "\x1b[31mred")]
@@ -54,7 +54,7 @@ def test_the_execution_before(terminal: Terminal, job: Job, node: Kubelet) -> No
 
 
 def test_it_follows_until_the_job_is_over(terminal: Terminal, job: Job, node: Kubelet) -> None:
-    """The pods of an execution that begins meanwhile are followed as well."""
+    """The pods of an execution starting in the meantime are followed too."""
     results: list[Result] = []
     reader = threading.Thread(target=lambda: results.append(terminal("logs", job.name, "-f")))
     reader.start()

@@ -1,4 +1,4 @@
-"""`plan` of a job on a real API server with nodes of the test."""
+"""`plan` for a job on a real API server, with nodes of the test."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,7 +24,8 @@ RESOURCES = {"limits": {GPU: "2", "memory": "4Gi", "cpu": "2"}}
 
 @pytest.fixture
 def make_node(admin: client.ApiClient, cluster: Cluster) -> Iterator[Callable[..., str]]:
-    """Nodes with four GPUs, 16 cores and 64 GiB. Pods that other tests have left are on others."""
+    """Function for creating nodes with four GPUs, 16 cores and 64 GiB. Remaining pods of other tests are on other
+    nodes."""
     core, made = client.CoreV1Api(admin), list[str]()
 
     def make(**allocatable: str) -> str:

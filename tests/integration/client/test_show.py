@@ -1,4 +1,4 @@
-"""`get` and `describe` on a real API server, and what they say when they cannot."""
+"""`get` and `describe` on a real API server, including their errors."""
 
 import json
 import os
@@ -98,7 +98,7 @@ class TestWhatCannotBe:
         assert "no cluster is configured" in result.stderr
 
     def test_it_is_not_installed(self, terminal: Terminal, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The API server answers for another group as it does where the definition is not."""
+        """The API server answers requests for an unknown group as it does without the CRD."""
         absent = api.Kind("apis/elsewhere.dev/v1alpha1", "pseudorealjobs")
         monkeypatch.setattr("pseudoreal_client.cluster.api.JOBS", absent)
         result = terminal(command, "llm")

@@ -1,4 +1,4 @@
-"""`submit` on a real API server: what is refused is refused before anything is stored."""
+"""`submit` on a real API server: a refusal comes before anything is stored."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`watch` on a real API server, in a terminal of its own."""
+"""`watch` on a real API server, in a pseudo-terminal."""
 
 import fcntl
 import os
@@ -27,14 +27,14 @@ OVER = {"completionTime": "2030-01-01T00:00:00Z", "currentPhase": None}
 
 @dataclass
 class Screen:
-    """A terminal of 50 lines of 120 characters in which `pseudoreal watch` runs."""
+    """A pseudo-terminal of 50 lines with 120 characters, running `pseudoreal watch`."""
 
     process: "subprocess.Popen[bytes]"
     master: int
     text: str = ""
 
     def shows(self, *words: str) -> bool:
-        """Whether all of them have been shown since the last call that found them."""
+        """Return whether all words have been shown since the last successful call."""
         try:
             self.text += os.read(self.master, 2**16).decode(errors="replace")
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The control plane that the other integration tests stand on."""
+"""The control plane used by the other integration tests."""
 
 import json
 from collections.abc import Iterator

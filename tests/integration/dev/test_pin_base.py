@@ -1,4 +1,4 @@
-"""The digest of the base image, asked of a registry on loopback by the real skopeo."""
+"""Digest of the base image, queried by the real skopeo from a registry on loopback."""
 
 import hashlib
 import json

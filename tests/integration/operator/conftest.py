@@ -1,4 +1,4 @@
-"""Operators with the rights that the chart gives them and no more: one that tests share, and such as they kill."""
+"""Operators with exactly the chart's rights: a shared one, and private ones for tests to kill."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ def operator_kubeconfig(control_plane: ControlPlane) -> Path:
 
 @pytest.fixture(scope="session")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tls.crt, tls.key and ca.crt of the report endpoint."""
+    """Folder with tls.crt, tls.key and ca.crt of the report endpoint."""
     authority = Authority(tmp_path_factory.mktemp("tls"))
     authority.issue("tls", hosts=["127.0.0.1"])
     return authority.folder
@@ -34,7 +34,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def operator_of_all(
     admin: client.ApiClient, operator_kubeconfig: Path, tls: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Operator]:
-    """One for the whole cluster, as the chart has it unless it is told otherwise."""
+    """Operator for the whole cluster, the chart's default."""
     _delete_all_jobs(admin)
     client.RbacAuthorizationV1Api(admin).create_cluster_role_binding(binding("ClusterRole", OPERATOR))
     operator = Operator(operator_kubeconfig, "", tmp_path_factory.mktemp("operator") / "log", tls)
@@ -45,7 +45,7 @@ def operator_of_all(
 
 
 def _delete_all_jobs(admin: client.ApiClient) -> None:
-    """Those that tests have left whose own operators are gone."""
+    """Delete the remaining jobs of tests without their own operators."""
     custom = client.CustomObjectsApi(admin)
 
     def left() -> list[Any]:
@@ -59,7 +59,7 @@ def _delete_all_jobs(admin: client.ApiClient) -> None:
 
 @pytest.fixture
 def shared_operator(operator_of_all: Operator, cluster: Cluster) -> Iterator[Operator]:
-    """For tests that do not end it: what it complains of in the meantime fails the test."""
+    """Shared operator; tests must not stop it. Errors in its log during the test fail the test."""
     begin = len(operator_of_all.said())
     yield operator_of_all
     cluster.delete_jobs()
@@ -70,7 +70,7 @@ def shared_operator(operator_of_all: Operator, cluster: Cluster) -> Iterator[Ope
 def make_operator(
     cluster: Cluster, operator_kubeconfig: Path, tls: Path, tmp_path: Path
 ) -> Iterator[Callable[[str], Operator]]:
-    """Operators by the names of their pods, not started yet. One without a name takes no Lease."""
+    """Function for creating operators by pod name, without starting them. An operator without a name takes no Lease."""
     made: list[Operator] = []
 
     def make(pod: str) -> Operator:
@@ -92,14 +92,14 @@ def stopped_operator(make_operator: Callable[[str], Operator]) -> Operator:
 
 @pytest.fixture
 def operator(stopped_operator: Operator) -> Operator:
-    """One for the namespace of the test alone, which may kill it."""
+    """Operator for the test's namespace alone; the test may kill it."""
     stopped_operator.start()
     return stopped_operator
 
 
 @pytest.fixture
 def restart_operator(operator: Operator) -> Callable[[], None]:
-    """SIGKILL, and a new one."""
+    """Function for killing the operator with SIGKILL and starting a new one."""
 
     def restart() -> None:
         operator.kill()

@@ -34,7 +34,7 @@ class Reporter:
 
     @classmethod
     def of(cls, cluster: Cluster, pod: Json) -> "Reporter":
-        """A pod that goes by its own spec, with the token that the kubelet would project into it."""
+        """Return a reporter according to the pod's spec, with a token like the kubelet's projection into the pod."""
         (container,) = pod["spec"]["containers"]
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
         (source,) = volumes["report-token"]["projected"]["sources"]
@@ -56,7 +56,7 @@ class Reporter:
             return Answer(error.code, error.read().decode())
 
     def tell(self, report: PodReport) -> Answer:
-        """Once the operator follows the job, a good report is a good one."""
+        """Send a report until the operator accepts it. The operator may not follow the job yet."""
 
         def told() -> Answer | None:
             answer = self.send(report)
@@ -87,5 +87,5 @@ def progress(step: int, **changes: Any) -> ProgressReport:
 
 
 def at(step: int, checkpoint: SavedCheckpoint | None = None) -> PodReport:
-    """What the pod of rank 0 says that is alone."""
+    """Return a report of the pod of rank 0, for a job of one rank."""
     return PodReport(ranks=[sign(0, step)], progress=progress(step), checkpoint=checkpoint)

@@ -1,6 +1,7 @@
-"""What the operator's account may touch, whoever holds its token: the chart's policies on a real API server.
+"""Permissions of the operator's account, for any holder of its token: the chart's admission policies on a real API
+server.
 
-RBAC is left out here: the account has every right, so that what is refused is refused by the policies.
+RBAC is bypassed: the account has every right, so only the policies can refuse a request.
 """
 
 import copy
@@ -36,7 +37,8 @@ OWNER: Json = {
     "controller": True,
 }
 LABELS = {"pseudoreal.dev/job-uid": "", "pseudoreal.dev/job-name": "j"}
-"""Both get the uid of a job that exists: the garbage collector deletes what belongs to another one."""
+"""Labels and owner get the uid of an existing job, because the garbage collector deletes objects with a missing
+owner."""
 OURS: Json = {"labels": LABELS, "ownerReferences": [OWNER]}
 JOBS = f"apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 PATHS = {
@@ -92,7 +94,7 @@ def admin_asks(admin: client.ApiClient, pod_group_definitions: None) -> Iterator
 
 @pytest.fixture(scope="module")
 def asks(admin_asks: Asking) -> Asking:
-    """The operator's account."""
+    """Requests as the operator's account."""
     found = Asking(admin_asks.api, OPERATOR)
     # It takes the API server moments to heed a policy.
     wait_for("the policies", lambda: CHILDREN in found.create(JOBS, of("Job", {})))
@@ -102,7 +104,7 @@ def asks(admin_asks: Asking) -> Asking:
 
 
 def _with(template: Json, path: str, value: Any) -> Json:
-    """The template with one field set; a number in the path is a place in a list."""
+    """Return the template with one field set; a number in the path is a list index."""
     made = copy.deepcopy(template)
     *way, last = path.split(".")
     here: Any = made
@@ -173,7 +175,7 @@ def test_it_changes_and_deletes_only_jobs(asks: Asking, admin_asks: Asking, kind
 
 
 def test_it_adopts_no_job_of_others(asks: Asking, admin_asks: Asking) -> None:
-    """An update is judged by the Job that was there, not by what the patch makes of it."""
+    """An update is judged by the existing Job, not by the result of the patch."""
     assert admin_asks.create(JOBS, of("Job", {"name": "bank"}), dry_run=False) == ""
     assert CHILDREN in asks.merge(f"{JOBS}/bank", {"metadata": OURS})
     assert CHILDREN in asks.merge(f"{JOBS}/bank", {"spec": {"suspend": True}})
@@ -384,7 +386,7 @@ def test_what_it_renders_of_realistic_jobs_it_may_make(asks: Asking, name: str) 
 
 @pytest.mark.usefixtures("asks")
 def test_the_policies_name_only_fields_that_there_are(kubectl: Kubectl) -> None:
-    """The controller manager checks the expressions against the schemas of what they match."""
+    """The controller manager type-checks the expressions against the schemas of the matched resources."""
 
     def checked(part: str) -> Callable[[], Any]:
         def status() -> Any:

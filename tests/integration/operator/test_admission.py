@@ -1,4 +1,4 @@
-"""What a job may ask for: the chart's policy on jobs and the Pod Security Standards, on a real API server."""
+"""Permitted contents of a job: the chart's policy on jobs, and the Pod Security Standards, on a real API server."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,7 +28,7 @@ def guarded(admin: client.ApiClient) -> Cluster:
 
 @pytest.fixture(scope="module")
 def ask(guarded: Cluster, kubectl: Kubectl) -> Iterator[Ask]:
-    """kubectl in a namespace that the chart's policy on jobs guards; what it says."""
+    """Function for running kubectl in a namespace guarded by the chart's policy on jobs; returns its output."""
 
     def run(*arguments: str, body: Any = None) -> str:
         done = kubectl(*arguments, body=body)
@@ -121,7 +121,7 @@ PRIVILEGED: Json = {"template": {"spec": {"hostPID": True}}}
 
 @pytest.mark.parametrize("path", ["spec__pod", "spec__phases__0__pod"])
 def test_what_a_job_may_not_become(ask: Ask, path: str) -> None:
-    """What its pods are can be changed while it is suspended."""
+    """The pod fields of a job can change during its suspension."""
     name = path.replace("_", "-")
     apply = ("apply", "--namespace=guarded", "-f", "-")
     assert "created" in ask(*apply, body=good_job(name, spec__suspend=True))
@@ -175,7 +175,7 @@ def test_a_namespace_that_enforces_a_standard_gets_no_pod_that_breaks_it(cluster
 
 @pytest.mark.usefixtures("shared_operator")
 def test_a_job_that_the_policy_on_jobs_did_not_see_gets_no_pods(cluster: Cluster) -> None:
-    """What is rendered is judged, too: a job may be older than the policy, or in a namespace that it leaves out."""
+    """Rendered children are judged too: a job may be older than the policy, or in an excluded namespace."""
     job = cluster.create("unseen", spec__pod={"template": {"spec": {"hostPID": True}}})
     says = "admissionPolicy.allow.privileged"
     job.wait("the condition", lambda status: any(says in c.message for c in status.conditions))

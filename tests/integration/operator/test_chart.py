@@ -1,4 +1,4 @@
-"""The chart: what it renders, and what an upgrade keeps."""
+"""The chart: its rendered objects, and the state preserved by an upgrade."""
 
 import base64
 import re
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 HOST = "pseudoreal.operators.svc"
 _ROLES = {WIDE, f"{WIDE}-reviews", f"{RELEASE}-lease"}
-"""The operator's own."""
+"""Names of the operator's own roles."""
 
 
 def container(documents: list[Json]) -> Json:
@@ -38,12 +38,12 @@ def container(documents: list[Json]) -> Json:
 
 
 def environment(documents: list[Json]) -> dict[str, str]:
-    """The environment of the operator, in a pod of the name pod-1."""
+    """Return the operator's environment in a pod named pod-1."""
     return {entry["name"]: entry.get("value", "pod-1") for entry in container(documents)["env"]}
 
 
 def write_secret(folder: Path, documents: list[Json]) -> dict[str, bytes]:
-    """Writes the secret that the chart makes into a folder, as the kubelet does it: its files."""
+    """Write the chart's TLS Secret into a folder, like the kubelet; return its files."""
     files = {name: base64.b64decode(text) for name, text in find(documents, "Secret", "pseudoreal-tls")["data"].items()}
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -56,7 +56,7 @@ MONITORED = (
     *(f"--set=metrics.{what}.enabled=true" for what in ("serviceMonitor", "podMonitor", "alerts", "dashboard")),
     *(f"--set=metrics.{what}.labels.release=prom" for what in ("serviceMonitor", "podMonitor", "alerts")),
 )
-"""Values with all that there is of metrics."""
+"""Values enabling everything about metrics."""
 
 
 # The shapes that the templates branch on.
@@ -95,7 +95,7 @@ def test_the_operator_finds_what_the_chart_sets(tmp_path: Path) -> None:
 
 
 def test_an_upgrade_leaves_no_gap() -> None:
-    """A pod that stands by answers its probes, and a new one is there before an old one goes."""
+    """A standby pod answers its probes, and a new pod is ready before an old one is removed."""
     deployment = find(render(), "Deployment")["spec"]
     assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     probes = [container(render())[f"{probe}Probe"]["httpGet"] for probe in ("startup", "readiness", "liveness")]
@@ -199,7 +199,7 @@ def test_the_certificate_is_one_that_strict_clients_trust(tmp_path: Path) -> Non
 
 
 def test_another_certificate_restarts_no_operator() -> None:
-    """One that starts knows only the new one, and pods that have not learned of it know only the old one."""
+    """A restarted operator would know only the new certificate, and pods without news of it only the old one."""
     first, second = render(), render()
     assert find(first, "Secret", "pseudoreal-tls")["data"] != find(second, "Secret", "pseudoreal-tls")["data"]
     assert find(first, "Deployment") == find(second, "Deployment")
@@ -253,7 +253,7 @@ def test_the_network_policy_lets_training_pods_in() -> None:
 
 
 def test_nothing_of_prometheus_unless_it_is_asked_for() -> None:
-    """Its definitions may not be there."""
+    """The CRDs of the Prometheus operator may be missing."""
     assert not [document for document in render() if document["apiVersion"].startswith("monitoring.coreos.com")]
     assert not [document for document in render() if document["kind"] == "ConfigMap"]
 
@@ -293,7 +293,7 @@ def test_alerts_and_dashboard_are_in_the_objects_as_they_are_in_their_files() ->
 NO_IDS = [f"--set=podSecurityContext.{field}=null" for field in ("runAsUser", "runAsGroup", "fsGroup")]
 OPENSHIFT = ["--api-versions=security.openshift.io/v1"]
 SCC_VOLUMES = {"configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
-"""What the security context constraint restricted-v2 allows."""
+"""Volume types allowed by the security context constraint restricted-v2."""
 
 
 @pytest.mark.parametrize("values", [NO_IDS, OPENSHIFT], ids=["null", "OpenShift"])
@@ -313,7 +313,7 @@ def test_pods_have_an_id_where_the_cluster_gives_none() -> None:
 
 
 def _restricted(pod: Json) -> Iterator[str]:
-    """What restricted-v2 refuses of a pod."""
+    """Yield the reasons of restricted-v2 for refusing a pod."""
     whole = pod["securityContext"]
     for context in (whole, *(one["securityContext"] for one in pod["containers"])):
         yield from (f"{field}: a number" for field in ("runAsUser", "runAsGroup", "fsGroup") if field in context)
@@ -421,7 +421,7 @@ def test_pods_have_the_labels_variables_and_nodes_that_are_asked_for() -> None:
 
 @pytest.fixture
 def release(control_plane: ControlPlane, cluster: Cluster) -> Iterator[Callable[..., None]]:
-    """Installs or upgrades a release, which is uninstalled afterwards. No pod of it runs."""
+    """Function for installing or upgrading a release, uninstalled after the test. Its pods do not run."""
     where = [f"--kubeconfig={control_plane.kubeconfig}", f"--namespace={cluster.namespace}"]
 
     def upgrade(*values: str) -> None:
@@ -451,7 +451,7 @@ def _begin(certificate: Any) -> float:
 
 
 def _served(folder: Path) -> socket.socket:
-    """A connection to a server that speaks TLS with the certificate in a folder."""
+    """Return a connection to a TLS server with the certificate in a folder."""
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     listening = socket.create_server(("127.0.0.1", 0))

@@ -1,5 +1,5 @@
-"""What `kubectl describe` tells people, in the situations that they meet: compared with files that were read and found
-good. After a change, RENEW_GOLDEN=1 writes them anew."""
+"""Output of `kubectl describe` in common situations, compared with reviewed golden files. After a change,
+RENEW_GOLDEN=1 writes them again."""
 
 import difflib
 import os
@@ -34,7 +34,7 @@ SITUATIONS: dict[str, Situation] = {}
 
 
 def situation(arrange: Situation) -> Situation:
-    """Each makes a job and brings it where it stays."""
+    """Register a situation: a function for creating a job and bringing it into a stable state."""
     SITUATIONS[arrange.__name__.replace("_", "-")] = arrange
     return arrange
 
@@ -165,7 +165,7 @@ def succeeded(cluster: Cluster) -> Job:
 
 @pytest.fixture(scope="module")
 def jobs(admin: client.ApiClient, operator_of_all: Operator) -> Iterator[dict[str, Job]]:
-    """Situation -> its job, each in a namespace of its own. All of them come about at the same time."""
+    """Situation name -> its job, each in its own namespace. All situations are arranged in parallel."""
     begin = len(operator_of_all.said())
     clusters = {name: make_namespace(admin, f"describe-{name}") for name in SITUATIONS}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
@@ -191,7 +191,7 @@ def test_a_description_tells_what_is_and_what_to_do(name: str, jobs: dict[str, J
 
 
 def described(job: Job, kubectl: Kubectl) -> str:
-    """What follows the spec, without what differs from run to run."""
+    """Return the text after the spec, without parts differing between runs."""
     text = kubectl.said("-n", job.cluster.namespace, "describe", "prj", job.name)
     status = bare(text.partition("\nStatus:")[2])
     status = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "(time)", status)
@@ -204,7 +204,7 @@ def described(job: Job, kubectl: Kubectl) -> str:
 
 
 def _renew(path: Path, describe: Callable[[], str]) -> None:
-    """Once it has come to rest."""
+    """Write the golden file once the description is stable."""
     seen: list[str] = []
 
     def at_rest() -> bool:

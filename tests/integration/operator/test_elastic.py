@@ -1,4 +1,4 @@
-"""An elastic phase goes on with the pods that have a node, and gets all of them back, without a restart that counts."""
+"""An elastic phase goes on with its scheduled pods, and gets all of its pods back, without a counted restart."""
 
 import json
 from typing import Any
@@ -46,6 +46,6 @@ def run(job: Job, pod: Json) -> None:
 
 
 def size(pod: Json) -> tuple[int, int]:
-    """Workers and micro-batches, as the pod is told."""
+    """Return the numbers of workers and micro-batches in the pod's configuration."""
     told = json.loads(pod["metadata"]["annotations"][file_annotation(CONFIG_FILE)])
     return told["workers"], told["batch"]["microBatches"]

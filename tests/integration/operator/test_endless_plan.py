@@ -1,4 +1,4 @@
-"""A plan that never ends is ended itself: the Lease, reports and other jobs do not notice it."""
+"""An endless plan function is aborted; the Lease, reports and other jobs are not affected."""
 
 import os
 import time
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 def run_with_endless_plans(environment: dict[str, str]) -> None:
-    """An operator that never comes to an end with the first generation of a job called endless."""
+    """Run an operator with an endless plan function for the first generation of the job `endless`."""
     os.environ.update(environment)
     from pseudoreal_operator.lifecycle.plan import plan
     from pseudoreal_operator.loop import first_look, reconcile

@@ -1,4 +1,4 @@
-"""What goes wrong on a real API server, and what the operator makes of it."""
+"""Faults on a real API server, and the operator's reaction."""
 
 from collections import Counter
 
@@ -151,7 +151,7 @@ def test_suspending_frees_the_pods_and_resuming_goes_on(cluster: Cluster) -> Non
 
 
 def test_preemptions_leave_a_bounded_number_of_children(cluster: Cluster) -> None:
-    """The garbage collector is the real one: the five newest failures keep their Jobs, for the logs of their pods."""
+    """The garbage collector is real. The five newest failed executions keep their Jobs, for the logs of their pods."""
     job = cluster.create("preempted", **NO_BACKOFF)
     for execution in range(1, 9):
         (pod,) = job.run(f"preempted-pseudo-e{execution}")

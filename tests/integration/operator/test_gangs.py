@@ -1,4 +1,4 @@
-"""PodGroups on a real API server: what a job makes of them, whose the names are, and a cluster that has none."""
+"""PodGroups on a real API server: the group of a job, taken names, and a cluster without PodGroups."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Pods that report and make no steps, and what the operator does about it."""
+"""Pods with reports but without steps, and the operator's reaction."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ TWO_WORKERS: dict[str, Any] = {
 
 @pytest.fixture
 def stuck(cluster: Cluster, request: pytest.FixtureRequest) -> Job:
-    """A job of two workers that stands still: rank 0 waits for rank 1, which computes, on NODE."""
+    """A hanging job of two workers: rank 0 waits for rank 1, and rank 1 computes, on NODE."""
     job = cluster.create("stuck", spec__hang={"stepSeconds": 2, "action": request.param}, **TWO_WORKERS)
     pods = job.run("stuck-pseudo-e1", 2)
     job.bind(pods[1], NODE)
@@ -31,7 +31,7 @@ def stuck(cluster: Cluster, request: pytest.FixtureRequest) -> Job:
 
 
 def blame(pod: dict[str, Any]) -> str:
-    """How a sentence begins that tells who is to blame."""
+    """Return the start of the sentence naming the suspected rank."""
     where = f"pod {pod['metadata']['name']}, node {NODE}"
     return f"No step for 2 s (spec.hang.stepSeconds) at step 3: rank 1 on {where}, is computing"
 

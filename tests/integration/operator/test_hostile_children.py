@@ -1,4 +1,4 @@
-"""Objects that anybody may make beside a job, against the real API server."""
+"""Objects that anyone may create beside a job, against a real API server."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.support.patience import wait_for
 pytestmark = pytest.mark.integration
 
 _VARIABLES = 40_000
-"""More than are read of an object, and fewer bytes than etcd takes."""
+"""Number of variables beyond the operator's reading limit, within etcd's size limit."""
 
 
 def test_large_pods_with_the_labels_of_a_job_are_left_out(cluster: Cluster, shared_operator: Operator) -> None:

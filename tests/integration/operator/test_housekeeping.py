@@ -1,4 +1,4 @@
-"""Ownership, deletion, quiet, health: what a good citizen of a cluster does."""
+"""Housekeeping: ownership, deletion, no idle writes, health."""
 
 import time
 
@@ -124,7 +124,7 @@ def test_a_job_can_be_deleted_while_the_operator_is_away(cluster: Cluster, opera
 
 
 def test_an_upgrade_takes_the_finalizer_of_older_releases_off(cluster: Cluster, stopped_operator: Operator) -> None:
-    """A job that runs, one that is being deleted, and one that has ended."""
+    """Covers a running job, a job in deletion, and an ended job."""
     other = "example.com/other"
     running, deleted, ended = (cluster.create(name) for name in ("running", "deleted", "ended"))
     condition = {"type": "Complete", "status": "True", "reason": "AllPhasesDone", "message": "It is done."}

@@ -1,4 +1,5 @@
-"""Pods that restart their ranks in place and report it: it is counted and told, and spare pods take places."""
+"""Pods restart their ranks in place and report it: the restart is counted and announced, and spare pods replace lost
+ones."""
 
 import json
 from functools import partial
@@ -49,7 +50,7 @@ def test_ranks_that_are_restarted_in_place_are_counted_and_their_pods_stay(clust
 
 
 def _allowed(pod: Json) -> int:
-    """The number of restarts in place that the pod is told."""
+    """Return the number of restarts in place in the pod's configuration."""
     return int(json.loads(pod["metadata"]["annotations"][file_annotation(CONFIG_FILE)])["inPlace"])
 
 
@@ -84,7 +85,7 @@ def test_a_spare_pod_takes_the_place_of_a_lost_one(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_a_spare_pod_that_cannot_be_ended_holds_nothing_up(cluster: Cluster) -> None:
-    """Its node has no kubelet, as one that is off."""
+    """The pod's node has no kubelet, like a node switched off."""
     job = cluster.create("stuck", spec__phases__0__workers=2, spec__phases__0__spares=1)
     pods = job.pods("stuck-pseudo-e1", 3)
     job.bind(pods[2], "node-off")

@@ -1,4 +1,4 @@
-"""What a real operator and a pod tell a real Prometheus, and what the dashboard and the alerts make of it."""
+"""Metrics of a real operator and a pod in a real Prometheus, and the dashboard and alerts based on them."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def value(operator: Operator, name: str, **labels: str) -> float | None:
 
 
 def live(cluster: Cluster) -> None:
-    """One job trains, one goes through all its phases with a restart on its way, and one fails."""
+    """Run three jobs: one trains, one completes all phases with a restart in between, and one fails."""
     training = cluster.create("training")
     (pod,) = training.run("training-pseudo-e1")
     Reporter.of(cluster, pod).tell(at(5))
@@ -87,7 +87,7 @@ def test_prometheus_reads_all_that_the_dashboard_and_the_alerts_ask_for(
 
 
 def _pod(path: Path) -> PodFolder:
-    """The folder of a pod that trains."""
+    """Return the folder of a training pod."""
     folder = PodFolder(path)
     with Heartbeat(HeartbeatFile(folder.heartbeat(0), pid=1, rank=0)).step():
         pass
@@ -98,7 +98,7 @@ def _pod(path: Path) -> PodFolder:
 
 
 EMPTY = ("pseudoreal_hangs_total", "pseudoreal_jobs_standing", "pseudoreal_reconcile_errors_total")
-"""Metrics of which there may be nothing in the lives of these jobs."""
+"""Metrics possibly missing after these jobs."""
 
 
 def _asks_for_what_is_there(scraping: Prometheus) -> None:
@@ -116,7 +116,7 @@ def _asks_for_what_is_there(scraping: Prometheus) -> None:
 
 
 def _family(name: str) -> str:
-    """Name of the metric that a series belongs to; in OpenMetrics those of counters do not end in total."""
+    """Return the name of the metric of a series; in OpenMetrics, counters have no suffix _total."""
     return re.sub("_(bucket|count|sum|total)$", "", name)
 
 
@@ -131,7 +131,7 @@ def _rules_are_evaluated(scraping: Prometheus) -> None:
 
 
 def _expressions() -> Iterator[str]:
-    """The queries of all panels, for all namespaces and jobs."""
+    """Yield the queries of all panels, for all namespaces and jobs."""
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", []):
             yield re.sub(r"\$\w+", ".*", target["expr"])

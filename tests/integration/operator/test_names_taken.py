@@ -1,4 +1,4 @@
-"""A stranger that has the name of a child is left alone, and the job waits for the name."""
+"""A foreign object with the name of a child is left unchanged, and the job waits for the name."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def test_a_service_with_the_name_of_a_child_is_left_alone_and_named(
 def test_a_secret_with_the_name_of_a_child_is_used_and_the_operator_may_not_look_at_it(
     cluster: Cluster, stopped_operator: Operator
 ) -> None:
-    """Who made it knows the secret of this job alone."""
+    """The creator of the Secret learns only the secret of this job."""
     job = cluster.create("robbed", spec__phases__0__workers=2)
     name = network_name("robbed", job.body["metadata"]["uid"])
     mine: Any = {"metadata": {"name": name}, "stringData": {"secret": "known"}}

@@ -1,4 +1,4 @@
-"""Who works holds the Lease. How it goes from one to another: chaos/test_standby.py."""
+"""A working operator holds the Lease. chaos/test_standby.py tests its handover."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def holder(cluster: Cluster) -> Any:
 
 
 def begin_to_wait(operator: Operator) -> Operator:
-    """One that has to wait."""
+    """Start an operator without access to the Lease; it has to wait."""
     operator.start()
     wait_for("its patience", lambda: operator.lines("lease_awaited"))
     # kopf complains of its own end while it looks for kinds.
@@ -56,7 +56,7 @@ def test_an_operator_that_loses_the_lease_ends(cluster: Cluster, make_operator: 
 
 
 def _hold(cluster: Cluster, name: str) -> None:
-    """Takes the lease, without asking for it."""
+    """Take the Lease by force."""
     leases = client.CoordinationV1Api(cluster.api)
     spec = {"holderIdentity": name, "leaseDurationSeconds": 30}
     if cluster.list("apis/coordination.k8s.io/v1 leases"):

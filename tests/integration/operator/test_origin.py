@@ -1,4 +1,4 @@
-"""Jobs, each with a rank that is killed: the pod of that rank is blamed, whichever ended first."""
+"""Jobs with a killed rank: the rank's pod is blamed, whichever pod ended first."""
 
 from collections.abc import Callable
 from itertools import product
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("shared_operator"
 
 Json = dict[str, Any]
 TRIALS = DEPTH.of(2, 8)
-"""For each order, and for each of the two workers."""
+"""Trials for each order, and for each of the two workers."""
 LOST = (
     "RuntimeError: [/src/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.244.0.16]:57487. Check the logs"
     " of the remote worker before reporting an error. GLHF! 🏖️"
@@ -41,7 +41,7 @@ class Trial:
         self.job.end(self.peer, "Failed", message=LOST, peer_lost=True)
 
     def await_ending(self) -> None:
-        """The operator has seen that one of them has ended."""
+        """Wait until the operator has seen the end of one pod."""
         self.job.wait("the end of one", lambda status: any(c.reason == "Ending" for c in status.conditions))
 
 
@@ -52,7 +52,7 @@ ORDERS: list[list[Callable[[Trial], None]]] = [
     [Trial.lose_peer, Trial.await_ending, Trial.kill_without_a_word],
     [Trial.kill],
 ]
-"""In the last one the peer has noticed nothing, and the operator ends it."""
+"""Orders of events. In the last one, the peer notices nothing, and the operator ends it."""
 
 
 def test_the_pod_where_it_began_is_blamed(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""A queue holds a Job and admits it, in the Job controller's own words: the clocks stand still meanwhile."""
+"""A queue holds a Job and admits it, as the Job controller reports it: no time limit runs in the meantime."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,5 +1,5 @@
-"""The Jobs of all stages are tried on the real API server before the first one is made, and nothing is dropped in
-silence."""
+"""Dry run: the Jobs of all stages are tried on the real API server before the first one is created, and no unknown
+field is dropped silently."""
 
 import pytest
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.usefixtures("shared_operator")
 def test_a_field_that_the_cluster_does_not_know_is_refused_before_anything_is_made(cluster: Cluster) -> None:
-    """The definition knows it, as it is of a newer Kubernetes than this API server."""
+    """The CRD knows the field from a Kubernetes newer than this API server."""
     group = {"schedulingGroup": {"podGroupName": "all"}}
     job = cluster.create("newer", spec__phases__1__pod={"template": {"spec": group}})
     job.wait("the end", lambda status: status.state == "Failed")

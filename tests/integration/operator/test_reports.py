@@ -1,4 +1,4 @@
-"""What pods report over HTTPS, with real tokens: whose they are, and what becomes of it in the status."""
+"""Pod reports over HTTPS with real tokens: their assignment to jobs, and their effect on the status."""
 
 import time
 from contextlib import suppress
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 
 def begin(cluster: Cluster, name: str, **changes: Any) -> tuple[Job, Reporter]:
-    """A job whose first pod runs, and that pod."""
+    """Create a job and run its first pod; return the job and the pod's reporter."""
     job = cluster.create(name, **changes)
     (pod,) = job.run(f"{name}-pseudo-e1")
     return job, Reporter.of(cluster, pod)
@@ -55,7 +55,7 @@ def test_progress_comes_from_reports(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("shared_operator")
 def test_the_log_of_a_pod_that_says_nothing_is_asked_for(cluster: Cluster, audit_log: Path) -> None:
-    """No kubelet has it here."""
+    """The request fails here, because there is no kubelet."""
     begin = audit_log.stat().st_size
     job = cluster.create("silent")
     (pod,) = job.run("silent-pseudo-e1")

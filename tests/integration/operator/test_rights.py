@@ -1,4 +1,4 @@
-"""The chart gives the operator no right that it does not use. Runs after all other tests of this folder."""
+"""The chart gives the operator no unused right. Runs after all other tests of this folder."""
 
 import json
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ Json = dict[str, Any]
 Right = tuple[str, str, str]
 
 WITHOUT_REQUEST = {("pseudoreal.dev", "pseudorealjobs/finalizers", "update")}
-"""What an admission plugin asks for when a child is given an owner."""
+"""Right checked by an admission plugin when a child gets an owner."""
 TOO_NEW = {("scheduling.k8s.io", "podgroups", verb) for verb in ("get", "create")}
-"""PodGroups of Kubernetes 1.37, which this API server does not serve."""
+"""Rights on PodGroups of Kubernetes 1.37, not served by this API server."""
 
 
 def given(rules: list[Json]) -> Iterator[Right]:
-    """API group, resource and verb."""
+    """Yield API group, resource and verb of each right."""
     for rule in rules:
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:

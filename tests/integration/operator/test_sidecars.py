@@ -1,4 +1,4 @@
-"""Injected containers that run on, nodes that reject pods and clocks that are off, on a real API server."""
+"""Injected sidecars running on, nodes rejecting pods, and wrong clocks, on a real API server."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,7 +23,7 @@ def state(name: str, **state: Any) -> dict[str, Any]:
 
 
 def end_trainer(job: Job, pod: dict[str, Any], code: int, message: str) -> None:
-    """The trainer of a pod ends, and the proxy does not. The clock of its node is a day ahead."""
+    """End the trainer container of a pod, but not its proxy. The clock of the pod's node is a day ahead."""
     ended = (datetime.now(UTC) + timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     terminated = {"exitCode": code, "reason": "Completed", "message": message, "finishedAt": ended}
     containers = [state("istio-proxy", running={}), state(CONTAINER, terminated=terminated)]
@@ -33,7 +33,8 @@ def end_trainer(job: Job, pod: dict[str, Any], code: int, message: str) -> None:
 
 @pytest.mark.long
 def test_containers_that_run_on_keep_neither_a_job_nor_its_nodes(cluster: Cluster) -> None:
-    """Whatever the Job controller makes of such pods as they are deleted. Long: other containers have 15 s to end."""
+    """Holds regardless of the Job controller's handling of such deleted pods. Slow: other containers have 15 s to
+    end."""
     done, failed = cluster.create("meshed", **PROXY), cluster.create("crashed", **PROXY)
     (well,), (badly,) = done.run("meshed-pseudo-e1"), failed.run("crashed-pseudo-e1")
     said = TerminationMessage(

@@ -1,9 +1,9 @@
-"""Tenants who write whatever the API server accepts, beside one whose jobs are served all the same.
+"""Hostile tenants, writing anything accepted by the API server, beside a tenant whose jobs must still be served.
 
-An operator watches two namespaces. Hypothesis draws what tenants do in the first: jobs that are deep, huge, costly to
-plan or at the edges of their numbers, pods of nobody with an operator's labels, pods that end with any message, and a
-namespace in which no event can be stored. After each draw the operator must be the same process with all its tasks,
-must have used little memory, and must serve a new job of the second namespace within seconds.
+An operator watches two namespaces. Hypothesis draws the actions of tenants in the first one: jobs that are deep, huge,
+costly to plan or at the limits of their numbers, ownerless pods with an operator's labels, pods ending with any
+message, and a namespace unable to store events. After each draw, the operator must be the same process with all its
+tasks, must have used little memory, and must serve a new job in the second namespace within seconds.
 """
 
 import json
@@ -33,15 +33,15 @@ pytestmark = pytest.mark.integration
 
 Json = dict[str, Any]
 SERVED_SECONDS = 5.0
-"""Longest time from the creation of a job to its first pods' Job and its status, while tenants do their worst."""
+"""Maximal seconds from the creation of a job to its first Job and its status, during the tenants' actions."""
 MEMORY_LIMIT = 512 * 2**20
-"""The chart's limit for an operator, in bytes."""
+"""The chart's memory limit for an operator, in bytes."""
 _numbers = count()
 
 
 @dataclass
 class Tenants:
-    """The operator, the tenants' namespace and the other one."""
+    """The operator, the hostile tenants' namespace, and the other one."""
 
     admin: client.ApiClient
     operator: Operator
@@ -49,12 +49,12 @@ class Tenants:
     served: Cluster
     pid: int = 0
     watchers: int = 0
-    """Number of tasks that watch, at the start."""
+    """Number of watch tasks at the start."""
     seconds: list[float] = field(default_factory=list)
 
     def post(self, path: str, text: str) -> bool:
-        """Creates an object from text, which may be deeper than Python's own JSON can write: whether the API server
-        accepted it."""
+        """Create an object from text, possibly nested deeper than Python's JSON encoder supports; return whether the
+        API server accepted it."""
         url = f"{self.admin.configuration.host}{path}"
         headers = {"Content-Type": "application/json"}
         answer = self.admin.rest_client.pool_manager.request("POST", url, body=text.encode(), headers=headers)
@@ -68,7 +68,7 @@ class Tenants:
         return self.post(f"/api/v1/namespaces/{self.tenants.namespace}/pods", text)
 
     def serve(self) -> None:
-        """A job of the other namespace gets its Job and its status in time."""
+        """Assert timely service of a job in the other namespace: its Job and its status."""
         name, begin = f"served-{next(_numbers)}", time.monotonic()
         job = self.served.create(name)
         job.wait("a job of another tenant is served", lambda status: status.state == "Training")
@@ -91,12 +91,12 @@ class Tenants:
         wait_for("the watch of the tenants' pods", lambda: self.last_pod_event() >= begin, self.operator.said, 20)
 
     def last_pod_event(self) -> float:
-        """The time at which the watch of the tenants' pods was last told something, in seconds since 1970."""
+        """Return the time of the last event on the watch of the tenants' pods, in seconds since 1970."""
         labels = frozenset({("kind", "Pod"), ("namespace", self.tenants.namespace)})
         return self.operator.metrics()["pseudoreal_watch_last_event_timestamp_seconds", labels]
 
     def peak_memory(self) -> int:
-        """Most bytes that the operator's process has had."""
+        """Return the peak memory of the operator's process in bytes."""
         status = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 
@@ -131,7 +131,7 @@ def job_text(name: str, *, suspended: bool = False, **changes: Any) -> str:
 
 
 def deep_job(levels: int) -> str:
-    """A suspended job whose pod template is nested."""
+    """Return a suspended job with a nested pod template."""
     body = good_job(f"deep-{next(_numbers)}", spec__suspend=True, spec__pod={"template": {"spec": "NESTED"}})
     return json.dumps(body).replace('"NESTED"', '{"x":' * levels + "1" + "}" * levels)
 
@@ -141,7 +141,7 @@ def _act_deep(tenants: Tenants, levels: int) -> None:
 
 
 def _act_big(tenants: Tenants, number: int, size: int, character: str) -> None:
-    """Suspended jobs with a template of many small variables and labels."""
+    """Create suspended jobs with many small variables in their template."""
     variables = [{"name": f"V{index}", "value": character} for index in range(size // 40)]
     for _ in range(number):
         spec = {"containers": [{"name": "trainer", "env": variables}]}
@@ -150,7 +150,7 @@ def _act_big(tenants: Tenants, number: int, size: int, character: str) -> None:
 
 
 def _act_untyped(tenants: Tenants, number: int, size: int) -> None:
-    """Suspended jobs whose template has a field that no pod has."""
+    """Create suspended jobs with a field unknown to pods in their template."""
     for _ in range(number):
         template: Json = {"spec": {"x": [{}] * (size // 3)}}
         tenants.create_job(job_text(f"untyped-{next(_numbers)}", suspended=True, spec__pod={"template": template}))
@@ -181,7 +181,7 @@ def _act_costly(tenants: Tenants, workers: int, sequences: int, layers: int, pha
 
 
 def foreign_pod(uid: str, variables: int, character: str, execution: str) -> Json:
-    """A pod of nobody with the labels of a job's pod; no node takes it."""
+    """Return an ownerless pod with the labels of a job's pod; it is never scheduled."""
     labels = {LABEL_JOB: "served", LABEL_JOB_UID: uid, LABEL_EXECUTION: execution, LABEL_PHASE: "pseudo"}
     env = [{"name": f"V{index}", "value": character} for index in range(variables)]
     container = {"name": "trainer", "image": "none.example/none", "env": env}
@@ -199,13 +199,13 @@ def _act_pods(tenants: Tenants, number: int, variables: int, character: str, exe
 
 
 def _act_no_events(tenants: Tenants) -> None:
-    """A quota that leaves no room for an event, and a job that has some to tell."""
+    """Set a quota without room for events, and create a job with events to post."""
     tenants.tenants.set_quota({"count/events": "0"})
     tenants.create_job(job_text(f"untold-{next(_numbers)}"))
 
 
 def _act_last_word(tenants: Tenants, message: Json) -> None:
-    """A job whose pod ends well and says anything."""
+    """Create a job, and end its pod successfully with an arbitrary termination message."""
     name = f"words-{next(_numbers)}"
     if not tenants.create_job(job_text(name)):
         return
@@ -279,7 +279,7 @@ def test_no_tenant_stops_the_operator_for_others(tenants: Tenants, acts: list[tu
 
 @pytest.mark.long
 def test_events_of_others_go_on_after_some_were_given_up(tenants: Tenants) -> None:
-    """One namespace stores none for minutes, until events of more jobs are given up than there are workers."""
+    """One namespace stores no events for minutes, until more jobs' events than there are workers have been dropped."""
     before = tenants.operator.health()["lost_events"]
     for _ in range(3):
         _act_no_events(tenants)

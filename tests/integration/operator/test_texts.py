@@ -1,4 +1,4 @@
-"""Text of every kind that pods, nodes, admission policies and users can produce, on a real API server."""
+"""Arbitrary text from pods, nodes, admission policies and users, on a real API server."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -48,13 +48,13 @@ _numbers = count()
 
 
 def stored(text: str) -> str:
-    """What an API server keeps: a lone surrogate is no character."""
+    """Return the text as the API server stores it: with a replacement character for each lone surrogate."""
     return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text)
 
 
 @pytest.fixture
 def ask(operator_kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs what needs the operator's own client, with its rights."""
+    """Function for running a coroutine with the operator's own client and rights."""
     monkeypatch.setenv("KUBECONFIG", str(operator_kubeconfig))
 
     def run(act: Callable[[Api], Coroutine[Any, Any, None]]) -> None:
@@ -77,7 +77,7 @@ def texts() -> st.SearchStrategy[str]:
 def test_whatever_is_written_is_read_as_it_was_meant(
     cluster: Cluster, ask: Callable[..., None], texts: st.SearchStrategy[str], data: st.DataObject
 ) -> None:
-    """Also what was not cleaned before."""
+    """Covers unsanitized texts, too."""
     _write_and_check(cluster, ask, data.draw(texts))
 
 
@@ -99,7 +99,7 @@ def _write_and_check(cluster: Cluster, ask: Callable[..., None], text: str) -> N
 
 
 async def _write(api: Api, job: Job, text: str) -> None:
-    """A status, a child and an event that have the text."""
+    """Write a status, a child and an event with the text."""
     metadata: Json = {"name": job.name, "namespace": job.cluster.namespace}
     condition = {"type": "Progressing", "status": "True", "reason": "Training", "message": text}
     condition["lastTransitionTime"] = clock.to_text(NOW)
@@ -118,7 +118,7 @@ async def _write(api: Api, job: Job, text: str) -> None:
 
 @pytest.mark.usefixtures("shared_operator")
 def test_no_last_words_of_a_pod_stop_its_job(cluster: Cluster) -> None:
-    """The texts are last words as they are, and as the message of a trainer."""
+    """The texts are used as raw termination messages, and as messages of a trainer."""
     raw = {kind: cluster.create(f"raw-{kind}", **ONCE) for kind in TEXTS}
     told = {kind: cluster.create(f"told-{kind}", **ONCE) for kind in TEXTS.keys() - {"huge"}}
     for kind, job in raw.items():
@@ -143,7 +143,7 @@ def _check_end(job: Job, words: str) -> None:
 
 @pytest.mark.usefixtures("shared_operator")
 def test_no_number_of_a_pod_stops_its_job(cluster: Cluster) -> None:
-    """What no status can hold is no message of a trainer, and shown as it is."""
+    """A message with numbers beyond the limits of a status is not taken for a trainer's; it is shown as text."""
     numbers = {"step": 10**30, "tokens": -1, "checkpoint": "x" * 1000}
     jobs = {}
     for key, value in numbers.items():
@@ -158,7 +158,7 @@ def test_no_number_of_a_pod_stops_its_job(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("shared_operator")
 def test_no_obstacle_of_a_pod_stops_its_job(cluster: Cluster) -> None:
-    """The kubelet and the scheduler tell such obstacles; their reason is a text as well."""
+    """Such obstacles come from the kubelet and the scheduler; their reason can be any text too."""
     jobs = {kind: cluster.create(f"waits-{kind}") for kind in TEXTS.keys() - {"huge"}}
     for kind, job in jobs.items():
         (pod,) = job.pods(f"{job.name}-pseudo-e1")
@@ -202,7 +202,7 @@ def test_the_words_of_a_policy_are_told(cluster: Cluster) -> None:
 
 
 def _forbid_jobs(cluster: Cluster, words: str) -> None:
-    """In the namespace of the test."""
+    """Forbid the creation of Jobs in the test's namespace, with the given message."""
     policies = client.AdmissionregistrationV1Api(cluster.api)
     name: Any = {"name": cluster.namespace}
     rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["jobs"]}

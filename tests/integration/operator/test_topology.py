@@ -1,4 +1,4 @@
-"""What a pod knows of the place of its node, with the API server of Kubernetes."""
+"""Topology domain of a pod's node as seen by the pod, with a real API server."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ ZONE = "topology.kubernetes.io/zone"
 
 @pytest.fixture
 def node(cluster: Cluster) -> Iterator[str]:
-    """A node in a zone, as soon as the API server's admission has heard of it."""
+    """A node in a zone, after the API server's admission plugin has seen it."""
     core, name = client.CoreV1Api(cluster.api), f"node-{cluster.namespace}"[:63].strip("-")
     made: Any = {"metadata": {"name": name, "labels": {ZONE: "zone-7"}}}
     core.create_node(made)

@@ -1,5 +1,5 @@
-"""How often the operator asks and writes in the life of a job, and how much memory it takes: a small part of
-`make bench-operator`, which is to notice when one of them grows."""
+"""Requests, writes and memory of the operator during the life of jobs: a small part of `make bench-operator`, to detect
+growth."""
 
 import asyncio
 import time
@@ -31,13 +31,14 @@ JOBS, PODS = 10, 2
 NAMES = {ONE_PHASE: [job_name(number) for number in range(JOBS)], TWO_PHASES: [job_name(JOBS + n) for n in range(JOBS)]}
 MOST_WRITES = {ONE_PHASE: 12, TWO_PHASES: 20}
 MOST_REQUESTS = {ONE_PHASE: 36, TWO_PHASES: 72}
-"""Requests for the job in the middle, and for the three passes that changes of its pods ask for: of three each."""
+"""Maximal median of requests per job, including three requests for each of the three reconcile passes after pod
+changes."""
 MOST_BYTES = 250e6
 
 
 @dataclass(frozen=True)
 class Course:
-    """Jobs that train until they are let go; meanwhile their pods are touched."""
+    """Jobs training until their release; in the meantime their pods are changed."""
 
     connection: Connection
     namespace: str
@@ -59,7 +60,8 @@ class Course:
         await _until("the ends", self._all_ended)
 
     async def _touch(self, text: str) -> None:
-        """Changes all pods in what a pass reads and no status tells, and waits for a pass over each job."""
+        """Change each pod in a field read by a reconcile pass but shown in no status, and wait for a pass over each
+        job."""
         begun = time.time()
         conditions = [{"type": kind, "status": "True"} for kind in ("Ready", f"example.com/{text}")]
         async for pod in self.connection.each(self._path("api/v1", "pods")):
@@ -92,12 +94,12 @@ class Course:
 
 
 def writes(requests: list[Request]) -> Counter[str]:
-    """Writes of the operator for each job."""
+    """Count the operator's writes per job."""
     return Counter(request.job for request in requests if request.is_of_operator and request.is_write)
 
 
 def asked(requests: list[Request]) -> Counter[str]:
-    """Requests of the operator for each job."""
+    """Count the operator's requests per job."""
     return Counter(request.job for request in requests if request.is_for_jobs)
 
 

@@ -1,4 +1,4 @@
-"""The programs that are started: a pod, a rank, and the command `pseudoreal` with what it shows.
+"""Programs: the main process of a pod, a rank, and the command `pseudoreal` with its output.
 
-Nothing imports them.
+No other package imports these modules.
 """

@@ -1,7 +1,6 @@
 """The commands `pseudoreal inspect`, `verify`, `delink`, `export` and `prune`. Folders may be s3:// URLs.
 
-Exit codes: 0, 1 when a checkpoint is corrupt, 2 for a wrong command line (click's own), 78 when what is asked for
-cannot be done.
+Exit codes: 0; 1 for a corrupt checkpoint; 2 for a wrong command line (click's own); 78 for an impossible request.
 """
 
 import json
@@ -50,7 +49,7 @@ class Opened:
 
 
 class _CheckpointFolder(click.ParamType[Opened]):
-    """A folder with a manifest, as an argument."""
+    """Click parameter type: a checkpoint's folder, with a manifest."""
 
     name = "folder"
 
@@ -68,7 +67,7 @@ class _CheckpointFolder(click.ParamType[Opened]):
 
 
 class _WorkDirectory(click.ParamType[StoragePath]):
-    """A folder of checkpoints/, as an argument."""
+    """Click parameter type: the parent folder of checkpoints/."""
 
     name = "folder"
 
@@ -88,7 +87,7 @@ CHECKPOINT = _CheckpointFolder()
 
 
 class Command(click.Command):
-    """A command whose errors are shown as the sentences that they are."""
+    """Command with the project's own errors printed as plain sentences, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -152,7 +151,7 @@ def _faults(checkpoint: Opened) -> CorruptCheckpoint | None:
 
 
 def _last_good(checkpoint: Opened) -> str:
-    """A clause that names the checkpoint that a resumed run would take."""
+    """Return a clause naming the checkpoint from which a resumed run would start."""
     for head in checkpoint.store.candidates(checkpoint.manifest.phase):
         if head.name != checkpoint.manifest.name and _is_sound(checkpoint.store, head):
             return f"; the last good checkpoint of this phase is {head.name}"
@@ -235,8 +234,7 @@ def _tokenizer_file(_: click.Context, __: click.Parameter, text: str | None) -> 
 
 
 def _not_whole(folder: Path, error: Exception) -> Exception:
-    """The error that kept a folder from being written whole, with what to do with the folder. One in which nothing is
-    yet is removed."""
+    """Return the error of an unfinished export, extended by the remedy for the folder. An empty folder is removed."""
     try:
         folder.rmdir()
     except OSError:
@@ -304,7 +302,7 @@ def prune(workdir: StoragePath, keep_last: int, keep_every: int | None, dry_run:
 
 
 def _tracked(items: Any, what: str) -> Any:
-    # On stderr, as the result may be for a program.
+    # On stderr, because stdout may go to another program.
     console = Console(stderr=True)
     return track(items, what, console=console, transient=True, disable=not console.is_terminal)
 

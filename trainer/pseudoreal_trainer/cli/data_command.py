@@ -25,11 +25,11 @@ from pseudoreal_trainer.threads import usable_processors
 
 _SAMPLE_BYTES = 1 << 30
 _SHOWN_TOKENS = 100
-"""Most tokens of a document that are shown."""
+"""Maximal number of tokens shown of a document."""
 
 
 class _Command(click.Command):
-    """A command whose errors are shown as the sentences that they are."""
+    """Command with the project's own errors printed as plain sentences, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""What the commands of `pseudoreal data` show while they work: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of the commands of `pseudoreal data`: a bar on a terminal, occasional lines elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ _LINE_SECONDS = 10.0
 
 
 class PrepareDisplay:
-    """Shows how far the preparation is. Use as a context manager."""
+    """Progress display of `pseudoreal data prepare`. A context manager."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
@@ -41,7 +41,7 @@ class PrepareDisplay:
         self._bar.stop()
 
     def tick(self, totals: Totals, size: int) -> None:
-        """`size`: bytes of all inputs."""
+        """Show the totals so far. `size` is the size of all inputs in bytes."""
         seconds = max(self._clock() - self._begun, 1e-9)
         rates = f"{totals.text_bytes / seconds / 1e6:.2f} MB/s, {totals.tokens / seconds:,.0f} tokens/s"
         self._bar.update(self._task, completed=totals.read_bytes, total=size, rates=rates)
@@ -62,7 +62,8 @@ class PrepareDisplay:
 
 @contextmanager
 def sampling(console: Console, size: int) -> Iterator[Callable[[int], None]]:
-    """Shows how much of the sample is read, and then that merges are learned. Gives what is to be told the bytes."""
+    """Show the read share of the sample, then the learning of merges. Yields a function for the number of bytes read so
+    far."""
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeElapsedColumn(),
         console=console, disable=not console.is_terminal, transient=True,

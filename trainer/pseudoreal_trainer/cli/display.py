@@ -1,4 +1,4 @@
-"""What `pseudoreal run` shows: a progress bar on a terminal, plain lines elsewhere, a table at the end."""
+"""Output of `pseudoreal run`: a progress bar on a terminal, plain lines elsewhere, a table at the end."""
 
 import time
 from types import TracebackType
@@ -17,12 +17,12 @@ _LINE_SECONDS = 5.0
 
 
 class Display:
-    """Shows the events of the processes. Use as a context manager."""
+    """Display of the processes' events. A context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.seconds: dict[str, float] = {}
-        """Seconds of training, for each phase that ran now."""
+        """Seconds of training by phase, for the phases trained in this run."""
         self.baseline: float | None = None
         self.sample: Event | None = None
         self._task: TaskID | None = None
@@ -94,7 +94,7 @@ def _started(event: Event) -> str:
 
 
 def _owned(event: Event) -> str:
-    """What the layers have, shared or not."""
+    """Return a phrase with the numbers of blocks and of sets of experts, shared or not."""
     sets = event["sets_of_experts"]
     experts = f" and {sets} set{'s' if sets > 1 else ''} of experts" if sets else ""
     return f"{event['blocks']} blocks{experts}"
@@ -113,7 +113,7 @@ def _number(value: float | None) -> str:
 
 
 def summary(directory: RunDirectory, seconds: dict[str, float]) -> Table:
-    """The table of all finished phases. `seconds`: those of training, for each phase that ran now."""
+    """Return the table of all finished phases. `seconds` are the training seconds of the phases trained in this run."""
     table = Table("phase", "steps", "loss", "start val", "end val", "seconds")
     done = 0
     for index, phase in enumerate(directory.job.spec.phases):

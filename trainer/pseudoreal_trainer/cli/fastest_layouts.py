@@ -1,4 +1,4 @@
-"""What `pseudoreal plan --fastest` prints: the fastest layouts of a phase, as a table."""
+"""Output of `pseudoreal plan --fastest`: the fastest layouts of a phase, as a table."""
 
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -18,14 +18,14 @@ from pseudoreal_trainer.quantity import readable_bytes
 
 @dataclass(frozen=True)
 class FastestLayouts:
-    """The fastest layouts of a phase that fit, best first, and what was looked at."""
+    """The fastest fitting layouts of a phase, best first, and the search for them."""
 
     phase: str
     found: list[tuple[Found, PhaseReport]]
     search: Search
 
     def as_json(self) -> dict[str, Any]:
-        """For programs; its keys are stable."""
+        """Return the layouts as JSON for programs; the keys are stable."""
         layouts = [
             asdict(found.choice)
             | {
@@ -42,7 +42,8 @@ class FastestLayouts:
 def fastest_layouts(
     config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int, wanted: int
 ) -> FastestLayouts:
-    """The `wanted` fastest layouts of a phase. Raises ValueError when the profile lacks what the phase needs."""
+    """Return the `wanted` fastest layouts of a phase. Raises ValueError if the profile lacks a price needed by the
+    phase."""
     search = Search(config, device, profile, threads)
     found = list(islice(search.fastest(), wanted))
     reports = [plan_phase(chosen(config, entry.choice), device, profile, threads).report for entry in found]
@@ -68,7 +69,8 @@ def show_fastest(console: Console, fastest: FastestLayouts) -> None:
 
 
 def _table(fastest: FastestLayouts) -> Table:
-    """The layouts as a table; replicas and expert ranks have columns where some layout has more than one."""
+    """Return the layouts as a table. Columns for replicas and expert ranks appear only if a layout has more than
+    one."""
     choices = [found.choice for found, _ in fastest.found]
     meshes: list[tuple[str, list[int]]] = [
         ("pipeline", [choice.pipeline for choice in choices]),

@@ -1,4 +1,4 @@
-"""A job's YAML file, as `pseudoreal run` reads it."""
+"""Reads a job's YAML file for `pseudoreal run`."""
 
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,15 @@ from pseudoreal_trainer.errors import InvalidJobError
 _RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend", "managed_by")
 _CLUSTER_ONLY = ("pod", "network", "scheduling", *_RECOVERY)
 _POD = ("resources", "pod")
-"""Fields of a phase that describe its pods."""
+"""Fields of a phase for its pods only."""
 
 
 def read_job(path: Path) -> PseudoRealJob:
-    """The one job in the file, checked, with relative paths of text and weights resolved against the file's folder.
+    """Read the file's only job and check it; relative paths of text and weights are resolved against the file's folder.
 
-    Raises InvalidJobError with one sentence a line.
+    Raises InvalidJobError with one sentence per line.
     """
-    # Only here: whoever plans a job needs neither its text nor numpy.
+    # Imported here, because planning a job needs neither its text nor numpy.
     from pseudoreal_trainer.data.corpus import corpus_files
 
     job = parse_job(path)
@@ -39,7 +39,7 @@ def read_job(path: Path) -> PseudoRealJob:
 
 
 def _with_weights(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
-    """The same, with a relative path of weights to start from resolved against the folder."""
+    """Return `checkpoint` with the relative path of weights to start from resolved against the folder."""
     start = checkpoint.start_from
     if start is None or start.hugging_face is None or start.hugging_face.path.startswith(SCHEME):
         return checkpoint
@@ -48,7 +48,7 @@ def _with_weights(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
 
 
 def parse_job(path: Path) -> PseudoRealJob:
-    """The one job in the file, checked; its text may be elsewhere. Raises InvalidJobError."""
+    """Read the file's only job and check it, without its text. Raises InvalidJobError."""
     try:
         job = check_job(_only_job(path))
         check_resolvable(job.spec)
@@ -69,7 +69,7 @@ def _only_job(path: Path) -> dict[str, Any]:
 
 
 def notice(spec: PseudoRealJobSpec) -> str:
-    """A phrase that lists what the file asks for and a local run ignores."""
+    """Return a phrase listing the file's fields ignored by a local run."""
     ignored = [f"spec.{to_camel(field)}" for field in _CLUSTER_ONLY if _is_set(spec, field)]
     ignored += ["spec.data.volume"] if spec.data.volume is not None else []
     start = spec.checkpoint.start_from

@@ -1,4 +1,4 @@
-"""Runs a job's phases and delinks one after the other as processes of this machine, by the programs of the pods."""
+"""Runs a job's phases and delinks one after the other as local processes, with the same programs as the pods."""
 
 import json
 import os
@@ -25,7 +25,7 @@ OnEvent = Callable[[Event], None]
 
 
 class PodFailed(RuntimeError):
-    """A phase or delink that did not succeed."""
+    """A phase or delink did not succeed."""
 
     def __init__(self, message: TerminationMessage) -> None:
         super().__init__(message.message)
@@ -37,11 +37,13 @@ class LocalRun:
     directory: RunDirectory
     on_event: OnEvent
     trace: Path | None = None
-    """Folder for traces of all ranks."""
+    """Folder for the traces of all ranks; None: no traces."""
 
     def run(self) -> None:
-        """Runs all phases that are not finished. Raises PodFailed. After SIGINT or SIGTERM the phase that runs saves
-        and yields, which is a PodFailed too."""
+        """Run all unfinished phases.
+
+        Raises PodFailed, also after SIGINT or SIGTERM: the running phase then saves a checkpoint and yields.
+        """
         for index in range(len(self.directory.job.spec.phases)):
             if self.directory.finished(index) is None:
                 if index > 0:
@@ -50,7 +52,7 @@ class LocalRun:
 
     def _phase_config(self, index: int) -> PhaseConfig:
         trace = None if self.trace is None else str(self.trace.resolve())
-        # One machine has no links to check, and spec.network and resources are said to be ignored.
+        # A single machine has no links to check; spec.network and resources are announced as ignored.
         changes = {"trace_directory": trace, "preflight": Preflight(), "gpus": 0}
         return self.directory.phase_config(index).model_copy(update=changes)
 
@@ -72,13 +74,13 @@ class LocalRun:
         exit_code, stopped = self._process(config_file, termination, stem.with_suffix(".log"))
         message = _read(termination, config, exit_code)
         if stopped and message.outcome != "InvalidJob" and exit_code <= 0:
-            # It ended by itself just then, or had not begun to listen: stopping is still what was asked for.
+            # The pod ended by itself at that moment, or had not installed its handler yet: report the requested stop.
             message = message.model_copy(update={"outcome": "Yielded", "message": "asked to stop"})
         if message.outcome != "Succeeded":
             raise PodFailed(message)
 
     def _process(self, config: Path, termination: Path, errors: Path) -> tuple[int, bool]:
-        """Runs a pod's process: its exit code, and whether it was asked to stop."""
+        """Run a pod's process; return its exit code, and whether it was asked to stop."""
         command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(config)]
         with errors.open("w") as log_file:
             # A session of its own: Ctrl-C reaches only this process, which then asks the pod to save and stop.
@@ -107,8 +109,7 @@ class LocalRun:
 
 @contextmanager
 def _passing_signals_to(pod: subprocess.Popen[str]) -> Iterator[list[int]]:
-    """A context in which SIGINT and SIGTERM of this process become a SIGTERM of the pod; yields the list of those that
-    came."""
+    """Forward SIGINT and SIGTERM of this process to the pod as SIGTERM; yields the list of signals received so far."""
     passed: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
@@ -125,8 +126,8 @@ def _passing_signals_to(pod: subprocess.Popen[str]) -> Iterator[list[int]]:
 
 
 def use_endpoint(storage: Storage) -> None:
-    """Makes this process, and the pods that it starts, ask the service that the spec names for objects: boto reads its
-    address from the environment."""
+    """Point this process and its pods to the spec's object storage service: boto reads its address from the
+    environment."""
     if storage.object_storage is not None and storage.object_storage.endpoint is not None:
         os.environ["AWS_ENDPOINT_URL"] = storage.object_storage.endpoint
 

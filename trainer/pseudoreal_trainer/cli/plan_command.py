@@ -28,7 +28,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.threads import threads_of
 
 _SHOWN = 3
-"""Number of layouts that are shown of a phase with layout Auto; the first is the one that it would take."""
+"""Number of layouts shown for a phase with layout Auto; the phase would take the first one."""
 
 
 @click.command()
@@ -92,7 +92,7 @@ def plan(
 
 
 def _phases(file: Path, name: str | None, profile: HardwareProfile | None) -> list[tuple[PhaseConfig, Device]]:
-    """The phases to plan, with the device that trains each."""
+    """Return the phases to plan, each with its training device."""
     job = parse_job(file)
     names = [phase.name for phase in job.spec.phases]
     if name is not None and name not in names:
@@ -108,7 +108,7 @@ def _phases(file: Path, name: str | None, profile: HardwareProfile | None) -> li
 
 
 def _planned(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> Iterator[PlannedPhase]:
-    # On stderr, as the result may be JSON for a program.
+    # On stderr, because stdout may be JSON for a program.
     with Console(stderr=True).status("planning") as status:
         for phase, device in phases:
             status.update(f"planning phase {phase.phase}")
@@ -118,7 +118,7 @@ def _planned(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile 
 def _say_fastest(
     phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None, wanted: int, *, as_json: bool
 ) -> ExitCode:
-    """Searches the layouts of each phase: the exit code. Raises ValueError without a profile."""
+    """Search the layouts of each phase, print them and return the exit code. Raises ValueError without a profile."""
     if profile is None:
         raise InvalidJobError(
             "--fastest compares seconds, which need the profile of a machine; give --hardware a profile, which"
@@ -143,7 +143,7 @@ def _say_layouts(found: list[FastestLayouts], *, as_json: bool) -> ExitCode:
 
 
 def _searched(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> list[FastestLayouts]:
-    """The best layouts of each phase with layout Auto, on the profile that is given, else that of the job."""
+    """Return the best layouts of each phase with layout Auto, on the given profile, or else on the job's."""
     found = []
     for phase in (phase for phase, _ in phases if is_auto(phase)):
         machine = profile or profile_of(phase)
@@ -155,7 +155,7 @@ def _searched(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile
 def _settled(
     phases: list[tuple[PhaseConfig, Device]], searched: list[FastestLayouts]
 ) -> list[tuple[PhaseConfig, Device]]:
-    """The phases as they would be trained: with layout Auto, in the best layout that was found."""
+    """Return the phases with every layout Auto replaced by the best layout found, as they would be trained."""
     best = {layouts.phase: layouts.found[0][0].choice for layouts in searched}
     return [(chosen(phase, best[phase.phase]) if is_auto(phase) else phase, device) for phase, device in phases]
 
@@ -174,7 +174,7 @@ def _say(planned: list[PlannedPhase], searched: list[FastestLayouts], *, as_json
 
 
 def _courses(configs: list[PhaseConfig], planned: list[PlannedPhase]) -> list[PhaseCourse]:
-    """How long each planned phase takes. A phase that is planned alone is counted from its own beginning."""
+    """Return the duration of each planned phase. A phase planned alone starts at step 0."""
     begins = [0] * len(configs) if len(configs) == 1 else [0, *(config.phase_steps for config in configs[:-1])]
     return [
         PhaseCourse(
@@ -221,7 +221,7 @@ def measure_hardware(output: Path) -> None:
     """
     from pseudoreal_trainer.measure.machine import measure_machine, measurements
 
-    # Now, and not after minutes, for a place where nothing can be written.
+    # Fail now rather than after minutes of measuring if the output cannot be written.
     output.open("a").close()
     console = Console()
     with Progress(

@@ -1,4 +1,4 @@
-"""What `pseudoreal plan` prints: tables and sentences for each phase."""
+"""Output of `pseudoreal plan`: tables and sentences for each phase."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -30,7 +30,7 @@ EXCHANGES: dict[Exchange, str] = {
     "replicas": "replicas",
     "experts": "tokens and their experts",
 }
-"""What people read for what ranks exchange."""
+"""Display names of the kinds of exchange between ranks."""
 
 
 def show(console: Console, report: PhaseReport) -> None:
@@ -60,7 +60,8 @@ def show(console: Console, report: PhaseReport) -> None:
 
 
 def show_course(console: Console, courses: Sequence[PhaseCourse], days: float | None) -> None:
-    """Prints how long the phases take and how their steps compare; with `days`, what must change to end within them."""
+    """Print the duration of the phases and compare their steps; with `days`, also print the changes needed to end in
+    time."""
     table = Table("phase", "steps", "tokens", "seconds of a step", "of the first phase's", "days", title="the job")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -92,7 +93,7 @@ def _memory(report: PhaseReport) -> Table:
 
 
 def _grouped(reports: list[RankReport]) -> list[tuple[str, RankReport]]:
-    """The reports with the numbers of their ranks; neighbouring ranks with the same figures share a row."""
+    """Return the reports with the numbers of their ranks; neighbouring ranks with equal figures share a row."""
     groups = [list(group) for _, group in groupby(enumerate(reports), key=lambda item: item[1])]
     names = [str(g[0][0]) if len(g) == 1 else f"{g[0][0]}-{g[-1][0]}" for g in groups]
     return [(name, group[0][1]) for name, group in zip(names, groups, strict=True)]

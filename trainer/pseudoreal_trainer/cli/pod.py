@@ -1,7 +1,7 @@
-"""The main process of a trainer or delink pod: `python -m pseudoreal_trainer.cli.pod CONFIG.json`.
+"""Main process of a trainer or delink pod: `python -m pseudoreal_trainer.cli.pod CONFIG.json`.
 
-It starts torchrun, whose own exit code says nothing, and tells Kubernetes how the phase ended: in the termination
-message and by the exit codes of the contract. It imports no torch, so that it starts at once.
+Starts torchrun and reports to Kubernetes how the phase ended, by the termination message and the contract's exit codes;
+torchrun's own exit code carries no such information. Starts immediately, because it does not import torch.
 """
 
 import json
@@ -35,7 +35,7 @@ from pseudoreal_trainer.rendezvous.secret import check_secret
 
 WORKER = "pseudoreal_trainer.cli.rank"
 _NEWEST_SECONDS = 10.0
-"""Seconds that the volume has for telling the newest checkpoint of a phase that failed."""
+"""Seconds to wait for the volume when looking up the newest checkpoint of a failed phase."""
 
 log = structlog.get_logger()
 
@@ -60,8 +60,10 @@ def _run(path: Path, stop: Stop) -> TerminationMessage:
 
 
 def _refused(path: Path, error: ContractError) -> TerminationMessage:
-    """The message of a pod that cannot read its configuration. The phase and the execution are written alike in every
-    release."""
+    """Return the message of a pod unable to read its configuration.
+
+    The fields `phase` and `execution` have the same form in every release.
+    """
     config = json.loads(path.read_bytes())
     return TerminationMessage(
         outcome="InvalidJob",
@@ -88,8 +90,11 @@ def _train(config: PhaseConfig, path: Path, stop: Stop) -> TerminationMessage:
 
 
 def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) -> TerminationMessage:
-    """Runs the ranks once the phase has its layout: they, and all that looks at it, know no other. A pod that could not
-    meet the others ends before."""
+    """Resolve the phase's layout, then run the ranks with it: the ranks and their supervisor see only the resolved
+    config.
+
+    A pod unable to join the rendezvous (`check_secret`) ends before.
+    """
     try:
         check_secret()
         config, layout = settled(config, stop.ending_at_once)
@@ -100,7 +105,7 @@ def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) ->
         return ended_badly(outcome, config, str(error))
     if layout is not None:
         pod.leave_layout(layout)
-        path = pod.path / "configuration"  # no .json: those files are outcomes of ranks
+        path = pod.path / "configuration"  # no .json suffix: *.json files are outcomes of ranks
         path.write_text(config.to_json(indent=2))
     message = run_in_place(Launch(config, path, WORKER, pod, stop))
     return message.model_copy(update={"layout": layout})
@@ -108,19 +113,21 @@ def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) ->
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder in which the ranks leave their outcomes."""
+    """Yield the folder for the ranks' outcomes."""
     if named := os.environ.get(OUTCOME_DIRECTORY):
         Path(named).mkdir(parents=True, exist_ok=True)
         yield Path(named)
         return
-    # Errors: the thread that reports may look into it until the end.
+    # Cleanup errors are ignored: the reporting thread may use the folder until the end.
     with tempfile.TemporaryDirectory("-pseudoreal", dir=memory_directory(), ignore_cleanup_errors=True) as temporary:
         yield Path(temporary)
 
 
 def _completed(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
-    """The message of a pod whose ranks could not say where the training stands, which is written before the volume is
-    asked for that: it may be what hangs."""
+    """Return the message, completed with the newest checkpoint if the volume answers in time.
+
+    Used if the ranks could not report their progress. The bare message is written first, because the volume may hang.
+    """
     write_termination(message)
     found: list[TerminationMessage] = []
     asked = threading.Thread(target=lambda: found.append(_with_newest_checkpoint(message, config)), daemon=True)
@@ -130,8 +137,8 @@ def _completed(message: TerminationMessage, config: PhaseConfig) -> TerminationM
 
 
 def _with_newest_checkpoint(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
-    """The message of a pod whose ranks could not say where the training stands, completed from the newest
-    checkpoint."""
+    """Return the message completed from the newest checkpoint of the phase; unchanged if there is none or it is
+    unreadable."""
     store = store_of(config)
     try:
         newest = store.committed(config.phase)[-1:]

@@ -1,7 +1,7 @@
 """One rank of a phase: `python -m pseudoreal_trainer.cli.rank CONFIG.json`, under torchrun or alone.
 
-Its exit code is that of the contract. A rank that yields must not end with 0: torchrun would then wait for minutes for
-the torchruns of the other pods, which may be gone.
+Its exit code is one of the contract's. A yielding rank must not exit with 0: torchrun would then wait for minutes for
+the torchruns of the other pods, and they may be gone.
 """
 
 import os
@@ -35,25 +35,28 @@ log = structlog.get_logger()
 
 
 _LAST_SECONDS = 1.0
-"""Seconds that a rank which fails has for saying so: its log may be a pipe that nobody reads."""
+"""Seconds for a failing rank to report the failure: its log may be a pipe without a reader."""
 
 
 def main() -> NoReturn:
-    # An ordinary end would wait for every thread that is no daemon, and for what foreign packages do at exit.
+    # A normal exit would wait for every non-daemon thread and for exit handlers of third-party packages.
     _end_at_once(run_rank(Path(sys.argv[1]), _end_at_once).exit_code)
 
 
 def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMessage:
-    """Trains as one rank: how the rank ended, which it has left for its pod as well. `end` takes the exit code of a
-    rank that fails, in the thread that fails first: others of its threads may wait for ranks that wait for this one."""
+    """Train as one rank; return how the rank ended. The same message is left as the rank's outcome for the pod.
+
+    `end` receives the exit code of a failing rank. It is called in the thread of the first failure: other threads of
+    the rank may be waiting for ranks waiting for this one.
+    """
     stop = threading.Event()
-    # Before torch is imported, which takes seconds in which a SIGTERM would otherwise kill the process.
+    # Before torch is imported: the import takes seconds, during which a SIGTERM would otherwise kill the process.
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     configure_logs()
     local_rank, pod = int(os.environ.get("LOCAL_RANK", "0")), pod_folder()
     if pod is not None:
         note_crashes(pod.path, local_rank)
-    heartbeat = _heartbeat(pod, local_rank)  # before torch as well: an import that hangs is seen
+    heartbeat = _heartbeat(pod, local_rank)  # before torch too, so that an import that hangs is detected
     config = read_phase_config(config_file)
 
     def leave(message: TerminationMessage) -> TerminationMessage:
@@ -73,14 +76,14 @@ def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMess
     try:
         return leave(_train(config, config_file, stop, heartbeat, pod))
     except Exception as error:
-        # When another thread has failed before, this waits until that one has ended the process. Most failures were
-        # noticed where they were made.
+        # If another thread has failed first, add() blocks until that thread has ended the process. Most failures were
+        # already recorded where they occurred.
         heartbeat.failure.add(error)
         return _failed(config, error)
 
 
 def _end_at_once(exit_code: int) -> NoReturn:
-    """Ends the process without waiting for its threads, as an ordinary end would."""
+    """End the process without waiting for its threads, unlike a normal exit."""
     with _ending_in_time(exit_code):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -89,10 +92,10 @@ def _end_at_once(exit_code: int) -> NoReturn:
 
 @contextmanager
 def _ending_in_time(exit_code: int) -> Iterator[None]:
-    """Return a context that ends the process if it lasts longer than `_LAST_SECONDS`."""
+    """End the process if the context lasts longer than `_LAST_SECONDS`."""
     ender = threading.Timer(_LAST_SECONDS, os._exit, (exit_code,))
     ender.daemon = True
-    with suppress(RuntimeError):  # the system gives no more threads
+    with suppress(RuntimeError):  # the system has no threads left
         ender.start()
     try:
         yield
@@ -130,7 +133,8 @@ def _train(
     config: PhaseConfig, config_file: Path, stop: threading.Event, heartbeat: Heartbeat, pod: PodFolder | None
 ) -> TerminationMessage:
     heartbeat.working("reads the corpus")
-    # The corpus comes first: a job without text fails at once, and no rank waits for one that has failed.
+    # Read the corpus first: a job without text then fails at once, and no other rank waits in a collective for this
+    # one.
     corpus = open_corpus(config)
     if config.preflight.mode != "None":
         heartbeat.working("checks ranks and networks")

@@ -1,4 +1,4 @@
-"""The folder of a local run: which job it belongs to, and what it holds already."""
+"""Folder of a local run: the job it belongs to, and its results so far."""
 
 import json
 import uuid
@@ -19,7 +19,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError
 
 _CHANGEABLE = ("logging", "pod", "scheduling", "restart", "hang", "deadlines", "cleanUp", "requests", "suspend")
-"""Fields of spec that may change between two runs, as in a cluster while a job is suspended."""
+"""Spec fields open to change between two runs, as in a cluster during suspension of the job."""
 _CHANGEABLE_IN_PHASES = ("pod", "resources")
 _GROWING = ("step", "tokens")
 """Bounds of `until` that may grow in the last phase."""
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 class _Record(ApiModel):
-    """The content of job.json."""
+    """Content of job.json."""
 
     uid: str
     execution: int
@@ -39,7 +39,7 @@ class _Record(ApiModel):
 class RunDirectory:
     path: Path
     job: PseudoRealJob
-    """The job, with the uid that the run was given when it began."""
+    """The job, with the uid assigned at the start of the run."""
     execution: int
 
     @property
@@ -57,15 +57,17 @@ class RunDirectory:
         )
 
     def finished(self, index: int) -> Head | None:
-        """The checkpoint that ends the phase at `index`, once it is there."""
+        """Return the final checkpoint of the phase at `index`; None if the phase is unfinished."""
         config = self.phase_config(index)
         return next((head for head in self.store.committed(config.phase) if head.ends_phase(config)), None)
 
 
 def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
-    """The folder of a run, which begins or resumes. Raises InvalidJobError when the folder holds a run that is not to
-    be resumed, one of another release, or one whose spec differs in what must not change, and when it cannot be
-    made."""
+    """Open the folder of a run, new or resumed.
+
+    Raises InvalidJobError if the folder cannot be created, or if it holds a run not to be resumed, a run of another
+    release, or a run with a difference in an immutable spec field.
+    """
     try:
         return _opened(path, job, resume=resume)
     except OSError as error:
@@ -101,8 +103,10 @@ def _read(record: Path) -> _Record:
 
 
 def _refuse_changes(before: Json, now: Json, record: Path) -> None:
-    """Allows what an API server allows of a suspended job: phases that follow, a later end of the last one, and what
-    decides only on where and how pods run."""
+    """Raise InvalidJobError for changes refused by the API server on a suspended job.
+
+    Allowed are additional phases, a later end of the last phase, and fields deciding only where and how pods run.
+    """
     phases = len(before["phases"])
     field = first_difference(_lasting(before, phases), _as_long_as(_lasting(now, phases), before), "spec")
     if field is not None:
@@ -110,7 +114,7 @@ def _refuse_changes(before: Json, now: Json, record: Path) -> None:
 
 
 def _lasting(spec: Json, phases: int) -> Json:
-    """What of a spec, and of its first phases, must not change."""
+    """Return the immutable part of a spec, and of its first `phases` phases."""
     kept = [_without(phase, _CHANGEABLE_IN_PHASES) for phase in spec["phases"][:phases]]
     return _without(spec, _CHANGEABLE) | {"phases": kept}
 
@@ -120,7 +124,8 @@ def _without(fields: Json, names: tuple[str, ...]) -> Json:
 
 
 def _as_long_as(now: Json, before: Json) -> Json:
-    """The spec `now` with the last bounds of `before` wherever they have only grown."""
+    """Return the spec `now`, with the bounds of the last phase reset to the bounds in `before` where they have only
+    grown."""
     *earlier, last = now["phases"]
     old = before["phases"][-1]["until"]
     grown = {name: old[name] for name in _GROWING if name in old and last["until"].get(name, 0) >= old[name]}
@@ -128,7 +133,7 @@ def _as_long_as(now: Json, before: Json) -> Json:
 
 
 def first_difference(before: Any, now: Any, path: str) -> str | None:
-    """The path of the first value that differs, with both values."""
+    """Return the path of the first difference with both values; None if there is none."""
     if isinstance(before, dict) and isinstance(now, dict):
         pairs = [(f"{path}.{key}", before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())]
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):

@@ -1,2 +1,4 @@
-"""What a pod reports to the operator while it runs, and its termination message, with who is at fault. The program
-that supervises the ranks is `cli.pod`."""
+"""Reports of a pod to the operator, its /metrics, and its termination message with the rank at fault.
+
+`cli.pod` is the program supervising the ranks.
+"""

@@ -1,6 +1,6 @@
-"""Ranks that crash: what the C library's last signal leaves in a file, by which a crash is told from a kill.
+"""Crashes of ranks, distinguished from kills: faulthandler writes a file on a fatal signal.
 
-A SIGKILL, by the kernel for using too much memory or by anybody else, leaves nothing.
+A SIGKILL, from the kernel's OOM killer or anyone else, leaves no file.
 """
 
 import faulthandler
@@ -16,25 +16,25 @@ _FRAME = "  File "
 @dataclass(frozen=True)
 class Crash:
     what: str
-    """The signal in words: Aborted, Segmentation fault, Bus error, ..."""
+    """Name of the fatal signal as faulthandler writes it: Aborted, Segmentation fault, Bus error, ..."""
     where: str | None
-    """The innermost line of Python of the thread that crashed. None: that thread runs no Python."""
+    """Innermost Python line of the crashed thread; None for a thread without Python."""
 
     @property
     def is_of_watchdog(self) -> bool:
-        """Whether NCCL's watchdog ended the process: a thread of torch that aborts it when a collective takes too
-        long."""
+        """Whether NCCL's watchdog ended the process. The watchdog is a thread of torch; it aborts the process after a
+        collective times out."""
         return self.what == "Aborted" and self.where is None
 
 
 def note_crashes(folder: Path, local_rank: int) -> None:
-    """Makes a crash of this process, from now on, leave a file in the folder."""
-    # The handler writes to the descriptor, which stays open as long as the process lives.
+    """Enable faulthandler for this process; a crash then leaves a file in the folder."""
+    # faulthandler keeps the file descriptor, so the file must stay open for the life of the process.
     faulthandler.enable(_file_of(folder, local_rank).open("wb"))
 
 
 def read_crashes(folder: Path, local_ranks: int) -> Mapping[int, Crash]:
-    """Local rank -> how it crashed, for those that did."""
+    """Return the crashes by local rank."""
     found = {rank: _read(_file_of(folder, rank)) for rank in range(local_ranks)}
     return {rank: crash for rank, crash in found.items() if crash is not None}
 

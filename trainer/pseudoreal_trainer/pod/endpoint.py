@@ -1,4 +1,4 @@
-"""The operator's end of the reports: a request over HTTPS for each, on one connection as long as it stands."""
+"""Client of the operator's report endpoint: one HTTPS request per report, on a kept-alive connection."""
 
 import os
 import ssl
@@ -13,7 +13,7 @@ from pseudoreal_api.wire.authorities import AUTHORITIES_BYTES, authorities_diges
 from pseudoreal_api.wire.reports import REPORT_AUTHORITIES, REPORT_URL, PodReport, ReportAnswer
 
 _SECONDS = 4.0
-"""Time limit in seconds for each step of a request."""
+"""Time limit in seconds of each socket operation of a request."""
 _ANSWER_BYTES = 2 * AUTHORITIES_BYTES
 
 
@@ -21,37 +21,43 @@ class Refused(Exception):
     def __init__(self, status: int, reason: str, retry_after: float) -> None:
         super().__init__(f"it answers {status} {reason}")
         self.retry_after = retry_after
-        """Seconds that the operator asks to wait."""
+        """Seconds to wait according to Retry-After; 0 without this header."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
     url: str
     token: Path
-    """File of the token; it is renewed while the pod runs."""
+    """File of the service account token, renewed by the kubelet while the pod runs."""
     authority: Path
-    """File of the certificates that sign the endpoint's own, as they were when the pod was made."""
+    """File of the CA certificates for the endpoint's certificate, as of the creation of the pod."""
 
     _learned: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The certificates that an answer last said, if one did: the operator's authority may be renewed while the pod
-    lives. Who said so was known by those before."""
+    """CA certificates from the newest answer with any, as at most one PEM text; empty before.
+
+    The operator's CA may be renewed during the life of the pod. Each answer came over a connection verified by earlier
+    trusted certificates.
+    """
     _accepted: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The set of authorities that last accepted the server, if one did."""
+    """Trust set of the last successful verification, as at most one entry."""
     _kept: list[HTTPSConnection] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The connection of the report before, if there is one: a handshake costs more than a report."""
+    """Open connection of the previous report, as at most one entry: a handshake costs more than a report."""
 
     def send(self, report: PodReport) -> ReportAnswer:
-        """Sends a report: the answer. For one thread at a time. Raises OSError, HTTPException, ValueError or
-        Refused."""
+        """Send a report and return the operator's answer. For one thread at a time.
+
+        Raises OSError, HTTPException, ValueError or Refused.
+        """
         content = report.to_json().encode()
         if self._kept:
-            # The other end may have closed it meanwhile; then nothing was heard.
+            # The operator may have closed the idle connection; then it has not received this report, and a new one is
+            # opened.
             with suppress(ConnectionError, ssl.SSLError):
                 return self._learned_from(self._exchange(self._kept.pop(), content))
         return self._learned_from(self._exchange_anew(content))
 
     def _exchange_anew(self, content: bytes) -> ReportAnswer:
-        """Sends a report on a new connection, to a server that one set of the trusted authorities accepts."""
+        """Send a report on a new connection, trying one trust set after the other."""
         sets = trust_sets("".join([*self._learned, self.authority.read_text()]))
         if not sets:
             raise ValueError(f"{self.authority} holds no certificate")
@@ -72,9 +78,9 @@ class Endpoint:
         return HTTPSConnection(urlsplit(self.url).netloc, timeout=_SECONDS, context=context)
 
     def _learned_from(self, answer: ReportAnswer) -> ReportAnswer:
-        """Return the answer, after trusting the authorities that it names."""
+        """Return the answer, after storing its CA certificates."""
         for together in trust_sets(answer.authorities or "")[:1]:
-            # Anything but certificates would break every connection from now on.
+            # Parse the text first: with anything but certificates, every later connection would fail.
             with suppress(ssl.SSLError):
                 ssl.create_default_context(cadata=together)
                 self._learned[:] = [together]
@@ -85,7 +91,8 @@ class Endpoint:
             connection.request("POST", urlsplit(self.url).path or "/", content, self._headers())
             response = connection.getresponse()
             body = response.read(_ANSWER_BYTES)
-            # One that is not read to its end would be taken for the next answer.
+            # Reuse the connection only after the whole response was read: leftover bytes would be parsed as the next
+            # response.
             if response.isclosed() and not response.will_close:
                 self._kept.append(connection)
             return _answer(response, body)
@@ -100,7 +107,7 @@ class Endpoint:
 
 
 def endpoint_of_pod() -> Endpoint | None:
-    """The endpoint that the pod's environment names; None where there is nobody to report to."""
+    """Return the endpoint named by the pod's environment; None if reports are off."""
     if REPORT_URL not in os.environ:
         return None
     token = Path(REPORT_TOKEN_DIRECTORY) / REPORT_TOKEN_FILE
@@ -114,5 +121,6 @@ def _answer(response: HTTPResponse, content: bytes) -> ReportAnswer:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """The seconds of a Retry-After header; 0 for a date, which no server sends that limits a rate."""
+    """Return the seconds of a Retry-After header; 0 for an absent header or a date. Rate-limiting servers send
+    seconds."""
     return float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0

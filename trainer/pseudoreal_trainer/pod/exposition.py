@@ -1,7 +1,7 @@
-"""What a pod says of itself, as Prometheus reads it (text format 0.0.4). Pure.
+"""Metrics of a pod in the Prometheus text format 0.0.4. Pure.
 
-The format is a few lines, and the library for it would be another layer of the image. The job, the phase and the
-execution are labels of the pod, which whoever scrapes it adds.
+The format takes a few lines here; the client library would add a layer to the image. Job, phase and execution are
+labels of the pod, added by the scraper.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _PROGRESS = {
     "device_bytes": "Most memory of its GPU that rank 0 has taken.",
     "host_bytes": "Most memory of the host that rank 0 has taken.",
 }
-"""Fields of a progress report -> what they are. Those that are None are left out."""
+"""HELP texts of the gauges from a progress report's fields. A field with value None has no sample."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Family:
     kind: str
     meaning: str
     samples: Sequence[tuple[str, float]]
-    """Labels in braces, or nothing, and values."""
+    """Pairs of labels in braces (or an empty string) and value."""
 
     def lines(self) -> Iterator[str]:
         yield f"# HELP {_PREFIX}{self.name} {self.meaning}"
@@ -49,7 +49,7 @@ class _Family:
 
 
 def exposition(report: PodReport) -> str:
-    """The text. Families without samples are not in it: pods without rank 0 know nothing of the progress."""
+    """Return the metrics text. Families without samples are omitted: only the pod of rank 0 knows the progress."""
     families = [*_of_progress(report.progress), *_of_checkpoint(report), *_of_ranks(report)]
     return "".join(f"{line}\n" for family in families if family.samples for line in family.lines())
 

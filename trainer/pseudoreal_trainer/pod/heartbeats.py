@@ -1,4 +1,4 @@
-"""What a pod reports: the heartbeats of its ranks, how far the training is, the newest checkpoint."""
+"""Content of a pod's report: heartbeats of its ranks, training progress, newest checkpoint."""
 
 import re
 import time
@@ -14,7 +14,7 @@ _GONE = "X"
 
 
 def pod_report(folder: PodFolder) -> PodReport:
-    # Before the ranks, which are those of this restart or of a later one, and never of an earlier one.
+    # Read before the ranks: the ranks then belong to this restart or a later one, never to an earlier one.
     in_place = folder.in_place()
     return PodReport(
         ranks=rank_heartbeats(folder),
@@ -26,14 +26,16 @@ def pod_report(folder: PodFolder) -> PodReport:
 
 
 def rank_heartbeats(folder: PodFolder) -> list[RankReport]:
-    """The newest heartbeat of each rank that has begun."""
+    """Return the newest heartbeat of each started rank."""
     records = [record for record in map(read_heartbeat, folder.heartbeats()) if record is not None]
     return [rank_heartbeat(record, time.monotonic(), process_state(record.pid)) for record in records]
 
 
 def rank_heartbeat(record: HeartbeatRecord, now: float, process: str) -> RankReport:
-    """What a pod reports of a rank. Pure. `now`: seconds of CLOCK_MONOTONIC. `process`: the state that `process_state`
-    finds."""
+    """Return the report of one rank. Pure.
+
+    `now` is in seconds of CLOCK_MONOTONIC; `process` is the result of `process_state`.
+    """
     return RankReport(
         rank=record.rank,
         activity=record.activity,
@@ -48,9 +50,10 @@ def rank_heartbeat(record: HeartbeatRecord, now: float, process: str) -> RankRep
 
 
 def process_state(pid: int) -> str:
-    """State of a process: its letter in /proc/PID/stat (proc_pid_stat(5)); X when there is no such process any more."""
+    """Return the state letter of a process from /proc/PID/stat, see proc_pid_stat(5); X if the process does not
+    exist."""
     try:
-        # The name before it, in brackets, may have anything in it.
+        # The process name comes first, in brackets, and may itself contain brackets: search from the end.
         found = re.search(r"\) (\S)[^)]*$", (_PROCESSES / str(pid) / "stat").read_text())
     except (FileNotFoundError, ProcessLookupError):
         return _GONE

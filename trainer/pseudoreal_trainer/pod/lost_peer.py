@@ -1,6 +1,7 @@
-"""Which errors say that another rank is gone, has failed, or does not answer: what is wrong is wrong there. Pure.
+"""Recognizes errors caused by another rank: it is gone, has failed, or does not answer, so its pod is at fault. Pure.
 
-torch has no type for them: gloo raises RuntimeError, with its own source file in the text (torch 2.11 to 2.15).
+torch has no error type for this case: gloo raises RuntimeError with the name of gloo's source file in the text (torch
+2.11 to 2.15).
 """
 
 import re
@@ -8,7 +9,8 @@ import re
 from pseudoreal_trainer.errors import PeerFailed, causes
 
 _TYPES = ("DistNetworkError", "DistStoreError")
-"""Names of torch's error types, as torch may not be imported yet. They speak of the store by which ranks meet."""
+"""Names of torch's error types for failures of the store used for rendezvous; names, because torch may not be imported
+yet."""
 _GLOO_SAYS = "gloo/transport/"
 _NCCL_SAYS = (
     "ncclRemoteError",
@@ -26,8 +28,7 @@ def has_lost_a_peer(error: BaseException) -> bool:
 
 
 def timeout_sentence(error: BaseException) -> str:
-    """The first sentence of the message for a collective that ended because other ranks did not join it in time; empty
-    for other errors."""
+    """Return a sentence for a collective timed out because of absent ranks; empty for other errors."""
     for cause in causes(error):
         if _says_so(cause) and _TIMED_OUT.search(text := str(cause)):
             limit = _MILLISECONDS.search(text)

@@ -1,4 +1,4 @@
-"""How much memory this process and its pod use and may use, as the system counts it."""
+"""Memory use and limits of this process and its pod, as Linux accounts for them."""
 
 import re
 import resource
@@ -10,29 +10,29 @@ _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"),
     2: ("memory.max", "memory.current", "memory.peak", "memory.events"),
 }
-"""Version of control groups -> its files of the limit, use, peak and kills."""
+"""Cgroup version -> its files for limit, current use, peak and OOM kills."""
 _NO_LIMIT = 1 << 60
-"""Bytes from which on a limit is none: version 1 says so by a large number, version 2 by the word max."""
+"""Limits from this number of bytes on count as unlimited: cgroup v1 writes a large number, v2 the word max."""
 
 
 @dataclass(frozen=True)
 class PodMemory:
-    """Memory of a pod in bytes. None: the system does not say, or there is no limit."""
+    """Memory of a pod in bytes; None where the system does not tell, or there is no limit."""
 
     limit: int | None = None
     used: int | None = None
     peak: int | None = None
     kills: int = 0
-    """Number of processes that the system has ended because there was no more memory."""
+    """Number of processes ended by the OOM killer."""
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of a process, in bytes, when it had not enough."""
+    """Memory of a process in bytes, sampled when an allocation failed."""
 
     process: int
     bound: int | None
-    """Limit on the data of the process alone (setrlimit); None: there is none."""
+    """Data limit of the process itself (setrlimit); None if there is none."""
     pod: PodMemory
 
 
@@ -44,12 +44,12 @@ def memory_use() -> MemoryUse:
 
 
 def exhausted(before: PodMemory, after: PodMemory) -> PodMemory | None:
-    """The memory of a pod in which the system has ended a process in between; None: in which it has not. Pure."""
+    """Return `after` if an OOM kill happened between the two samples, else None. Pure."""
     return after if after.kills > before.kills else None
 
 
 def pod_memory(groups: Path = _GROUPS, own: Path = _OWN) -> PodMemory:
-    """Memory of the control group that this process is in: that of its container."""
+    """Return the memory of this process's cgroup: its container's."""
     try:
         version, folder = _group(groups, own.read_text().splitlines())
     except OSError:
@@ -59,12 +59,13 @@ def pod_memory(groups: Path = _GROUPS, own: Path = _OWN) -> PodMemory:
 
 
 def _group(groups: Path, lines: list[str]) -> tuple[int, Path]:
-    """Version and folder of the control group. `lines`: `number:controllers:path`, see cgroups(7)."""
+    """Return version and folder of the memory cgroup. `lines` have the form `number:controllers:path`, see
+    cgroups(7)."""
     paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
     of_memory = [path for controllers, path in paths.items() if "memory" in controllers.split(",")]
     version, top, path = (1, groups / "memory", of_memory[0]) if of_memory else (2, groups, paths.get("", "/"))
     folder = top / path.lstrip("/")
-    # A container often sees its own group as the top, under a path that is the host's.
+    # A container often sees its own cgroup mounted at the top, while the path is the host's and does not exist there.
     return version, folder if folder.is_dir() else top
 
 

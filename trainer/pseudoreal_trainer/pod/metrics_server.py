@@ -1,4 +1,4 @@
-"""`/metrics` of a pod, in a thread of the process that looks after its ranks: training does not notice who reads it."""
+"""Serves `/metrics` of a pod, in a thread of the supervisor process: scrapes do not disturb the ranks."""
 
 import socket
 import threading
@@ -16,24 +16,26 @@ from pseudoreal_trainer.pod.pod_folder import PodFolder
 
 PATH = "/metrics"
 _CLIENT_SECONDS = 2.0
-"""Seconds for which a client may say nothing: there is one at a time."""
+"""Seconds of silence allowed to a client; the server handles one client at a time."""
 _LAST_SECONDS = 1.0
-"""Seconds that the end of a pod waits for a client."""
+"""Seconds of the pod's shutdown spent waiting for a client."""
 _POLL_SECONDS = 0.1
 
 log = structlog.get_logger()
 
 
 def metrics_port(environment: Mapping[str, str]) -> int | None:
-    """The port that the environment names; None where nobody asks for metrics."""
+    """Return the port named by the environment; None if metrics are off."""
     text = environment.get(METRICS_PORT)
     return int(text) if text else None
 
 
 @contextmanager
 def serving_metrics(folder: PodFolder, port: int | None) -> Iterator[int | None]:
-    """A context in which the pod serves /metrics: the port; a free one where 0 was asked for; None where there is no
-    such thing. A port that is taken costs the metrics, not the training."""
+    """Serve /metrics inside the context; yield the port, or None if metrics are off or the port is taken.
+
+    Port 0 asks for a free port. A taken port costs the metrics, not the training: a warning is logged.
+    """
     if port is None:
         yield None
         return
@@ -48,14 +50,14 @@ def serving_metrics(folder: PodFolder, port: int | None) -> Iterator[int | None]
     try:
         yield server.server_address[1]
     finally:
-        # It waits for the client of the moment, for which the pod does not.
+        # shutdown() waits for the current client, without a limit; the pod waits `_LAST_SECONDS` at most.
         threading.Thread(target=server.shutdown, daemon=True).start()
         thread.join(_LAST_SECONDS)
         server.server_close()
 
 
 class _Server(TCPServer):
-    """A server of both address families, where the machine has both."""
+    """Server for IPv6 and IPv4, if the machine has both, else for IPv4."""
 
     allow_reuse_address = True
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
@@ -70,7 +72,7 @@ class _Server(TCPServer):
         super().server_bind()
 
     def handle_error(self, *_: object) -> None:
-        """A client that breaks off is no news."""
+        """Ignore aborted connections."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -89,4 +91,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """A line for each request is noise."""
+        """Log nothing: a line for each request would be noise."""

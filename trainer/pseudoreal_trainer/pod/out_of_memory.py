@@ -1,4 +1,4 @@
-"""Which errors are a lack of memory, how much there was, and what in the spec would need less. Pure."""
+"""Recognizes out-of-memory errors, states the known amounts, and names spec fields for reducing the need. Pure."""
 
 import errno
 import re
@@ -12,14 +12,14 @@ from pseudoreal_trainer.pod.memory_use import MemoryUse, PodMemory
 from pseudoreal_trainer.quantity import readable_bytes
 
 _GPU_ERROR = "OutOfMemoryError"
-"""Name of torch's error type, as torch may not be imported yet."""
+"""Name of torch's error type; a name, because torch may not be imported yet."""
 _GPU_SAYS = re.compile(
     r"Tried to allocate (?P<asked>[\d.]+ \w+).*?total capacity of (?P<capacity>[\d.]+ \w+)"
     r".*?this process has (?P<used>[\d.]+ \w+) memory in use",
     re.DOTALL,
 )
 _CUDA_SAYS = ("CUDA error: out of memory", "Cuda failure 2 'out of memory'", "CUBLAS_STATUS_ALLOC_FAILED")
-"""What CUDA itself, NCCL and cuBLAS write in their errors."""
+"""Out-of-memory phrases in errors of CUDA itself, NCCL and cuBLAS."""
 _HOST_SAYS = re.compile(r"can't allocate memory: you tried to allocate (?P<bytes>\d+) bytes")
 _ARRAY_SAYS = re.compile(r"Unable to allocate (?P<asked>[\d.]+ \w+)")
 
@@ -28,22 +28,23 @@ _ARRAY_SAYS = re.compile(r"Unable to allocate (?P<asked>[\d.]+ \w+)")
 class Lack:
     on_gpu: bool
     text: str
-    """A phrase on how much was asked for, where that is known."""
+    """Phrase on the requested amount, if known."""
 
 
 def lack_of_memory(error: BaseException) -> Lack | None:
-    """The lack of memory that an error speaks of; None where it speaks of something else."""
+    """Return the lack of memory reported by an error or one of its causes; None for other errors."""
     return next((found for found in map(_lack, causes(error)) if found is not None), None)
 
 
 def rank_sentence(lack: Lack, use: MemoryUse, config: PhaseConfig) -> str:
-    """The sentence of a rank that had not enough memory."""
+    """Return the sentence of a rank without enough memory."""
     facts = [lack.text] if lack.on_gpu else [lack.text, *_host_facts(use)]
     return f"out of memory: {', '.join(facts)}; {advice(config, on_gpu=lack.on_gpu)}"
 
 
 def killed_sentence(ranks: Sequence[int], memory: PodMemory, config: PhaseConfig) -> str:
-    """The sentence of a pod in which the system has ended a process. `ranks`: local ranks that left no outcome."""
+    """Return the sentence of a pod with a process ended by the OOM killer. `ranks` are the local ranks without an
+    outcome."""
     limit = "the memory of its node" if memory.limit is None else f"its limit of {readable_bytes(memory.limit)}"
     peak = "" if memory.peak is None else f" (peak {readable_bytes(memory.peak)})"
     return (
@@ -53,7 +54,7 @@ def killed_sentence(ranks: Sequence[int], memory: PodMemory, config: PhaseConfig
 
 
 def advice(config: PhaseConfig, *, on_gpu: bool) -> str:
-    """Advice on what can still be changed to need less memory."""
+    """Return advice on spec fields for reducing the need of memory."""
     return "to need less, " + ", or ".join(_changes(config, on_gpu))
 
 

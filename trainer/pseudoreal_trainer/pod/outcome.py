@@ -1,4 +1,4 @@
-"""How the processes of a pod ended, told through small files; and what the pod makes of them."""
+"""Outcomes of a pod's ranks, passed to the supervisor through small files, and the pod's termination message."""
 
 import os
 import time
@@ -47,12 +47,12 @@ def leave_outcome(folder: Path, local_rank: int, message: TerminationMessage) ->
     outcome = RankOutcome(local_rank=local_rank, time_ns=time.time_ns(), message=message)
     unfinished = folder / f"{local_rank}.outcome"
     unfinished.write_text(outcome.to_json())
-    # All or nothing: a rank that is killed meanwhile has left no word.
+    # Atomic: a rank that is killed during the write leaves no outcome.
     unfinished.rename(_file_of(folder, local_rank))
 
 
 def read_outcome(folder: Path, local_rank: int) -> RankOutcome | None:
-    """The outcome of a rank; None where it has left none."""
+    """Return the outcome of a rank; None if it has left none."""
     path = _file_of(folder, local_rank)
     return RankOutcome.model_validate_json(path.read_bytes()) if path.exists() else None
 
@@ -78,16 +78,18 @@ def pod_outcome(
     ended: Collection[int] = (),
     crashes: Mapping[int, Crash] | None = None,
 ) -> TerminationMessage:
-    """One message for all ranks of the pod. Pure.
+    """Return the one termination message for all ranks of the pod. Pure.
 
-    `exit_code` is torchrun's; `stopped`: the pod was asked to stop; `exhausted`: its memory, for which the system has
-    ended processes; `ended`: local ranks that the pod itself has ended, after another one was gone; `crashes`: of local
-    ranks, how they crashed.
-    An error that has its cause in a rank itself wins, then the first: those that follow are of ranks that lost their
-    partner. A rank that was killed leaves no word at all.
+    `exit_code` is torchrun's exit code. `stopped`: the pod was asked to stop. `exhausted` is the pod's memory if the
+    OOM killer has ended a process. `ended` are the local ranks killed by the pod itself after another rank was gone.
+    `crashes` are the crashes by local rank.
+
+    Among errors, one caused in the rank itself wins, then the earliest: later errors are of ranks with a lost peer. A
+    killed rank leaves no outcome.
     """
     errors = [o for o in outcomes if has_failed(o)]
     silent = _silent(outcomes, config, ended)
+    # InvalidJob and OutOfMemory sort before Failed, then own errors before lost peers, then by time.
     errors.sort(key=lambda o: (o.message.outcome == "Failed", o.message.peer_lost, o.time_ns))
     first_error = errors[0].message if errors else None
     if not silent and not outcomes:
@@ -108,7 +110,8 @@ def pod_outcome(
         config,
         f"{_silent_sentence(killed, crashed, config, exit_code)}{others}",
         first_error.suspect if first_error else None,
-        # Where a collective took too long, the fault may be anywhere.
+        # A timed-out collective can be the fault of any rank, here or elsewhere; a killed rank is the fault of this
+        # pod.
         peer_lost=not killed and all(crash.is_of_watchdog for crash in crashed.values()),
     )
 
@@ -121,10 +124,10 @@ def is_death(
     stopped: bool,
     ended: Collection[int] = (),
 ) -> bool:
-    """Whether ranks ended because a process died, in this pod or in another one to which a connection broke. Pure.
-    `message`: what `pod_outcome` made of the rest.
+    """Return whether ranks ended because a process died, in this pod or in a connected one. Pure.
 
-    A lack of memory, an error that a rank tells of, and the end of torchrun itself are none.
+    `message` is the result of `pod_outcome`. Out of memory, an error reported by a rank, and the end of torchrun itself
+    do not count as a death.
     """
     if stopped or exit_code < 0 or message.outcome != "Failed":
         return False
@@ -132,16 +135,18 @@ def is_death(
 
 
 def _silent(outcomes: list[RankOutcome], config: PhaseConfig, ended: Collection[int]) -> list[int]:
-    """Local ranks that have left no word, though the pod did not end them."""
+    """Return the local ranks without an outcome, except the ranks killed by the pod."""
     return sorted(set(range(config.processes_per_worker)) - {o.local_rank for o in outcomes} - set(ended))
 
 
 def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: PhaseConfig, exit_code: int) -> str:
-    """The sentence for ranks that have left no outcome, those that `crashed` and those that were `killed`; the killed
-    ones come first, as the cause."""
+    """Return the sentence for ranks without an outcome, `crashed` or `killed`.
+
+    Killed ranks come first, as the cause.
+    """
     told = []
     if killed and exit_code < 0:
-        # Its ranks may run on for a moment: what killed it need not have killed them.
+        # The ranks may live on for a moment; the killer of torchrun need not have killed them too.
         told.append(f"torchrun was killed (signal {-exit_code}), and with it local rank {_listed(killed)}")
     elif killed:
         told.append(
@@ -165,7 +170,7 @@ def _listed(ranks: list[int]) -> str:
 
 
 def write_termination(message: TerminationMessage) -> None:
-    """Writes the message to the file that Kubernetes reads; outside of a cluster there is none."""
+    """Write the message to the file read by the kubelet; outside of a cluster the file does not exist."""
     named = os.environ.get(TERMINATION_LOG)
     path = Path(named or _KUBERNETES_TERMINATION_LOG)
     if named or path.exists():

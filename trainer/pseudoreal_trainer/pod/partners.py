@@ -1,4 +1,4 @@
-"""The ranks of one pod: where one of them is gone, the others can neither train nor save, and may wait for ever."""
+"""Watches the ranks of a pod: after one is gone, the others can neither train nor save, and may wait forever."""
 
 import os
 import signal
@@ -15,15 +15,17 @@ from pseudoreal_trainer.pod.outcome import has_failed, read_outcome
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 
 LAST_SECONDS = 2.0
-"""Seconds that the others have for their outcomes."""
+"""Seconds for the remaining ranks to write their outcomes."""
 _DEAD = ("Z", "X")
 
 log = structlog.get_logger()
 
 
 class Partners:
-    """The ranks of a pod. `ended` are the local ranks that were killed here: what became of them was not their
-    fault."""
+    """The local ranks of a pod, found through their heartbeat files.
+
+    `ended` are the local ranks killed by this object: their end is not their fault.
+    """
 
     def __init__(self, folder: PodFolder, clock: Clock = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
@@ -31,8 +33,7 @@ class Partners:
         self.ended: set[int] = set()
 
     def look(self) -> None:
-        """Looks at the ranks, and kills the others LAST_SECONDS after one was seen to be gone. To be called again and
-        again."""
+        """Check the ranks, and kill the remaining ones `LAST_SECONDS` after one was found gone. Call repeatedly."""
         now = self._clock()
         if self._gone_since is None and any(self._is_gone(*rank) for rank in self._ranks()):
             self._gone_since = now
@@ -40,18 +41,18 @@ class Partners:
             self.end_all("another rank of this pod is gone")
 
     def are_gone(self) -> bool:
-        """Whether all ranks are dead."""
+        """Return whether all ranks are dead."""
         return all(process_state(pid) in _DEAD for _, pid in self._ranks())
 
     def _is_gone(self, local_rank: int, pid: int) -> bool:
-        """Whether the rank is dead and has not ended well: it was killed, or has failed."""
+        """Return whether the rank is dead after a kill or a failure."""
         if process_state(pid) not in _DEAD:
             return False
         outcome = read_outcome(self._folder.path, local_rank)
         return outcome is None or has_failed(outcome)
 
     def end_all(self, why: str) -> None:
-        """Kills the ranks that are not dead."""
+        """Kill the surviving ranks."""
         for local_rank, pid in self._ranks():
             if local_rank not in self.ended and process_state(pid) not in _DEAD:
                 self.ended.add(local_rank)
@@ -60,7 +61,7 @@ class Partners:
                     os.kill(pid, signal.SIGKILL)
 
     def _ranks(self) -> Iterator[tuple[int, int]]:
-        """Local rank and process of each rank that has begun."""
+        """Yield local rank and process id of each started rank."""
         for path in self._folder.heartbeats():
             if (record := read_heartbeat(path)) is not None:
                 yield int(path.stem), record.pid

@@ -1,4 +1,4 @@
-"""Small files through which the processes of a pod speak to each other while they run, beside those of outcome.py."""
+"""Small files for communication between the processes of a running pod; outcome.py has the files for their end."""
 
 import os
 import time
@@ -14,20 +14,22 @@ from pseudoreal_api.wire.reports import Membership, SavedCheckpoint
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
 
 MEMBERSHIP = "PSEUDOREAL_MEMBERSHIP"
-"""Environment variable of a rank: the restart in place with which the membership of its pod began. Not set: each worker
-is the pod of its number."""
+"""Environment variable of a rank: the number of the restart in place at the start of its pod's current membership.
+
+If unset, the worker assignment is the initial one: worker N is pod N.
+"""
 
 _MEMORY = Path("/dev/shm")
 _HEARTBEAT = ".heartbeat"
 _OF_RANKS = "[0-9]*.*"
-"""Names of the files that ranks leave, beginning with their number in the pod."""
+"""Pattern of the ranks' file names; each name starts with the local rank."""
 
 
 class _Committed(ApiModel):
     name: str
     step: int
     moment: float
-    """Moment of the commit, in seconds of CLOCK_MONOTONIC."""
+    """Time of the commit, in seconds of CLOCK_MONOTONIC."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +37,26 @@ class PodFolder:
     path: Path
 
     def heartbeat(self, local_rank: int) -> Path:
-        """The file of a rank's heartbeat."""
+        """Return the path of a rank's heartbeat file."""
         return self.path / f"{local_rank}{_HEARTBEAT}"
 
     def heartbeats(self) -> list[Path]:
-        """Files of the ranks that have begun."""
+        """Return the heartbeat files of the started ranks."""
         return sorted(self.path.glob(f"*{_HEARTBEAT}"))
 
     def has_ranks(self) -> bool:
-        """Whether a rank has begun."""
+        """Return whether a rank has started."""
         return any(self.path.glob(_OF_RANKS))
 
     def make_room(self, why: InPlace) -> None:
-        """Removes what ranks left that have ended, for a restart in place."""
-        # Before the restart is noted: it has begun when there are ranks.
+        """Remove the files of ended ranks, before a restart in place."""
+        # Before the restart is noted: readers take the restart as started as soon as rank files exist.
         for path in self.path.glob(_OF_RANKS):
             path.unlink(missing_ok=True)
         self._replace("in-place", why.to_json())
 
     def in_place(self) -> InPlace | None:
-        """The restarts in place, with one that waits for the other pods; None where there were none."""
+        """Return the restarts in place, including one waiting for the other pods; None if there were none."""
         content = self._content("in-place")
         return None if content is None else InPlace.model_validate_json(content)
 
@@ -62,14 +64,15 @@ class PodFolder:
         self._replace("restarts-elsewhere", str(restarts))
 
     def restarts_elsewhere(self) -> int:
-        """Restarts in place of the pod that has begun the most, as far as the operator has said so."""
+        """Return the largest number of restarts in place of any pod, according to the operator; 0 before its first
+        report."""
         return int(self._content("restarts-elsewhere") or 0)
 
     def leave_membership(self, membership: Membership) -> None:
         self._replace("membership", membership.to_json())
 
     def membership(self) -> Membership | None:
-        """Which pods are the workers, as the operator has said it last; None: those of their numbers."""
+        """Return the worker assignment from the operator's newest answer; None: worker N is pod N."""
         content = self._content("membership")
         return None if content is None else Membership.model_validate_json(content)
 
@@ -81,11 +84,11 @@ class PodFolder:
         return None if content is None else ProgressReport.model_validate_json(content)
 
     def leave_checkpoint(self, name: str, step: int) -> None:
-        """Notes a checkpoint that was committed just now."""
+        """Record a checkpoint committed just now."""
         self._replace("checkpoint", _Committed(name=name, step=step, moment=time.monotonic()).to_json())
 
     def checkpoint(self) -> SavedCheckpoint | None:
-        """The newest checkpoint that was noted; None where there is none."""
+        """Return the newest recorded checkpoint; None if there is none."""
         content = self._content("checkpoint")
         if content is None:
             return None
@@ -96,7 +99,7 @@ class PodFolder:
         self._replace("layout", layout.to_json())
 
     def layout(self) -> ChosenLayout | None:
-        """The layout that was chosen for the phase; None where the job says it."""
+        """Return the automatically chosen layout of the phase; None if the job specifies the layout."""
         content = self._content("layout")
         return None if content is None else ChosenLayout.model_validate_json(content)
 
@@ -104,7 +107,7 @@ class PodFolder:
         self._finish.touch()
 
     def is_asked_to_finish(self) -> bool:
-        """Whether the phase is to end now, through a checkpoint."""
+        """Return whether the phase was asked to end now, with a checkpoint."""
         return self._finish.exists()
 
     @property
@@ -112,9 +115,9 @@ class PodFolder:
         return self.path / "finish"
 
     def _replace(self, name: str, text: str) -> None:
-        """Writes a file all or not at all: another process reads it meanwhile."""
+        """Write a file atomically: another process may be reading it."""
         temporary = self.path / f"{name}.tmp"
-        # Training goes on when there is no room for what it reports on its way.
+        # A full volume loses a report, which must not stop the training.
         with suppress(OSError):
             temporary.write_text(text)
             temporary.rename(self.path / name)
@@ -127,16 +130,18 @@ class PodFolder:
 
 
 def pod_folder() -> PodFolder | None:
-    """The folder of the pod that this process belongs to; None when it runs by itself."""
+    """Return the folder of this process's pod; None if the process runs by itself."""
     return PodFolder(Path(os.environ[OUTCOME_DIRECTORY])) if OUTCOME_DIRECTORY in os.environ else None
 
 
 def memory_directory() -> str | None:
-    """A folder in memory for files that are written all the time: a mapped file on a disk makes its writer wait while
-    the system saves it. None: there is no such place."""
+    """Return a tmpfs folder for constantly written files; None if there is none.
+
+    On a disk, writing to a mapped file blocks while the kernel writes its pages back.
+    """
     return str(_MEMORY) if os.access(_MEMORY, os.W_OK) else None
 
 
 def membership_of_ranks() -> int:
-    """Number of the restart in place with which the membership of this process's pod began."""
+    """Return the number of the restart in place at the start of the current membership of this process's pod."""
     return int(os.environ.get(MEMBERSHIP, "0"))

@@ -1,4 +1,4 @@
-"""Reports from a pod to the operator, in a thread of its own: the training does not notice what becomes of them."""
+"""Sends the pod's reports to the operator from a daemon thread; failures do not affect the training."""
 
 import random
 import threading
@@ -14,7 +14,7 @@ from pseudoreal_trainer.pod.pod_folder import PodFolder
 
 _MOST_SECONDS = 60.0
 _LAST_SECONDS = 1.0
-"""Time limit for the last report, which has the checkpoint that a pod made when it was asked to end."""
+"""Seconds to wait for the last report. It carries the checkpoint of a pod asked to stop."""
 _MOST_RETRY_AFTER = 600.0
 
 log = structlog.get_logger()
@@ -22,12 +22,12 @@ log = structlog.get_logger()
 
 @contextmanager
 def reporting(folder: PodFolder, endpoint: Endpoint | None, seconds: float = REPORT_SECONDS) -> Iterator[None]:
-    """A context that reports every `seconds` while it lasts, and once at its end."""
+    """Report every `seconds` inside the context, and once at its end."""
     if endpoint is None:
         yield
         return
     reports = _Reports(folder, endpoint, seconds)
-    # A daemon, and nobody waits for it long: an endpoint that hangs does not keep the pod from ending.
+    # A daemon thread, joined for a limited time: an endpoint that hangs cannot keep the pod from ending.
     thread = threading.Thread(target=reports.run, name="reports", daemon=True)
     thread.start()
     try:
@@ -38,8 +38,10 @@ def reporting(folder: PodFolder, endpoint: Endpoint | None, seconds: float = REP
 
 
 def delay(seconds: float, failures: int, retry_after: float, chance: float) -> float:
-    """Seconds until the next report. Pure. `chance`, from 0 to 1, keeps pods that failed together from coming back
-    together."""
+    """Return the seconds until the next report. Pure.
+
+    `chance`, from 0 to 1, adds jitter: pods failing together do not retry together.
+    """
     if failures == 0:
         return seconds
     back_off = min(_MOST_SECONDS, seconds * 2.0 ** min(failures, 10))
@@ -56,17 +58,17 @@ class _Reports:
         wait = 0.0
         while not self._over.wait(wait):
             wait = self._report()
-        # Where nobody answers, nobody is waited for.
+        # Send the last report only if the previous one arrived: do not wait for an endpoint that is down.
         if not self._failures:
             self._report()
 
     def end(self) -> None:
-        # A daemon that is in the middle of a log line when Python ends would abort the process.
+        # Waits for a log line in progress: a daemon thread that is writing one as Python exits would abort the process.
         with self._speaking:
             self._over.set()
 
     def _report(self) -> float:
-        """Sends a report: the seconds until the next one."""
+        """Send a report and return the seconds until the next one."""
         retry_after = 0.0
         try:
             answer = self._endpoint.send(pod_report(self._folder))

@@ -1,4 +1,4 @@
-"""Checks one rank: `python -m pseudoreal_trainer.preflight CONFIG.json VERDICT.json`, with torchrun's environment."""
+"""Check one rank: `python -m pseudoreal_trainer.preflight CONFIG.json VERDICT.json`, with torchrun's environment."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ from pseudoreal_trainer.preflight.report import log_check
 def main(limits: Limits) -> None:
     configure_logs()
     config, file = read_phase_config(Path(sys.argv[1])), Path(sys.argv[2])
-    # A collective of NCCL that hangs becomes an error.
+    # Turns an NCCL collective that hangs into an error.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     own = Self(
         rank=int(os.environ.get("RANK", "0")),
@@ -31,7 +31,7 @@ def main(limits: Limits) -> None:
         log_check(verdict, findings)
     file.write_text(verdict.to_json())
     sys.stdout.flush()
-    # Whatever hangs in a thread would hold up an ordinary end.
+    # A normal exit would wait for threads that hang.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What the ranks tell one another through torch's TCP store, which works while their collectives hang."""
+"""Exchange between ranks through torch's TCP store. The store works even while their collectives hang."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from pseudoreal_trainer.preflight.judge import Nodes
 
 
 def connect(seconds: float, *, holds: bool = False) -> Store:
-    """The store at MASTER_ADDR. `holds`: this process is to be its server. Raises torch's errors."""
+    """Connect to the store at MASTER_ADDR. `holds`: this process is the store's server. Raises torch's errors."""
     store = TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -24,7 +24,7 @@ def connect(seconds: float, *, holds: bool = False) -> Store:
 
 
 def part_of(store: Store, name: str, seconds: float) -> Store:
-    """A part of the store that nothing else uses; a read waits `seconds` for an entry."""
+    """Return a part of the store under a prefix of its own; a read waits at most `seconds` for an entry."""
     part = PrefixStore(name, store)
     part.set_timeout(timedelta(seconds=seconds))
     return part
@@ -35,8 +35,10 @@ def is_held_by_torchrun() -> bool:
 
 
 class Board:
-    """What the ranks write for one another. Every method that waits says whether it was in vain; none waits longer than
-    its seconds."""
+    """Messages between the ranks in the store.
+
+    No method waits longer than its `seconds`. After a timeout, a waiting method returns False, None or fewer entries.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -45,12 +47,12 @@ class Board:
         self._store.set(f"node/{rank}", node)
 
     def nodes(self, ranks: Collection[int], seconds: float) -> Nodes:
-        """The nodes of those of the ranks that have begun."""
+        """Return the nodes of the given ranks as far as they have started, waiting up to `seconds` for all of them."""
         found = self._wait_for_each("node", ranks, seconds)
         return {rank: self._store.get(f"node/{rank}").decode() for rank in found}
 
     def go(self, is_complete: bool) -> None:
-        """Tells all ranks whether to measure: all have begun, or it makes no sense."""
+        """Tell all ranks whether to measure. Without all ranks the measurement makes no sense."""
         self._store.set("go", str(is_complete))
 
     def may_go(self, seconds: float) -> bool:
@@ -74,11 +76,11 @@ class Board:
         return verdict
 
     def wait_until_heard(self, ranks: Collection[int], seconds: float) -> None:
-        """Waits until the ranks have heard the verdict: the store may end with this process."""
+        """Wait until the ranks have read the verdict, because the store may end with this process."""
         self._wait([f"heard/{rank}" for rank in ranks], seconds)
 
     def _wait_for_each(self, key: str, ranks: Collection[int], seconds: float) -> list[int]:
-        """The ranks whose entries came in time."""
+        """Return the ranks with timely entries."""
         until = time.monotonic() + seconds
         return [rank for rank in ranks if self._wait([f"{key}/{rank}"], until - time.monotonic())]
 

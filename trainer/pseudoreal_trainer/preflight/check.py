@@ -1,4 +1,4 @@
-"""The check of one rank. Rank 0 leads: it hears all the others and judges."""
+"""Preflight check of one rank. Rank 0 leads: it collects the findings of all ranks and judges them."""
 
 import threading
 import time
@@ -15,15 +15,15 @@ from pseudoreal_trainer.preflight.judge import judge, judge_silent_leader, judge
 from pseudoreal_trainer.preflight.pairs import Pairing, pairings
 
 _QUOTED = 200
-"""Most characters that are quoted of an error."""
+"""Maximal number of characters quoted from an error."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits in seconds. Nothing takes so long unless it hangs."""
+    """Time limits in seconds, generous enough: only a hang exceeds them."""
 
     start: float = 600.0
-    """Limit until all ranks have begun: some may still read their corpus."""
+    """Limit until all ranks have started: some may still be reading their corpus."""
     product: float = 60.0
     pairing: float = 20.0
     answer: float = 10.0
@@ -32,14 +32,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Self:
-    """The rank that this process checks."""
+    """The rank checked by this process."""
 
     rank: int
     workers: int
     processes: int
     node: str
     device: Callable[[], torch.device]
-    """The rank's device. Raises TrainingError when it is not what the pod asked for: a finding like others."""
+    """Function returning the rank's device. Its TrainingError, for a device other than the pod requested, becomes a
+    finding."""
 
     @property
     def world(self) -> int:
@@ -49,13 +50,13 @@ class Self:
         return pairings(self.rank, self.workers, self.processes)
 
     def measuring(self, limits: Limits) -> float:
-        """Most seconds that measuring takes."""
+        """Return the maximal seconds for all measurements."""
         return limits.product + len(self.pairings()) * limits.pairing
 
 
 @dataclass
 class _Notes:
-    """Notes of the thread that measures, which may hang: what it has found out so far is always here."""
+    """Notes of the measuring thread. The thread may hang; the results so far stay readable here."""
 
     product_seconds: float | None = None
     product_right: bool = False
@@ -64,8 +65,10 @@ class _Notes:
 
 
 def check(own: Self, limits: Limits) -> tuple[Verdict, list[Finding]]:
-    """Checks this rank: the verdict on all ranks, and on rank 0 the findings behind it. Every rank calls this. Raises
-    torch's errors when there is no store."""
+    """Check this rank; return the verdict on all ranks, and on rank 0 the findings too. Every rank calls this.
+
+    Raises torch's errors if the store is unreachable.
+    """
     if own.world == 1:
         finding = _measured(own, limits)
         return judge({0: own.node}, [finding], limits.product), [finding]
@@ -116,7 +119,7 @@ def _measured(own: Self, limits: Limits) -> Finding:
 def _measure(own: Self, limits: Limits, notes: _Notes) -> None:
     begun = time.monotonic()
     try:
-        # A connection of its own: one that waits in vain would hold up the answer.
+        # A connection of its own: a read that waits in vain on it must not block the answer on the main connection.
         store = connect(limits.answer) if own.world > 1 else None
         device = own.device()
         notes.product_seconds, notes.product_right = measure.product(device)
@@ -125,7 +128,8 @@ def _measure(own: Self, limits: Limits, notes: _Notes) -> None:
         return
     for number, pairing in enumerate(own.pairings(), start=1):
         if pairing is not None and store is not None:
-            # By the same clock for both: a partner that was held up before may come late, and still in time.
+            # Both partners compute this deadline alike, so a partner that an earlier pairing delayed can still join in
+            # time.
             until = begun + limits.product + number * limits.pairing
             notes.talks.append(Talk(network=pairing.network, partner=pairing.partner))
             notes.talks[-1] = _talk(own, pairing, store, device, max(1.0, until - time.monotonic()))

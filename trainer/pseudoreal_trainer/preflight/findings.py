@@ -1,4 +1,4 @@
-"""What a rank found out, and what all of it together means."""
+"""Findings of the ranks, and the verdict on all of them."""
 
 from pseudoreal_api.base import ApiModel
 from pydantic import Field
@@ -7,7 +7,7 @@ from pseudoreal_trainer.preflight.pairs import Network
 
 
 class Talk(ApiModel):
-    """One pairing of two ranks, as one of them saw it."""
+    """Result of one pairing of two ranks, as seen by one of them."""
 
     network: Network
     partner: int
@@ -16,7 +16,7 @@ class Talk(ApiModel):
 
 
 class Finding(ApiModel):
-    """What one rank found out."""
+    """Results of one rank."""
 
     rank: int
     node: str
@@ -26,7 +26,10 @@ class Finding(ApiModel):
     talks: list[Talk] = Field([], description="Those that it came to, in their order.")
 
     def seconds(self, network: Network) -> float | None:
-        """Seconds on this network with the rank's best partner: a partner may be the slow one."""
+        """Return the seconds with the rank's fastest partner on the network; None if no pairing succeeded.
+
+        The minimum is taken because the slow one of a pair may be the partner.
+        """
         return min((t.seconds for t in self.talks if t.network == network and t.seconds is not None), default=None)
 
 
@@ -41,5 +44,5 @@ class Verdict(ApiModel):
 
     @property
     def suspect(self) -> int | None:
-        """The first rank that is at fault by itself; None where there is none."""
+        """First rank at fault by itself; None if there is none."""
         return next((fault.ranks[0] for fault in self.broken if len(fault.ranks) == 1), None)

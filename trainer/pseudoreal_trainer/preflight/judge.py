@@ -1,4 +1,4 @@
-"""From what the ranks found to who is at fault. Pure."""
+"""Diagnosis: from the findings of the ranks to the faulty ranks or networks. Pure."""
 
 from collections.abc import Collection, Mapping
 from typing import get_args
@@ -8,7 +8,7 @@ from pseudoreal_trainer.preflight.pairs import Network
 from pseudoreal_trainer.preflight.slowness import slow_ranks
 
 Nodes = Mapping[int, str]
-"""The node of each rank that has begun."""
+"""Node name of each started rank."""
 _Pair = frozenset[int]
 
 _PARTNERS = {"across": "in other pods", "within": "in its pod"}
@@ -16,19 +16,18 @@ _PLACES = {"across": "of different pods", "within": "of one pod"}
 
 
 def judge_start(world: int, nodes: Nodes, seconds: float) -> Verdict:
-    """The verdict when some ranks did not even begin."""
+    """Return the verdict if some ranks did not even start."""
     missing = [rank for rank in range(world) if rank not in nodes]
     return Verdict(broken=[_silent(rank, nodes, seconds) for rank in missing])
 
 
 def judge_silent_leader(nodes: Nodes, seconds: float) -> Verdict:
-    """The verdict when rank 0, which judges, does not answer."""
+    """Return the verdict if rank 0, the judge, does not answer."""
     return Verdict(broken=[_silent(0, nodes, seconds)])
 
 
 def judge(nodes: Nodes, findings: Collection[Finding], seconds: float) -> Verdict:
-    """The verdict on all ranks. `nodes`: those of all ranks; `findings`: those of the ranks that answered within
-    `seconds`."""
+    """Return the verdict on all ranks, given the node of every rank and the findings arrived within `seconds`."""
     answered = {finding.rank for finding in findings}
     broken = [_silent(rank, nodes, seconds) for rank in sorted(nodes.keys() - answered)]
     broken += [fault for finding in findings for fault in _wrong(finding)]
@@ -62,9 +61,10 @@ def _wrong(finding: Finding) -> list[Fault]:
 
 
 def _broken_networks(network: Network, findings: Collection[Finding]) -> list[Fault]:
-    """Faults of networks between ranks that are sound by themselves."""
+    """Return the network faults between otherwise healthy ranks."""
     talks = {(f.rank, talk.partner): talk for f in findings for talk in f.talks if talk.network == network}
-    # A rank that an earlier partner held up never came: that is not the fault of those who waited for it.
+    # Count a pairing only if both sides reached it: a rank that an earlier partner delayed may never have joined, which
+    # is not the fault of the rank that waited for it.
     met = {frozenset(pair) for pair in talks if pair[::-1] in talks}
     failed = {pair for pair in met if any(talk.seconds is None for talk in _both(talks, pair))}
     if len(failed) > 1 and failed == met:

@@ -1,4 +1,4 @@
-"""A product of matrices on the device of a rank, and sums over two ranks: how fast, and whether they are right."""
+"""Measurements of one rank: matrix products on its device and all-reduces with one partner; speed and correctness."""
 
 import time
 from datetime import timedelta
@@ -10,25 +10,25 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
-# Of many tries the fastest counts: it is the one that nothing else has held up.
+# Each measurement reports the fastest of many tries: the one that nothing else delayed.
 _PRODUCT_SECONDS = 1.0
-"""Seconds spent on products: long enough for a GPU to reach its clock, and for what else a CPU has to do to pass."""
+"""Seconds spent on products, long enough for a GPU to reach its clock and for other load on a CPU to pass."""
 _SUMS = 20
-# On a CPU a product fits between two turns of the scheduler.
+# On a CPU, 256 is small enough for a product to finish within one time slice of the scheduler.
 _SIDES = {"cuda": 4096, "cpu": 256}
 _NUMBERS = {"cuda": 1 << 24, "cpu": 1 << 18}
-"""How many numbers are summed, of four bytes each."""
+"""Number of float32 elements in an all-reduce."""
 
 
 class WrongSum(ArithmeticError):
-    """What arrived is not what was sent."""
+    """The result of an all-reduce is wrong."""
 
 
 def product(device: torch.device) -> tuple[float, bool]:
-    """Seconds of the fastest product, and whether all of them were right."""
+    """Return the seconds of the fastest product, and whether all products were correct."""
     left, right = factors(_SIDES[device.type])
     weights = (torch.arange(right.shape[1]) % 5 + 1).double()
-    # Whole numbers so small that no order of summation rounds them: the answer is known to the bit.
+    # Integers small enough that no order of summation rounds: the expected result is exact.
     expected = left.double() @ (right.double() @ weights)
     left, right = left.to(device), right.to(device)
     fastest, is_right = inf, True
@@ -50,9 +50,9 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 
 def sums(store: Store, number: int, device: torch.device, seconds: float) -> float:
-    """Seconds of the fastest sum over two ranks, of which this is `number` 0 or 1.
+    """Return the seconds of the fastest all-reduce between two ranks; this rank is `number` 0 or 1.
 
-    Raises WrongSum, and what torch raises after `seconds` without a partner.
+    Raises WrongSum, and torch's error after `seconds` without a partner.
     """
     try:
         _open_pair(store, number, device, seconds)
@@ -77,8 +77,11 @@ def _open_pair(store: Store, number: int, device: torch.device, seconds: float) 
 
 
 def _count_anew() -> None:
-    """Counts groups anew. Two processes find each other by the number of their group, and one that could not begin is
-    counted all the same; the count starts anew once a group has ended as it should."""
+    """Reset torch's counter of process groups by opening and closing a group of one rank.
+
+    Two processes find each other in the store by the number of their group. A group whose opening failed is counted
+    too; the counter restarts after a group has been closed properly.
+    """
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     dist.destroy_process_group()
 
@@ -86,7 +89,7 @@ def _count_anew() -> None:
 def _sums(number: int, device: torch.device) -> float:
     pattern = (torch.arange(_NUMBERS[device.type]) % 1021).float().to(device)
     seconds = []
-    # The first makes the connection.
+    # The first all-reduce opens the connection and is not timed.
     for _ in range(1 + _SUMS):
         numbers = pattern * (1 + number)
         begin = _now(device)
@@ -98,7 +101,7 @@ def _sums(number: int, device: torch.device) -> float:
 
 
 def _now(device: torch.device) -> float:
-    """The time (time.perf_counter) once the device has done all its work."""
+    """Return time.perf_counter() after the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,9 +1,9 @@
-"""Who talks to whom, and when. Pure.
+"""Schedule of the network checks: the pairs of ranks in each round. Pure.
 
-Ranks of the same number in their pods talk across pods, then ranks of one pod within it: times are compared only
-within one of these networks. All meet in the rounds of a tournament. Three rounds give every rank at least two
-partners, however many ranks there are; so a rank that fails with all its partners is told from the partner of such a
-one.
+First, ranks with the same local rank are paired across pods, then the ranks of one pod with each other; times are
+compared only within one of these two networks. The rounds are the rounds of a tournament. Three rounds give every rank
+at least two partners among three or more, for any number of ranks. So a rank failing with all its partners can be
+distinguished from the partner of such a rank.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Pairing:
 
 
 def pairings(rank: int, workers: int, processes: int) -> list[Pairing | None]:
-    """The rank's pairings in all rounds, the same number for every rank; None for a round in which it is left over."""
+    """Return the rank's pairings in all rounds, equally many for every rank; None for a round without a partner."""
     worker, local = divmod(rank, processes)
     found: list[Pairing | None] = []
     for number in range(_rounds(workers)):
@@ -39,13 +39,15 @@ def _rounds(members: int) -> int:
 
 
 def _cycle(members: int) -> int:
-    """Number of rounds in which everybody meets everybody."""
+    """Return the number of rounds until every member has met every other one."""
     return members - 1 + members % 2
 
 
 def _partner(member: int, members: int, number: int) -> int | None:
-    """The member's partner in a round, by the circle method: in each round, those who are their own partners meet the
-    last one, or are left over."""
+    """Return the member's partner in a round, by the circle method.
+
+    A member paired with itself meets the last one if the number of members is even; else it has no partner.
+    """
     cycle = _cycle(members)
     last = members - 1 if members % 2 == 0 else None
     if member == last:

@@ -1,4 +1,4 @@
-"""What the check says in the log and in the message of a pod."""
+"""Result of the preflight check in the log and in the pod's message."""
 
 from collections.abc import Collection, Iterable
 from statistics import median_low
@@ -9,9 +9,9 @@ import structlog
 from pseudoreal_trainer.preflight.findings import Finding, Verdict
 
 _LISTED = 16
-"""Number of ranks whose times are logged, the slowest products first."""
+"""Number of ranks with logged times, slowest products first."""
 _QUOTED = 4
-"""Most faults in a sentence."""
+"""Maximal number of faults in the sentence."""
 
 _COLUMNS = ("product_ms", "across_ms", "within_ms")
 
@@ -41,7 +41,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def sentence(verdict: Verdict) -> str:
-    """The sentence for a verdict with broken ranks: which they are, and what to do."""
+    """Return the sentence for a verdict with broken ranks: the faults, and the remedy."""
     found = "; ".join(fault.text for fault in verdict.broken[:_QUOTED])
     more = len(verdict.broken) - _QUOTED
     others = f"; and {more} more" if more > 0 else ""

@@ -1,4 +1,4 @@
-"""Which ranks take much longer than the others. Pure."""
+"""Finds ranks much slower than the median. Pure."""
 
 from collections.abc import Collection, Mapping
 from statistics import median_low
@@ -8,7 +8,7 @@ from pseudoreal_trainer.preflight.findings import Fault, Finding
 from pseudoreal_trainer.preflight.pairs import Network
 
 SLOW = 3.0
-"""Multiple of the median time from which on a rank is slow."""
+"""Ranks slower than this multiple of the median time are slow."""
 
 _DOING = {"across": "to talk to another pod", "within": "to talk to another rank of its pod"}
 
@@ -26,7 +26,7 @@ def slow_ranks(findings: Collection[Finding]) -> list[Fault]:
 def _slower(seconds: Mapping[int, float], nodes: Mapping[int, str], doing: str) -> list[Fault]:
     if not seconds:
         return []
-    # Of two ranks, the faster one is the measure.
+    # median_low: of two ranks, the faster one is the reference.
     usual = median_low(seconds.values())
     return [
         Fault(

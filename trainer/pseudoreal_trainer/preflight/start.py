@@ -1,5 +1,4 @@
-"""What a worker does with the check: starts it, waits for it, and where the job says so goes no further when a rank is
-broken."""
+"""Runs the preflight check from a worker, and fails the worker if a rank is broken and the job says so."""
 
 import os
 import socket
@@ -19,14 +18,17 @@ from pseudoreal_trainer.preflight.report import sentence
 COMMAND = (sys.executable, "-m", "pseudoreal_trainer.preflight")
 
 _SECONDS = 1200.0
-"""Seconds after which a check that hangs as a whole is ended; it keeps its own, shorter limits."""
+"""Seconds until a hanging check is killed as a whole; the check itself has shorter limits."""
 
 log = structlog.get_logger()
 
 
 def run_preflight(config: PhaseConfig, path: Path) -> None:
-    """Runs the check of a rank. Every rank calls this, with the file of its configuration. Raises TrainingError when a
-    rank is broken, or its check is, and spec.network.preflight.mode is Fail; with Warn the log says so."""
+    """Run the check of this rank. Every rank calls this, with the path of its configuration file.
+
+    Raises TrainingError if a rank is broken, or its check has failed, and spec.network.preflight.mode is Fail; with
+    Warn the log says so.
+    """
     rank = int(os.environ.get("RANK", "0"))
     try:
         verdict = _checked(rank, path)
@@ -35,13 +37,13 @@ def run_preflight(config: PhaseConfig, path: Path) -> None:
             raise
         log.warning("preflight_broken", ranks=[rank], message=str(error))
         return
-    # With Warn they are named in the log of rank 0, whose check writes it.
+    # With Warn, rank 0's check has already logged the broken ranks.
     if verdict.broken and config.preflight.mode == "Fail":
         raise TrainingError(sentence(verdict), suspect_elsewhere(verdict.suspect, rank, config.processes_per_worker))
 
 
 def _checked(rank: int, config: Path) -> Verdict:
-    """The verdict on all ranks. Raises TrainingError when this rank's check ends without one."""
+    """Return the verdict on all ranks. Raises TrainingError if this rank's check ends without one."""
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
         file = Path(folder) / "verdict.json"
         ending = _run(config, file)
@@ -52,8 +54,8 @@ def _checked(rank: int, config: Path) -> Verdict:
 
 
 def _run(config: Path, verdict: Path) -> str:
-    """Runs the process of the check: how it ended, should there be no verdict."""
-    # A session of its own: a signal for the worker is not for the check, which is about to end anyway.
+    """Run the check's process; return how it ended, in case it wrote no verdict."""
+    # A session of its own: a signal for the worker must not reach the check, which ends soon anyway.
     process = subprocess.Popen([*COMMAND, config, verdict], start_new_session=True)
     try:
         code = process.wait(_SECONDS)
@@ -66,7 +68,7 @@ def _run(config: Path, verdict: Path) -> str:
 
 
 def suspect_elsewhere(suspect: int | None, rank: int, processes: int) -> int | None:
-    """The suspect, unless it is a rank of this very pod."""
+    """Return the suspect rank; None if it is a rank of this pod."""
     if suspect is None or suspect // processes == rank // processes:
         return None
     return suspect

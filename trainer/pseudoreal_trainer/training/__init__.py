@@ -1,4 +1,4 @@
-"""One phase from its start to its end: steps, learning rate, validation, saves, metrics.
+"""Training of one phase: the loop over steps, learning rate, validation, checkpoints and metrics.
 
-How a step is made is in `engine`; which phase comes next, the operator decides.
+`engine` runs a single step; the operator decides which phase runs next.
 """

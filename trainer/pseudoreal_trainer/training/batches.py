@@ -1,4 +1,4 @@
-"""The samples of this rank, as the engine asks for them: micro-batch by micro-batch."""
+"""Batches of this data rank, handed to the engine one micro-batch at a time."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +13,11 @@ from pseudoreal_trainer.training.reading import Samples
 
 @dataclass(frozen=True)
 class StreamBatch:
-    """This data rank's windows of a training step."""
+    """Training samples of this data rank for one step."""
 
     samples: Samples
     parts: list[tuple[int, int]]
-    """Cursors [first, end) of each micro-batch."""
+    """Half-open ranges of sample cursors [first, end), one per micro-batch."""
 
     def shape(self, micro_batch: int) -> Shape:
         first, end = self.parts[micro_batch]
@@ -29,10 +29,10 @@ class StreamBatch:
 
 @dataclass(frozen=True)
 class WindowBatch:
-    """Windows that are evaluated one by one."""
+    """Validation windows. Each window is a micro-batch of its own, so its loss is independent of the other windows."""
 
     windows: list[NDArray[Any]]
-    """The windows, [T + 1] each."""
+    """Windows of [T + 1] tokens each."""
 
     def shape(self, micro_batch: int) -> Shape:
         return 1, len(self.windows[micro_batch]) - 1
@@ -42,5 +42,5 @@ class WindowBatch:
 
 
 def _tokens(windows: NDArray[Any]) -> Tensor:
-    """Bytes or token ids [B, T + 1] -> token ids, int64."""
+    """Convert bytes or token ids [B, T + 1] to int64 token ids."""
     return torch.from_numpy(windows).to(torch.int64)

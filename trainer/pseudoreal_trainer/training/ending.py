@@ -1,4 +1,4 @@
-"""Which steps of a phase measure the gradients of single layers, and when a phase ends. Pure."""
+"""End of a phase, and selection of the steps for gradient measurements of single layers. Pure."""
 
 from dataclasses import dataclass
 from itertools import repeat
@@ -14,7 +14,10 @@ from pseudoreal_trainer.training.progress import Progress
 
 @dataclass(frozen=True)
 class Rules:
-    """When a phase ends, as its spec says. Nothing here changes the progress: the loop puts the results into it."""
+    """End conditions of the phase's spec.
+
+    No method changes the progress: the training loop stores the results in it.
+    """
 
     config: PhaseConfig
 
@@ -22,39 +25,39 @@ class Rules:
         return progress.step >= self._last_step(progress)
 
     def measures(self, progress: Progress) -> bool:
-        """Whether the next step is one of the last, which the delink wants measured."""
+        """Return whether the next step is one of the last `measure.steps` steps; the delink uses their gradients."""
         measure = self.config.measure
         return measure is not None and progress.step >= self._last_step(progress) - measure.steps
 
     def checks(self, progress: Progress) -> bool:
-        """Whether the next step compares the gradients of neighbouring layers."""
+        """Return whether the next step compares the gradients of neighbouring layers."""
         rule = self.config.until.gradient_correlation
         return rule is not None and (progress.step + 1) % rule.every_steps == 0
 
     def after_loss(self, progress: Progress) -> Ending:
-        """The end of the phase, now that the validation loss of this step is known."""
+        """Return the phase's `Ending`, given the validation loss just measured after this step."""
         loss, reached = self.config.until.validation_loss, progress.validation_loss
-        # A loss that is no number has not reached the bound either.
+        # Written with `not`, so that a NaN loss does not count as having reached the bound.
         if loss is None or reached is None or not reached <= float(loss):
             return progress.ending
         return self._ending_soon(progress, progress.ending.checks)
 
     def after_request(self, progress: Progress) -> Ending:
-        """The end of the phase, now that somebody has asked for it."""
+        """Return the phase's `Ending` after a request to finish the phase."""
         return self._ending_soon(progress, progress.ending.checks)
 
     def after_check(self, progress: Progress, correlations: tuple[float, ...]) -> Ending:
-        """The end of the phase, now that the gradients of the newest step are compared."""
+        """Return the phase's `Ending` after the newest step's gradient comparison; only checks met in a row count."""
         rule = self.config.until.gradient_correlation
-        assert rule is not None, "only a phase with this rule checks"
+        assert rule is not None, "`checks` is True only in a phase with `until.gradientCorrelation`"
         checks = progress.ending.checks + 1 if is_met(rule, correlations) else 0
         if checks < rule.checks:
             return Ending(checks=checks, step=progress.ending.step)
         return self._ending_soon(progress, checks)
 
     def after_measuring(self, progress: Progress, found: LayerGradients) -> Measurement:
-        """All that the phase has measured so far, with the newest step."""
-        assert self.config.measure is not None, "only then a step is measured"
+        """Return the phase's measurement so far with the newest step added."""
+        assert self.config.measure is not None, "`measures` is True only in a phase with `measure`"
         sharing = self.config.measure.next_sharing
         before = progress.measurement or Measurement(next_sharing=sharing, steps=0, shared={}, single={})
         return Measurement(
@@ -72,7 +75,7 @@ class Rules:
         return last if progress.ending.step is None else min(last, progress.ending.step)
 
     def _ending_soon(self, progress: Progress, checks: int) -> Ending:
-        """The end at this step, or after the steps that are still to be measured. An end that is known already
+        """Return an `Ending` at this step, or after the measured steps if the phase has any. An existing end step
         stays."""
         measured = 0 if self.config.measure is None or progress.step == 0 else self.config.measure.steps
         step = progress.step + measured if progress.ending.step is None else progress.ending.step
@@ -80,8 +83,11 @@ class Rules:
 
 
 def is_met(rule: GradientCorrelation, correlations: tuple[float, ...]) -> bool:
-    """Whether more than half of the neighbours differ: the rule of arXiv 2110.03848 ("SWE-A"), there with 0.5 in three
-    checks that lie 1,000 steps apart."""
+    """Return whether more than half of the correlations are below the bound.
+
+    The rule is from arXiv 2110.03848 ("SWE-A"), where the bound is 0.5 and three checks, 1,000 steps apart, must be
+    met.
+    """
     below = sum(correlation < float(rule.below) for correlation in correlations)
     return 2 * below > len(correlations)
 

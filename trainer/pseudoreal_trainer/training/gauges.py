@@ -1,4 +1,4 @@
-"""What the first rank can say of its speed and its memory."""
+"""Speed and memory use of the first rank."""
 
 import resource
 from dataclasses import dataclass
@@ -18,31 +18,33 @@ from pseudoreal_trainer.training.start import device_kind
 class Gauges:
     sizes: Sizes
     tokens: int
-    """Tokens of a step."""
+    """Tokens of one step, over all ranks."""
     ranks: int
     peak: float | None
-    """Operations a second that the device can do in the type of the passes; None where that is not known."""
+    """Peak operations per second of the device in the compute type; None if unknown."""
     device: torch.device
 
     def operations(self, counted: Counts | None = None) -> float:
-        """Floating-point operations of a training step on each rank. `counted`: what the step's documents count; None:
-        tokens attend in whole sequences."""
+        """Return the floating-point operations of a training step per rank.
+
+        `counted` are the step's document counts; None: attention spans whole sequences.
+        """
         pairs = None if counted is None else counted.twice_the_pairs
         return step_operations(self.sizes, self.tokens, pairs) / self.ranks
 
     def teraflops_per_second(self, seconds: float, counted: Counts | None = None) -> float:
-        """The rate of a rank whose step takes `seconds`."""
+        """Return a rank's teraflops per second at `seconds` per step."""
         return self.operations(counted) / seconds / 1e12
 
     def utilisation(self, seconds: float, counted: Counts | None = None) -> float | None:
-        """The same as a share of the peak."""
+        """Return the achieved share of `peak` (MFU); None if `peak` is unknown."""
         return None if self.peak is None else self.operations(counted) / seconds / self.peak
 
     def device_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
 
     def host_bytes(self) -> int:
-        # Linux counts in KiB.
+        # ru_maxrss is in KiB on Linux.
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

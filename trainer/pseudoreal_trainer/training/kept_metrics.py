@@ -1,7 +1,8 @@
-"""The lines of metrics.jsonl in object storage, which cannot append: a part with each checkpoint.
+"""Persisted metrics: the lines of metrics.jsonl in object storage.
 
-`metrics/STEP/lines.jsonl`, beside `checkpoints/`, has the lines from the checkpoint before through STEP. It is written
-before the checkpoint of STEP is, so whoever goes on from there finds all lines up to there.
+Object storage cannot append, so each checkpoint gets a part: `metrics/STEP/lines.jsonl`, beside `checkpoints/`, has the
+lines after the previous checkpoint, up to and including STEP. The part is written before the checkpoint of STEP, so an
+execution resuming from STEP finds all lines up to STEP.
 """
 
 import re
@@ -17,15 +18,17 @@ from pseudoreal_trainer.errors import TrainingError
 METRICS_FILE = "metrics.jsonl"
 _FOLDER, _PART = "metrics", "lines.jsonl"
 _STEP = re.compile(r"[0-9]{12,20}")
-"""Name of a part's folder; others are not ours."""
+"""Pattern of a part's folder name; folders with other names are ignored."""
 
 log = structlog.get_logger()
 
 
 class KeptMetrics:
     def __init__(self, folder: ObjectPath, step: int) -> None:
-        """`folder`: that of the job. Parts of steps behind `step`, where this execution begins, are removed, as those
-        steps are made anew."""
+        """Remove the parts of steps after `step`: this execution trains these steps again.
+
+        `folder` is the job's folder; this execution resumes from `step`.
+        """
         self._folder = folder / _FOLDER
         self._lines: list[str] = []
         for part in _parts(folder):
@@ -36,7 +39,7 @@ class KeptMetrics:
         self._lines.append(line)
 
     def keep(self, step: int) -> None:
-        """Writes the lines through `step`. What cannot be written now is part of the next."""
+        """Write the lines up to `step` as a part. If the write fails, the lines stay and go into the next part."""
         if not self._lines:
             return
         try:
@@ -48,8 +51,10 @@ class KeptMetrics:
 
 
 def metrics_of(folder: StoragePath) -> Iterator[str]:
-    """The lines of a job's metrics: of metrics.jsonl in its work directory, or of the parts in object storage. Raises
-    FileNotFoundError where there are none."""
+    """Yield the lines of a job's metrics, from metrics.jsonl in the work directory or from the parts in object storage.
+
+    Raises FileNotFoundError if there are no metrics.
+    """
     if isinstance(folder, Path):
         with (folder / METRICS_FILE).open() as lines:
             yield from (line.rstrip("\n") for line in lines)
@@ -58,11 +63,11 @@ def metrics_of(folder: StoragePath) -> Iterator[str]:
     if not parts:
         raise FileNotFoundError(f"{folder / _FOLDER} has no metrics")
     for part in parts:
-        # Not splitlines, which would cut lines at further characters that a text may have.
+        # Not splitlines(): it also splits at characters such as U+2028, which a text may contain.
         yield from storage_of(part / _PART).read().decode().rstrip("\n").split("\n")
 
 
 def _parts(folder: ObjectPath) -> list[StoragePath]:
-    """The folders of the parts, in the order of their steps."""
+    """Return the folders of the parts, sorted by step."""
     found = storage_of(folder / _FOLDER).folders()
     return sorted((part for part in found if _STEP.fullmatch(part.name)), key=lambda part: int(part.name))

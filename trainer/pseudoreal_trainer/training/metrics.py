@@ -1,4 +1,4 @@
-"""Reports to people and programs how far the training is: metrics.jsonl, and progress lines in the log."""
+"""Progress reports: a line in metrics.jsonl for every step, and progress lines in the log."""
 
 import json
 import os
@@ -24,43 +24,45 @@ from pseudoreal_trainer.training.sinks.background import finish
 from pseudoreal_trainer.training.sinks.opening import open_sinks
 from pseudoreal_trainer.training.sinks.sink import figures_of, texts_of
 
-if TYPE_CHECKING:  # it imports torch, for which a command that only looks at the file would wait
+if TYPE_CHECKING:  # both import torch, which is slow to load for a command that only reads the file
     from pseudoreal_trainer.training.gauges import Gauges
     from pseudoreal_trainer.training.progress import Progress
 
 _WINDOW = 20
-"""Number of steps over which the rate is taken."""
+"""Number of recent steps in the average of the step time."""
 _LOG_SECONDS = 1.0
 _BLOCK_BYTES, _MOST_LINE_BYTES = 1 << 20, 1 << 26
-"""Bytes that are read at a time to look for lines; most bytes of a line that is one of ours."""
+"""Bytes read at a time in the search for lines; maximal bytes of a line written by this program."""
 _STEP = re.compile(rb'\{"phase": ?"[-a-z0-9]+", ?"step": ?([0-9]{1,18}),')
 
 log = structlog.get_logger()
 
 
 def forget_after(path: Path, step: int) -> None:
-    """Cuts off the lines of later steps, which a resumed execution makes again, and a line that a crash cut off.
+    """Truncate the file after the lines up to `step`: a resumed execution writes the later lines again.
 
-    Steps grow from line to line, so only what goes is read, from the end. The file is cut in one call: after a crash it
-    has all of its lines or those that stay.
+    A line cut short by a crash is removed too. Steps grow from line to line, so only the removed part is read, from the
+    end. One truncate call cuts the file: after a crash the file has either all its lines or exactly the kept ones.
     """
     with path.open("ab+") as file:
         end = next((end for line, end in _lines_from_end(file) if _is_kept(line, step)), 0)
         file.truncate(end)
-        # Of the last line a crash may have cut off nothing but its end.
+        # A crash can have cut off only the line break of the last kept line.
         if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
             file.write(b"\n")
 
 
 def _lines_from_end(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Each line with its end, and the position after it; the last line first. One that is longer than any of ours is
-    empty."""
+    """Yield each line with its line break and the position after the line, last line first.
+
+    A line longer than `_MOST_LINE_BYTES` is yielded as empty bytes: this program cannot have written it.
+    """
     end = start = file.seek(0, os.SEEK_END)
     while start > 0:
         first = max(0, start - _BLOCK_BYTES)
         block = os.pread(file.fileno(), start - first, first)
         at = len(block)
-        # The end of a line is also where the next one begins, unless it is the end of the file.
+        # A line break is also the start of the next line, except at the end of the file.
         while (at := block.rfind(b"\n", 0, at)) >= 0:
             begin = first + at + 1
             if begin < end:
@@ -78,7 +80,7 @@ def _read(file: BinaryIO, begin: int, end: int) -> bytes:
 def _is_kept(line: bytes, step: int) -> bool:
     found = _STEP.match(line)
     if found is not None and int(found[1]) > step:
-        return False  # without parsing it: a start over may cut off a million
+        return False  # from the pattern alone: after a restart from scratch a million lines may go, too many to parse
     try:
         return int(json.loads(line)["step"]) <= step
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -86,18 +88,18 @@ def _is_kept(line: bytes, step: int) -> bool:
 
 
 class Meter:
-    """The durations of training steps, without validation and saves."""
+    """Timer of training steps; validation and checkpoints are outside its context."""
 
     def __init__(self, heartbeat: Heartbeat, waited_for_data: Callable[[], float]) -> None:
-        """`waited_for_data`: seconds so far."""
+        """`waited_for_data` returns the total seconds of waits for samples."""
         self._heartbeat, self._waited_for_data = heartbeat, waited_for_data
         self.seconds = 0.0
         self.waited = 0.0
-        """Seconds of the newest step in which the main thread stood still until others reduced and updated."""
+        """Seconds of the newest step during which reductions and updates blocked the main thread."""
         self.data_seconds = 0.0
-        """Seconds of the newest step in which it waited for samples."""
+        """Seconds of the newest step spent waiting for samples."""
         self.waits = dict.fromkeys(self._waits(), 0.0)
-        """Seconds of all steps in which it waited, by what for."""
+        """Seconds waited in all steps, by cause: data, reductions or updates."""
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     def __enter__(self) -> Self:
@@ -114,7 +116,7 @@ class Meter:
         self.waited = waits["reductions"] + waits["updates"]
 
     def _waits(self) -> dict[str, float]:
-        """Seconds so far, validation and saves included."""
+        """Return the total seconds waited so far by cause, including waits during validation and checkpoints."""
         reductions, updates = self._heartbeat.reductions, self._heartbeat.updates
         return {
             "data": self._waited_for_data(),
@@ -128,12 +130,16 @@ class Meter:
 
 
 class Reporter:
-    """Writes a line for every step, and logs one a second at most, except that it logs every validation."""
+    """Writer of metrics.jsonl (every step) and of progress lines in the log (at most one a second, plus every
+    validation and important step).
+
+    Exists on the first rank only. Each line is also passed to the sinks.
+    """
 
     def __init__(
         self, config: PhaseConfig, meter: Meter, gauges: "Gauges", first_step: int, pod: PodFolder | None = None
     ) -> None:
-        """`pod`: the folder in which the pod's supervisor finds the reports; None: they are only logged."""
+        """`pod` is the folder for reports to the pod's supervisor; None: the reports are only logged."""
         self._config, self._meter, self._gauges, self._pod = config, meter, gauges, pod
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,33 +158,35 @@ class Reporter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
         self._file.close()
-        # A rank that fails ends at once. The steps since its last checkpoint are made anew.
+        # A failing rank exits at once, without flushing the sinks: the steps since its last checkpoint are trained
+        # again.
         if kind is None:
             finish(self._sinks)
 
     def keep(self, step: int) -> None:
-        """Puts the lines through `step` where they outlive the pod; before the checkpoint of that step is written."""
+        """Persist the lines up to `step` outside the pod. Call before the checkpoint of `step` is written."""
         if self._kept is not None:
             self._kept.keep(step)
 
     def saved(self, manifest: Manifest, cost: CheckpointCost) -> None:
-        """Notes what a checkpoint cost, for the next line."""
+        """Record the cost of a committed checkpoint for the next line, and tell the pod's supervisor of the
+        checkpoint."""
         self._saved = cost
         if self._pod is not None:
             self._pod.leave_checkpoint(manifest.name, manifest.step)
 
     def checked(self, correlations: Sequence[float]) -> None:
-        """Notes the cosines between gradients of neighbouring layers, for the next line."""
+        """Record the cosines between the gradients of neighbouring layers for the next line."""
         self._correlations = list(correlations)
 
     def wrote(self, samples: Sequence[Sample]) -> None:
-        """Notes what the model wrote, for the next line."""
+        """Record the generated samples for the next line."""
         self._samples = list(samples)
 
     def step(self, progress: "Progress", *, validated: bool, important: bool) -> None:
-        """`validated`: the validation loss was measured after this very step."""
+        """Report a finished step. `validated`: the validation loss was measured after exactly this step."""
         report, line = self._report(progress), self._line(progress, validated=validated)
-        # Many programs take U+2028 and others like it for ends of lines, too: escaped, they cut no line.
+        # Many programs treat U+2028 and similar characters as line breaks; escaping keeps each line in one piece.
         text = line.model_dump_json(ensure_ascii=True)
         self._file.write(text + "\n")
         if self._kept is not None:
@@ -193,8 +201,10 @@ class Reporter:
                 self._pod.leave_progress(report)
 
     def _line(self, progress: "Progress", *, validated: bool) -> ProgressReport:
-        """The report as a line, which says what was noted since the line before, and losses only where they were
-        measured."""
+        """Return the line of the newest step, with everything recorded since the previous line.
+
+        Validation losses are included only if they were measured after this step.
+        """
         known: dict[str, Any] = {
             "checkpoint": self._saved,
             "gradient_correlations": self._correlations,
@@ -208,7 +218,7 @@ class Reporter:
         return self._report(progress, validation_losses=sets or None, bits_per_byte=bits or None, **known)
 
     def _report(self, progress: "Progress", **known: Any) -> ProgressReport:
-        """`known`: besides what every report says, or instead of it."""
+        """Return the report of the newest step; `known` adds or overrides fields."""
         config, gauges, pace = self._config, self._gauges, self._meter.seconds_per_step
         values = {
             "phase": config.phase,

@@ -1,4 +1,4 @@
-"""Trains one phase, from where it begins to its end or until it is asked to stop."""
+"""Training loop of one phase: from its start, or a checkpoint, to its end or a request to stop."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -52,8 +52,10 @@ def train_phase(
     stop: Callable[[], bool],
     pod: PodFolder | None = None,
 ) -> TerminationMessage:
-    """Trains the phase. Every rank calls this. `pod`: the folder through which the pod's supervisor hears how far it
-    is. Raises TrainingError."""
+    """Train the phase and return its termination message. Every rank calls this.
+
+    The pod's supervisor learns the progress through the folder `pod`. Raises TrainingError.
+    """
     if compiles(config, ranks):
         require_compiler()
     check_packages(config)
@@ -76,7 +78,7 @@ def train_phase(
     ranks.heartbeat.working("makes the engine")
     layout = phase_layout(config, device_kind(ranks))
     failure = ranks.heartbeat.failure
-    # The failure is noticed inside the contexts: to leave these may take as long as a disk or a server that hangs.
+    # The failure is recorded inside the contexts: leaving them can take as long as a disk or server hangs.
     with open_engine(config, layout, ranks, end_of_document_of(corpus)) as engine, failure.noticed():
         ranks.heartbeat.working("loads weights")
         fill(engine, config, origin, imported)
@@ -111,13 +113,14 @@ def train_step(
     finish: bool = False,
     probe: Probe | None = None,
 ) -> Agreement:
-    """Makes the step after `progress`, which stays as it is. `counted`: what the step's documents count, over all
-    ranks; None: tokens attend in whole sequences. `stop`, `finish`: whether this rank was asked to stop, or to end the
-    phase.
+    """Run the step after `progress`, without changing `progress`.
 
-    The loss, the gradients and the update are the same on every rank, and up to the order of sums the same in every
-    layout. A loss or gradient that is not finite changes no weight: with clipping global and after such a loss none at
-    all, otherwise none of the units whose gradients are not finite.
+    `counted` are the step's document counts over all ranks; None: attention spans whole sequences. `stop` and `finish`
+    tell whether this rank was asked to stop, or to end the phase.
+
+    The loss, the gradients and the update are the same on every rank. Between layouts they differ only by the order of
+    sums. A NaN or infinite loss or gradient changes no weight. With global clipping, or after a non-finite loss, the
+    whole update is skipped; otherwise only the units with non-finite gradients are skipped.
     """
     step, mesh = progress.step + 1, engine.mesh
     batch = StreamBatch(samples, rank_parts(config.batch, progress.cursor, mesh.data_rank, mesh.layout.data))
@@ -128,8 +131,11 @@ def train_step(
 
 @dataclass(frozen=True)
 class _Phase:
-    """A phase while it is trained. Every rank calls its methods in the same order. All of them make collectives, so
-    they branch only on what is the same on every rank: `progress`, the config, what the ranks agreed on."""
+    """State of a phase during training. Every rank calls the methods in the same order.
+
+    The methods run collectives, so they may branch only on values equal on all ranks: `progress`, the config, and
+    results of an agreement between ranks.
+    """
 
     config: PhaseConfig
     corpus: Corpus | TokenCorpus
@@ -138,17 +144,17 @@ class _Phase:
     engine: Engine
     saver: Saver
     validations: Mapping[str, Validation]
-    """Validations by the names of their sets; the first is the job's."""
+    """Validations by name of their validation set; the loss of the first set is the job's validation loss."""
     prompts: Prompts | None
-    """What the model goes on from at validations; None: it writes nothing."""
+    """Prompts for samples at validations; None: no samples are generated."""
     progress: Progress
     meter: Meter
     reporter: Reporter | None
-    """Reports of the first rank; None on the others."""
+    """Reports of the first rank; None on the other ranks."""
     pod: PodFolder | None
 
     def begin(self, origin: Origin) -> None:
-        """Measures the validation loss that the phase begins with."""
+        """Measure the validation loss before the phase's first step, unless a checkpoint already has it."""
         progress = self.progress
         if self.reporter and isinstance(origin, Anew):
             events.log_corpus(self.config, self.corpus, self.validations)
@@ -159,11 +165,11 @@ class _Phase:
         if self.reporter:
             events.log_started(self.config, self.engine, progress)
         if isinstance(origin, Continued) and not self._rules.is_over(progress):
-            # From here on this job no longer needs the checkpoint of the job that it continues.
+            # Own checkpoint: from here on the job does not need the checkpoint of the job that it continues.
             self._save()
 
     def train(self, stop: Callable[[], bool]) -> bool:
-        """Makes steps until the phase is over, or some rank is asked to `stop`: then the result is True."""
+        """Train until the phase is over or a rank was asked to `stop`; return whether it was stopped."""
         config, rules, progress, heartbeat = self.config, self._rules, self.progress, self.engine.mesh.ranks.heartbeat
         samples = self.reading.samples
         first = progress.step + 1
@@ -182,7 +188,7 @@ class _Phase:
                 self._learn(gradients, measures=measures, checks=checks)
             if agreed.finish:
                 progress.ending = rules.after_request(progress)
-            # Whether the save is done differs between ranks for a while: nothing but reports may depend on it.
+            # Ranks see the end of the save at different steps, so only reports may depend on the result of poll().
             self._report(self.saver.poll())
             validated = progress.step % config.data.validation.every_steps == 0 or rules.is_over(progress)
             if validated:
@@ -201,7 +207,7 @@ class _Phase:
 
     def end(self, *, stopped: bool) -> TerminationMessage:
         manifest = self._save(complete=not stopped)
-        # The ranks that do not report wait, too: none ends before the checkpoint is committed.
+        # Ranks without a reporter wait too: no rank may exit before the checkpoint is committed.
         self._report(self.saver.finish())
         if self.reporter and not stopped:
             events.log_sample(self.config, self.corpus, self.store)
@@ -213,21 +219,21 @@ class _Phase:
         return Rules(self.config)
 
     def _probe(self, *, measures: bool, checks: bool) -> Probe | None:
-        """The probe of the next step, if that is measured or compared."""
+        """Return the probe for the next step; None if the step is neither measured nor compared."""
         measure = self.config.measure
         if measures and measure is not None:
             return self.engine.probe(measure.next_sharing)
         return self.engine.probe(None) if checks else None
 
     def _advance(self, agreed: Agreement, counted: Counts | None) -> None:
-        # Groups of experts have one name.
+        # All groups of one set of experts share a name, which is listed once.
         left_out = [*dict.fromkeys(self.engine.units[unit].name for unit in agreed.left_out)]
         self.progress.advance(agreed, self.config, left_out, counted)
         if left_out and self.reporter:
             events.log_left_out(self.config, self.progress, agreed, left_out)
 
     def _learn(self, found: LayerGradients, *, measures: bool, checks: bool) -> None:
-        """Takes in what a step found that was measured, compared, or both."""
+        """Record the gradients of a measured or compared step."""
         if measures:
             self.progress.measurement = self._rules.after_measuring(self.progress, found)
         if checks:
@@ -237,8 +243,10 @@ class _Phase:
                 self.reporter.checked(found.correlations)
 
     def _validated(self) -> float:
-        """The validation loss of the present weights, nats per token; that of the first set. Raises TrainingError when
-        one is not finite."""
+        """Return the validation loss of the current weights on the first set, in nats per token.
+
+        The losses of all sets go into `progress`. Raises TrainingError if one of them is not finite.
+        """
         self.engine.mesh.ranks.heartbeat.working("validates")
         losses = {name: validation.measure(self.engine) for name, validation in self.validations.items()}
         for name, loss in losses.items():
@@ -250,7 +258,7 @@ class _Phase:
         return next(iter(losses.values()))
 
     def _write(self) -> None:
-        """Lets the model go on from the prompts, if there are any."""
+        """Generate and report the continuations of the prompts, if the job has prompts."""
         if self.prompts is None:
             return
         self.engine.mesh.ranks.heartbeat.working("writes samples")
@@ -260,8 +268,12 @@ class _Phase:
             self.reporter.wrote(samples)
 
     def _save(self, *, complete: bool = False) -> Manifest:
-        """Begins to save a checkpoint, and waits for its commit if the spec says so."""
+        """Start saving a checkpoint; with `checkpoint.mode: Sync`, also wait for its commit.
+
+        Returns the manifest as known before the save, without tensors and files.
+        """
         if self.reporter:
+            # The metrics go first: an execution that resumes from this checkpoint must find all lines up to its step.
             self.reporter.keep(self.progress.step)
         self.progress.consumed = self.reading.consumed(self.progress.cursor)
         manifest = self.progress.manifest(self.config, self.corpus.identity, complete=complete)

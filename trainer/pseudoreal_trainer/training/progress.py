@@ -1,4 +1,4 @@
-"""How far a phase is, and the manifest that says so in a checkpoint."""
+"""Progress of a phase, and its form in a checkpoint: the manifest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,63 +17,68 @@ from pseudoreal_trainer.engine.updates import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
 
 MOST_IN_A_ROW = 10
-"""Number of steps in a row that may be skipped. One bad batch passes by itself; a training that diverged does not."""
+"""Number of consecutive skipped steps at which the training fails. A single bad batch passes; a diverged training does
+not recover."""
 
 
 @dataclass
 class Progress:
-    """How far a phase is: the same on every rank at the same step. What all ranks decide together, they decide from
-    this. Only the loop that trains changes it."""
+    """Progress of a phase; equal on all ranks at the same step, so all ranks can base common decisions on it.
+
+    Only the training loop changes it.
+    """
 
     step: int = 0
-    """Steps done, from the job's start."""
+    """Steps done since the start of the job."""
     cursor: int = 0
-    """Samples consumed, from the job's start."""
+    """Samples consumed since the start of the job."""
     tokens: int = 0
-    """Tokens trained, from the job's start."""
+    """Tokens trained since the start of the job."""
     loss: float | None = None
-    """Training loss of the newest step with a finite one, nats per token."""
+    """Training loss of the newest step with a finite loss, in nats per token."""
     gradient_norm: float | None = None
-    """L2 norm of the newest step's gradient before clipping; None where clipping does not need it, and where it is not
+    """L2 norm of the newest step's gradient before clipping; None if clipping is not global, or the norm is not
     finite."""
     z_loss: float | None = None
-    """Mean z-loss of the newest step, nats per token; None where the job has none, and before the first step."""
+    """Mean z-loss of the newest step, in nats per token; None if the job has no z-loss, and before the first step."""
     load: ExpertLoad | None = None
-    """How the newest step's tokens spread over experts; None without these, before the first step, and where
-    the loss was not finite."""
+    """Distribution of the newest step's tokens over experts; None without experts, before the first step, and if the
+    loss was not finite."""
     auxiliary_loss: float | None = None
-    """Mean auxiliary loss of the newest step, nats per token; None where the job has none, and as above."""
+    """Mean auxiliary loss of the newest step, in nats per token; None if the job has no auxiliary loss, and whenever
+    `load` is None."""
     start_validation_loss: float | None = None
-    """Validation loss before the phase's first step, nats per token; None until it is measured."""
+    """Validation loss before the phase's first step, in nats per token; None until it is measured."""
     validation_loss: float | None = None
-    """Newest validation loss of this phase, nats per token."""
+    """Newest validation loss of this phase, in nats per token; None until it is measured."""
     validation_losses: dict[str, float] = field(default_factory=dict)
-    """The newest validation losses by the names of their sets, nats per token; a text is one set without a name. They
-    are in no manifest."""
+    """Newest validation losses by name of the validation set, in nats per token. A text is one set with an empty name.
+    Manifests do not contain these losses."""
     bits_per_byte: dict[str, float] = field(default_factory=dict)
-    """The same in bits per byte of text, where the tokenizer is known."""
+    """Newest validation losses by name of the set, in bits per byte of text; only sets with a known tokenizer."""
     counted: Counts | None = None
-    """What the documents of the newest step count; None: tokens attend in whole sequences."""
+    """Document counts of the newest step; None if attention spans whole sequences."""
     ending: Ending = field(default_factory=Ending)
     measurement: Measurement | None = None
     updates: Updates = field(default_factory=lambda: Updates(others=0, blocks=0))
     skipped: Skipped = field(default_factory=Skipped)
     consumed: dict[str, int] | None = None
-    """Samples consumed of each source, from the job's start, as the newest manifest has them. None: it is text."""
+    """Samples consumed from each source since the start of the job, as of the newest manifest; None if the corpus is
+    text."""
     blocks: dict[str, BlockOrder] | None = None
-    """The order of each source whose windows are shuffled by blocks. None: there is none."""
+    """Order of each source with windows shuffled by blocks; None if there is no such source."""
     mixture_begin: int | None = None
-    """Cursor at which the mixture of the phase began. None: it begins now, or the corpus is text."""
+    """Cursor at the start of the phase's mixture; None if it starts now, or the corpus is text."""
     parent: str | None = None
-    """Name of the newest checkpoint, which may still be on its way to the disk."""
+    """Name of the newest checkpoint; its commit may be pending."""
 
-    # What follows was settled when the phase, or the job, began.
+    # The fields below are fixed at the start of the phase or the job.
     begin: int = 0
-    """Step at which the phase began."""
+    """Number of steps done before the phase."""
     optimizer_state: OptimizerState | None = None
-    """What the delink that began the phase did to the moments of blocks. None: the first phase."""
+    """Effect of the delink before this phase on the moments of blocks; None in the first phase."""
     imported: dict[str, Any] | None = None
-    """config.json of the weights that the job began with. None: they were random."""
+    """config.json of the imported initial weights; None if the weights were random."""
 
     @classmethod
     def saved_in(cls, manifest: Manifest) -> "Progress":
@@ -100,10 +105,10 @@ class Progress:
     def advance(
         self, agreed: Agreement, config: PhaseConfig, left_out: Sequence[str], counted: Counts | None = None
     ) -> None:
-        """Takes in one more step. `left_out`: names of the units that it did not update. `counted`: what its documents
-        count; None: tokens attend in whole sequences.
+        """Add one step. `left_out` are the names of the units without an update.
 
-        Raises TrainingError where training must not go on, as spec.optimizer.nonFinite says.
+        `counted` are the step's document counts; None: attention spans whole sequences. Raises TrainingError if
+        spec.optimizer.nonFinite requires the training to fail.
         """
         self.step += 1
         self.counted = counted
@@ -122,7 +127,8 @@ class Progress:
             self.updates = self.updates.and_one(left_out, has_experts=config.model.experts is not None)
 
     def manifest(self, config: PhaseConfig, corpus: CorpusIdentity, *, complete: bool = False) -> Manifest:
-        """The manifest of a checkpoint of this moment, without its tensors and files. `complete`: it ends the phase."""
+        """Return the manifest of a checkpoint of this step, without tensors and files. `complete`: the checkpoint ends
+        the phase."""
         return Manifest(
             job=config.job,
             execution=config.execution,
@@ -158,7 +164,7 @@ class Progress:
 
 
 def loss_of(agreed: Agreement, config: PhaseConfig, counted: Counts | None) -> float:
-    """The training loss of a step, nats per target of the whole batch."""
+    """Return the training loss of a step, in nats per target of the whole batch."""
     return agreed.loss_sum / targets_of(config, counted)
 
 
@@ -170,19 +176,25 @@ def _auxiliary_loss(agreed: Agreement, config: PhaseConfig) -> float | None:
 
 
 def tokens_of(config: PhaseConfig) -> int:
-    """Tokens of a step's batch: what its auxiliary losses, which are of whole sequences, are the mean of."""
+    """Return the tokens of a step's batch: the denominator of the mean auxiliary losses. Auxiliary losses cover whole
+    sequences."""
     return config.batch.sequences * config.model.sequence_length
 
 
 def targets_of(config: PhaseConfig, counted: Counts | None) -> int:
-    """Targets of a step's batch: what its loss is the mean of. At least 1, as a batch may consist of empty
-    documents."""
+    """Return the targets of a step's batch: the denominator of the mean loss.
+
+    The result is at least 1, because a batch may consist of empty documents.
+    """
     return tokens_of(config) if counted is None else max(1, counted.targets)
 
 
 def _skipped(progress: Progress, agreed: Agreement, loss: float, *, skips: bool) -> Skipped:
-    """The count of skipped steps after the step that `progress` has just made, some of whose losses or gradients may
-    not be finite."""
+    """Return the count of skipped steps after the step just added to `progress`.
+
+    Raises TrainingError if a non-finite loss or gradient must end the training: at once, or after `MOST_IN_A_ROW`
+    skipped steps in a row.
+    """
     if not skips and not agreed.trains:
         raise TrainingError(f"{_described(agreed, loss, progress.step)}; {REMEDY}")
     before = progress.skipped

@@ -1,4 +1,4 @@
-"""What a phase reads: the samples of a text, or those of a mixture of token files, which are read ahead of training."""
+"""Data source of a phase: samples of a text, or of a mixture of token files with prefetching."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -28,16 +28,19 @@ class Samples(Protocol):
     def sequence(self) -> int: ...
 
     def windows(self, first: int, end: int) -> NDArray[Any]:
-        """The samples at the cursors first..end-1, [end - first, sequence + 1]."""
+        """Return the samples at the cursors first..end-1, [end - first, sequence + 1]."""
 
 
 class AheadOfTraining:
-    """The samples of this rank, read by a thread two steps before they are asked for. A rank that asks for none reads
-    none. The steps are asked for in their order, and the parts of a step in any order, as often as one likes."""
+    """Samples of this rank, prefetched by a thread up to two steps ahead.
+
+    The thread starts at the first request, so a rank without requests reads nothing. Steps must be requested in order;
+    the parts of the current step in any order, and repeatedly.
+    """
 
     def __init__(self, stream: MixedStream, parts: Callable[[int], list[Part]], first: int, stride: int) -> None:
-        """`parts`: of the step that begins at a cursor. `first`: the cursor of the first step; `stride`: from one to
-        the next."""
+        """`parts` maps a step's first cursor to the step's parts. `first` is the cursor of the first step, `stride` the
+        distance to the next step's cursor."""
         self.sequence = stream.sequence
         self._stream, self._order = stream, StepOrder(stream, parts, stride)
         self._cursor, self._stride = first, stride
@@ -52,11 +55,11 @@ class AheadOfTraining:
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds that training has waited for samples."""
+        """Seconds spent by training waiting for samples."""
         return 0.0 if self._prefetch is None else self._prefetch.waited_seconds
 
     def close(self, *, wait: bool = True) -> None:
-        """End the thread. `wait`: whether to wait until the read that is under way has ended."""
+        """Stop the thread. `wait`: also wait for a read in progress to end."""
         if self._prefetch is not None:
             self._prefetch.close(wait=wait)
 
@@ -70,27 +73,31 @@ class AheadOfTraining:
 
 
 Count = Callable[[int], Counts]
-"""What the documents of the step that begins at a cursor count, over all ranks. Every rank calls it."""
+"""Function from a step's first cursor to the step's document counts over all ranks. Collective: every rank calls it."""
 
 
 class Reading:
-    """The samples of a phase, what their documents count, and what is consumed of each source. To be closed."""
+    """Samples of a phase, their document counts, and the samples consumed from each source. A context manager."""
 
     def __init__(
         self, samples: Stream | AheadOfTraining, mixed: Stretch | None = None, count: Count | None = None
     ) -> None:
-        """`count`: None where tokens attend in whole sequences."""
+        """`count` is None if attention spans whole sequences."""
         self.samples: Samples = samples
         self._ahead = samples if isinstance(samples, AheadOfTraining) else None
         self._stretch, self._count = mixed, count
 
     def count(self, cursor: int) -> Counts | None:
-        """What the documents of the step that begins at the cursor count, over all ranks; None where tokens attend in
-        whole sequences. Every rank calls this, for one step after the other."""
+        """Return the document counts over all ranks of the step starting at the cursor; None if attention spans whole
+        sequences.
+
+        Collective: every rank calls this, once per step and in step order.
+        """
         return None if self._count is None else self._count(cursor)
 
     def consumed(self, cursor: int) -> dict[str, int] | None:
-        """Samples of each source before the cursor, from the job's start; None where the corpus is text."""
+        """Return the samples consumed from each source before the cursor, since the start of the job; None if the
+        corpus is text."""
         return None if self._stretch is None else self._stretch.consumed(cursor)
 
     @property
@@ -102,13 +109,15 @@ class Reading:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._ahead is not None:
-            # A read that hangs must not keep back what has failed.
+            # After a failure, do not wait: a read that hangs must not delay the report of the error.
             self._ahead.close(wait=kind is None)
 
 
 def open_reading(config: PhaseConfig, corpus: Corpus | TokenCorpus, progress: Progress, mesh: Mesh) -> Reading:
-    """What this rank reads from `progress` on. Raises InvalidJobError where a source would be read more often than it
-    may be."""
+    """Open this rank's data source at `progress`.
+
+    Raises InvalidJobError if a source would be read for more epochs than its `maxEpochs` allows.
+    """
     if isinstance(corpus, Corpus):
         return Reading(Stream(corpus.train, config.model.sequence_length, config.data.seed))
     mixed = _stretch(config, progress)
@@ -125,7 +134,7 @@ def open_reading(config: PhaseConfig, corpus: Corpus | TokenCorpus, progress: Pr
 
 
 def _counting(config: PhaseConfig, samples: Samples, parts: Callable[[int], list[Part]], end: int, mesh: Mesh) -> Count:
-    # In an order that is the same on all ranks.
+    # dict.fromkeys keeps the order of layers, so all ranks sum the same window sizes at the same place.
     windows = [*dict.fromkeys(map(config.model.window_of, range(config.model.layers)))]
 
     def count(cursor: int) -> Counts:
@@ -136,20 +145,23 @@ def _counting(config: PhaseConfig, samples: Samples, parts: Callable[[int], list
 
 
 def _over_all_ranks(counts: Counts, mesh: Mesh) -> Counts:
-    """The sums over the data ranks; the pipeline ranks of each have the same samples. No rank reads what only others
-    train on. With clipping Global the ranks have agreed behind all passes of the step before, so that this sum waits
-    for none; else they did before most backward passes, and on a GPU the sum waits for these."""
+    """Return the counts summed over the data ranks.
+
+    The pipeline ranks of a data rank have the same samples, so only pipeline rank 0 contributes. Each rank counts only
+    its own samples. With clipping Global the ranks agreed after all passes of the step before, so this sum waits for no
+    other rank. Otherwise they agreed before most backward passes, and on a GPU the sum waits for these passes.
+    """
     numbers = torch.tensor([counts.targets, *counts.twice_the_pairs.values()], device=mesh.device)
     targets, *pairs = mesh.ranks.sum_(numbers if mesh.pipeline_rank == 0 else torch.zeros_like(numbers)).tolist()
     return Counts(targets, dict(zip(counts.twice_the_pairs, pairs, strict=True)))
 
 
 def _stretch(config: PhaseConfig, progress: Progress) -> Stretch:
-    """The samples of the phase. Where its mixture begins, `progress` is told so."""
+    """Return the sample range of the phase. At the start of its mixture, the start cursor is recorded in `progress`."""
     weights = config.mixtures[0].weights
     consumed = progress.consumed or {}
     if progress.cursor and not consumed:
-        # Another job began it, on text.
+        # A job that trained on text consumed these samples.
         consumed = {"": progress.cursor}
     if progress.mixture_begin is None or progress.step == progress.begin:
         progress.mixture_begin = progress.cursor
@@ -158,8 +170,10 @@ def _stretch(config: PhaseConfig, progress: Progress) -> Stretch:
 
 
 def _ordered(sources: Mapping[str, Source], progress: Progress) -> dict[str, Source]:
-    """The sources, each in the order in which it was begun, wherever its files lie by now: another one would repeat and
-    skip windows. `progress` is told the orders."""
+    """Return the sources, each in its original reading order, even if its files have moved since.
+
+    Any other order would repeat and skip windows. The orders are recorded in `progress`.
+    """
     known = progress.blocks or {}
     begun = {name for name, count in (progress.consumed or {}).items() if count} - {*known}
     own = {n: source.order for n, source in sources.items() if n not in begun and source.order is not None}

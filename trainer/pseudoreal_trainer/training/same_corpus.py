@@ -1,4 +1,4 @@
-"""Checks that all ranks read the same text, and the text with which the training began."""
+"""Checks of the corpus: equal on all ranks, and equal to the corpus at the start of the job."""
 
 import structlog
 import torch
@@ -12,8 +12,10 @@ log = structlog.get_logger()
 
 
 def agree_on_corpus(identity: CorpusIdentity, ranks: Ranks) -> None:
-    """Checks that all ranks have read the same text. Every rank calls this. Raises TrainingError where some rank has
-    read another one than rank 0."""
+    """Compare the corpus of all ranks. Collective: every rank calls this.
+
+    Raises TrainingError if a rank has read another corpus than rank 0.
+    """
     differs = torch.zeros(ranks.world, dtype=torch.int64, device=ranks.device)
     differs[ranks.rank] = int(ranks.digest_from_first(identity.sha256) != identity.sha256)
     others: list[int] = ranks.sum_(differs).nonzero().flatten().tolist()
@@ -26,9 +28,11 @@ def agree_on_corpus(identity: CorpusIdentity, ranks: Ranks) -> None:
 
 
 def check_corpus(identity: CorpusIdentity, origin: Origin) -> None:
-    """Checks that the text is the one with which the job began. Raises InvalidJobError where it is another one: every
-    sample would be another one, and text of the validation part would be trained on. A job that this one continues may
-    have had another text."""
+    """Compare the corpus with the corpus of the origin's checkpoint.
+
+    Raises InvalidJobError if they differ within one job: every sample would change, and training would use text of the
+    validation part. After `continueFrom` another job, a different corpus is only logged.
+    """
     if isinstance(origin, Anew):
         return
     start = origin.checkpoint.manifest

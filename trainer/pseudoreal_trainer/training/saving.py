@@ -1,7 +1,7 @@
-"""Saves checkpoints while training goes on.
+"""Asynchronous checkpoints: training goes on while a checkpoint is written.
 
-On every rank a thread writes the rank's files. The threads of all ranks tell each other the digests of their files, and
-the thread of the first rank then writes the manifest: that commits the checkpoint.
+On every rank a thread writes the rank's files. The threads of all ranks then exchange the digests of their files, and
+the first rank's thread writes the manifest: the manifest commits the checkpoint.
 """
 
 import errno
@@ -35,26 +35,26 @@ from pseudoreal_trainer.plan.units import Kind
 
 _T = TypeVar("_T")
 _LAST_SECONDS = 1.0
-"""Seconds that a rank which fails alone gives to the checkpoint that is being written, and that any rank gives to files
-which it gives up."""
+"""Seconds that a failing single rank waits for the checkpoint in progress, and any rank for unfinished files to
+close."""
 
 log = structlog.get_logger()
 
 
 class SavingFailed(TrainingError):
-    """A checkpoint could not be written; those that were committed before are intact."""
+    """A checkpoint could not be written; earlier committed checkpoints are intact."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A committed checkpoint."""
+    """Committed checkpoint with its cost."""
 
     manifest: Manifest
-    """The manifest; on the first rank alone with its tensors and files."""
+    """Manifest of the checkpoint; only the first rank's manifest has tensors and files."""
     seconds: float
     """Seconds from the checkpoint's step to its commit."""
     stall_seconds: float
-    """Seconds that this rank's training stood still for the checkpoint, at most."""
+    """Upper bound of the seconds of training blocked by the checkpoint on this rank."""
 
     @property
     def cost(self) -> CheckpointCost:
@@ -68,8 +68,10 @@ class Saved:
 
 
 class _Files:
-    """The files of this rank. The thread that writes them opens them: so a volume that refuses fails the save, as a
-    failed write does, and not a training step."""
+    """Files of this rank, opened by the thread writing them.
+
+    So a volume refusing the open fails the save, like a failed write, and not a training step.
+    """
 
     def __init__(self, folder: StoragePath, rank: int, units: list[list[Part]], dtype: str) -> None:
         self._arguments = (folder, rank, units, dtype)
@@ -93,7 +95,7 @@ class _Files:
 class _Committed:
     manifest: Manifest
     moment: float
-    """Moment of the commit, in seconds of time.perf_counter."""
+    """Time of the commit, in seconds of time.perf_counter."""
 
 
 @dataclass(frozen=True)
@@ -101,33 +103,36 @@ class _Running:
     done: Future[_Committed]
     begin: float
     stalled: float
-    """Seconds that starting the save took the main thread."""
+    """Seconds of the main thread spent on starting the save."""
     held: float
-    """The engine's count of seconds that updates were held, when the save began."""
+    """The engine's `held_seconds` when the save started."""
 
 
 class Saver:
-    """The checkpoints of a phase, one at a time. Every rank makes one and calls the same methods in the same order.
+    """Checkpoints of a phase, one at a time. Every rank has one `Saver` and calls the same methods in the same order.
 
-    The thread that saves makes the collectives of `mesh.saving`, and nobody else does.
+    Invariant: only the checkpoint thread runs collectives on the group `mesh.saving`.
     """
 
     def __init__(
         self, engine: Engine, store: CheckpointStore, fence: Fence, policy: CheckpointPolicy, start: Manifest | None
     ) -> None:
-        """`start`: the checkpoint from which training goes on, whose files were read and are sound."""
+        """`start` is the manifest of the resumed checkpoint; its files were read and verified."""
         self._engine, self._store, self._fence, self._policy, self._start = engine, store, fence, policy, start
         self._heartbeat = engine.mesh.ranks.heartbeat
         self._thread = SideWork("checkpoint", self._heartbeat.failure)
         self._running: _Running | None = None
         is_first, layout = engine.mesh.ranks.is_first, engine.mesh.layout
-        # Here, while no rank trains yet: the same for all checkpoints of the phase, and long to make.
+        # Computed here, before any rank trains: it is slow, and the same for all checkpoints of the phase.
         self._tensors = tensors_of(layout, engine.whole_units, self._dtype) if is_first else {}
         self._ours = store.names() if is_first else set()
 
     def start(self, manifest: Manifest) -> list[Saved]:
-        """Begins to save the state of the newest step. It first waits for the checkpoint before, if that is still being
-        written, and returns it. Raises SavingFailed when that one could not be written."""
+        """Start saving the state of the newest step.
+
+        First waits for the previous checkpoint, if it is still being written, and returns it. Raises SavingFailed if
+        the previous checkpoint could not be written.
+        """
         before = self.finish()
         self._heartbeat.save_begun()
         begin, held = time.perf_counter(), self._engine.held_seconds
@@ -137,11 +142,11 @@ class Saver:
         return before
 
     def poll(self) -> list[Saved]:
-        """Returns the checkpoint that was committed since the last call, if any. Raises SavingFailed."""
+        """Return the checkpoint committed since the last call, if any, without waiting. Raises SavingFailed."""
         return self.finish() if self._running is not None and self._running.done.done() else []
 
     def finish(self) -> list[Saved]:
-        """Waits for the checkpoint that is being written, if any, and returns it. Raises SavingFailed."""
+        """Wait for the checkpoint in progress, if any, and return it. Raises SavingFailed."""
         if self._running is None:
             return []
         running, begin = self._running, time.perf_counter()
@@ -155,13 +160,15 @@ class Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, *_: object) -> None:
-        """Wait until the checkpoint that is being written is committed or has failed. A rank that fails beside others
-        does not wait: the commit needs the other ranks, which may be waiting for this one. One that fails alone waits
-        for a second: its volume may be what hangs."""
+        """Wait until the checkpoint in progress is committed or has failed.
+
+        After an exception, a rank among several does not wait: the commit needs the other ranks, and they may be
+        waiting for this rank. A rank training alone waits for a second: its volume may be the cause of a hang.
+        """
         is_alone = self._engine.mesh.ranks.world == 1
         if failure is not None and is_alone and self._running is not None:
             wait([self._running.done], _LAST_SECONDS)
-            self._heartbeat.failure.add(failure)  # where a process trains, this ends it
+            self._heartbeat.failure.add(failure)  # ends the process, if this process is a training rank
         self._thread.close(wait=kind is None or is_alone)
 
     def _started(self, manifest: Manifest) -> Future[_Committed]:
@@ -169,7 +176,7 @@ class Saver:
         if ranks.is_first:
             self._fence.check()
             self._make_folder(manifest)
-        ranks.from_first(0)  # no rank goes on before the folder is there
+        ranks.from_first(0)  # also a barrier: no rank goes on before the folder exists
         spans = spans_of(mesh.layout, engine.units, ranks.rank)
         spans = {unit: spans[unit] for unit in engine.order_of_updates() if unit in spans}
         parts = [parts_of(engine.units[unit], span) for unit, span in spans.items()]
@@ -178,7 +185,7 @@ class Saver:
         return self._thread.later(lambda: self._written(manifest, files, captured))
 
     def _is_start(self, manifest: Manifest) -> bool:
-        """Whether the manifest is that of the start: no step was made since."""
+        """Return whether the manifest describes the checkpoint of the start: no step has been trained since."""
         return self._start is not None and manifest.name == self._start.name
 
     def _make_folder(self, manifest: Manifest) -> None:
@@ -188,9 +195,9 @@ class Saver:
             raise _failed(manifest, error) from error
 
     def _restated(self, manifest: Manifest) -> Future[_Committed]:
-        """Saves a start of which only the manifest changes: the files stay, and the manifest is replaced in one go."""
+        """Save the start again, with a new manifest only: its files stay, and the manifest is replaced atomically."""
         start = self._start
-        assert start is not None, "it has the name of the start"
+        assert start is not None, "`_restated` is called only if the manifest has the name of the start"
         manifest = manifest.revised(
             tensors=start.tensors, files=start.files, link=start.link, delinked=start.delinked, parent=start.parent
         )
@@ -201,10 +208,12 @@ class Saver:
         return str(self._engine.master_dtype).removeprefix("torch.")
 
     def _written(self, manifest: Manifest, own: _Files, captured: Future[None]) -> _Committed:
-        """Writes this rank's files, in the thread that saves. The threads of all ranks meet here in collectives."""
+        """Write this rank's files and commit. Runs in the checkpoint thread; its collectives involve these threads of
+        all ranks."""
         digests, error = _tried(lambda: _finished(own, captured))
         if error is not None:
             _give_up(own)
+        # Also after an error: the other ranks wait in this collective.
         files = self._all_files(digests)
         if files is None:
             raise _failed(manifest, error or "another rank says why") from error or PeerFailed()
@@ -224,16 +233,17 @@ class Saver:
         self._ours.add(manifest.name)
         (self._store.restate if self._is_start(manifest) else self._store.commit)(manifest)
         try:
-            # These two are sound. They must not be pruned because others, which nobody verified, seem newer.
+            # Both checkpoints are verified. Without this, pruning could keep newer, unverified ones in their place.
             verified = [manifest.name, *([] if self._start is None else [self._start.name])]
             self._store.prune(self._policy.keep_last, self._policy.keep_every, verified, self._fence.check)
             self._store.sweep(self._ours, self._fence.check)
         except (OSError, TrainingError) as error:
-            # Training goes on: the checkpoint itself was written.
+            # Training goes on: the new checkpoint itself is committed.
             log.warning("old_checkpoints_stay", error=str(error))
 
     def _all_files(self, own: dict[str, FileDigest] | None) -> dict[str, FileDigest] | None:
-        """The files of all ranks, on the first rank; on the others none. None when a rank could not write its own."""
+        """Return the files of all ranks on the first rank, an empty dict on the others; None if a rank could not write
+        its files."""
         mine, ranks = _encoded(own), self._engine.mesh.ranks
         everyone = torch.empty(ranks.world * len(mine), dtype=torch.uint8)
         if self._engine.mesh.saving is None:
@@ -265,8 +275,10 @@ def _is_full(why: Exception | str) -> bool:
 
 
 def _give_up(files: _Files) -> None:
-    """Give up files that were not finished. The storage that failed may hang, or try again and again, which must not
-    keep back the error."""
+    """Close unfinished files, in a thread of its own and for at most a second.
+
+    The failed storage may hang or retry repeatedly; the report of the error must not wait for it.
+    """
     closing = Thread(target=files.close, name="gives files up", daemon=True)
     closing.start()
     closing.join(_LAST_SECONDS)
@@ -288,7 +300,7 @@ _SHA256_BYTES, _SIZE_BYTES = 32, 8
 
 
 def _encoded(files: dict[str, FileDigest] | None) -> Tensor:
-    """Digests and sizes of a rank's files, as bytes; zeros when the rank could not write them."""
+    """Return the digests and sizes of a rank's files as bytes; all zeros if the rank could not write them."""
     if files is None:
         return torch.zeros(len(FILES) * (_SHA256_BYTES + _SIZE_BYTES), dtype=torch.uint8)
     parts = [bytes.fromhex(file.sha256) + file.size.to_bytes(_SIZE_BYTES, "little") for file in files.values()]
@@ -296,7 +308,7 @@ def _encoded(files: dict[str, FileDigest] | None) -> Tensor:
 
 
 def _decoded(everyone: Tensor) -> dict[str, FileDigest]:
-    """The files of all ranks, from what they encoded."""
+    """Return the files of all ranks, from the concatenated results of `_encoded`."""
     content, record = everyone.numpy().tobytes(), _SHA256_BYTES + _SIZE_BYTES
     found = {}
     for number, begin in enumerate(range(0, len(content), record)):

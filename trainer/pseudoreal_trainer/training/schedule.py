@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step, counted from the job's start over all phases. Pure."""
+"""Learning rate as a function of the step, counted from the start of the job over all phases. Pure."""
 
 from math import cos, pi
 
@@ -7,14 +7,13 @@ from pseudoreal_api.spec.optimizer import Optimizer
 
 
 def phase_rate(config: PhaseConfig, step: int, begin: int) -> float:
-    """Learning rate of the update that makes step `step`, in a phase that began at step `begin`."""
+    """Return the learning rate of step `step`, including the warm-up of a phase started at step `begin`."""
     rate = learning_rate(config.optimizer, step, config.total_steps)
     return rate * min(1.0, (step - begin) / config.warmup_steps) if config.warmup_steps else rate
 
 
 def learning_rate(optimizer: Optimizer, step: int, total_steps: int) -> float:
-    """Learning rate of the update that makes step `step` (the first is 1): linear warm-up, then decay to the final
-    fraction."""
+    """Return the learning rate of step `step` (the first is 1): linear warm-up, then decay to the final fraction."""
     peak, warmup = float(optimizer.learning_rate), optimizer.warmup_steps
     if step <= warmup:
         return peak * step / warmup
@@ -23,7 +22,7 @@ def learning_rate(optimizer: Optimizer, step: int, total_steps: int) -> float:
 
 
 def _remaining(optimizer: Optimizer, done: int, steps: int) -> float:
-    """Share of the decay that is still to come, after `done` of the `steps` behind the warm-up."""
+    """Return the remaining share of the decay after `done` of the `steps` after the warm-up."""
     progress = min(1.0, done / steps)
     match optimizer.schedule:
         case "Constant":

@@ -1,5 +1,7 @@
-"""The start of a phase: it makes the engine and fills it with fresh weights or those of a checkpoint, in whatever
-layout that was saved."""
+"""Start of a phase: create the engine and fill it with fresh, imported or checkpointed weights.
+
+A checkpoint may have been saved in any layout.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,9 +38,10 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch
 
 
 def open_imported(config: PhaseConfig, origin: Origin, *, checks: bool) -> Weights | None:
-    """The weights of another program that the phase begins with; None: there are none, or there is a checkpoint.
+    """Open the phase's initial weights from another program; None if there are none, or a checkpoint exists.
 
-    One rank `checks` all of them, the others what they read. Raises InvalidJobError where they do not fit.
+    The rank with `checks` verifies all of them; the other ranks verify only their own reads. Raises InvalidJobError if
+    they do not fit the model.
     """
     start = config.start_from
     if start is None or start.hugging_face is None or not isinstance(origin, Anew):
@@ -51,15 +54,15 @@ def open_imported(config: PhaseConfig, origin: Origin, *, checks: bool) -> Weigh
 
 
 def first_progress(config: PhaseConfig, origin: Origin, imported: Weights | None = None) -> Progress:
-    """How far the phase is before this execution's first step."""
+    """Return the progress before this execution's first step."""
     if isinstance(origin, Anew):
         return Progress(imported=None if imported is None else imported.config)
     progress = Progress.saved_in(origin.checkpoint.manifest)
     if not isinstance(origin, Continued):
         return progress
-    # The sources, the mixture and the batch of another job may be others.
+    # The other job may have had other sources, another mixture and another batch.
     progress = replace(progress, mixture_begin=None)
-    # The last phase of another job may be trained longer; an earlier one is done.
+    # The last phase of the other job may be trained further, so its ending is cleared; an earlier phase stays ended.
     return replace(progress, ending=Ending()) if config.phase_steps == config.total_steps else progress
 
 
@@ -75,9 +78,11 @@ def compiles(config: PhaseConfig, ranks: Ranks) -> bool:
 def open_engine(
     config: PhaseConfig, layout: Layout, ranks: Ranks, end_of_document: int | None = None
 ) -> Iterator[Engine]:
-    """Makes the engine of this rank, and closes it at the end. Every rank calls this. `end_of_document`: the token that
-    ends documents, within which tokens attend; None: they attend in whole sequences. Raises TrainingError when the
-    state does not fit into its home."""
+    """Create this rank's engine and close it at the end. Every rank calls this.
+
+    Attention stays within documents ended by the token `end_of_document`; None: attention spans whole sequences. Raises
+    TrainingError if the state does not fit into its home.
+    """
     blueprint = Blueprint(
         model=config.model,
         optimizer=config.optimizer,
@@ -94,7 +99,7 @@ def open_engine(
     try:
         yield engine
     except BaseException:
-        # Of several ranks one that fails ends at once: its other threads may be waiting for those ranks.
+        # Among several ranks, a failing rank does not close: its other threads may be waiting for the other ranks.
         if ranks.world == 1:
             engine.close()
         raise
@@ -105,8 +110,10 @@ def open_engine(
 
 
 def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights | None = None) -> None:
-    """Puts this rank's part of the state in its homes; each rank reads only what it holds. `imported`: weights that a
-    phase begins with that begins anew."""
+    """Load this rank's shard of the state into its homes; each rank reads only its shard.
+
+    `imported` are weights of another program for a fresh start.
+    """
     for index, unit in enumerate(engine.units):
         if engine.has(index):
             extent = engine.extent(index)
@@ -146,7 +153,7 @@ def _imported(unit: Unit, extent: range, weights: Weights, dtype: torch.dtype) -
 
 
 def _vector(unit: Unit, extent: range, start: Reader, kind: Kind) -> Tensor:
-    """One vector of a unit's state, [length of the extent]."""
+    """Return this rank's shard of one state vector of a unit, [length of the extent]."""
 
     def read(part: Part) -> NDArray[Any]:
         return start.read(part.name, kind, part.begin, part.end)
@@ -155,7 +162,8 @@ def _vector(unit: Unit, extent: range, start: Reader, kind: Kind) -> Tensor:
 
 
 def _joined(unit: Unit, extent: range, dtype: torch.dtype, read: Callable[[Part], NDArray[Any]]) -> Tensor:
-    """What is read of the parts of an extent, [length of the extent]; zeros behind the unit's end."""
+    """Return the tensor parts of an extent, read and joined, [length of the extent]; zeros after the end of the
+    unit."""
     found = torch.zeros(len(extent), dtype=dtype)
     for part in parts_of(unit, extent):
         offset, array = part.offset - extent.start, read(part)

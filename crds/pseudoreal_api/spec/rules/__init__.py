@@ -1,4 +1,4 @@
-"""The rules across fields, written once in CEL, one file a subject: the API server and `spec.check` evaluate them.
+"""Rules across fields, written once in CEL and evaluated by the API server and by `spec.check`; one file per subject.
 
-What one field may hold is said in its model, and what may change in a job in `spec.changes`.
+The model of a field defines its own values; `spec.changes` defines permitted changes.
 """

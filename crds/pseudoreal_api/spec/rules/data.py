@@ -1,4 +1,4 @@
-"""Rules on what is read: validation, sets of tokens, the tokenizer."""
+"""Rules on the data: validation, token sets, tokenizer."""
 
 from pseudoreal_api.spec.rules.rule import on_job
 

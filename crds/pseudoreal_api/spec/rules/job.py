@@ -1,4 +1,4 @@
-"""All rules on a job, in the order in which the CRD carries them, and those on its name."""
+"""All rules on a job, in the order of the CRD, and the rules on its name."""
 
 from pseudoreal_api.names import HOST_NAME_CHARACTERS
 from pseudoreal_api.spec.rules.data import DATA_RULES
@@ -12,8 +12,8 @@ from pseudoreal_api.spec.rules.rule import Rule, on_job, says
 from pseudoreal_api.spec.rules.storage import STORAGE_RULES
 from pseudoreal_api.spec.rules.vocabulary import VOCABULARY_RULES
 
-# Jobs are named <job>-<phase>-<digest>-e<execution>; their pods' host names append -<index> and must be DNS labels of
-# at most 63 characters. The names of delinks, which are longer, lose what does not fit.
+# Jobs are named <job>-<phase>-<digest>-e<execution>; host names of their pods append -<index> and must be DNS labels of
+# at most 63 characters. The names of delinks are longer and are cut.
 NAME_BUDGET = HOST_NAME_CHARACTERS - len("--abcdef-e999-9999")
 
 SPEC_RULES = (

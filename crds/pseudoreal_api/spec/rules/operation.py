@@ -1,4 +1,4 @@
-"""Rules on a job while it runs: queue and gang, where its figures go, restarts, hangs, requests."""
+"""Rules on the operation of a job: queue and gang, metrics sinks, restarts, hangs, requests."""
 
 from pseudoreal_api.spec.rules.rule import on_job
 

@@ -1,4 +1,4 @@
-"""Rules on the optimizer, and on the tensors that it treats otherwise."""
+"""Rules on the optimizer, and on tensors with settings of their own."""
 
 from pseudoreal_api.spec.rules.rule import on_job
 
@@ -32,7 +32,7 @@ OPTIMIZER_RULES = (
         "self.optimizer.beta2",
     ),
     on_job(
-        # The smallest number of float32 with all its digits is 1.18e-38; far below it are zeros.
+        # The smallest normal float32 is 1.18e-38; numbers far below it become zero.
         "double(self.optimizer.epsilon) >= 1e-37",
         "spec.optimizer.epsilon %s must be at least 1e-37: in float32 it would be 0, and a parameter without a gradient"
         " would be divided by that",

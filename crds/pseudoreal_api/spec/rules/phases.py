@@ -1,10 +1,10 @@
-"""Rules on each phase, and on phases that follow each other."""
+"""Rules on each phase, and on pairs of consecutive phases."""
 
 from pseudoreal_api.spec.rules.rule import on_each_pair, on_each_phase, on_job
 
 
 def blocks_of(phase: str) -> str:
-    """A CEL expression for the number of blocks of a phase."""
+    """Return a CEL expression for the number of blocks of a phase."""
     return f"(has({phase}.sharing) ? {phase}.sharing.blocks : self.model.layers)"
 
 
@@ -16,14 +16,14 @@ _REFINES = (
 
 _EXPERTS_P, _EXPERTS_Q = (f"(has({{{x}}}.sharing) && 'Experts' in {{{x}}}.sharing.parts)" for x in "pq")
 
-# CEL does not know how many AllRanks are: resolve.py applies these rules to them.
+# CEL cannot resolve AllRanks to a number: resolve.py applies these rules to it.
 _ALL_RANKS = "p.parallelism.pipeline == 'AllRanks'"
 _PIPELINE = "int(p.parallelism.pipeline)"
 _NOT_INTERLEAVED = f"p.parallelism.schedule != 'Interleaved' || {_ALL_RANKS}"
 _ROUNDS = f"p.batch.microBatches / {_PIPELINE}"
 
 _DENSE_LAYERS = "self.model.experts.denseLayers"
-# The next layer that uses the block of layer l of the phase p; behind the last one comes the first.
+# Next layer that uses the block of layer l in phase p; after the last such layer comes the first.
 _SEGMENT = "(self.model.layers / p.sharing.blocks)"
 _NEXT_OF_BLOCK = (
     "(p.sharing.pattern == 'Cycle' ? (l + p.sharing.blocks) % self.model.layers"

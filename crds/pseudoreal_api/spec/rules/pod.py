@@ -1,4 +1,4 @@
-"""Rules on pods: their network and their environment."""
+"""Rules on pods: network and environment."""
 
 from pseudoreal_api.environment import RESERVED_ENV, RESERVED_ENV_PREFIXES
 from pseudoreal_api.spec.rules.rule import on_each_phase, on_job

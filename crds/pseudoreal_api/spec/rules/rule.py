@@ -1,8 +1,8 @@
-"""A rule in CEL, and how rules on a job, on each of its phases, and on phases that follow each other are written.
+"""CEL rules, and builders for rules on a job, on each of its phases, and on pairs of consecutive phases.
 
-The API server evaluates them when a manifest is applied; `pseudoreal_api.spec.check` evaluates the same text for a
-local run. Every rule has a message that names the fields and the values at fault. Messages are made by `format`, as the
-API server takes the length of `string(integer)` for unbounded and refuses longer concatenations as too expensive.
+The API server evaluates the rules when a manifest is applied; `pseudoreal_api.spec.check` evaluates the same text for a
+local run. Every rule has a message with the fields and values at fault. Messages are built with `format`: the API
+server treats the length of `string(integer)` as unbounded and refuses longer concatenations as too expensive.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rule:
-    """A CEL expression that must hold, and a CEL expression for the sentence that says why it does not."""
+    """CEL expression for the required condition, and CEL expression for the sentence shown if it is false."""
 
     rule: str
     message: str
@@ -21,7 +21,7 @@ class Rule:
 
 
 def says(sentence: str, *values: str) -> str:
-    """A CEL expression for the sentence, with the values of these expressions in it."""
+    """Return a CEL expression for the sentence, with the values of the given expressions inserted."""
     return f"'{sentence}'.format([{', '.join(values)}])"
 
 
@@ -30,13 +30,13 @@ def on_job(holds: str, sentence: str, *values: str) -> Rule:
 
 
 def on_each_phase(holds: str, sentence: str, *values: str) -> Rule:
-    """A rule on every phase p; the sentence speaks of the first one that breaks it."""
+    """Return a rule on every phase p; the message names the first phase at fault."""
     message = says(f"spec.phases[%s]{sentence}", "p.name", *values)
     return Rule(f"self.phases.all(p, {holds})", f"self.phases.filter(p, !({holds})).map(p, {message})[0]")
 
 
 def on_each_pair(holds: str, sentence: str, *values: str) -> Rule:
-    """A rule on every phase {p} and its successor {q}. CEL macros have no index, so the indices are listed."""
+    """Return a rule on every phase {p} and its successor {q}. CEL macros have no index, so the indices are listed."""
     indices = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]"
 
     def fill(expression: str) -> str:

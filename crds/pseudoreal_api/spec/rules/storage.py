@@ -1,4 +1,4 @@
-"""Rules on what is mounted and what is stored: the corpus, the checkpoints, the weights that a job begins with."""
+"""Rules on mounts and storage: corpus, checkpoints, and the initial weights of a job."""
 
 from pseudoreal_api.spec.rules.phases import blocks_of
 from pseudoreal_api.spec.rules.rule import on_job

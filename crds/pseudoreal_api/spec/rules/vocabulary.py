@@ -1,9 +1,9 @@
-"""Rules on tokens: how many there are, which one ends a document, how large their logits are."""
+"""Rules on tokens: vocabulary size, document-end token, bound of the logits."""
 
 from pseudoreal_api.spec.rules.rule import on_job
 
 _BYTES = 256
-"""Number of tokens of the tokenizer Bytes."""
+"""Vocabulary size of the tokenizer Bytes."""
 
 VOCABULARY_RULES = (
     on_job(

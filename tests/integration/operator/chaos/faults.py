@@ -1,4 +1,4 @@
-"""What can go wrong between the operator and the API server, as data."""
+"""Faults between the operator and the API server, as data."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from tests.support.depth import DEPTH
 
 
 class Target(StrEnum):
-    """What is counted, from 1. A request may count as more than one."""
+    """Counted kinds of requests and changes, from 1. A request may count as several kinds."""
 
     READ = "read"
     DISCOVERY = "discovery"
-    """The read that tells what kinds our API group has."""
+    """Read request for the resources of the project's API group."""
     WRITE = "write"
     CHILD = "child"
     NEWS = "news"
-    """The posting of an Event."""
+    """Posting of an Event."""
     STATUS = "status"
     WATCH = "watch"
     CHANGE = "change"
-    """What a watch tells."""
+    """Change reported by a watch."""
     JOB_CHANGE = "change of a job"
-    """What the watch of jobs tells, which is kopf's."""
+    """Change reported by kopf's watch of PseudoRealJobs."""
     CHILD_CHANGE = "change of a child"
-    """What the watches of Jobs and pods tell."""
+    """Change reported by the watches of Jobs and pods."""
 
 
 class Kind(StrEnum):
@@ -83,14 +83,14 @@ _MORE = 4
 
 
 def every_fault(counts: Mapping[Target, int]) -> Iterator[Fault]:
-    """For a life with so many of each."""
+    """Yield every applicable fault for a life with these numbers of targets."""
     for target, kinds in _APPLICABLE.items():
         for number in range(1, counts[target] + _MORE + 1):
             yield from (Fault(kind, target, number) for kind in kinds)
 
 
 def sample(counts: Mapping[Target, int]) -> Iterator[Fault]:
-    """Some of each kind."""
+    """Yield some faults of each kind."""
     chance = DEPTH.chance("pseudoreal")
     for target, kinds in _SAMPLED.items():
         for kind in kinds:
@@ -99,6 +99,6 @@ def sample(counts: Mapping[Target, int]) -> Iterator[Fault]:
 
 
 def surely_reached(count: int) -> int:
-    """How many of them a shorter life has too: on a busy machine a pass sees more at once. Of statuses some lives had
-    10 where another had 13."""
+    """Return how many targets a shorter life reaches too: on a busy machine, a reconcile pass sees more changes at
+    once. Some lives had 10 status writes where another had 13."""
     return int(count * 0.7)

@@ -1,4 +1,4 @@
-"""The whole life of one job: what the test does as the kubelet, and what is left to compare."""
+"""The whole life of one job: the test acts as the kubelet, and keeps the results for comparison."""
 
 import json
 import re
@@ -25,13 +25,13 @@ Json = dict[str, Any]
 JOB = "life"
 LIFE_SECONDS = 3 * PATIENCE_SECONDS
 ILL_SECONDS = 45.0
-"""Three failures of the probe, 15 s apart, as in the chart."""
+"""Seconds for three failures of the liveness probe, 15 s apart, as in the chart."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 
 @dataclass(frozen=True)
 class Story:
-    """What is the same in every life. `created` counts what the operator made, by kind and name or reason."""
+    """Results equal in every life. `created` counts the operator's created objects by kind and name or reason."""
 
     end: Json
     created: Counter[tuple[str, str]]
@@ -39,7 +39,7 @@ class Story:
 
 @dataclass
 class Life:
-    """One job in a namespace of its own, with an operator of its own behind a proxy of its own."""
+    """One job in its own namespace, with its own operator behind its own proxy."""
 
     cluster: Cluster
     proxy: Proxy
@@ -83,7 +83,7 @@ class Life:
         return "\n".join([str(self.cluster.find(JOB)), *requests, *log])
 
     def health(self) -> int:
-        """The code that the liveness probe gets; 0 when nobody answers."""
+        """Return the status code of the liveness probe; 0 without an answer."""
         try:
             self.operator.health()
         except HTTPError as error:
@@ -109,7 +109,7 @@ class Life:
         return time.monotonic() - self.ill_since > ILL_SECONDS
 
     def _run_pods(self) -> None:
-        """Takes every pod one step further."""
+        """Advance every pod by one step."""
         for pod in self.job.children("api/v1 pods"):
             # What the garbage collector took meanwhile.
             with suppress(client.exceptions.NotFoundException):
@@ -138,7 +138,7 @@ def _stage(pod: Json) -> str:
 
 
 def _essence(body: Json) -> Json:
-    """The status without its times, and what kopf may have left."""
+    """Return the status without times, and the annotations, where kopf could have left some."""
     status = body["status"]
     kept = {key: status.get(key) for key in ("state", "execution", "restarts", "checkpoint", "phases")}
     kept["conditions"] = sorted([c["type"], c["status"], c["reason"]] for c in status["conditions"])

@@ -1,4 +1,4 @@
-"""Many lives at a time, each compared with an undisturbed one."""
+"""Many lives in parallel, each compared with an undisturbed one."""
 
 import os
 from collections import Counter
@@ -22,8 +22,8 @@ from tests.support.patience import wait_for
 # A life waits half of its time.
 AT_A_TIME = 2 * (os.cpu_count() or 1)
 RESTARTING = {Kind.KILL_BEFORE, Kind.KILL_AFTER, Kind.ANSWER_404, Kind.ANSWER_409, Kind.ANSWER_410, Kind.ERROR_500}
-"""Kinds after which the operator may have to be started again: kopf ends it when one of its own reading requests meets
-such an answer, or its watch an error other than 410."""
+"""Faults with a possible restart of the operator: kopf ends it after such an answer to one of kopf's own read requests,
+or after an error other than 410 on kopf's watch."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Undisturbed:
 
 @dataclass(frozen=True)
 class Lives:
-    """`upstream` is the API server with the operator's credentials; what is logged goes to `folder`."""
+    """Creates lives. `upstream` is the API server with the operator's credentials; logs are written to `folder`."""
 
     admin: client.ApiClient
     upstream: client.Configuration
@@ -58,7 +58,7 @@ class Lives:
             return Undisturbed(life.live(), life.proxy.counts)
 
     def complaints(self, faults: Sequence[Fault], calm: Undisturbed) -> list[str]:
-        """One for each life that did not go as the undisturbed one. Says how far it is."""
+        """Return one complaint for each life different from the undisturbed one. Prints the progress."""
         good: list[Life] = []
 
         def complaint(number: int) -> str:
@@ -95,7 +95,7 @@ def _complaint(life: Life, fault: Fault, calm: Undisturbed) -> str:
 
 
 def _with_lost_events(story: Story, calm: Story) -> Story:
-    """Events are best effort: those that an operator had not posted when it died are lost."""
+    """Add the lost events: events are best effort, so a dying operator loses its pending ones."""
     lost = Counter({what: count for what, count in (calm.created - story.created).items() if what[0] == "Event"})
     return Story(story.end, story.created + lost)
 

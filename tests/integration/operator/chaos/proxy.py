@@ -1,4 +1,4 @@
-"""A reverse proxy between the operator and the API server that records every request and injects faults."""
+"""Reverse proxy between the operator and the API server, for recording every request and injecting faults."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ _LINE_BYTES = 2**21
 
 @dataclass
 class Exchange:
-    """A request, and what the API server answered: nothing, when it was not asked."""
+    """A request, and the API server's answer; None for the answer if the request was not forwarded."""
 
     method: str
     path: str
@@ -66,7 +66,8 @@ class Exchange:
 
 @dataclass
 class Proxy:
-    """Serves on loopback while it is entered. `kill` ends the operator at once; `struck` is what a fault hit last."""
+    """Serves on loopback inside its context. `kill` kills the operator; `struck` is the target of the last injected
+    fault."""
 
     upstream: client.Configuration
     faults: tuple[Fault, ...] = ()
@@ -75,13 +76,13 @@ class Proxy:
     exchanges: list[Exchange] = field(default_factory=list)
     counts: Counter[Target] = field(default_factory=Counter)
     refuses_texts: bool = False
-    """No status may have any."""
+    """Whether every status with a text is refused."""
     holds: str = ""
-    """End of the paths of reads whose answers are kept until `release`; empty: none."""
+    """Suffix of the paths of read requests with answers withheld until `release`; empty: none."""
     holding: int = 0
-    """Number of answers that were kept."""
+    """Number of withheld answers."""
     is_away: bool = False
-    """Whether no request is answered; watches that are there go on."""
+    """Whether no request is answered; existing watches go on."""
 
     def __enter__(self) -> Self:
         self._ready = threading.Event()
@@ -97,7 +98,7 @@ class Proxy:
         self._thread.join()
 
     def inject(self, fault: Fault) -> None:
-        """While it serves, in place of the others."""
+        """Replace the faults while the proxy is serving."""
         self.struck, self.faults = "", (fault,)
 
     def release(self) -> None:
@@ -105,7 +106,7 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._released.set)
 
     def writes(self, begin: int = 0) -> list[str]:
-        """What was to be written from that exchange on."""
+        """Return the write requests, from the exchange with index `begin` on."""
         return [str(exchange) for exchange in self.exchanges[begin:] if exchange.method != "GET"]
 
     def write_kubeconfig(self, path: Path) -> Path:
@@ -172,7 +173,7 @@ class Proxy:
         return _cut_off(request) if kind in (Kind.DROP_ANSWER, Kind.KILL_AFTER) else answer
 
     def _due(self, what: str, *targets: Target) -> Kind | None:
-        """Counts, and says whether it is the turn of a fault."""
+        """Count the targets, and return the fault due now, if any."""
         self.counts.update(targets)
         due = {(target, self.counts[target]) for target in targets}
         fault = next((fault for fault in self.faults if (fault.target, fault.number) in due), None)
@@ -249,7 +250,8 @@ def _failure(kind: Kind) -> Json:
 
 
 def _has_texts(job: Json) -> bool:
-    """Whether the job has texts of others than the operator, which says that they were refused."""
+    """Return whether the job has texts from others than the operator; the operator replaces a refused text by a
+    sentence."""
     messages = [condition["message"] for condition in job["status"]["conditions"]]
     return any("refused the text of this condition" not in message for message in messages)
 

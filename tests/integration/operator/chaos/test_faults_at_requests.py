@@ -1,4 +1,4 @@
-"""A job ends the same, with no duplicate child and no lost event, whatever fault one request meets."""
+"""A job ends the same, without duplicate children or lost events, for any fault of a single request."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_a_job_ends_the_same_after_some_of_the_faults(lives: Lives) -> None:
 
 @pytest.mark.long
 def test_a_job_ends_the_same_after_every_fault_at_every_request(lives: Lives) -> None:
-    """An hour: `make test-chaos` shows how far it is."""
+    """Takes an hour: `make test-chaos` shows the progress."""
     calm = lives.undisturbed()
     complaints = lives.complaints(list(every_fault(calm.counts)), calm)
     assert not complaints, "\n".join(complaints)

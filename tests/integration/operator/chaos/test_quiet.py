@@ -1,4 +1,4 @@
-"""Jobs that nothing happens to cost no requests."""
+"""Idle jobs cost no requests."""
 
 import time
 from functools import partial
@@ -14,11 +14,11 @@ pytestmark = pytest.mark.integration
 
 JOBS = 5
 QUIET_SECONDS = 6.0
-"""Longer than an operator that polls leaves any of them alone."""
+"""Seconds without requests; longer than any polling interval of a polling operator."""
 
 
 class _Silence:
-    """How long there was no request but those of watches."""
+    """Time since the last request other than a watch."""
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy, self._requests, self._begin = proxy, -1, 0.0
@@ -35,7 +35,7 @@ def _has_told(job: Job, reason: str) -> bool:
 
 
 def test_a_new_operator_leaves_jobs_alone_at_which_nothing_is_to_be_done(lives: Lives) -> None:
-    """It sees that in a few lists: ended and suspended jobs, and one that trains."""
+    """The new operator recognizes ended, suspended and training jobs from a few list requests."""
     with lives.life("quiet") as life:
         life.create()
         life.run_to_the_end()

@@ -1,4 +1,4 @@
-"""Two operators, each behind a proxy of its own: one leads, the other one takes over, and only who leads writes."""
+"""Two operators, each behind its own proxy: one leads, the other takes over, and only the leader writes."""
 
 import signal
 import socket
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 Json = dict[str, Any]
 
 ON_PURPOSE_SECONDS, KILLED_SECONDS = 2.0, 20.0
-"""Most seconds until the standby works."""
+"""Maximal seconds until the standby works."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Replica:
         return self.operator.metrics()["pseudoreal_leader", frozenset()] == 1
 
     def works(self, times: int = 1) -> datetime:
-        """When it held the Lease, and had looked at all jobs, for that time."""
+        """Return the time of the `times`-th completion of the initial list, after acquiring the Lease."""
         lines = self.operator.lines
         wait_for("the first look", lambda: len(lines("first_look")) >= times, self.operator.said)
         return datetime.fromisoformat(lines("first_look")[times - 1]["timestamp"])
@@ -55,7 +55,7 @@ class Pair:
     second: Replica
 
     def start(self) -> None:
-        """The first leads, and the second stands by."""
+        """Start the first replica as leader, and the second as standby."""
         self.first.operator.start()
         self.first.works()
         self.second.operator.start()
@@ -64,13 +64,13 @@ class Pair:
         wait_for("a standby", lambda: self.second.operator.lines("lease_awaited"), self.second.operator.said)
 
     def created(self) -> Counter[tuple[str, str]]:
-        """What both of them made, but for events: kinds and names."""
+        """Count the objects created by both replicas, except events and Leases, by kind and name."""
         made = [e.created for replica in (self.first, self.second) for e in replica.proxy.exchanges if e.created]
         kinds = [(body["kind"], body["metadata"]["name"]) for body in made if body["kind"] not in ("Event", "Lease")]
         return Counter((kind, bare_child(kind, name)) for kind, name in kinds)
 
     def reported_to(self) -> list[str]:
-        """The pods that the chart's Service of reports leads to."""
+        """Return the pods selected by the chart's report Service."""
         selector = chart.find(chart.render(), "Service")["spec"]["selector"]
         pods = self.cluster.list("api/v1 pods", ",".join(f"{key}={value}" for key, value in selector.items()))
         return [pod["metadata"]["name"] for pod in pods]
@@ -78,7 +78,7 @@ class Pair:
 
 @pytest.fixture
 def pair(lives: Lives, tls: Path, cluster: Cluster) -> Iterator[Pair]:
-    """Not started yet. Their pods are there."""
+    """Two operators with their pods, not started yet."""
     with ExitStack() as stack:
 
         def replica(name: str) -> Replica:
@@ -96,7 +96,7 @@ def pair(lives: Lives, tls: Path, cluster: Cluster) -> Iterator[Pair]:
 
 
 def _make_pod(cluster: Cluster, name: str) -> None:
-    """A pod of the chart's Deployment."""
+    """Create a pod of the chart's Deployment."""
     labels = chart.find(chart.render(), "Deployment")["spec"]["template"]["metadata"]["labels"]
     container = {"name": "operator", "image": "operator"}
     pod: Any = {"metadata": {"name": name, "labels": labels}, "spec": {"containers": [container]}}
@@ -113,7 +113,7 @@ def _takes_reports(operator: Operator) -> bool:
 
 
 def test_a_job_outlives_its_leaders(pair: Pair) -> None:
-    """The first goes on purpose, the second is killed, and the job knows nothing of it."""
+    """The first leader is stopped, the second one is killed, and the job is not affected."""
     pair.start()
     first, second = pair.first, pair.second
     assert (first.leads, second.leads) == (True, False)
@@ -145,7 +145,7 @@ def test_a_job_outlives_its_leaders(pair: Pair) -> None:
 
 
 def _check(pair: Pair, job: Job) -> None:
-    """Checks that everything was made and told once."""
+    """Check the counts: every object was created once, and every event posted once."""
     assert (job.status.state, job.status.execution, job.status.restarts) == ("Complete", 1, 0)
     jobs = {f"{job.name}-{stage}-e1" for stage in ("pseudo", "real-delink", "real")}
     assert {name for kind, name in pair.created() if kind == "Job"} == jobs
@@ -159,7 +159,8 @@ def _check(pair: Pair, job: Job) -> None:
 
 
 def test_a_leader_that_was_frozen_writes_nothing(pair: Pair) -> None:
-    """It was about to: it had asked for all that it needs, and gets the answer when it wakes."""
+    """The leader is frozen while it waits for the last answer before a write, and receives the answer after it
+    wakes."""
     pair.start()
     first, second = pair.first, pair.second
     first.operator.expected = "lease_lost"
@@ -185,7 +186,7 @@ def test_a_leader_that_was_frozen_writes_nothing(pair: Pair) -> None:
 
 
 def test_a_leader_that_ends_finishes_what_it_writes(pair: Pair) -> None:
-    """The Lease is free only when the last write has its answer."""
+    """The Lease is released only after the last write has been answered."""
     pair.start()
     first, second = pair.first, pair.second
     # The Jobs of three stages are tried before anything is made.
@@ -204,7 +205,7 @@ def test_a_leader_that_ends_finishes_what_it_writes(pair: Pair) -> None:
 
 
 def test_a_leader_pauses_while_the_api_server_is_away(pair: Pair) -> None:
-    """It goes on when it is back, though its time is over: nobody led in between."""
+    """The leader goes on after the outage, although its lease duration has passed: no other replica led in between."""
     leader = pair.first
     leader.operator.start()
     leader.works()

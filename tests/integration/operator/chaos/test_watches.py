@@ -1,4 +1,4 @@
-"""Watches that end are begun again, and the operator goes on."""
+"""Ended watches are started again, and the operator goes on."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_watch_of_jobs_that_fails_is_begun_again(lives: Lives) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.ERROR_410, Kind.ERROR_500])
 def test_a_watch_of_children_outlives_whatever_ends_it(lives: Lives, kind: Kind) -> None:
-    """What it did not tell is asked for: no look that comes later would show it."""
+    """Missed changes are listed after the restart of the watch; no later event would show them."""
     with lives.life(f"children-{kind.name.lower().replace('_', '-')}") as life:
         life.create()
         life.until("the first child", lambda: life.job.child_jobs())

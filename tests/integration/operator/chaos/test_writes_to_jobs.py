@@ -1,4 +1,4 @@
-"""What is written to a job: its status, and nothing else. A job that has been created anew is another one."""
+"""The operator writes only the status of a job. A deleted and recreated job is treated as another job."""
 
 import pytest
 
@@ -30,6 +30,6 @@ def test_a_job_created_anew_is_not_taken_for_the_old_one(lives: Lives) -> None:
 
 
 def _written(life: Life) -> set[str]:
-    """The subresources of the job that were written; "" for itself."""
+    """Return the written subresources of the job; "" for the job itself."""
     writes = (e.path.split("/pseudorealjobs/") for e in life.proxy.exchanges if e.method not in ("GET", "POST"))
     return {parts[1].partition("/")[2] for parts in writes if len(parts) > 1}

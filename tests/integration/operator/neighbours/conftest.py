@@ -1,4 +1,4 @@
-"""Kubernetes' own scheduler, for pods that name it."""
+"""Kubernetes' own scheduler, for pods naming it."""
 
 from collections.abc import Iterator
 

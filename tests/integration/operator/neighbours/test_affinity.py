@@ -1,4 +1,4 @@
-"""A job of three pods on nine nodes in three zones, with Kubernetes' own scheduler: where a topology puts them."""
+"""Placement of a job's three pods by topology, on nine nodes in three zones, with Kubernetes' own scheduler."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ ZONE = "topology.kubernetes.io/zone"
 
 @pytest.fixture
 def nodes(cluster: Cluster) -> Iterator[dict[str, str]]:
-    """Three nodes in each zone, with room for one pod each: the labels by which pods find them."""
+    """Three nodes in each zone, each for one pod; the value is the label set for the pods' node selector."""
     core, labels = client.CoreV1Api(cluster.api), {"test": cluster.namespace}
     made = {f"{cluster.namespace}-{n}": labels | {ZONE: f"zone-{n % ZONES}"} for n in range(PODS * ZONES)}
     with nodes_for_one_pod_each(core, made), bound_claim(core, cluster.namespace):
@@ -32,7 +32,7 @@ def nodes(cluster: Cluster) -> Iterator[dict[str, str]]:
 def test_pods_share_a_zone_and_know_it(
     cluster: Cluster, nodes: dict[str, str], topology: dict[str, str] | None, zones: list[int]
 ) -> None:
-    """The first pod may go anywhere, and the others follow it; without a topology the scheduler spreads them."""
+    """The first pod may go anywhere, and the others follow; without a topology, the scheduler spreads them."""
     spec = {"schedulerName": PLAIN_SCHEDULER, "nodeSelector": nodes}
     scheduling: dict[str, Any] = {"topology": topology} if topology else {}
     job = cluster.create(

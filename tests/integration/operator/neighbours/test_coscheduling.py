@@ -1,4 +1,5 @@
-"""Two jobs of four pods on six nodes, with the real scheduler of scheduler-plugins: a gang has all nodes or none."""
+"""Gang scheduling of two jobs with four pods each on six nodes, with the real scheduler of scheduler-plugins: all nodes
+or none."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,7 @@ SCHEDULER, PODS, NODES = "gangs", 4, 6
 
 @pytest.fixture(scope="module")
 def scheduler(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The scheduler with its own definition of PodGroups."""
+    """The scheduler, with its own PodGroup definition."""
     folder, built, kubectl = tmp_path_factory.mktemp("scheduler"), coscheduling(), Kubectl(control_plane.kubeconfig)
     kubectl.said("apply", "--server-side", "--force-conflicts", "-f", str(built.definition))
     wait_for("PodGroups", lambda: kubectl("get", "podgroups.scheduling.x-k8s.io").returncode == 0)
@@ -33,7 +34,7 @@ def scheduler(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFact
 
 
 def _profile() -> dict[str, Any]:
-    """Coscheduling as its project's own example has it."""
+    """Return the coscheduling profile of the project's own example."""
     name = {"name": "Coscheduling"}
     plugins = {"multiPoint": {"enabled": [name]}, "queueSort": {"enabled": [name], "disabled": [{"name": "*"}]}}
     waiting = {**name, "args": {"permitWaitingTimeSeconds": 10}}
@@ -42,7 +43,7 @@ def _profile() -> dict[str, Any]:
 
 @pytest.fixture
 def nodes(cluster: Cluster) -> Iterator[dict[str, str]]:
-    """Nodes with room for one pod each: the labels by which pods find them."""
+    """Nodes for one pod each; the value is the label set for the pods' node selector."""
     core, labels = client.CoreV1Api(cluster.api), {"test": cluster.namespace}
     names = [f"{cluster.namespace}-{number}" for number in range(NODES)]
     with nodes_for_one_pod_each(core, dict.fromkeys(names, labels)), bound_claim(core, cluster.namespace):
@@ -62,7 +63,7 @@ def create(cluster: Cluster, name: str, policy: str, nodes: dict[str, str]) -> J
 
 
 def remove(cluster: Cluster, job: Job) -> None:
-    """Deletes a job, and its pods as the kubelets of their nodes do when these have ended."""
+    """Delete a job, then its pods, like the kubelets of their nodes after the pods have ended."""
     pods, core = job.alive_pods(), client.CoreV1Api(cluster.api)
     cluster.delete_job(job.name)
     wait_for("the end of its Jobs", lambda: not job.child_jobs())
@@ -71,7 +72,7 @@ def remove(cluster: Cluster, job: Job) -> None:
 
 
 def refused(job: Job) -> int:
-    """Number of its pods for which the scheduler has said that there is no place."""
+    """Return the number of pods reported as unschedulable."""
     conditions = [c for pod in job.alive_pods() for c in pod["status"].get("conditions", [])]
     return sum(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
 
@@ -96,7 +97,7 @@ def test_a_gang_has_all_of_its_nodes_or_none(cluster: Cluster, nodes: dict[str, 
 
 
 def test_without_a_gang_each_holds_what_the_other_one_needs(cluster: Cluster, nodes: dict[str, str]) -> None:
-    """What gangs are for: all nodes are taken, and not both jobs have all of theirs."""
+    """The problem solved by gangs: all nodes are taken, and neither job has all of its pods placed."""
     jobs = [create(cluster, name, "None", nodes) for name in ("first", "second")]
     wait_for("the scheduler's look at all", lambda: all_are_looked_at(jobs), lambda: said(jobs))
     assert sum(map(placed, jobs)) == NODES, said(jobs)

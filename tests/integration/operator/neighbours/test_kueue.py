@@ -1,4 +1,4 @@
-"""A real Kueue admits, holds, preempts and reclaims the Jobs of a job, and nobody else writes what is Kueue's."""
+"""A real Kueue admits, holds, preempts and reclaims the Jobs of a job, and Kueue alone writes its own fields."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +35,7 @@ def queues(
 
 
 def queue(queues: Kueue, cluster: Cluster, gpus: int, name: str = QUEUE, **fields: Any) -> str:
-    """A queue of the namespace, with so many GPUs: the name of the ClusterQueue behind it."""
+    """Create a queue of the namespace with `gpus` GPUs; return the name of its ClusterQueue."""
     behind = f"{cluster.namespace}-{name}"
     queues.cluster_queue(behind, FLAVOR, GPU, gpus, **fields)
     queues.local_queue(cluster.namespace, name, behind)
@@ -43,7 +43,7 @@ def queue(queues: Kueue, cluster: Cluster, gpus: int, name: str = QUEUE, **field
 
 
 def create(cluster: Cluster, name: str, **scheduling: Any) -> Job:
-    """A job whose first phase needs one GPU, and whose second phase needs two."""
+    """Create a job with a first phase on one GPU and a second phase on two."""
     gpu = {"limits": {GPU: "1"}}
     terms = {"queue": QUEUE} | scheduling
     return cluster.create(name, spec__scheduling=terms, spec__phases__0__resources=gpu, spec__phases__1__resources=gpu)
@@ -59,7 +59,7 @@ def wait_for_training(job: Job, phase: int = 0) -> None:
 
 
 def child(cluster: Cluster, name: str) -> dict[str, Any]:
-    """A child Job, by its bare name, once it is there."""
+    """Wait for a child Job with this bare name, and return it."""
 
     def found() -> dict[str, Any] | None:
         jobs = cluster.list("apis/batch/v1 jobs")
@@ -116,13 +116,13 @@ def name_of(body: dict[str, Any]) -> str:
 
 
 def of_priorities(queues: Kueue, cluster: Cluster) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One GPU for two jobs, one of which counts more."""
+    """One GPU for two jobs of different priority."""
     queue(queues, cluster, 1, preemption={"withinClusterQueue": "LowerPriority"})
     return {"workloadPriorityClassName": LOW}, {"workloadPriorityClassName": HIGH}
 
 
 def of_a_cohort(queues: Kueue, cluster: Cluster) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A queue that borrows the GPU of another one, which takes it back."""
+    """A queue borrows the GPU of another queue; the owner reclaims it."""
     cohort = {"cohortName": cluster.namespace}
     queue(queues, cluster, 0, "borrower", **cohort)
     queue(queues, cluster, 1, "owner", **cohort, preemption={"reclaimWithinCohort": "Any"})

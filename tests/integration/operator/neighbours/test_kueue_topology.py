@@ -1,4 +1,4 @@
-"""A real Kueue that knows where nodes are, and Kubernetes' own scheduler: pods of jobs on five nodes in two zones."""
+"""A real Kueue with a topology, and Kubernetes' own scheduler: pods of jobs on five nodes in two zones."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.usefixtures
 GPU, TOPOLOGY, QUEUE = "nvidia.com/gpu", "places", "gpus"
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 ROOM = {"small": 2, "large": 3}
-"""Nodes of each zone. A node has one GPU, and room for one pod."""
+"""Number of nodes per zone. A node has one GPU, and room for one pod."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def queues(
 
 @pytest.fixture(autouse=True)
 def nodes(queues: Kueue, cluster: Cluster) -> Iterator[None]:
-    """Nodes of this test alone, and a queue that has as many GPUs as they."""
+    """Nodes for this test alone, and a queue with all their GPUs."""
     core, own = client.CoreV1Api(cluster.api), {"test": cluster.namespace}
     made = {
         f"{cluster.namespace}-{zone}-{n}": own | {ZONE: zone, HOST: f"{cluster.namespace}-{zone}-{n}"}
@@ -62,13 +62,13 @@ def create(cluster: Cluster, name: str, pods: int, **topology: str) -> Job:
 
 
 def zones_of(job: Job, pods: int) -> Counter[str]:
-    """How many pods are in each zone, once all have a node."""
+    """Wait until all pods have a node, and return their number per zone."""
     wait_for("a node for each pod", lambda: placed(job) == pods, lambda: said([job]))
     return Counter(pod["metadata"]["labels"][ZONE] for pod in job.alive_pods())
 
 
 def workload_of(cluster: Cluster, job: Job) -> dict[str, Any]:
-    """The Workload of the one Job of a job."""
+    """Return the Workload of the job's only Job."""
 
     def found() -> dict[str, Any] | None:
         (owner,) = [body["metadata"]["name"] for body in job.children("apis/batch/v1 jobs")]
@@ -80,7 +80,7 @@ def workload_of(cluster: Cluster, job: Job) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", ["required", "preferred"])
 def test_pods_share_the_zone_with_room(cluster: Cluster, audit_log: Path, how: str) -> None:
-    """The scheduler by itself would spread them, and any of them that went to the small zone would be one too many."""
+    """The scheduler alone would spread the pods, and even one pod in the small zone would be wrong."""
     job = create(cluster, "near", 3, **{how: ZONE})
     assert zones_of(job, 3) == {"large": 3}
     workload = workload_of(cluster, job)

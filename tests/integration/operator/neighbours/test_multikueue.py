@@ -1,5 +1,8 @@
-"""MultiKueue carries a job as a whole to another cluster, whose operator runs it: two API servers, a Kueue and an
-operator beside each. Whoever makes and ends the Workload of such a job is played by the tests."""
+"""MultiKueue dispatches a whole job to another cluster, to be run by the operator there: two API servers, each with a
+Kueue and an operator.
+
+The tests create and finish the Workload of such a job.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +32,7 @@ GPU, FLAVOR, QUEUE, CARRIED = "nvidia.com/gpu", "any-node", "gpus", "carried"
 
 @dataclass(frozen=True)
 class Worker:
-    """A cluster to which jobs are carried."""
+    """Target cluster of dispatched jobs."""
 
     kubeconfig: Path
     queues: Kueue
@@ -54,7 +57,7 @@ def worker(tls: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work
 def manager(
     control_plane: ControlPlane, admin: client.ApiClient, worker: Worker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kueue]:
-    """The Kueue of the cluster in which users make their jobs."""
+    """Kueue of the cluster with the users' jobs."""
     with kueue.running(control_plane, admin, tmp_path_factory.mktemp("manager")) as queues:
         queues.flavor(FLAVOR, {})
         source = {"kubeConfig": {"locationType": "Path", "location": str(worker.kubeconfig)}}
@@ -72,7 +75,7 @@ def _body(kind: str, name: str, **spec: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def there(manager: Kueue, worker: Worker, cluster: Cluster) -> Cluster:
-    """The namespace of the test in the other cluster, with a queue in each: of two GPUs, as the job needs at most."""
+    """The test's namespace in the other cluster, with a queue in each cluster: two GPUs, the job's maximum."""
     checks = {"admissionChecksStrategy": {"admissionChecks": [{"name": CARRIED}]}}
     for queues, fields in ((manager, checks), (worker.queues, {})):
         queues.cluster_queue(cluster.namespace, FLAVOR, GPU, 2, **fields)
@@ -83,7 +86,7 @@ def there(manager: Kueue, worker: Worker, cluster: Cluster) -> Cluster:
 
 
 def create(cluster: Cluster) -> Job:
-    """A job that MultiKueue carries, with a Workload as large as its largest phase."""
+    """Create a job for MultiKueue, with a Workload as large as its largest phase."""
     job = cluster.create("llm", spec__managedBy=CONTROLLER)
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "llm", "uid": job.body["metadata"]["uid"]}
     container = {"name": "trainer", "image": "none", "resources": {"requests": {GPU: "1"}, "limits": {GPU: "1"}}}
@@ -100,7 +103,7 @@ def create(cluster: Cluster) -> Job:
 
 
 def finish_workload(cluster: Cluster) -> None:
-    """What the owner of a Workload does when the job has ended."""
+    """Mark the Workload as finished, like its owner after the end of the job."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     condition = {"type": "Finished", "status": "True", "reason": "Succeeded", "message": "", "lastTransitionTime": now}
     (found,) = workloads(cluster)
@@ -115,7 +118,7 @@ def workloads(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def carried(there: Cluster, cluster: Cluster) -> Job:
-    """The job in the other cluster, once it is there."""
+    """Wait for the job in the other cluster, and return it."""
     wait_for("the job in the other cluster", lambda: there.find("llm"), lambda: workloads(cluster))
     return Job(there, "llm")
 
@@ -170,7 +173,7 @@ def test_a_job_that_is_deleted_only_there_is_made_again(cluster: Cluster, there:
 
 
 def test_a_job_that_loses_its_quota_is_another_job_afterwards(cluster: Cluster, there: Cluster, worker: Worker) -> None:
-    """Its folder of checkpoints has its uid in it: so it begins anew."""
+    """The new job's checkpoint folder contains another uid, so the new job starts from scratch."""
     create(cluster)
     first = carried(there, cluster)
     first.run("llm-pseudo-e1")

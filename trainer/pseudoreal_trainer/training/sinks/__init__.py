@@ -1,4 +1,4 @@
-"""Programs besides metrics.jsonl that take the figures of each step, each in a file of its own.
+"""Metrics services for each step's figures, in addition to metrics.jsonl; one module each.
 
-What a figure is, and when there is one, is decided in `training`.
+`training` decides on the figures and their steps.
 """

@@ -1,4 +1,4 @@
-"""A run at MLflow."""
+"""Sink for MLflow runs."""
 
 import time
 
@@ -10,11 +10,11 @@ from pseudoreal_trainer.training.sinks.sink import Figures, Texts
 PACKAGE = "mlflow"
 _UID, _NAME = "pseudoreal_uid", "mlflow.runName"
 _MARK = "train/tokens"
-"""A figure of every step, by which the newest one is found."""
+"""Metric present in every step; its history gives the newest logged step."""
 
 
 class MLflow:
-    """One run for the job, by its uid."""
+    """MLflow run of the job, found by the job's uid."""
 
     def __init__(self, spec: Spec, job: JobIdentity) -> None:
         from mlflow import MlflowClient
@@ -24,10 +24,12 @@ class MLflow:
         found = self._client.search_runs([experiment], f"tags.{_UID} = '{job.uid}'")
         run = found[0] if found else self._client.create_run(experiment, tags={_UID: job.uid, _NAME: job.name})
         self._run: str = run.info.run_id
-        self._client.update_run(self._run, status="RUNNING")  # it may have ended, before a fault or a later phase
+        # a fault or the end of an earlier phase may have ended the run
+        self._client.update_run(self._run, status="RUNNING")
         known = self._client.get_metric_history(self._run, _MARK)
         self._newest = max((metric.step for metric in known), default=0)
-        """The newest step that it has: those that are made anew after a fault are the same."""
+        """Newest step in the run. Steps up to it are not logged again: training them again after a fault gives the same
+        figures."""
 
     def log(self, step: int, figures: Figures, texts: Texts) -> None:
         from mlflow.entities import Metric

@@ -1,4 +1,4 @@
-"""The sinks that a job asks for."""
+"""Opens a job's configured sinks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ from pseudoreal_trainer.training.sinks.sink import Sink
 
 
 def check_packages(config: PhaseConfig) -> None:
-    """Raises InvalidJobError where the package of a sink is not installed."""
+    """Raise InvalidJobError if the package of a configured sink is not installed."""
     packages = {"TensorBoard": tensorboard, "WeightsAndBiases": weights_and_biases, "MLflow": mlflow}
     for spec in config.logging.sinks:
         package = packages[spec.type].PACKAGE
@@ -27,7 +27,7 @@ def check_packages(config: PhaseConfig) -> None:
 
 
 def open_sinks(config: PhaseConfig, first_step: int) -> list[Background]:
-    """`first_step`: the first one that will be logged."""
+    """Open the job's sinks. `first_step` is the first step to be logged."""
     return [Background(spec.type, _maker(spec, config, first_step)) for spec in config.logging.sinks]
 
 

@@ -1,4 +1,4 @@
-"""What takes the figures of a step, and under which names."""
+"""The interface of a sink, and the names of its figures."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -11,19 +11,19 @@ Texts = Mapping[str, str]
 
 class Sink(Protocol):
     def log(self, step: int, figures: Figures, texts: Texts) -> None:
-        """Takes the figures of a step, and what the model wrote; the steps come in their order."""
+        """Log the figures and generated texts of a step. Steps come in ascending order."""
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Send the backlog."""
 
 
 def texts_of(line: ProgressReport) -> Texts:
-    """Prompts and what the model wrote behind them, where a line has any."""
+    """Return the generated samples of a line, each with its prompt, by name; empty if the line has no samples."""
     return {f"samples/{n}": f"{each.prompt}{each.text}" for n, each in enumerate(line.samples or [])}
 
 
 def figures_of(line: ProgressReport) -> Figures:
-    """The figures that a line of metrics.jsonl has, under the names by which people find them."""
+    """Return the figures of a line of metrics.jsonl, under the names shown in metrics services."""
     cost = line.checkpoint
     known = {
         "train/loss": line.loss,

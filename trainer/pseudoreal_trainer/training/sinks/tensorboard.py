@@ -1,4 +1,4 @@
-"""Event files that TensorBoard reads."""
+"""Sink for TensorBoard event files."""
 
 from pathlib import Path
 from textwrap import indent
@@ -11,10 +11,10 @@ FOLDER = "tensorboard"
 
 class TensorBoard:
     def __init__(self, work_directory: Path, execution: int, first_step: int) -> None:
-        """`first_step`: the first one that will be logged; what an earlier execution wrote from there on is hidden."""
+        """`first_step` is the first step to be logged; an earlier execution's entries from there on are hidden."""
         from tensorboardX import SummaryWriter
 
-        # Names of files have the second in which they were begun; the suffix tells two of one second apart.
+        # A file's name has the second of its creation; the suffix distinguishes executions created in the same second.
         self._writer = SummaryWriter(
             str(work_directory / FOLDER), purge_step=first_step, flush_secs=10, filename_suffix=f".{execution}"
         )
@@ -23,7 +23,7 @@ class TensorBoard:
         for name, figure in figures.items():
             self._writer.add_scalar(name, figure, step)
         for name, text in texts.items():
-            # It takes texts for Markdown, of which what is indented is shown as it is.
+            # TensorBoard renders Markdown, which shows indented text verbatim.
             self._writer.add_text(name, indent(text, "    ", lambda _: True), step)
 
     def close(self) -> None:

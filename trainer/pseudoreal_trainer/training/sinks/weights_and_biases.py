@@ -1,4 +1,4 @@
-"""A run at Weights & Biases."""
+"""Sink for Weights & Biases runs."""
 
 from pathlib import Path
 
@@ -11,8 +11,10 @@ PACKAGE = "wandb"
 
 
 class WeightsAndBiases:
-    """One run for the job, by its uid. The service takes each step once: those that are made anew after a fault are the
-    same."""
+    """Weights & Biases run of the job, identified by the job's uid.
+
+    The service accepts each step once. Training a step again after a fault gives the same figures, so nothing is lost.
+    """
 
     def __init__(self, spec: Spec, job: JobIdentity, work_directory: Path) -> None:
         import wandb
