@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.wire.reports import REPORT_AUTHORITIES, REPORT_BYTES, REPORT_PATH, PodReport
 
+from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.endpoint.certificate import Certificate
 from pseudoreal_operator.endpoint.identity import Identities, Refused
 from pseudoreal_operator.endpoint.limits import Clock, Limiter
@@ -74,7 +75,7 @@ class Reports:
             raise Refused(401, "send the projected token as Authorization: Bearer")
         try:
             return await self._identities.of(token, request.remote or "")
-        except (ApiException, ClientError, OSError) as error:
+        except (ApiException, ClientError, OSError, Unreadable) as error:
             self.complain("tokens_unverified", error=str(error))
             raise Refused(503, "the API server cannot tell whose token this is; report again later") from error
 

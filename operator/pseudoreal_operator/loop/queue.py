@@ -2,8 +2,8 @@
 
 Invariants: a key has one pass at a time. A key that is added during its pass gets another pass afterwards, so no
 wake-up is lost. A pass that comes early also serves the passes requested for later, and says itself when the next one
-is due. Groups of keys, which are namespaces, take turns, and no group has all workers. News come before the backlog,
-except in every fourth pass, so neither waits until the other is empty. A worker survives any error of a pass.
+is due. Groups of keys, which are namespaces, take turns, and no group has all of several workers. News come before the
+backlog, except in every fourth pass, so neither waits until the other is empty. A worker survives any error of a pass.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ FINISH_SECONDS = 5.0
 _NEWS_IN_A_ROW = 3
 """Number of passes over news after which one pass over the backlog follows."""
 _OTHERS_SHARE = 0.25
-"""Share of the workers that one group leaves to other groups."""
+"""Share of the workers that one group leaves to other groups: at least one of several workers."""
 _CLOSED_SECONDS = 0.25
 """Seconds between two checks whether a closed queue is open."""
 _MISTAKE_SECONDS = 60.0
@@ -134,7 +134,7 @@ class WorkQueue(Generic[Key]):
     async def workers(self, count: int, name: str = "worker") -> AsyncIterator[None]:
         """Run the workers in this context. At its end no pass starts any more; running passes have FINISH_SECONDS to
         end, and are then cancelled."""
-        self._most_of_group = max(1, count - int(count * _OTHERS_SHARE))
+        self._most_of_group = max(1, count - max(1, int(count * _OTHERS_SHARE)))
         async with AsyncExitStack() as stack:
             tasks = [await stack.enter_async_context(running(f"{name} {n}", self._serve())) for n in range(count)]
             try:

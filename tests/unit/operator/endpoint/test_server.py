@@ -15,6 +15,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.wire.reports import REPORT_BYTES, REPORT_PATH, PodReport, RankReport, ReportAnswer
 from pseudoreal_dev.cluster.certificates import Authority
+from pseudoreal_operator.cluster.bounds import TOO_LARGE, Unreadable
 from pseudoreal_operator.endpoint import listener, server
 from pseudoreal_operator.endpoint.identity import REFUSALS_AT_ONCE, Identities
 from pseudoreal_operator.endpoint.server import Reports, bounded
@@ -213,7 +214,16 @@ async def test_a_flood_of_unknown_tokens(endpoint: Endpoint) -> None:
     assert answers[-1].headers["Retry-After"] == "10"
 
 
-@pytest.mark.parametrize("failure", [ApiException(status=500), ClientError("cut"), OSError("down"), TimeoutError()])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ApiException(status=500),
+        ClientError("cut"),
+        OSError("down"),
+        TimeoutError(),
+        Unreadable(TOO_LARGE, "the pod has more than 2,097,152 bytes"),
+    ],
+)
 async def test_an_api_server_that_cannot_tell(endpoint: Endpoint, api: FakeApi, failure: Exception) -> None:
     api.failure = failure
     answer = await endpoint.post()

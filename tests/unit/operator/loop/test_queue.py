@@ -246,6 +246,23 @@ def test_one_namespace_leaves_workers_for_others() -> None:
     assert len(work.begun) == 51, "and it has what is left"
 
 
+def test_one_namespace_leaves_one_of_two_workers_for_others() -> None:
+    work = Work(seconds=100)
+
+    async def whole() -> None:
+        async with work.queue.workers(2):
+            for number in range(3):
+                work.queue.add(f"mallory/{number}")
+            await asyncio.sleep(10)
+            work.queue.add("alice/0")
+            await asyncio.sleep(1)
+            assert work.times("alice/0") == [10]
+            await asyncio.sleep(1000)
+
+    virtual_time.run(whole())
+    assert len(work.begun) == 4
+
+
 class Odd(Exception):
     """An unexpected error."""
 
