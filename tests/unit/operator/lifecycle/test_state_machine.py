@@ -300,7 +300,7 @@ class Life(RuleBasedStateMachine):
         node is missing then; phase three can run without it."""
         if not hasattr(self, "world"):
             return
-        self.world.nodes = 2
+        self.world.limit_nodes(2)
         self.world.set(suspend=False)
         self.world.run_fairly()
         _judge(self.world)
