@@ -142,7 +142,7 @@ class Life(RuleBasedStateMachine):
     @rule(nodes=st.integers(0, 3))
     def nodes_come_and_go(self, nodes: int) -> None:
         """Pods keep the nodes that they have."""
-        self.world.nodes = nodes
+        self.world.limit_nodes(nodes)
 
     @precondition(lambda self: self.world.active_jobs())
     @rule(data=st.data())
