@@ -346,17 +346,17 @@ def section() -> str:
     return f"""## Checkpoints
 
 One rank, the larger model, {found.bytes / 2**20:.0f} MiB of state on the host, a buffer of {BUFFER_BYTES >> 20} MiB;
-training goes on beside the asynchronous saves, in steps of {found.step_seconds:.2f} s. Medians of {_SAVES}.
+training continues during the asynchronous saves, in steps of {found.step_seconds:.2f} s. Medians of {_SAVES}.
 
 | save | until on disk, s | training stands still, s | … at a save every {EVERY_STEPS} steps | extra memory, MiB |
 | --- | ---: | ---: | ---: | ---: |
 {rows}
 
 Saving, digests included, takes {sync.seconds:.2f} s, `cp` and `sync` of the same files {found.copy_seconds:.2f} s:
-{save_rate:.0%} of its rate. Loading, every file compared with its digest, takes {found.load_seconds:.2f} s,
-`cat` to nowhere {found.read_seconds:.2f} s: {load_rate:.0%} of its rate. Where the files are not in memory
-yet, as after a restart, {found.cold_load_seconds:.2f} s and {found.cold_read_seconds:.2f} s: {cold_rate:.0%}.
-torch.distributed.checkpoint, which compares nothing, takes {found.dcp_load_seconds:.2f} s from
+{save_rate:.0%} of its rate. Loading, every file compared with its digest, takes {found.load_seconds:.2f} s, `cat` to
+nowhere {found.read_seconds:.2f} s: {load_rate:.0%} of its rate. If the files are not in the page cache yet, as after a
+restart, loading takes {found.cold_load_seconds:.2f} s and `cat` {found.cold_read_seconds:.2f} s: {cold_rate:.0%}.
+torch.distributed.checkpoint, which compares no digests, takes {found.dcp_load_seconds:.2f} s from
 memory{_deepspeed_loads(found)}."""
 
 

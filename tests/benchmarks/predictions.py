@@ -167,9 +167,10 @@ def section() -> str:
     near = sum(abs(p.error) <= BAR for p in found)
     return f"""## Predicted step times
 
-What `pseudoreal plan --hardware` predicts from a profile that `pseudoreal measure-hardware` wrote right before, beside
-the median of {_TIMED} steps: 6 layers, hidden 128, sequences of 128 bytes, 4 in each of n = 4 micro-batches, blocks
-recomputed, unless the row says otherwise. {near} of {len(found)} are within {BAR:.0%}.
+Step times that `pseudoreal plan --hardware` predicts from a profile, beside the measured median of {_TIMED} steps;
+`pseudoreal measure-hardware` wrote the profile right before. The model has 6 layers, hidden 128, sequences of 128
+bytes, 4 in each of n = 4 micro-batches, blocks recomputed, unless the row says otherwise. {near} of {len(found)}
+predictions are within {BAR:.0%}.
 
 | configuration | predicted, ms | measured, ms | error |
 | --- | ---: | ---: | ---: |

@@ -22,8 +22,8 @@ REPORT = Path("docs/benchmarks.md")
 IMAGES = REPORT.parent / "images"
 _INTRODUCTION = """# Benchmarks
 
-Written by `make bench-trainer`, `make bench-checkpoint`, `make bench-data`, `make bench-moe` and `make bench-operator`,
-each of which measures its sections anew. The raw numbers are in `benchmark-results/`."""
+Written by `make bench-trainer`, `make bench-checkpoint`, `make bench-data`, `make bench-moe` and `make bench-operator`;
+each command measures its own sections again. The raw numbers are in `benchmark-results/`."""
 _FURTHER: dict[Path, Callable[[], str]] = {
     versions_results.VERSIONS: versions_results.section,
     depth.DEPTH: depth.section,

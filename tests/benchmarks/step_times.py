@@ -17,22 +17,23 @@ from tests.benchmarks.summary import MOST_SPREAD, Comparison, Timing, Timings, c
 _METHOD = f"""## Step times beside torch and DeepSpeed
 
 One training step in float32 on {RANKS} ranks (gloo over loopback, one thread each), with weights, gradients and
-optimizer state sharded over the ranks. Same first weights, same batches, AdamW, no clipping; the losses of all runs of
-a model agree to {TOLERANCE:g} (relative), or there would be no table. n is the number of micro-batches. Every cell is
-the median of the timed steps of fresh processes, with the quartiles beside it; in each round the stacks take turns,
-and warm-up is left out. A cell whose quartiles lie more than {MOST_SPREAD:.0%} of the median apart was not measured on
-a quiet machine: its spread stands there instead of a time, and it is compared with nothing.
+optimizer state sharded over the ranks. All runs have the same first weights, the same batches, AdamW and no clipping.
+The losses of all runs of a model agree to {TOLERANCE:g} (relative); otherwise there would be no table. n is the number
+of micro-batches. Every cell is the median of the timed steps of fresh processes, with the quartiles beside it; in each
+round the stacks take turns, and warm-up steps are excluded. If the quartiles of a cell lie more than {MOST_SPREAD:.0%}
+of the median apart, the machine was not quiet: the cell shows the spread instead of a time, and is excluded from
+comparisons.
 
 - **pseudoreal**: this project's engine, with the state of the units on the device, on the host, or on disk.
-- **fully_shard**: torch's own; each block is a group, and gradients are reduced with the last micro-batch.
-  *Weights kept*: `reshard_after_forward=False`, for those who have the memory. Offload: `CPUOffloadPolicy`.
-- **DistributedDataParallel**: torch's own, without shards, beside our engine with `stateSharding: None`.
-- **DeepSpeed ZeRO-3**: its default settings but for clipping (off), with its own AdamW.
-  Offload: parameters and optimizer to the host.
+- **fully_shard**: a part of torch; each block is a group, and gradients are reduced with the last micro-batch. *Weights
+  kept*: `reshard_after_forward=False`, for machines with enough memory. Offload: `CPUOffloadPolicy`.
+- **DistributedDataParallel**: a part of torch, without shards; compared with our engine with `stateSharding: None`.
+- **DeepSpeed ZeRO-3**: its default settings except for clipping (off), with its own AdamW. Offload: parameters and
+  optimizer to the host.
 
-In brackets: time over that of pseudoreal with the state in the same place (for offload the host, else the device).
-Above 1, pseudoreal is faster. On a CPU, device and host are the same memory: this compares what the stacks do, not
-transfers to an accelerator."""
+In brackets: the time of the stack divided by the time of pseudoreal with the state in the same place (for offload the
+host, else the device). Above 1, pseudoreal is faster. On a CPU, device and host are the same memory: the tables compare
+the work of the stacks, and not transfers to an accelerator."""
 
 
 def section(results: Results, images: Path) -> str:
@@ -61,7 +62,7 @@ def _heading(name: str, model: BenchmarkModel) -> str:
     return (
         f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers,"
         f" hidden {spec.hidden_size}, feed-forward {spec.feed_forward.size}. A step has {model.sequences} sequences of"
-        f" {spec.sequence_length:,} bytes, or as many as give each rank one in every micro-batch. Rounds:"
+        f" {spec.sequence_length:,} bytes, or more, so that each rank has one in every micro-batch. Rounds:"
         f" {effort.rounds}; in each, steps of warm-up: {effort.warm_up}, timed steps: {effort.timed}."
     )
 

@@ -34,9 +34,9 @@ from tests.benchmarks.summary import MOST_SPREAD, Timing
 TITLE = "## Text, token files and vocabularies"
 _MIB = 2**20
 _TEXT = f"""Written by `make bench-data`. Stacks take turns in one run, each turn in a fresh process; every cell is the
-median of the turns, or of the timed steps of all turns, with the quartiles beside it. A cell whose quartiles lie more
-than {MOST_SPREAD:.0%} of the median apart was not measured on a quiet machine: its spread stands there, and it is
-compared with nothing. In brackets: how many times as fast ours is."""
+median of the turns, or of the timed steps of all turns, with the quartiles beside it. If the quartiles of a cell lie
+more than {MOST_SPREAD:.0%} of the median apart, the machine was not quiet: the cell shows the spread, and is excluded
+from comparisons. In brackets: how many times as fast as the stack pseudoreal is."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ def _preparing(found: Preparing) -> str:
     return f"""### Preparation of text
 
 {amount:,.0f} MB of Python sources in {found.documents:,} documents, JSON lines; a byte-level BPE of
-{found.vocabulary:,} tokens. Each stack has one processor and one thread. *{ALONE}* is the library that `prepare`
-encodes with: it encodes texts that are in memory, and keeps nothing. `prepare` reads, encodes, shuffles, writes and
-digests; the start of its process counts. Training the tokenizer takes {found.train_seconds:.1f} s.
+{found.vocabulary:,} tokens. Each stack has one processor and one thread. *{ALONE}* is the library with which `prepare`
+encodes: here it encodes texts in memory, and discards the result. `prepare` reads, encodes, shuffles, writes and
+digests; its time includes the start of its process. Training the tokenizer takes {found.train_seconds:.1f} s.
 
 {_markdown(["", "MB of text a second"], rows)}"""
 
@@ -169,14 +169,14 @@ def _reading(found: Reading) -> str:
     counts = ", ".join(f"{count:,} {case}" for case, count in found.windows.items())
     return f"""### Windows at random
 
-Windows of {found.window:,} tokens of two bytes from a file of {found.file_bytes / 2**30:.2g} GiB, in batches of 64, as
-numbers of 32 bits in memory of their own; {counts} in each turn. All stacks read the same windows of the same bytes, or
-there would be no table; *{ORDERED}* also computes which ones, the others are given that. *{MEGATRON}* is
-IndexedDataset with its memory map, in documents of 1,000 tokens on average, from which it takes a window
-in pieces; *{LONG}*: in documents
-of 2^20 tokens, where a window is one piece, its best case. Ours does not look at documents. *{DATATROVE}* is
-DatatroveFileDataset ({versions}). Warm: the file is in the page cache. Cold: before each turn it is dropped from there
-(`posix_fadvise`, DONTNEED); the cache of a virtual machine's host cannot be dropped.
+Windows of {found.window:,} tokens of two bytes from a file of {found.file_bytes / 2**30:.2g} GiB, in batches of 64,
+copied as 32-bit numbers to separate memory; {counts} in each turn. All stacks read the same windows of the same bytes;
+otherwise there would be no table. *{ORDERED}* also computes which windows to read; the other stacks are given the
+windows. *{MEGATRON}* is IndexedDataset with its memory map, in documents of 1,000 tokens on average, so a window
+consists of several pieces; *{LONG}*: in documents of 2^20 tokens, where a window is one piece, the best case of
+Megatron. Ours does not look at documents. *{DATATROVE}* is DatatroveFileDataset ({versions}). Warm: the file is in the
+page cache. Cold: before each turn the file is dropped from the page cache (`posix_fadvise`, DONTNEED); the cache of a
+virtual machine's host cannot be dropped.
 
 {_markdown(["windows a second", *found.windows], rows)}"""
 
@@ -184,10 +184,10 @@ DatatroveFileDataset ({versions}). Warm: the file is in the page cache. Cold: be
 def _resident(found: Resident) -> str:
     return f"""### Memory of a rank
 
-A process with all that a rank imports opens {found.samples:.2e} samples of {found.sequence} tokens, two sources in a
-mixture, {found.token_bytes / 1e12:.3g} TB in {found.files:,} native shards (files without content, which take no
-room on the disk), and reads {found.steps:,} steps of {found.batch:,} samples at the begin and as many at the end of the
-first epoch. Its resident memory grows by {found.grown_bytes / _MIB:.1f} MiB at the peak, from
+A process that has imported everything that a rank imports opens {found.samples:.2e} samples of {found.sequence} tokens,
+two sources in a mixture, {found.token_bytes / 1e12:.3g} TB in {found.files:,} native shards (files without content,
+which take no room on the disk). It reads {found.steps:,} steps of {found.batch:,} samples at the start of the first
+epoch and as many at its end. Its resident memory grows by {found.grown_bytes / _MIB:.1f} MiB at the peak, from
 {found.before_bytes / _MIB:,.0f} MiB that the imports take to {found.total_bytes / _MIB:,.0f} MiB."""
 
 
@@ -203,10 +203,10 @@ def _losses(found: Losses) -> str:
     ]
     return f"""### Loss of large vocabularies
 
-Norm, head, loss and all gradients of {found.tokens:,} tokens, hidden {found.hidden}, float32. Ours makes the logits
-of one chunk of tokens at a time, as in training; *{WHOLE}* is `F.linear` and `F.cross_entropy` on all of them. Loss and
-norms of the gradients agree to {TOLERANCE:g} (relative), or there would be no table. Memory: at the peak, beyond that
-of weights and input.
+Norm, head, loss and all gradients of {found.tokens:,} tokens, hidden {found.hidden}, float32. Ours computes the logits
+of one chunk of tokens at a time, as in training; *{WHOLE}* is `F.linear` and `F.cross_entropy` on all tokens at once.
+Loss and norms of the gradients agree to {TOLERANCE:g} (relative); otherwise there would be no table. Memory: the peak,
+without weights and input.
 
 {_markdown(["vocabulary", "ms", "MiB"], rows)}"""
 

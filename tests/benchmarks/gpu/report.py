@@ -15,9 +15,9 @@ TITLE = "## On a GPU"
 _GIB = 2**30
 _NONE = f"""{TITLE}
 
-No figures yet: nothing was measured on a GPU. `make gpu-bundle` makes a folder with all that a machine with a GPU and
-no network lacks; `bash .gpu-bundle/run.sh bench` there writes `gpu-bench.json` within nine minutes, and
-`make gpu-report RESULTS=gpu-bench.json` here fills this section."""
+No figures yet: nothing was measured on a GPU. `make gpu-bundle` creates a folder with everything that a machine with a
+GPU and no network needs; there, `bash .gpu-bundle/run.sh bench` writes `gpu-bench.json` within nine minutes. Here,
+`make gpu-report RESULTS=gpu-bench.json` fills this section."""
 
 
 def main(source: Path) -> None:

@@ -12,10 +12,11 @@ from tests.benchmarks.results import RESULTS
 LIVES = RESULTS / "moe.jsonl"
 TITLE = "## Mixtures of experts: losses at equal tokens"
 _TEXT = f"""Written by `make bench-moe`. {ex.STEPS} steps of {ex.SEQUENCES} sequences of {ex.LENGTH} bytes of the King
-James Bible, 8 layers of width 64; validation loss in nats per byte over {ex.VALIDATION_SEQUENCES} sequences, mean of
-{len(ex.SEEDS)} seeds, and in brackets the lowest and the highest of them. In all models a token meets as many rows of
-feed-forward matrices; experts have eight times as many parameters. Float32 on one thread of a CPU; times are those of
-the last phase's median step, as ratios. So small a model at so few tokens says nothing of large ones."""
+James Bible, 8 layers of width 64; validation loss in nats per byte over {ex.VALIDATION_SEQUENCES} sequences, as the
+mean of {len(ex.SEEDS)} seeds, with the lowest and the highest of them in brackets. In all models a token passes through
+the same number of rows of feed-forward matrices; experts have eight times as many parameters. Float32 on one thread of
+a CPU; times are the median steps of the last phase, as ratios. A model this small, trained on so few tokens, says
+nothing about large models."""
 
 
 def read(path: Path = LIVES) -> list[Life]:

@@ -15,9 +15,10 @@ from tests.benchmarks.moe.steps import growth, routing
 
 TITLE = "## Mixtures of experts: step times"
 PICTURE = "moe-steps.svg"
-_TEXT = """Written by `make bench-moe`. Stacks and jobs take turns, so that what is compared was measured at about the
-same time, and other programs slow down all of it alike. Quote ratios and no seconds. *Processor* is the time for
-which threads of the process really ran: it leaves out what others took, but for their share of caches and memory."""
+_TEXT = """Written by `make bench-moe`. Stacks and jobs take turns, so that compared figures were measured at about the
+same time, and other programs slow down all of them alike. Quote ratios and no seconds. *Processor* is the time for
+which threads of the process really ran: it excludes the time that other programs took, but not the effect of their
+share of caches and memory."""
 
 
 def section(results: Results, images: Path = REPORT.parent / "images") -> str:
@@ -60,17 +61,17 @@ def _beside(found: Beside) -> list[str]:
     )
     text = f"""### Beside DeepSpeed's and torchtitan's mixtures
 
-{cases.LAYERS} layers of width {cases.HIDDEN} on {cases.RANKS} ranks (gloo over loopback, a thread each), each with
-half of all experts; each token goes to {cases.PER_TOKEN} SwiGLU experts of size {cases.EXPERT_SIZE}, none of which
-is ever full. A step has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. Attention and all else are this
-project's modules in all stacks, with the same first weights, batches and AdamW; activations are kept. The losses of
-a step are apart by {apart}. n is the number of micro-batches; {cases.ROUNDS} rounds of {cases.TIMED} timed steps. In
-brackets: time over that of ours with as much of the state cut; above 1, ours is faster. {versions}.
+{cases.LAYERS} layers of width {cases.HIDDEN} on {cases.RANKS} ranks (gloo over loopback, a thread each), each with half
+of all experts; each token goes to {cases.PER_TOKEN} SwiGLU experts of size {cases.EXPERT_SIZE}, none of which is ever
+full. A step has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. Attention and all other modules are this project's
+in all stacks, with the same first weights, batches and AdamW; activations are kept. The losses of a step differ by
+{apart}. n is the number of micro-batches; {cases.ROUNDS} rounds of {cases.TIMED} timed steps. In brackets: the time of
+the stack divided by the time of ours with as much of the state sharded; above 1, ours is faster. {versions}.
 
-torchtitan's experts compute in bfloat16, whatever the type of the rest, so it stands in one table alone. Of its
-trainer only the layer is used. In bfloat16 on a CPU oneDNN makes a kernel for each number of rows that it meets
-first, which takes longer than the product itself. Ours and torchtitan give each expert the rows that it has, ever
-new numbers of them; DeepSpeed pads all experts of a layer to one number."""
+torchtitan's experts compute in bfloat16, whatever the type of the other modules, so it is in one table only. Of its
+trainer only the layer is used. In bfloat16 on a CPU, oneDNN creates a kernel for each number of rows that it meets for
+the first time, which takes longer than the product itself. Ours and torchtitan give each expert its actual rows, and
+their numbers are new again and again; DeepSpeed pads all experts of a layer to one number of rows."""
     return [text, *(_types(found, compute) for compute in TOLERANCES)]
 
 
@@ -122,14 +123,14 @@ def _growth(found: dict[str, list[Taken]]) -> list[str]:
     text = f"""### Steps against the number of experts
 
 One rank, {growth.LAYERS} layers of width {growth.HIDDEN}; each token goes to {growth.PER_TOKEN} experts of size
-{growth.EXPERT_SIZE}, however many there are, so its products are the same, but for the router's. Float32, blocks
-recomputed, one micro-batch. Engines with all numbers of experts take turns in one process; a turn is a step and the
-end of its updates, and a ratio is the median over {growth.TURNS} turns. The losses are the same to the bit in all
-homes. On this machine device and host are the same memory.
+{growth.EXPERT_SIZE}, whatever the number of experts, so the matrix products of a step are the same, except for the
+router's. Float32, blocks recomputed, one micro-batch. Engines with all numbers of experts take turns in one process; a
+turn is a step and the end of its updates, and a ratio is the median over {growth.TURNS} turns. The losses are the same
+to the bit in all homes. On this machine device and host are the same memory.
 
-*Passes* are the thread that computes forward and backward; *others* are the threads that reduce, update, copy, read
-and write, at the same time where a second core is free. Both are processor seconds of a step; the disk's own time is
-in neither."""
+*Passes* is the thread that computes forward and backward; *others* are the threads that reduce, update, copy, read and
+write, at the same time if a second core is free. Both are processor seconds of a step; neither includes the disk's own
+time."""
     header = ["", *(f"{count:,} experts" for count in growth.COUNTS)]
     rows = [["parameters of experts", *parameters]]
     for name, taken in found.items():
@@ -164,12 +165,12 @@ def _verdict(name: str, taken: Sequence[Taken]) -> str:
     )
 
 
-_WHY = """Where steps are not flat, the passes are why. The optimizer changes all experts in every step, so its bytes
-grow with the experts and not with the tokens, but *others* show that this is the small part here. Each expert is a
-product of its own: 64 times as many experts have 64 times fewer rows each, each with fixed costs, and gradients as
-large as all experts are written. In a profile of one layer with 8,192 tokens, before
-experts were stacked, products took 0.33 s with 1,024 experts and 0.20 s with 16, and the router's softmax and choice,
-which grow with the experts, 0.05 s. More tokens in a micro-batch make all of these a smaller part."""
+_WHY = """Where steps are not flat, the passes are the reason. The optimizer changes all experts in every step, so its
+bytes grow with the experts and not with the tokens, but *others* show that this part is small here. Each expert is a
+matrix product of its own: with 64 times as many experts, each product has 64 times fewer rows and the same fixed costs,
+and gradients as large as all experts are written. In a profile of one layer with 8,192 tokens, before experts were
+stacked, products took 0.33 s with 1,024 experts and 0.20 s with 16; the router's softmax and choice, which grow with
+the experts, took 0.05 s. With more tokens in a micro-batch, all of these become a smaller part."""
 
 
 # Routing.
@@ -179,9 +180,9 @@ def _routing(found: dict[str, list[Taken]]) -> list[str]:
     text = f"""### Prototypes beside top k
 
 {routing.EXPERTS} experts in {routing.LAYERS} layers of width {routing.HIDDEN}; the k experts of a token have
-{routing.ROWS:,} rows together. Prototypes choose one expert each, which accepts {routing.CAPACITY} times its even
-share of a sequence (M6-T); top k chooses k, and refuses none. Float32, one rank. *Rows* are those of a token and
-layer that experts compute. Ratios: top k over prototypes; above 1, prototypes are faster."""
+{routing.ROWS:,} rows together. Prototypes choose one expert each, and an expert accepts {routing.CAPACITY} times its
+even share of a sequence (M6-T); top k chooses k experts, and rejects no token. Float32, one rank. *Rows* are the rows
+that experts compute for a token in a layer. Ratios: top k divided by prototypes; above 1, prototypes are faster."""
     header = ["k", "prototypes, rows", "passes, s", "top k, rows", "passes, s", "passes", "for each row", "step"]
     return [text, table(header, [_routed(int(k), *taken) for k, taken in found.items()])]
 
@@ -206,10 +207,10 @@ def _grouped(found: Sequence[Product]) -> list[str]:
     text = f"""### One product after the other, or grouped
 
 {products.ROWS:,} rows of {products.INPUTS}, each for one of the experts, times matrices of {products.OUTPUTS} by
-{products.INPUTS}, forward and backward on one thread: milliseconds of its processor, medians of {products.TURNS}.
-The grouped product is `torch.nn.functional.grouped_mm`; it gives the loop's numbers to the bit, or there would be no
-table. *New*: the loop where experts have numbers of rows for the first time. This project's engine uses
-the grouped product where there is one and experts have no biases, and the loop elsewhere."""
+{products.INPUTS}, forward and backward on one thread: milliseconds of its processor, medians of {products.TURNS}. The
+grouped product is `torch.nn.functional.grouped_mm`; it gives the loop's numbers to the bit, otherwise there would be no
+table. *New*: the loop when experts have numbers of rows for the first time. This project's engine uses the grouped
+product if there is one and experts have no biases, and else the loop."""
     ways = (products.LOOP, products.GROUPED, products.NEW)
     keys = dict.fromkeys((each.dtype, each.experts) for each in found)
     body = []

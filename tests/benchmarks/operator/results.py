@@ -166,14 +166,14 @@ _FIGURES: tuple[tuple[str, Callable[[Record], str]], ...] = (
     ("… pod's end to reaction, p50 and p99, s", lambda r: _quantiles(r.bulk.reaction)),
 )
 
-_TEXT = """A real etcd, API server and controller manager on one machine, and the operator as a process with the rights
-and the Lease that the chart gives it. Every job has two phases with a delink between them, four pods in all. There are
-no nodes: a simulator of this project runs the pods and ends them with the termination message of a good phase, which
-kwok does not know; they report nothing. Requests and moments are those of the API server's audit log. All programs
-share the machine's processors, and the operator gets what the others leave.
+_TEXT = """A real etcd, API server and controller manager run on one machine. The operator runs as a process, with the
+rights and the Lease of the chart. Every job has two phases with a delink between them, four pods in all. There are no
+nodes: a simulator of this project runs the pods and ends them with the termination message of a successful phase, which
+kwok cannot write; the pods send no reports. Requests and times come from the API server's audit log. All programs share
+the machine's processors, and the operator gets the rest.
 
-First all jobs are applied, and train. Then nothing happens; then the operator is ended and another one started. Then
-some jobs come to their ends at a steady rate, and at last some more together."""
+First all jobs are applied, and train. Then nothing changes for a while; then the operator is ended and another one is
+started. Then some jobs end at a steady rate, and finally some more jobs end together."""
 
 
 def read() -> Records:

@@ -51,37 +51,39 @@ _PANELS: tuple[tuple[str, Callable[[Life], float]], ...] = (
     ("peak memory, MB", lambda life: life.peak_bytes / _MB),
 )
 
-_TEXT = f"""One stack after the other, each on an API server, etcd and controller manager of its own, without
-nodes: the simulator of the section above runs the pods of all of them in the same way, 5 s each. All jobs are applied
-together and end by themselves; requests and moments are those of the API server's audit log. *training-operator* is
-Kubeflow's 1.9.2 with a PyTorchJob of a master and workers; *Trainer and JobSet* are Kubeflow's Trainer 2.0.0 with a
-TrainJob on its own runtime `torch-distributed`, and the JobSet 0.8.2 that it requires: two programs, whose figures are
-added up. Their webhooks are called, as their manifests have it. The controller manager, the training operator and
-JobSet may ask {CLIENT_LIMIT} times a second. The Trainer has no such option: 20 times a second are built in. Ours has
-no limit of requests, and makes 16 passes at a time. Threads of the controllers are those of their defaults.
+_TEXT = f"""The stacks run one after the other, each on its own API server, etcd and controller manager, without nodes:
+the simulator of the section above runs the pods of all stacks in the same way, 5 s each. All jobs are applied together
+and end by themselves; requests and times come from the API server's audit log. *training-operator* is Kubeflow's 1.9.2
+with a PyTorchJob of a master and workers; *Trainer and JobSet* are Kubeflow's Trainer 2.0.0 with a TrainJob on its own
+runtime `torch-distributed`, and the JobSet 0.8.2 that it requires: two programs, whose figures are added up. Their
+webhooks are called, as in their manifests. The controller manager, the training operator and JobSet may send
+{CLIENT_LIMIT} requests a second. The Trainer has no such option: 20 requests a second are built in. Ours has no limit
+of requests, and makes 16 passes at a time. The controllers have their default numbers of threads.
 
-The one-phase job of ours does what the others do. The job of two phases runs two sets of pods and a delink between
-them: it stands beside them, and is no comparison. A write is a request that changes a job, its status or its children;
-events, Leases and requests that only try (a dry run of each Job, when a job is first seen) are not writes, but events
-and tries are requests. The end of a PyTorchJob is decided by its master, that of the others by all pods."""
+Our one-phase job does the same work as the jobs of the other stacks. Our two-phase job runs two sets of pods and a
+delink between them: it is shown beside the others, and is not a comparison. A write is a request that changes a job,
+its status or its children. Events, Leases and dry runs (of each Job, when a job is first seen) are not writes, but
+events and dry runs are requests. The master decides the end of a PyTorchJob; all pods decide the end of other jobs."""
 
 
-_WHY = """Where the time goes: the machine's processors are the limit, and most of it is the API server's. Ours keeps
-no copy of Jobs and pods, so each of its passes over a job of one phase reads the job, its Jobs and its pods; the others
-read from their own memory. And a status costs the API server more here: in a profile of it with 100 jobs on a quiet
-machine, writes of statuses took 31 % of its time, half of that for the CEL rules of the whole object, which it checks
-each time, though nothing but the status has changed. On a busy machine a status took it 29 ms of a processor with all
-rules (median of three rounds of 30), 19 ms with the rules on changes alone, 19 ms with those on values alone, 13 ms
-with those that do not look into the phases, 11 ms without any, and a read 2 ms. So cheaper rules alone would not reach
-the bar: four statuses a job are 70 ms of its rules, of 225 ms.
+_WHY = """Where the time goes: the machine's processors are the limit, and the API server uses most of their time. Ours
+keeps no copy of Jobs and pods, so each of its passes over a job of one phase reads the job, its Jobs and its pods; the
+other stacks read from their own memory. And a status write costs the API server more here: in a profile of the API
+server with 100 jobs on a quiet machine, status writes took 31 % of its time. Half of that was for the CEL rules of the
+whole object, which the API server checks each time, although only the status has changed. On a busy machine a status
+write took 29 ms of the API server's processor time with all rules (median of three rounds of 30), 19 ms with the rules
+on changes alone, 19 ms with the rules on values alone, 13 ms with the rules that do not look into the phases, 11 ms
+without any rules, and a read 2 ms. So cheaper rules alone would not reach the bar: of the 225 ms for a job, the rules
+of its four status writes take 70 ms.
 
-The tables are older than events that repeat what was told make no pass. With 60 jobs of 2 pods, two rounds of this
-version, the one before it and the training operator in turn, on a machine whose other programs took 1.2 to 1.5 of its 2
-processors: requests for a job went from 29.6 and 32.6 to 22.4 and 21.4, passes from 5.8 and 6.8 to 3.5 and 3.2, writes
-from 7.1 to 7.0, the operator's processor for a job from 61 and 65 ms to 51 and 54, that of the servers from 259 and 258
-to 248 and 243; the training operator's were 15 and 14 ms, and 93 and 87. All together that is 7 % less of a processor
-for a job, and 2.8 to 2.9 times the training operator's: the bar is not reached. Jobs a second cannot be compared there,
-as others left each run another share of the machine. What remains is mostly four statuses a job."""
+The tables are from before the change by which events that repeat a known state make no pass. With 60 jobs of 2 pods,
+two rounds of this version, the version before it and the training operator ran in turn, on a machine whose other
+programs took 1.2 to 1.5 of its 2 processors. Requests for a job went from 29.6 and 32.6 to 22.4 and 21.4, passes from
+5.8 and 6.8 to 3.5 and 3.2, writes from 7.1 to 7.0, the operator's processor time for a job from 61 and 65 ms to 51 and
+54, and the servers' from 259 and 258 to 248 and 243. The training operator's processor time was 15 and 14 ms, and the
+servers' 93 and 87 ms. Together this is 7 % less processor time for a job, and 2.8 to 2.9 times the training operator's:
+the bar is not reached. Jobs a second cannot be compared there, because other programs left each run a different share
+of the machine. The four status writes of a job are most of the rest."""
 
 
 def section(results: Lives | None = None) -> str:
@@ -143,14 +145,14 @@ def _share_of_most(found: Reporting) -> float:
 
 def _reports(found: Reporting) -> str:
     return (
-        f"Reports: {found.pods:,} pods of one job report every second, each over a connection of its own, so that fewer"
-        f" pods make as many reports as more pods every {REPORT_SECONDS:g} s. The operator took"
+        f"Reports: {found.pods:,} pods of one job report every second, each over its own connection, so that they"
+        f" send as many reports as more pods every {REPORT_SECONDS:g} s. The operator accepted"
         f" {found.reports_per_second:,.0f} reports a second ({found.refused:,} were refused or lost), at"
         f" {found.milliseconds:.2f} ms of a processor for each, {found.processor_share:.0%} of a core, and wrote"
         f" {found.writes_per_minute:g} times a minute; peak memory {found.peak_bytes / _MB:,.0f} MB. For {MOST_JOBS:,}"
         f" pods, {MOST_JOBS / REPORT_SECONDS:,.0f} reports a second, that is {_share_of_most(found):.0%} of a core,"
-        f" reckoned by what one report takes. The endpoint holds {MOST_CONNECTIONS:,} connections, and each pod keeps"
-        " one: so many pods at once were not tried."
+        f" computed from the cost of one report. The endpoint holds {MOST_CONNECTIONS:,} connections, and each pod"
+        " keeps one: so many pods at once were not tried."
     )
 
 
