@@ -1,4 +1,4 @@
-"""The section on the step times of mixtures of docs/benchmarks.md."""
+"""The section of docs/benchmarks.md on step times of mixtures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ which threads of the process really ran: it leaves out what others took, but for
 
 
 def section(results: Results, images: Path = REPORT.parent / "images") -> str:
-    """The section as Markdown. Draws the picture into `images`."""
+    """Return the section as Markdown, and draw the plot into `images`."""
     parts = [TITLE, _TEXT]
     if results.beside:
         parts += _beside(results.beside)
@@ -49,7 +49,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
 
 
-# Beside other stacks.
+# Section: comparison with other stacks.
 
 
 def _beside(found: Beside) -> list[str]:
@@ -114,7 +114,7 @@ def processor(runs: Sequence[Run]) -> float:
     return median(step.processor for step in _timed(runs))
 
 
-# Against the number of experts.
+# Section: number of experts.
 
 
 def _growth(found: dict[str, list[Taken]]) -> list[str]:
@@ -151,7 +151,7 @@ def passes_ratio(taken: Taken, base: Taken) -> float:
 
 
 def flat_to(ratios: Sequence[float]) -> int:
-    """The last of the numbers of experts before the first one that takes more than a flat step may."""
+    """Return the last number of experts before the first step time that is not flat."""
     beyond = next((index for index, each in enumerate(ratios) if each > growth.MOST), len(ratios))
     return growth.COUNTS[beyond - 1]
 
@@ -172,7 +172,7 @@ experts were stacked, products took 0.33 s with 1,024 experts and 0.20 s with 16
 which grow with the experts, 0.05 s. More tokens in a micro-batch make all of these a smaller part."""
 
 
-# Routing.
+# Section: routing.
 
 
 def _routing(found: dict[str, list[Taken]]) -> list[str]:
@@ -195,11 +195,11 @@ def _routed(k: int, prototypes: Taken, top_k: Taken) -> list[str]:
 
 
 def rows(k: int, taken: Taken) -> float:
-    """Rows of a token and layer in the last step."""
+    """Return the rows per token and layer in the last step."""
     return k * (1 - taken.dropped)
 
 
-# Grouped products.
+# Section: grouped products.
 
 
 def _grouped(found: Sequence[Product]) -> list[str]:
