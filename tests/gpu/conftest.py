@@ -55,13 +55,13 @@ def _limit(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """The first GPU, or the CPU if chosen."""
+    """Return the first GPU, or the CPU if chosen."""
     return torch.device("cpu") if request.config.getoption("--device") == "cpu" else torch.device("cuda", 0)
 
 
 @pytest.fixture
 def gpu(device: torch.device) -> torch.device:
-    """The first GPU; without a GPU the test is skipped."""
+    """Return the first GPU; without a GPU the test is skipped."""
     if device.type != "cuda":
         pytest.skip("this needs a GPU; on the CPU there is nothing to see")
     return device

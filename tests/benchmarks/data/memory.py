@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Growth:
-    """Growth of the process's peak memory since the object's creation."""
+    """Measures the peak growth of the resident memory since the object's creation."""
 
     def __init__(self) -> None:
         gc.collect()

@@ -113,7 +113,7 @@ def ours(file: Path, width: int, _begin: int, _windows: int, numbers: NDArray[np
 
 
 def with_order(file: Path, width: int, begin: int, windows: int, _numbers: NDArray[np.int64]) -> Take:
-    """Our reader, which also computes the order of the windows, for many batches at a time as in training. Megatron
+    """Read with our reader, and compute the order of the windows, for many batches at a time as in training. Megatron
     looks the order up in an index built before training."""
     from pseudoreal_trainer.data.step_order import AT_ONCE
     from pseudoreal_trainer.data.stream import shuffled
@@ -141,8 +141,9 @@ def _our_reader(file: Path) -> Any:
 
 
 def megatron(file: Path, width: int, _begin: int, _windows: int, numbers: NDArray[np.int64]) -> Take:
-    """Megatron's IndexedDataset with a memory map, its default. GPTDataset looks up the document parts of a window in
-    its own indices; here the parts are computed beforehand at no cost. The parts are joined as in GPTDataset."""
+    """Read with Megatron's IndexedDataset and a memory map, its default. GPTDataset looks up the document parts of a
+    window in its own indices; here the parts are computed beforehand at no cost. The parts are joined as in GPTDataset.
+    """
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     dataset = IndexedDataset(str(file.with_suffix("")))
@@ -160,7 +161,7 @@ def megatron(file: Path, width: int, _begin: int, _windows: int, numbers: NDArra
 
 
 def megatron_long(file: Path, width: int, begin: int, windows: int, numbers: NDArray[np.int64]) -> Take:
-    """The same tokens with an index of long documents."""
+    """Read the same tokens with an index of long documents."""
     return megatron(file.with_name("long.bin"), width, begin, windows, numbers)
 
 
@@ -178,7 +179,7 @@ def document_parts(ends: NDArray[np.int64], begin: int, count: int) -> list[tupl
 
 
 def datatrove(file: Path, width: int, _begin: int, _windows: int, numbers: NDArray[np.int64]) -> Take:
-    """datatrove's DatatroveFileDataset, which nanotron uses for training."""
+    """Read with datatrove's DatatroveFileDataset, which nanotron uses for training."""
     from datatrove.utils.dataset import DatatroveFileDataset
 
     dataset = DatatroveFileDataset(str(file.with_suffix(".ds")), width - 1, token_size=2)

@@ -30,7 +30,7 @@ _SEED = 7
 
 
 class Ours:
-    """Trains step by step."""
+    """Trains the case's model step by step with this project's engine."""
 
     def __init__(self, case: Case, model: Model, device: torch.device, folder: Path) -> None:
         self.layout, self.model, self._device = layout_of(case, model), model, device

@@ -20,7 +20,7 @@ from tests.benchmarks.work import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY
 
 
 class FullyShard:
-    """Trains step by step. The constructor creates a process group of one rank."""
+    """Trains the case's model step by step. The constructor creates a process group of one rank."""
 
     def __init__(self, case: Case, model: Model, device: torch.device) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"

@@ -51,7 +51,7 @@ class StartUp(BaseModel, frozen=True):
     lease_seconds: float
     """Seconds until it held the Lease."""
     drained_seconds: float
-    """Seconds until every job was reconciled once."""
+    """Seconds until the initial list of all jobs was processed."""
     processor_seconds: float
     longest_gap: float
     """Longest time between two Lease renewals, in seconds."""

@@ -39,10 +39,10 @@ class _Machine:
 def test_cases_run_in_their_order_until_the_time_is_over_and_the_rest_is_named() -> None:
     machine = _Machine(seconds=100.0)
     records = [*within(345.0, CASES, machine.run, machine.clock, least=20.0)]
-    assert [record.case for record in records] == [*CASES], "each has a record"
+    assert [record.case for record in records] == [*CASES], "every case has a record"
     assert [record.seconds for record in records[:4]] == [100.0, 100.0, 100.0, 40.0]
     assert machine.given == [MOST_SECONDS, MOST_SECONDS, 140.0, 40.0], (
-        "each may take what is left, and no more than most"
+        "a case gets the remaining time, at most MOST_SECONDS"
     )
     assert all(record.left_out == record.case.points for record in records[4:])
     assert records[4].problem == "0 s were left, too few to begin"

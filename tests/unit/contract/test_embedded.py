@@ -23,7 +23,9 @@ LAST_APPLIED_BYTES = 262_144
 
 
 def test_the_types_are_those_of_the_newest_kubernetes_that_is_known() -> None:
-    assert kubernetes_types.FILE.read_text() == kubernetes_types.to_python(), "`make generate` writes it"
+    assert kubernetes_types.FILE.read_text() == kubernetes_types.to_python(), (
+        "the file is as written by `make generate`"
+    )
 
 
 def test_kubectl_can_apply_the_definition_on_the_client_side() -> None:

@@ -70,7 +70,9 @@ def test_the_schema_knows_every_value_and_no_other(chart: Path) -> None:
         path for path, node in known.items() if node.get("type") == "object" and "additionalProperties" not in node
     }
     assert loose <= OPEN
-    assert not [path for path, node in known.items() if not {"type", "enum"} & node.keys()], "each has a type"
+    assert not [path for path, node in known.items() if not {"type", "enum"} & node.keys()], (
+        "every node of the schema has a type"
+    )
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)

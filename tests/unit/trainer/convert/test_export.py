@@ -321,7 +321,9 @@ def test_experts_that_four_ranks_saved_are_exported_as_those_of_one(
     spread = _saved_by_four(one, tmp_path / "spread")
     pieces = [tensor.pieces for name, tensor in spread.manifest.tensors.items() if ".experts." in name]
     assert min(map(len, pieces)) > 1, "several ranks saved a part of each tensor"
-    assert all(of_one.begin == before.end for found in pieces for before, of_one in pairwise(found)), "in order"
+    assert all(of_one.begin == before.end for found in pieces for before, of_one in pairwise(found)), (
+        "the parts of a tensor are in order and adjacent"
+    )
     for checkpoint, output in ((one, "of one"), (spread, "of four")):
         assert _export(checkpoint, "huggingface", tmp_path / output).exit_code == 0
     found, expected = ({f.name: f.read_bytes() for f in (tmp_path / n).iterdir()} for n in ("of four", "of one"))

@@ -34,7 +34,7 @@ def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_und
     assert last_files(disturbed) == last_files(whole)
     no_place_was_taken = not (Path(disturbed.work_directory) / "membership").exists()
     assert no_place_was_taken, (
-        "without a takeover no membership is recorded: Kueue may give the execution new pods, which start at 0"
+        "without a takeover no membership is recorded: Kueue may replace the pods, and new pods start with restart 0"
     )
     told = [InPlace.model_validate(pod.message()["inPlace"]) for pod in pods]
     assert [(each.restarts, each.peer_lost) for each in told] == [(2, False), (2, True)]

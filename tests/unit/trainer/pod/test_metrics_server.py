@@ -77,7 +77,7 @@ def test_the_pod_of_rank_0_tells_of_the_training() -> None:
         **{("rank_busy_seconds", rank): int(rank) / 8 for rank in "01"},
         **{("rank_activity_seconds", rank): 1 for rank in "01"},
     }
-    assert found == expected, "without a validation loss yet, a GPU and its peak"
+    assert found == expected, "there is no validation loss yet, no GPU and no peak"
 
 
 def test_another_pod_tells_of_its_ranks_alone() -> None:

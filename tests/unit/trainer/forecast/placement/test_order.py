@@ -97,5 +97,5 @@ def test_thousands_of_workers_are_ordered_domain_by_domain() -> None:
     order = found(each, places)
     assert sorted(order) == [*range(2000)]
     racks = crossing(each.flows, [places[worker].domain for worker in order])
-    assert [exchange for exchange, size in racks.items() if size] == ["replicas"], "of this small model's the least"
+    assert [exchange for exchange, size in racks.items() if size] == ["replicas"], "replicas exchange the fewest bytes"
     assert racks["replicas"] < crossing(each.flows, [place.domain for place in places])["shards"]
