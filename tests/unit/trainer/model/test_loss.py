@@ -31,8 +31,8 @@ class Found:
 
 @dataclass
 class Setting:
-    """A head, hidden states and targets. `ignoring` excludes single targets, and all of the fourth and fifth chunk of
-    5."""
+    """A head, hidden states and targets. `ignoring` excludes two single targets, and all of the fourth to sixth chunk
+    of 5, the last three."""
 
     dtype: torch.dtype = torch.float64
     head: Head = field(init=False)
