@@ -1,19 +1,20 @@
-"""Whether all stacks train the same model: equal losses, whatever the stack, micro-batches and recompute. Pure."""
+"""Check that all stacks train the same model: equal losses for every stack, number of micro-batches and recompute.
+Pure."""
 
 from collections.abc import Iterable
 
 from tests.benchmarks.results import Run
 
 TOLERANCE = 5e-5
-"""Relative: half a unit of the fourth digit. Stacks add up float32 numbers in different orders."""
+"""Relative; half a unit of the fourth digit. Stacks sum float32 numbers in different orders."""
 
 
 class LossesDiffer(Exception):
-    """Two stacks do not compute the same thing, so their times must not be compared."""
+    """Two stacks compute different things, so their times must not be compared."""
 
 
 def check(run: Run, earlier: Iterable[Run]) -> None:
-    """Raises LossesDiffer unless `run` has the losses of the first earlier run of its model and batch."""
+    """Raise LossesDiffer unless `run` has the losses of the first earlier run of its model and batch."""
     reference = next((other for other in earlier if _trains_the_same(other, run)), run)
     for number, (step, expected) in enumerate(zip(run.steps, reference.steps, strict=True)):
         if not abs(step.loss - expected.loss) <= TOLERANCE * expected.loss:

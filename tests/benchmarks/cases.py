@@ -1,4 +1,4 @@
-"""What is measured: the models, and the cases that every stack runs. Pure."""
+"""Models that are measured, and the cases that every stack runs. Pure."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class Effort:
-    """Fresh processes in each round; a step of `warm_up` is not timed."""
+    """Number of rounds, each with fresh processes, and of steps in a round; the `warm_up` steps are not timed."""
 
     rounds: int
     warm_up: int
@@ -22,7 +22,7 @@ class BenchmarkModel:
     spec: Model
     effort: Effort
     sequences: int = 16
-    """Sequences of a step, over all ranks; more where each rank would have none in some micro-batch."""
+    """Sequences per step over all ranks; more if a rank would otherwise have no sequence in a micro-batch."""
     micro_batches: tuple[int, ...] = (1, 4, 16)
 
 
@@ -71,7 +71,7 @@ MODELS = {
         micro_batches=(1, 4),
     ),
 }
-"""`long`: sequences as people train them. `hundred`: 101 M parameters."""
+"""`long` has sequences as long as in real training; `hundred` has 101 M parameters."""
 
 
 class Case(BaseModel, frozen=True):
@@ -81,7 +81,7 @@ class Case(BaseModel, frozen=True):
 
     @property
     def sequences(self) -> int:
-        """Sequences of a step, over all ranks: each rank has one in every micro-batch at least."""
+        """Sequences per step over all ranks: each rank has at least one in every micro-batch."""
         return max(MODELS[self.model].sequences, RANKS * self.micro_batches)
 
     @property
@@ -90,6 +90,7 @@ class Case(BaseModel, frozen=True):
 
 
 def all_cases() -> list[Case]:
-    """Kept activations everywhere; recomputed ones, which cost all stacks the same, once."""
+    """Return all cases: every model with activations kept, and one with recomputation, which costs all
+    stacks the same."""
     kept = [Case(model=m, micro_batches=n, recompute=False) for m in MODELS for n in MODELS[m].micro_batches]
     return sorted([*kept, Case(model="tiny", micro_batches=4, recompute=True)], key=lambda c: [*MODELS].index(c.model))

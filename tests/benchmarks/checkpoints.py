@@ -1,8 +1,8 @@
-"""Times saving and loading beside `cp`, `cat`, torch.distributed.checkpoint and DeepSpeed's own.
+"""Time saving and loading beside `cp`, `cat`, torch.distributed.checkpoint and DeepSpeed.
 
 `python -m tests.benchmarks.checkpoints`
 
-One rank, the larger model. Every way of saving has a process of its own, so that memory can be compared.
+One rank trains the larger model. Every way of saving has a process of its own, so that memory can be compared.
 """
 
 import os
@@ -59,27 +59,27 @@ _UID = "benchmark"
 
 class Saving(BaseModel, frozen=True):
     way: str
-    """Its name in WAYS."""
+    """Name of the way in WAYS."""
     seconds: float
-    """Until everything is on the disk; the median."""
+    """Median seconds until everything is on disk."""
     stall_seconds: float
-    """Seconds of the save in which training stands still."""
+    """Seconds of a save during which training stands still."""
     extra_bytes: int
-    """Most bytes of memory beyond those of training alone."""
+    """Peak memory in bytes beyond that of training alone."""
     load_seconds: float | None = None
-    """Seconds to load its own files; measured where that needs the process that wrote them."""
+    """Seconds to load the files; measured only if loading needs the process that wrote them."""
 
 
 class Measured(BaseModel, frozen=True):
     bytes: int
     copy_seconds: float
-    """`cp` of the same files, and `sync`."""
+    """Seconds for `cp` of the same files and `sync`."""
     read_seconds: float
-    """`cat` of the same files to nowhere."""
+    """Seconds for `cat` of the same files to /dev/null."""
     load_seconds: float
-    """Ours, digests compared."""
+    """Seconds of our loader, including verification of the digests."""
     cold_read_seconds: float
-    """The same two, of files that are not in memory."""
+    """`read_seconds` and `load_seconds` for files that are not in the page cache."""
     cold_load_seconds: float
     dcp_load_seconds: float
     step_seconds: float
@@ -204,7 +204,7 @@ def _dcp_of(way: str, bench: Bench, mode: CheckpointMode) -> Saving:
 
 
 def _state(engine: Engine) -> dict[str, Tensor]:
-    """The very tensors that the engine updates: as a trainer would give them."""
+    """Return the tensors that the engine updates, as a trainer would pass them."""
     states = engine._store.states
     return {
         f"{unit}.{kind}": state.part(kind, 0, state.extent.length) for unit, state in states.items() for kind in KINDS
@@ -212,7 +212,7 @@ def _state(engine: Engine) -> dict[str, Tensor]:
 
 
 def _deepspeed(way: str, folder: Path) -> Saving:
-    """It saves while training stands still, and leaves it to the system when the files reach the disk."""
+    """Measure DeepSpeed, which saves while training stands still and leaves flushing to the operating system."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # as torchrun would
     dist.init_process_group("gloo", init_method=f"file://{folder.resolve()}/group", rank=0, world_size=1)
     work, target = _work(), folder / "deepspeed"
@@ -246,12 +246,12 @@ WAYS: dict[str, Callable[[str, Path], Saving]] = {
     "torch.distributed.checkpoint, Sync": partial(_dcp, mode="Sync"),
     "DeepSpeed ZeRO-3 + offload": _deepspeed,
 }
-"""All ways of saving, by the names that the report shows."""
+"""All ways of saving by the name in the report."""
 
 
 @contextmanager
 def _growth() -> Iterator[list[int]]:
-    """Most bytes of memory that the process had above what it had at first."""
+    """Yield a list whose entry is the peak growth of the process's resident memory, in bytes."""
     found, ended, first = [0], threading.Event(), _resident()
 
     def watch() -> None:
@@ -304,7 +304,7 @@ def _beside_cp(folder: Path, savings: list[Saving]) -> Measured:
 
 
 def _forget(files: Path) -> None:
-    """Takes them out of the system's memory."""
+    """Drop the files from the page cache."""
     for path in files.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -333,7 +333,7 @@ def _load_dcp(folder: Path) -> None:
 
 
 def section() -> str:
-    """The section as Markdown, from the newest results."""
+    """Return the section as Markdown, from the newest results."""
     found = Measured.model_validate_json(CHECKPOINTS.read_bytes())
     rows = "\n".join(
         f"| {one.way} | {one.seconds:.2f} | {one.stall_seconds:.3f} |"

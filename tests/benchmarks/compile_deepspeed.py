@@ -1,5 +1,7 @@
-"""Compiles the parts of DeepSpeed that it would compile in its first step, so that no run waits for them: all that its
-ZeRO-3 needs, or those that are named, `python -m tests.benchmarks.compile_deepspeed [PART ...]`."""
+"""Compile the DeepSpeed extensions that would otherwise be compiled in the first step, so that no run waits for them.
+
+`python -m tests.benchmarks.compile_deepspeed [PART ...]` compiles the named parts, by default all that ZeRO-3 needs.
+"""
 
 import shutil
 import sys
@@ -10,13 +12,14 @@ from pseudoreal_dev.machine.progress import Cost, progress
 
 from tests.benchmarks.environment import ENVIRONMENT, EXTENSIONS
 
-# Its AdamW for state on the device, its AdamW for offloaded state, and what it opens beside its process group.
+# AdamW for state on the device, AdamW for offloaded state, and the shared-memory backend opened beside the process
+# group.
 PARTS = ("FusedAdam", "CPUAdam", "ShareMemComm")
 
 
 def main(parts: Sequence[str]) -> None:
     packages.install_missing(packages.COMPILER)
-    # A compilation that was interrupted leaves a lock behind, for which the next one would wait forever.
+    # An interrupted compilation leaves a lock, for which the next compilation would wait forever.
     shutil.rmtree(EXTENSIONS, ignore_errors=True)
     log = paths.logs() / "deepspeed.log"
     for part in parts:

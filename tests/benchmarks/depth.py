@@ -1,6 +1,6 @@
-"""Times the step of ever deeper models at a fixed window: `python -m tests.benchmarks.depth`.
+"""Time the steps of ever deeper models at a fixed window: `python -m tests.benchmarks.depth`.
 
-Layers that live on the host pass through the same few slots, so time must grow with their number and slots must not.
+Streamed layers share a few device slots, so time must grow with the layers and the slots must not.
 """
 
 import time
@@ -68,7 +68,7 @@ def _measured(layers: int) -> Depth:
 
 
 def section() -> str:
-    """The section as Markdown, from the newest results."""
+    """Return the section as Markdown, from the newest results."""
     depths = Depths.validate_json(DEPTH.read_bytes())
     rows = "\n".join(
         f"| {d.layers} | {1000 * d.seconds:.0f} | {1000 * d.seconds / d.layers:.2f} | {d.window_bytes / 2**20:.2f} |"

@@ -1,8 +1,8 @@
-"""A layer whose tokens attend within documents beside one that attends in whole sequences: `python -m
+"""Compare a layer whose tokens attend within documents with one whose tokens attend in whole sequences: `python -m
 tests.benchmarks.documents [tokens of a sequence] [tokens of a document ...]`.
 
-Both make a forward and a backward pass in turn in one process, so that other work on the machine meets both. Prints the
-median of the ratios of their seconds, and the ratio of their operations, as `mfu` counts them.
+Both run forward and backward passes alternately in one process, so that other load on the machine affects both. Prints
+the median ratio of their seconds, and the ratio of their operations as counted by `mfu`.
 """
 
 import sys
@@ -36,14 +36,14 @@ def model_of(length: int) -> Model:
 
 
 def tokens_of(length: int, document: int) -> Tensor:
-    """Sequences whose documents have `document` tokens each, the last one perhaps fewer: [B, T + 1]."""
+    """Return sequences of documents with `document` tokens each, the last one possibly shorter: [B, T + 1]."""
     tokens = torch.full((_SEQUENCES, length + 1), _END + 1)
     tokens[:, document - 1 :: document] = _END
     return tokens
 
 
 def operations_ratio(length: int, document: int) -> float:
-    """Operations in whole sequences as a multiple of those within documents."""
+    """Return the operations in whole sequences divided by those within documents."""
     spec, tokens = model_of(length), _SEQUENCES * length
     sizes = Sizes(spec, units_of(spec, Sharing(blocks=1)), 4, 4, micro_batch=_SEQUENCES)
     counted = count_documents(tokens_of(length, document).numpy(), _END, [None])
@@ -51,7 +51,7 @@ def operations_ratio(length: int, document: int) -> float:
 
 
 def compare(length: int, document: int) -> list[float]:
-    """Seconds in whole sequences as a multiple of those within documents, for each round."""
+    """Return the seconds in whole sequences divided by those within documents, per round."""
     spec, tokens = model_of(length), tokens_of(length, document)
     block, source = Block(spec), torch.randn(_SEQUENCES, length, _HIDDEN)
     rotation, documents = rotary(spec, length, source), documents_of(tokens, _END, tokens)

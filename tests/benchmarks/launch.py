@@ -1,4 +1,4 @@
-"""One run: fresh processes for one stack and one case, in which nothing is left of the runs before."""
+"""Launch one run: fresh processes for one stack and one case, which inherit nothing from earlier runs."""
 
 import sys
 import tempfile
@@ -19,13 +19,13 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0
 @dataclass(frozen=True)
 class Outcome:
     steps: list[Step]
-    """All steps, those of the warm-up too."""
+    """All steps, including warm-up."""
     crashed_at_end: bool
-    """Whether its processes crashed after the last step, when they ended; what they measured is whole."""
+    """True if the processes crashed while ending, after the last step; the measurements are complete."""
 
 
 def run(stack: str, case: Case) -> Outcome:
-    """Trains. Raises CommandFailed with the end of the log when the processes crash before their last step."""
+    """Train. Raises CommandFailed with the end of the log if the processes crash before their last step."""
     with tempfile.TemporaryDirectory() as folder:
         steps, crashed = Path(folder, "steps.json"), False
         program = ("--module", "tests.benchmarks.rank", stack, case.model_dump_json(), str(steps))

@@ -1,4 +1,4 @@
-"""The machine, as the kernel describes it, and the versions of what is compared."""
+"""Description of the machine from the kernel, and versions of the compared packages."""
 
 import platform
 import re
@@ -22,7 +22,7 @@ COMPARED = ("torch", "deepspeed")
 
 
 def describe(compared: Sequence[str] = COMPARED) -> Machine:
-    """The machine, and the versions of the packages that are compared."""
+    """Return the machine's description with the versions of the compared packages."""
     return Machine(
         processor=processor(),
         cores=cores(),
@@ -34,7 +34,7 @@ def describe(compared: Sequence[str] = COMPARED) -> Machine:
 
 
 def stamp(path: Path) -> None:
-    """Says beside a file of results when and of what they are."""
+    """Record date and commit beside a results file."""
     _beside(path).write_text(stamp_of_today().model_dump_json() + "\n")
 
 
@@ -43,7 +43,7 @@ def stamp_of_today() -> Stamp:
 
 
 def stamped(path: Path) -> str:
-    """The sentence of the report on it."""
+    """Return the report's sentence on date and commit of a results file."""
     try:
         found = Stamp.model_validate_json(_beside(path).read_bytes())
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def _beside(path: Path) -> Path:
 
 
 def commit() -> str:
-    """Commit of the tree that is measured; with a plus when files differ from it."""
+    """Return the measured commit; a trailing plus means modified files."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=9"], capture_output=True, text=True, check=False
     )
@@ -76,6 +76,6 @@ def cores() -> int:
 
 
 def _entry(file: str, pattern: str) -> str:
-    """The first match in a file of /proc; "unknown" on kernels that do not tell."""
+    """Return the first match in a file of /proc; "unknown" if the kernel does not report it."""
     found = re.search(pattern, Path("/proc", file).read_text())
     return found[1] if found else "unknown"

@@ -1,7 +1,7 @@
-"""AdamW on the host in one pass over memory beside three, over vectors that no cache holds: `python -m
+"""Compare AdamW on the host in one pass over memory with three passes, over vectors larger than all caches: `python -m
 tests.benchmarks.one_pass [MiB of a vector] [pieces, in Ki elements ...]`.
 
-Both run in turn in one process, so that other work on the machine meets both. Prints nanoseconds for each element and
+Both run alternately in one process, so that other load on the machine affects both. Prints nanoseconds per element and
 the median of the ratios.
 """
 
@@ -28,7 +28,8 @@ def _seconds(act: Callable[[], object]) -> float:
 
 @torch.no_grad()
 def compare(length: int, piece: int) -> tuple[list[float], list[float]]:
-    """Seconds of each round, three passes and one, for bfloat16 computed with float32 masters."""
+    """Return the seconds of each round, with three passes and with one, for bfloat16 compute and float32 master
+    weights."""
     weights, first, second, gradient = (torch.rand(length) for _ in range(4))
     slices = Slices(
         weights,

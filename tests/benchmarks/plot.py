@@ -1,4 +1,4 @@
-"""Pictures of the report, as SVG."""
+"""Plots of the report, as SVG."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,8 +24,8 @@ _LOOKS: Mapping[str, tuple[str, str]] = {
 
 
 def step_times(found: Timings, path: Path) -> None:
-    """Milliseconds against micro-batches, a line for each stack; one panel with recompute and one without."""
-    # The same numbers give the same file.
+    """Draw milliseconds against micro-batches, a line per stack; one panel with recomputation and one without."""
+    # Equal numbers give an equal file.
     matplotlib.rcParams.update({"svg.hashsalt": path.name, "svg.fonttype": "none"})
     plt.switch_backend("svg")
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)

@@ -1,6 +1,6 @@
-"""Step times that `pseudoreal plan` predicts beside those that are measured: `python -m tests.benchmarks.predictions`.
+"""Compare step times predicted by `pseudoreal plan` with measured ones: `python -m tests.benchmarks.predictions`.
 
-The machine is measured first, as `pseudoreal measure-hardware` does it; nothing is fitted to the steps.
+The machine is measured first, like `pseudoreal measure-hardware`; nothing is fitted to the measured steps.
 """
 
 import os
@@ -42,9 +42,9 @@ _WARM_UP, _TIMED = 2, 7
 class Prediction(BaseModel, frozen=True):
     label: str
     predicted: float
-    """Seconds of a step."""
+    """Predicted seconds of a step."""
     measured: float
-    """The median."""
+    """Median measured seconds of a step."""
 
     @property
     def error(self) -> float:
@@ -60,7 +60,7 @@ class Configuration:
     layout: Layout
     hidden: int = 128
     sequences: int = 4
-    """Sequences of a micro-batch, over all data ranks."""
+    """Sequences per micro-batch over all data ranks."""
 
     @property
     def model(self) -> Model:
@@ -159,7 +159,7 @@ def _median_step(configuration: Configuration, ranks: Ranks, folder: Path) -> fl
 
 
 def section() -> str:
-    """The section as Markdown, from the newest results."""
+    """Return the section as Markdown, from the newest results."""
     found = Predictions.validate_json(PREDICTIONS.read_bytes())
     rows = "\n".join(
         f"| {p.label} | {1000 * p.predicted:.0f} | {1000 * p.measured:.0f} | {p.error:+.0%} |" for p in found

@@ -1,4 +1,4 @@
-"""One process of a run: `python -m tests.benchmarks.rank STACK CASE RESULT`, in the environment of a torchrun rank.
+"""Run one process: `python -m tests.benchmarks.rank STACK CASE RESULT`, in the environment of a torchrun rank.
 
 CASE is a Case as JSON; the first rank writes the steps to RESULT.
 """
@@ -47,7 +47,7 @@ def work(case: Case) -> Work:
 
 
 def measured(losses: Iterator[Tensor], world: int) -> Iterator[Step]:
-    """A step ends when all ranks have its loss; the next one starts there."""
+    """Yield the timed steps. A step ends once all ranks have its loss; the next one starts there."""
     start = time.perf_counter()
     for loss in losses:
         mean = loss.clone()

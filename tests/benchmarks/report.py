@@ -1,6 +1,6 @@
-"""Writes docs/benchmarks.md from the raw results: `python -m tests.benchmarks.report`.
+"""Write docs/benchmarks.md from the raw results: `python -m tests.benchmarks.report`.
 
-Sections whose results are not on this machine stay as they are.
+Sections without results on this machine stay unchanged.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,13 +30,13 @@ _FURTHER: dict[Path, Callable[[], str]] = {
     predictions.PREDICTIONS: predictions.section,
     checkpoints.CHECKPOINTS: checkpoints.section,
 }
-"""Sections on what was measured here, and the results that they show."""
+"""Results -> their section; date and commit are added here."""
 _DATED: dict[Path, Callable[[], str]] = {
     DATA: data_report.section,
     operator_results.OPERATOR: operator_results.section,
     moe_report.LIVES: moe_report.section,
 }
-"""Those that say themselves when it was measured."""
+"""Results -> their section, which contains date and commit itself."""
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def _sections() -> Iterator[str]:
 
 
 def _with_head(document: str, head: str) -> str:
-    """The document with this text in the place of what stands before its first section."""
+    """Return the document with `head` in place of everything before the first section."""
     _, title, sections = document.partition("\n## ")
     return f"{head}\n{title}{sections}"
 

@@ -1,4 +1,4 @@
-"""The raw results on disk: who ran which case, and each step's seconds and loss."""
+"""Raw results on disk: the stack and case of each run, and each step's seconds and loss."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.benchmarks.cases import Case
 RESULTS = Path("benchmark-results")
 TRAINER = RESULTS / "trainer.json"
 PARTIAL = RESULTS / "partial.json"
-"""Results of a run that left cases out: not for the report."""
+"""Results of a run that left out cases; not used by the report."""
 
 
 class Machine(BaseModel, frozen=True):
@@ -17,7 +17,7 @@ class Machine(BaseModel, frozen=True):
     cores: int
     memory_gib: float
     versions: dict[str, str]
-    """Versions of python and of the packages that are compared."""
+    """Versions of Python and of the compared packages."""
     date: str = "an unknown day"
     commit: str = "an unknown commit"
     """Commit of this project."""
@@ -26,7 +26,7 @@ class Machine(BaseModel, frozen=True):
 class Step(BaseModel, frozen=True):
     seconds: float
     loss: float
-    """Mean over the step's tokens, in nats, before the step's update."""
+    """Mean over the step's tokens in nats, before the update."""
 
 
 class Run(BaseModel, frozen=True):
@@ -37,9 +37,9 @@ class Run(BaseModel, frozen=True):
     round: int
     warm_up: int
     steps: list[Step]
-    """The warm-up's too, at the front."""
+    """All steps, with the warm-up first."""
     crashed_at_end: bool = False
-    """Whether its processes crashed after the last step, when they ended."""
+    """True if the processes crashed while ending, after the last step."""
 
     @property
     def timed_seconds(self) -> list[float]:

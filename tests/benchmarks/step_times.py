@@ -1,4 +1,4 @@
-"""The report's section on step times: tables, wins and losses, pictures."""
+"""The report's section on step times: tables, wins and losses, plots."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ the work of the stacks, and not transfers to an accelerator."""
 
 
 def section(results: Results, images: Path) -> str:
-    """The section as Markdown. Draws the pictures into `images`."""
+    """Return the section as Markdown, and draw the plots into `images`."""
     found = timings(results.runs)
     ratios = comparisons(found)
     models = [_model(name, found, ratios, images) for name in MODELS if any(case.model == name for _, case in found)]
@@ -68,7 +68,7 @@ def _heading(name: str, model: BenchmarkModel) -> str:
 
 
 def _table(keys: Sequence[tuple[str, Case]], found: Timings, ratios: Sequence[Comparison]) -> str:
-    """A row for each stack, a column for each number of micro-batches."""
+    """Return a table with a row per stack and a column per number of micro-batches."""
     stacks, cases = list(dict.fromkeys(stack for stack, _ in keys)), list(dict.fromkeys(case for _, case in keys))
     known = {(ratio.peer, ratio.case): ratio for ratio in ratios}
     cells = {

@@ -19,28 +19,28 @@ COUNTERPARTS: Mapping[str, str] = {
     "DeepSpeed ZeRO-3": DEVICE,
     "DeepSpeed ZeRO-3 + offload": HOST,
 }
-"""For each peer our engine with its state in the same place."""
+"""Peer -> our engine with its state in the same place."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of one stack in one case, over the timed steps of all rounds."""
+    """Time of one stack in one case, over the timed steps of all rounds."""
 
     milliseconds: float
-    """The median."""
+    """Median."""
     lower: float
-    """The first quartile, in milliseconds."""
+    """First quartile in milliseconds."""
     upper: float
-    """The third one."""
+    """Third quartile in milliseconds."""
 
     @property
     def spread(self) -> float:
-        """Distance of the quartiles, as a share of the median."""
+        """Distance of the quartiles, divided by the median."""
         return (self.upper - self.lower) / self.milliseconds
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing else used the machine to speak of. What is not quiet is compared with nothing."""
+        """True if other load on the machine was negligible. A cell that is not quiet is not compared."""
         return self.spread <= MOST_SPREAD
 
 
@@ -49,7 +49,7 @@ class Comparison:
     case: Case
     peer: str
     ratio: float
-    """The peer's time over ours: above 1, ours is faster."""
+    """The peer's time divided by ours: above 1, ours is faster."""
 
     @property
     def is_won(self) -> bool:
@@ -67,7 +67,7 @@ def timings(runs: Sequence[Run]) -> Timings:
 
 
 def comparisons(found: Timings) -> list[Comparison]:
-    """Every peer with its counterpart, wherever both were measured while the machine was quiet."""
+    """Return every peer compared with its counterpart, if both were measured on a quiet machine."""
     return [
         Comparison(case, peer, timing.milliseconds / own.milliseconds)
         for (peer, case), timing in found.items()
@@ -76,6 +76,6 @@ def comparisons(found: Timings) -> list[Comparison]:
 
 
 def timing(seconds: Sequence[float]) -> Timing:
-    """The time of one cell, from two numbers at least."""
+    """Return the timing of one cell, from at least two numbers."""
     first, middle, third = quantiles(seconds, n=4)
     return Timing(1000 * middle, 1000 * first, 1000 * third)

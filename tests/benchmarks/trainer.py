@@ -34,7 +34,7 @@ def main(only: str) -> None:
 
 
 def planned(only: str) -> list[Planned]:
-    """All runs in their order."""
+    """Return all runs in their order."""
     return [
         (number, case, stack)
         for model in MODELS
@@ -46,7 +46,7 @@ def planned(only: str) -> list[Planned]:
 
 
 def run_all(plan: Sequence[Planned], path: Path) -> None:
-    """Writes the results after each run: what was measured survives an interruption."""
+    """Run everything. The results are written after each run, so that measurements survive an interruption."""
     described, runs = machine.describe(), list[Run]()
     for place, (number, case, stack) in enumerate(plan, start=1):
         with progress.step(f"[{place}/{len(plan)}] {case.label}: {stack}", log=launch.LOG):

@@ -25,7 +25,7 @@ _PACKAGES = ("crds", "trainer")
 
 
 class LossesDiffer(click.ClickException):
-    """The versions do not train the same model: their times must not be compared."""
+    """The versions train different models, so their times must not be compared."""
 
 
 @click.command(help=__doc__)
@@ -62,7 +62,7 @@ def _pair(case: VersionCase, older: Path, rounds: int) -> VersionPair:
 
 
 def _run(case: VersionCase, checkout: Path) -> VersionSteps:
-    # The programs of this checkout, with the engine of that one.
+    # The benchmark's programs are from this checkout, the engine from the other one.
     path = os.pathsep.join([*(str(checkout / package) for package in _PACKAGES), str(Path.cwd())])
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "steps.json")

@@ -1,7 +1,7 @@
-"""One process of a run of `versions`: `python -m tests.benchmarks.versions_rank CASE RESULT`, under torchrun.
+"""Run one process of `versions`: `python -m tests.benchmarks.versions_rank CASE RESULT`, under torchrun.
 
-The engine is whichever PYTHONPATH finds. Earlier ones can be compared back to the commit that added
-`engine/state/store.py` to the trainer; those before it have other names.
+The engine is the first one on PYTHONPATH. Earlier engines can be compared back to the commit that added
+`engine/state/store.py` to the trainer; older ones have other names.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the comparison of two versions of the engine measures, and its section of the report. Pure but for reading."""
+"""Results of comparing two versions of the engine, and their section of the report. Pure except for reading."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ class VersionCase(BaseModel, frozen=True):
     home: Literal["Host", "Disk"]
     micro_batches: int
     mixed: bool
-    """bfloat16 passes and clipping by the global norm; else float32 without clipping."""
+    """True for bfloat16 passes with global clipping, False for float32 without clipping."""
 
     @property
     def label(self) -> str:
@@ -29,12 +29,12 @@ class VersionCase(BaseModel, frozen=True):
 
 
 class VersionSteps(BaseModel):
-    """One start of two ranks. Entry i is step i, as the first rank saw it."""
+    """One start of two ranks. Entry i is step i, measured on the first rank."""
 
     warm_up: int
     seconds: list[float] = []
     waited: list[float] = []
-    """Seconds for which the main thread waited for reductions and updates of its own rank."""
+    """Seconds per step that the main thread waited for reductions and updates of its own rank."""
     losses: list[float] = []
 
 
@@ -47,7 +47,7 @@ class VersionPair(BaseModel):
 
     @property
     def speedup(self) -> float:
-        """The base's time of a step over the new version's, medians of all timed steps."""
+        """The base's step time divided by the new version's; medians of all timed steps."""
         return _median(self.base, "seconds") / _median(self.new, "seconds")
 
     def milliseconds(self, version: Version, what: What) -> float:
@@ -70,7 +70,7 @@ def read(path: Path = VERSIONS) -> Versions:
 
 
 def section() -> str:
-    """The section as Markdown, from the newest results."""
+    """Return the section as Markdown, from the newest results."""
     found = read()
     rows = "\n".join(_row(pair) for pair in found.pairs)
     return f"""## The engine beside an earlier one

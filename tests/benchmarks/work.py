@@ -1,4 +1,4 @@
-"""What a stack is asked to train, and what it answers."""
+"""Interface of a stack: its input and its output."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,31 +13,33 @@ LEARNING_RATE = 3e-4
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.0
-# More would fight for the cores: there is one for each rank.
+# One thread per rank, because there is one core per rank.
 THREADS_PER_RANK = 1
 
 
 @dataclass(frozen=True)
 class Work:
-    """The same on every rank. Float32, AdamW with the constants above, no clipping, a constant learning rate."""
+    """Work of a stack, the same on every rank: float32, AdamW with the constants above, no clipping, constant learning
+    rate."""
 
     model: Model
     seed: int
-    """Seed of the first weights."""
+    """Seed of the initial weights."""
     batches: Tensor
-    """Bytes of all ranks: [steps, sequences, sequence + 1]; the targets are the tokens that follow. Where they are, the
-    passes are made."""
+    """Bytes of all ranks, [steps, sequences, sequence + 1]; targets are the following tokens. The passes run on the
+    device of this tensor."""
     micro_batches: int
     recompute: bool
 
     def micro_batches_of(self, batch: Tensor, rank: int, world: int) -> tuple[Tensor, ...]:
-        """[sequences, sequence + 1] -> what this rank trains on, in turn: each [sequences / world / n, sequence + 1]"""
+        """Return this rank's micro-batches in order: [sequences, sequence + 1] -> n times [sequences / world / n,
+        sequence + 1]."""
         return batch.chunk(world)[rank].chunk(self.micro_batches)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Micro-batches of [B, T + 1] as our engine takes them, where the passes are made."""
+    """Micro-batches of [B, T + 1] for our engine, on the device of the passes."""
 
     parts: tuple[Tensor, ...]
 
@@ -50,25 +52,25 @@ class Batch:
 
 
 class Stack(Protocol):
-    """One way to train on several ranks; `dist` has its gloo group when it is called."""
+    """One way to train on several ranks; `dist` has its gloo group when the stack is called."""
 
     def __call__(self, work: Work, rank: int, world: int) -> Iterator[Tensor]:
-        """Yields, after each of the work's batches, the mean loss over this rank's share of it (before the update).
+        """Yield, for each of the work's batches, the mean loss over this rank's share, before the update.
 
-        A caller measures the time from yield to yield, so all that a step needs must happen between two of them.
+        Callers measure the time from yield to yield, so all work of a step must happen between two yields.
         """
         ...
 
 
 def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
-    """logits [B, T, 256], tokens [B, T + 1] -> mean over the B T predictions"""
+    """logits [B, T, 256], tokens [B, T + 1] -> mean loss over the B T predictions."""
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def noisy_sequences(steps: int, sequences: int, length: int, seed: int) -> Tensor:
-    """Text that can be learned: byte t + 1 is 5 times byte t, plus 0 to 3, mod 256. [steps, sequences, length]
+    """Return learnable text, [steps, sequences, length]: byte t + 1 is 5 times byte t, plus 0 to 3, mod 256.
 
-    The losses fall, so that a stack whose updates are wrong shows it.
+    Losses fall, so a stack with wrong updates is detected.
     """
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(256, (steps, sequences, length), generator=generator)

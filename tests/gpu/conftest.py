@@ -1,4 +1,5 @@
-"""Options, limits and figures of the tests that need a GPU; `--device cpu` tries the tests themselves without one."""
+"""Options, time limits and printed figures of the GPU tests; `--device cpu` tries the tests themselves
+without a GPU."""
 
 import faulthandler
 import signal
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 _STUCK_SECONDS = 20
-"""A test that does not end even then waits inside a call of CUDA; its process is ended with a traceback."""
+"""A test that exceeds its limit by this many seconds is stuck inside a CUDA call; its process ends with a traceback."""
 _KEPT_OF_TINY = 2
 
 Figure = Callable[[str], None]
@@ -54,13 +55,13 @@ def _limit(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """The first GPU, unless the CPU was chosen."""
+    """Return the first GPU, or the CPU if chosen."""
     return torch.device("cpu") if request.config.getoption("--device") == "cpu" else torch.device("cuda", 0)
 
 
 @pytest.fixture
 def gpu(device: torch.device) -> torch.device:
-    """The first GPU; without one the test is skipped."""
+    """Return the first GPU; without a GPU the test is skipped."""
     if device.type != "cuda":
         pytest.skip("this needs a GPU; on the CPU there is nothing to see")
     return device
@@ -68,7 +69,7 @@ def gpu(device: torch.device) -> torch.device:
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Figure:
-    """Prints what the test found, past pytest."""
+    """Return a function that prints a figure of the test, bypassing pytest's capture."""
 
     def say(text: str) -> None:
         with capsys.disabled():

@@ -1,6 +1,6 @@
-"""The tests of this folder within a time, a process for each file: `python -m tests.gpu.run [options of pytest]`.
+"""Run the tests of this folder within a time limit, each file in a process: `python -m tests.gpu.run [pytest options]`.
 
-What hangs or crashes ends its own file alone.
+A test that hangs or crashes ends only its own file.
 """
 
 import os
@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 SECONDS = 460.0
-"""Eight minutes, less what starting and ending takes."""
+"""Eight minutes, less the time for start and end."""
 FILES = ("test_preflight", "test_memory", "test_experts", "test_stacks", "test_overlap", "test_losses", "test_nccl")
-"""The most telling first; the long one last but one."""
+"""The most informative files first; the long file is last but one."""
 _ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-"""Whatever else the machine has is not loaded."""
+"""Other pytest plugins on the machine are not loaded."""
 _NOTHING_RAN = 5
-"""pytest's exit code."""
+"""Exit code of pytest if no test was collected."""
 
 
 def main(options: list[str]) -> int:
@@ -32,7 +32,7 @@ def main(options: list[str]) -> int:
 
 
 def _run(name: str, options: list[str], seconds: float) -> str | None:
-    """What went wrong."""
+    """Run a file; return its problem, or None."""
     print(f"\n== {name}", flush=True)
     here = Path(__file__).resolve().parent
     command = [sys.executable, "-m", "pytest", "-q", "-rs", str(here / f"{name}.py"), *options]

@@ -1,4 +1,4 @@
-"""Experts on a GPU: how often they wait for it, and torch's grouped product against a loop."""
+"""Experts on a GPU: how often they wait for the GPU, and torch's grouped product against a loop."""
 
 import warnings
 from collections.abc import Callable
@@ -30,7 +30,7 @@ SPEC = Model(
 
 @pytest.fixture
 def block(gpu: torch.device) -> Block:
-    """In bfloat16, its parameters parts of one vector, as in the engine."""
+    """Return a block in bfloat16 whose parameters are views of one vector, as in the engine."""
     with torch.device("meta"):
         made = Block(SPEC)
     torch.manual_seed(3)
@@ -48,7 +48,7 @@ def _features(gpu: torch.device, sequences: int) -> Tensor:
 
 def test_a_layers_pass_waits_once(block: Block, gpu: torch.device, figure: Figure) -> None:
     hidden = _features(gpu, 4)
-    block.experts(hidden, block.router(hidden)).sum().backward()  # kernels are loaded
+    block.experts(hidden, block.router(hidden)).sum().backward()  # load the kernels
     found: list[Tensor] = []
     forward = _waits(lambda: found.append(block.experts(hidden, block.router(hidden))))
     backward = _waits(lambda: found[0].sum().backward())
@@ -61,7 +61,7 @@ def test_grouped_products_are_those_of_a_loop(
     block: Block, gpu: torch.device, monkeypatch: pytest.MonkeyPatch, figure: Figure
 ) -> None:
     hidden = _features(gpu, 1)
-    assert can_group(hidden.flatten(0, 1), block.experts.up.weight), "the kernel that this test is about"
+    assert can_group(hidden.flatten(0, 1), block.experts.up.weight), "the case can use the grouped kernel under test"
     parameters = [p for n, p in block.named_parameters() if n.startswith(("router.", "experts."))]
     found = []
     for is_grouped in (True, False):
@@ -71,7 +71,7 @@ def test_grouped_products_are_those_of_a_loop(
     idle = sum(not of_one.any() for gradient in found[1][3:] for of_one in gradient)
     worst = max(_difference(one, other) for one, other in zip(*found, strict=True))
     figure(f"differ by {worst:.1e} of their size at most; {idle} matrices of experts without tokens are zero")
-    assert idle >= 3, "some expert had no tokens"
+    assert idle >= 3, "some experts had no tokens"
     assert worst < 3e-2
 
 
@@ -81,7 +81,7 @@ def _difference(one: Tensor, other: Tensor) -> float:
 
 
 def _waits(act: Callable[[], object]) -> int:
-    """How often the host waits for the GPU, as torch itself says it."""
+    """Return how often the host waits for the GPU, as reported by torch's sync debug mode."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")
     try:

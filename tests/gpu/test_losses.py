@@ -1,7 +1,7 @@
-"""One GPU against the plain reference on the CPU: the streams and events of every home leave no stale or half copied
-numbers.
+"""One GPU against the plain reference on the CPU: for every home, streams and events leave no stale or half-copied
+data.
 
-float64 is there because it is the sharpest: what is read too early is far outside of its tolerance.
+float64 is the most sensitive: data read too early is far outside of its tolerance.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from tests.unit.trainer.engine.running import run_case
 pytestmark = pytest.mark.gpu
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 1e-2}
-"""Relative. A GPU adds up in an order of its own, and AdamW divides small gradients by their own small size."""
+"""Relative tolerances. A GPU sums in another order, and AdamW divides small gradients by their own small size."""
 
 SHAPES = [
     *(Case(homes=homes, recompute=recompute) for homes in ("d", "h", "D", "dhD") for recompute in (True, False)),
@@ -63,7 +63,7 @@ def test_a_compiled_block_gives_the_same_losses(case: Case, gpu: torch.device, t
 
 
 def _exact(case: Case) -> Case:
-    """What a case is compared with: bfloat16 with float32."""
+    """Return the case to compare with: float32 in place of bfloat16."""
     return replace(case, precision="float32") if case.precision == "bfloat16" else case
 
 

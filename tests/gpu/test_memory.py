@@ -1,4 +1,4 @@
-"""What the plan says of a pass against the allocator of a GPU; `measure-hardware` measures what is left."""
+"""The memory plan of a pass against a GPU's allocator; `measure-hardware` measures the remainder."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 SHAPE = (1024, 4096, 4, 512)
 SCRATCH = 0.25
-"""Kernels hold no more than that share for themselves: sums of an attention's backward pass in float32."""
+"""Upper bound on the share that kernels hold as scratch: float32 sums of attention's backward pass."""
 
 
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
@@ -41,7 +41,7 @@ def test_most_bytes_of_the_heads_backward_pass(compute: str, gpu: torch.device, 
 
 
 def peak(act: Callable[[], object], gpu: torch.device) -> int:
-    """Most bytes that `act` has at a time."""
+    """Return the peak bytes that `act` allocates."""
     torch.cuda.reset_peak_memory_stats(gpu)
     before = torch.cuda.memory_allocated(gpu)
     act()

@@ -1,4 +1,4 @@
-"""Layouts of two ranks over NCCL, each on a GPU of its own, against the plain reference."""
+"""Layouts of two ranks over NCCL, each rank on its own GPU, against the plain reference."""
 
 import pytest
 import torch

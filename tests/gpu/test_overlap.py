@@ -1,4 +1,4 @@
-"""Copies and updates go on while the GPU computes: by what torch's profiler saw on its streams."""
+"""Copies and updates overlap with the GPU's computation, according to torch's profiler."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.gpu
 
 
 LEAST_HIDDEN = 0.5
-"""Least share of the time of copies and updates that is hidden. A step has many tokens, so that compute takes longer
-than either."""
+"""Lower bound on the hidden share of the time of copies and of updates. A step has so many tokens that compute takes
+longer than either."""
 
 
 @dataclass(frozen=True)
 class LargeCase(Case):
-    """25 MB for each block, and 64k tokens a step: 20 times what hides the copies of a link of 50 GB/s at 400 TFLOP/s,
-    and twice what hides an update at 100 GB/s."""
+    """25 MB per block, and 64k tokens per step: 20 times the tokens that hide the copies over a link of 50 GB/s at 400
+    TFLOP/s, and twice those that hide an update at 100 GB/s."""
 
     @property
     def model(self) -> Model:
@@ -44,7 +44,7 @@ class LargeCase(Case):
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory, where there is such: a slow disk would be waited for, and nothing be seen of the engine."""
+    """Yield a folder in memory, if possible: waiting for a slow disk would mask the engine's own behaviour."""
     memory = Path("/dev/shm")
     with TemporaryDirectory(dir=memory if memory.is_dir() else None) as made:
         yield Path(made)

@@ -1,4 +1,4 @@
-"""What is pinned on a real GPU, in a step and in a checkpoint that is written meanwhile, is what the plan says."""
+"""On a real GPU, a step with a concurrent checkpoint pins exactly the planned bytes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 RING = 100_000
 SCALARS = 1 << 16
-"""Bytes: what torch pins for itself, such as for numbers that it reads back."""
+"""Bytes that torch may pin for itself, for instance for values read back."""
 
 
 class _Nowhere:

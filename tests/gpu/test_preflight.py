@@ -1,4 +1,4 @@
-"""The check before the first step, on GPUs and over NCCL."""
+"""The preflight check on GPUs and over NCCL."""
 
 import pytest
 import torch

@@ -27,7 +27,7 @@ PARTS: dict[str, Callable[[Path, bool], Part]] = {
     "losses": losses.measure,
     "training": training.measure,
 }
-"""What is measured, in its order, by the field of the results."""
+"""Parts in their order, by the field of the results."""
 
 
 @click.command(help=__doc__)
@@ -48,12 +48,12 @@ def main(only: tuple[str, ...], tiny: bool) -> None:
 
 
 def measure(parts: tuple[str, ...], tiny: bool) -> Results:
-    """Raises LossesDiffer where two stacks do not compute the same, and DevError where a program fails."""
+    """Measure the parts. Raises LossesDiffer if two stacks do not compute the same, and DevError if a program fails."""
     described = machine.describe(COMPARED)
     results = (None if tiny else read()) or Results(machine=described)
     DATA.parent.mkdir(exist_ok=True)
     for name in parts:
-        # Not in the system's folder for such files, which may be in memory.
+        # Not in the system's temporary folder, which may be in memory.
         with tempfile.TemporaryDirectory(dir=DATA.parent, prefix="data-") as folder:
             found = PARTS[name](Path(folder), tiny)
         results = results.with_part(name, found, machine.stamp_of_today(), described)

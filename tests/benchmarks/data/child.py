@@ -1,4 +1,4 @@
-"""Programs that are measured: fresh processes, in which nothing is left of the ones before."""
+"""Run measured programs in fresh processes, which inherit nothing from earlier measurements."""
 
 import os
 import sys
@@ -13,15 +13,17 @@ from tests.benchmarks.data.results import LOG
 
 PYTHON = Path(sys.executable)
 READERS_PYTHON = Path(".venv-readers/bin/python")
-"""The interpreter of the environment in which Megatron and datatrove are installed."""
+"""Interpreter of the environment with Megatron and datatrove."""
 THREADS = os.cpu_count() or 1
 
 Result = TypeVar("Result", bound=BaseModel)
 
 
 def run(module: str, arguments: BaseModel, result: type[Result], *, threads: int = 1) -> Result:
-    """Runs `python -m tests.benchmarks.data.MODULE ARGUMENTS RESULT`, both as JSON, the second in a file. Raises
-    CommandFailed with the end of the log."""
+    """Run `python -m tests.benchmarks.data.MODULE ARGUMENTS RESULT` and return the result.
+
+    Arguments and result are JSON; the result is written to a file. Raises CommandFailed with the end of the log.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "result.json")
         program = ["-m", f"tests.benchmarks.data.{module}", arguments.model_dump_json(), str(file)]
@@ -30,10 +32,10 @@ def run(module: str, arguments: BaseModel, result: type[Result], *, threads: int
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Variables of a process with so many threads for computing."""
+    """Return the environment variables of a process with this many compute threads."""
     return {
         "OMP_NUM_THREADS": str(threads),
-        # Threads that wait must not spin: there are no cores to spare.
+        # Waiting threads must not spin, because there are no cores to spare.
         "OMP_WAIT_POLICY": "passive",
         "RAYON_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",

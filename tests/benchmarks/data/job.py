@@ -24,7 +24,7 @@ PHASE = "real"
 SOURCE = "train"
 LEARNING_RATE = "1e-3"
 AS_GOOD_AS_ZERO = "1e-30"
-"""A learning rate whose updates no float32 weight notices."""
+"""A learning rate so small that no float32 weight changes."""
 _NEVER = 1_000_000_000
 
 
@@ -38,10 +38,10 @@ class Size:
     heads: int
     sequence_length: int
     sequences: int
-    """Sequences of a step."""
+    """Sequences per step."""
     rounds: int
     warm_up: int
-    """Steps of each turn that are not timed."""
+    """Untimed steps of each turn."""
     timed: int
 
     @property
@@ -54,7 +54,7 @@ TINY = Size(1 << 17, 400, 2, 16, 32, 2, 16, 4, rounds=2, warm_up=1, timed=2)
 
 
 def write_tokens(folder: Path, size: Size) -> None:
-    """Text of the size, a tokenizer that is trained on it, and its token files, in the folder."""
+    """Write text of this size, a tokenizer trained on the text, and the text's token files into `folder`."""
     folder.mkdir()
     texts, corpus = python_sources(size.text_bytes), folder / "corpus.jsonl"
     write_json_lines(corpus, texts)
@@ -63,7 +63,8 @@ def write_tokens(folder: Path, size: Size) -> None:
 
 
 def config_of(size: Size, tokens: Path, work: Path, *, steps: int, learning_rate: str = LEARNING_RATE) -> PhaseConfig:
-    """The phase as a rank is told it. The job does not name its tokenizer, or it would write a sample at its end."""
+    """Return the configuration of the phase for a rank. The job names no tokenizer, because it would then write a
+    sample at its end."""
     job = PseudoRealJob.from_object(
         {
             "apiVersion": "pseudoreal.dev/v1alpha1",
@@ -113,7 +114,7 @@ def _spec(size: Size, tokens: Path, steps: int, learning_rate: str) -> dict[str,
 
 
 def batches(config: PhaseConfig, steps: int) -> NDArray[np.int32]:
-    """The samples of the first steps, [steps, sequences, T + 1]."""
+    """Return the samples of the first steps, [steps, sequences, T + 1]."""
     corpus = open_corpus(config)
     assert isinstance(corpus, TokenCorpus)
     stream = MixedStream(stretch(0, {SOURCE: 1}, {}), corpus.sources, config.model.sequence_length)

@@ -1,4 +1,4 @@
-"""One turn of a loss: `python -m tests.benchmarks.data.loss CASE RESULT`."""
+"""Measure one turn of a loss: `python -m tests.benchmarks.data.loss CASE RESULT`."""
 
 import sys
 import time
@@ -20,7 +20,7 @@ _FLOAT32_BYTES = 4
 
 
 class Head(nn.Module):
-    """The final norm and the head, as our loss takes them."""
+    """Final norm and head, with the attributes that our loss expects."""
 
     def __init__(self, hidden: int, vocabulary: int) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class Head(nn.Module):
 
 
 Pass = Callable[[Head, Tensor, Tensor], tuple[float, Tensor]]
-"""Head, hidden states [1, T, H] and targets [1, T] -> the loss, a sum over the tokens, and the gradient of the hidden
-states. It leaves the gradients of the head's parameters there."""
+"""Head, hidden states [1, T, H] and targets [1, T] -> the loss summed over the tokens, and the gradient of the hidden
+states. The gradients of the head's parameters are left in the parameters."""
 
 
 def main(case: Case, result: Path) -> None:
@@ -56,7 +56,7 @@ def passes(case: Case) -> Passes:
 
 
 def in_chunks(head: Head, hidden: Tensor, targets: Tensor) -> tuple[float, Tensor]:
-    """Ours, with chunks of the length that training takes."""
+    """Compute our loss, in chunks of the length used in training."""
     chunk = most_tokens(head.head.out_features, _FLOAT32_BYTES)
     losses, of_hidden = Loss(torch.float32, chunk).backward(head, hidden, targets, 1.0, _add)
     return losses.cross_entropy.item(), of_hidden
@@ -72,7 +72,7 @@ def whole(head: Head, hidden: Tensor, targets: Tensor) -> tuple[float, Tensor]:
 
 
 def _add(parameter: Tensor, gradient: Tensor) -> None:
-    """Adds a part to the parameter's gradient."""
+    """Add to the parameter's gradient."""
     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 

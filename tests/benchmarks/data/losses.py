@@ -1,5 +1,5 @@
-"""The loss of large vocabularies: ours, in chunks of tokens, beside whole logits in plain torch. In turns, each turn in
-a process of its own."""
+"""The loss of large vocabularies: ours in chunks of tokens, beside unchunked logits in plain torch. Turns alternate,
+each in a process of its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Size:
     vocabularies: tuple[int, ...]
     rounds: int
     timed: int
-    """Timed passes of a turn, behind one that is not timed."""
+    """Timed passes of a turn, after one untimed pass."""
 
 
 FULL = Size(4096, 256, (32_768, 131_072), 2, 3)
@@ -39,9 +39,9 @@ class Case(BaseModel, frozen=True):
 
 class Passes(BaseModel, frozen=True):
     seconds: list[float]
-    """Seconds of each pass, the first one too."""
+    """Seconds of each pass, including the first."""
     peak_bytes: int
-    """Most memory beyond that of the input."""
+    """Peak memory in bytes beyond that of the input."""
     values: list[float]
     """The loss, and the norms of the gradients of the input, the norm's weight and the head's matrix."""
 
@@ -50,7 +50,7 @@ Turn = tuple[Case, Passes]
 
 
 def cases(size: Size) -> list[Case]:
-    """All turns in their order: the stacks of a vocabulary follow each other."""
+    """Return all turns in their order: the stacks of a vocabulary follow each other."""
     return [
         Case(stack=stack, tokens=size.tokens, hidden=size.hidden, vocabulary=vocabulary, passes=1 + size.timed)
         for _ in range(size.rounds)
@@ -69,7 +69,7 @@ def measure(_: Path, tiny: bool) -> Losses:
 
 
 def summed_up(size: Size, turns: Sequence[Turn]) -> Losses:
-    """Raises LossesDiffer where two turns of a vocabulary differ in the loss or in a gradient."""
+    """Summarize the turns. Raises LossesDiffer if two turns of a vocabulary differ in the loss or in a gradient."""
     for vocabulary in size.vocabularies:
         first, *others = [turn for turn in turns if turn[0].vocabulary == vocabulary]
         for case, found in others:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 class Growth:
-    """Most memory that the process has beyond what it had when this was made."""
+    """Measures the peak growth of the resident memory since the object's creation."""
 
     def __init__(self) -> None:
         gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")  # the kernel counts the peak anew
+        Path("/proc/self/clear_refs").write_text("5")  # reset the kernel's peak counter
         self.before_bytes = _status("VmRSS")
 
     @property
@@ -19,7 +19,7 @@ class Growth:
 
 
 def _status(name: str) -> int:
-    """Bytes by their name in /proc/self/status."""
+    """Return a byte count by its name in /proc/self/status."""
     found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None, name
     return 1024 * int(found[1])

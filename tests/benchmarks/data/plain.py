@@ -1,4 +1,4 @@
-"""Plain torch and `transformers`' own model: `python -m tests.benchmarks.data.plain WORK RESULT`."""
+"""Train with plain torch and `transformers`: `python -m tests.benchmarks.data.plain WORK RESULT`."""
 
 import sys
 import time
@@ -28,8 +28,8 @@ def main(work: Work, result: Path) -> None:
 
 
 def train(work: Work) -> Iterator[float]:
-    """The loss of each step, nats per token, once the step is done. Reading takes no time: all samples are in
-    memory."""
+    """Yield the loss of each step in nats per token, after the step. All samples are in memory, so reading takes no
+    time."""
     samples = torch.from_numpy(np.load(work.batches)).long()  # [steps, B, T + 1]
     model: Any = AutoModelForCausalLM.from_pretrained(
         work.model, dtype=torch.float32, attn_implementation="sdpa"
@@ -45,13 +45,13 @@ def train(work: Work) -> Iterator[float]:
 
 
 def _loss(model: Any, tokens: Tensor) -> Tensor:
-    """tokens [B, T + 1] -> mean over the B T predictions"""
+    """tokens [B, T + 1] -> mean loss over the B T predictions."""
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits  # [B, T, V]
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def _adamw(model: torch.nn.Module, spec: Optimizer) -> torch.optim.AdamW:
-    """Matrices decay, norms do not."""
+    """Return the optimizer; matrices decay, norms do not."""
     parameters = [*model.parameters()]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": float(spec.weight_decay)},

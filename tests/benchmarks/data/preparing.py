@@ -1,8 +1,8 @@
-"""`pseudoreal data prepare` beside the tokenizers' library alone, turn by turn in one run, each on one processor.
+"""`pseudoreal data prepare` beside the tokenizers library alone, in alternating turns, each on one processor.
 
-Alone, the library encodes texts that are in memory, one after the other, and nothing is kept: what no preparation can
-exceed. Ours reads JSON lines, encodes, shuffles, writes and digests; its seconds are from the call to the index, with
-the start of the process that encodes.
+The library alone encodes texts from memory one after the other and keeps nothing: an upper bound for every preparation.
+Ours reads JSON lines, encodes, shuffles, writes and digests; its seconds are from the call to the finished index,
+including the start of the encoding process.
 """
 
 import shutil
@@ -54,7 +54,7 @@ TINY = Size(1 << 16, 400, 2)
 
 
 def measure(folder: Path, tiny: bool) -> Preparing:
-    """`folder`: an empty one, for text and tokens."""
+    """Measure in `folder`, an empty folder for text and tokens."""
     size = TINY if tiny else FULL
     texts = python_sources(size.text_bytes)
     write_json_lines(folder / "corpus.jsonl", texts)
@@ -78,7 +78,7 @@ def measure(folder: Path, tiny: bool) -> Preparing:
 
 
 def _seconds(program: str, folder: Path, *output: str) -> float:
-    """What the program says that it took. It has no module of its own, as the process that encodes would import it
-    once more."""
+    """Return the seconds that the program prints. The program is not a module, because the encoding process would
+    import the module once more."""
     command = [sys.executable, "-c", program, str(folder / "tokenizer"), str(folder / "corpus.jsonl"), *output]
     return float(subprocess.run(command, env=environment(1), check=True, capture_output=True, text=True).stdout)

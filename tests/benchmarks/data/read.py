@@ -1,8 +1,8 @@
-"""Turns of readers: `python -m tests.benchmarks.data.read READER ...` imports what they need, once, and forks a process
-for each turn, in which nothing is left of those before.
+"""Turns of readers: `python -m tests.benchmarks.data.read READER ...` imports the readers once, and forks a process for
+each turn, which inherits nothing from earlier turns.
 
-A turn is a line of JSON on its input; the line that answers is what `timed` says, or null where it failed. It runs in
-the environments of all readers, so it imports nothing but numpy by itself.
+A turn is a line of JSON on stdin. The answer is a line with the result of `timed`, or null on failure. The program runs
+in the environments of all readers, so it imports only numpy itself.
 """
 
 import importlib
@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 
 SEED = 7
 BATCH = 64
-"""Windows that are asked for at a time. It divides the number whose order training computes at a time."""
+"""Windows requested at a time; divides the number of windows whose order training computes at a time."""
 _PROBES = 64
 _PORTION = 1 << 24
 
 Batch = NDArray[np.int32]
 Take = Callable[[int, int], Batch]
-"""Windows first..end-1 of the run, [end - first, width], as numbers of 32 bits in memory of its own: what a trainer
-turns into a tensor."""
+"""Return windows first..end-1 of the run, [end - first, width], as 32-bit numbers in memory of their own, ready for
+conversion to a tensor."""
 
 
 def main(readers: Sequence[str]) -> None:
-    # What the imports print must not look like an answer.
+    # Output printed by imports must not look like an answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for reader in readers:
@@ -55,7 +55,7 @@ def in_a_fork(turn: dict[str, Any], answers: TextIO) -> None:
 
 
 def timed(turn: dict[str, Any]) -> dict[str, Any]:
-    """Seconds in which the windows were taken, and a number that tells their tokens from others."""
+    """Return the seconds to read the windows, a digest of their tokens, and the file's share in the page cache."""
     file, numbers = Path(turn["file"]), np.load(turn["numbers"])
     take = READERS[turn["reader"]](file, turn["width"], turn["first"], turn["windows"], numbers)
     (forget if turn["temperature"] == "cold" else remember)(file)
@@ -70,20 +70,20 @@ def timed(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest_of(batch: Batch) -> int:
-    """A sum that depends on each token and its place, modulo 2^64."""
+    """Return a sum that depends on each token and its place, modulo 2^64."""
     places = np.arange(1, batch.size + 1, dtype=np.uint64)
     return int((batch.ravel().astype(np.uint64) * places).sum(dtype=np.uint64))
 
 
 def forget(file: Path) -> None:
-    """Takes the file out of the system's memory. The pages must be on the disk and in no process's map."""
+    """Drop the file from the page cache. The pages must be on disk and not mapped by any process."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def remember(file: Path) -> None:
-    """Reads the file into the system's memory."""
+    """Read the file into the page cache."""
     with file.open("rb", buffering=0) as opened:
         buffer = bytearray(_PORTION)
         while opened.readinto(buffer):
@@ -91,7 +91,7 @@ def remember(file: Path) -> None:
 
 
 def share_in_memory(file: Path) -> float:
-    """Share of some pages, spread over the file, that the system has in memory."""
+    """Return the share of sampled pages of the file that are in the page cache."""
     size, page, found = file.stat().st_size, bytearray(1), 0
     with file.open("rb", buffering=0) as opened:
         for place in range(_PROBES):
@@ -113,8 +113,8 @@ def ours(file: Path, width: int, _begin: int, _windows: int, numbers: NDArray[np
 
 
 def with_order(file: Path, width: int, begin: int, windows: int, _numbers: NDArray[np.int64]) -> Take:
-    """Ours, which computes the numbers of the windows too, for many batches at a time as training does. Megatron looks
-    them up in an index that it has made before training."""
+    """Read with our reader, and compute the order of the windows, for many batches at a time as in training. Megatron
+    looks the order up in an index built before training."""
     from pseudoreal_trainer.data.step_order import AT_ONCE
     from pseudoreal_trainer.data.stream import shuffled
 
@@ -133,7 +133,7 @@ def with_order(file: Path, width: int, begin: int, windows: int, _numbers: NDArr
 
 
 def _our_reader(file: Path) -> Any:
-    """Ours reads Megatron's file in place."""
+    """Return our reader, which reads Megatron's file in place."""
     from pseudoreal_trainer.data.tokens.opening import token_files
     from pseudoreal_trainer.data.tokens.reader import TokenReader
 
@@ -141,9 +141,9 @@ def _our_reader(file: Path) -> Any:
 
 
 def megatron(file: Path, width: int, _begin: int, _windows: int, numbers: NDArray[np.int64]) -> Take:
-    """Megatron's IndexedDataset with a memory map, its default. Which part of which document a window is, GPTDataset
-    looks up in indices of its own; here it is known before, and costs nothing. The parts of a window are joined as
-    there."""
+    """Read with Megatron's IndexedDataset and a memory map, its default. GPTDataset looks up the document parts of a
+    window in its own indices; here the parts are computed beforehand at no cost. The parts are joined as in GPTDataset.
+    """
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     dataset = IndexedDataset(str(file.with_suffix("")))
@@ -161,12 +161,13 @@ def megatron(file: Path, width: int, _begin: int, _windows: int, numbers: NDArra
 
 
 def megatron_long(file: Path, width: int, begin: int, windows: int, numbers: NDArray[np.int64]) -> Take:
-    """The same tokens with an index of long documents."""
+    """Read the same tokens with an index of long documents."""
     return megatron(file.with_name("long.bin"), width, begin, windows, numbers)
 
 
 def document_parts(ends: NDArray[np.int64], begin: int, count: int) -> list[tuple[int, int, int]]:
-    """Document, place in it and length of each part of the tokens begin..begin+count-1. `ends`: of the documents."""
+    """Return document, offset and length of each part of the tokens begin..begin+count-1. `ends` are the documents'
+    ends."""
     parts = []
     document = int(np.searchsorted(ends, begin, side="right"))
     while count:
@@ -178,7 +179,7 @@ def document_parts(ends: NDArray[np.int64], begin: int, count: int) -> list[tupl
 
 
 def datatrove(file: Path, width: int, _begin: int, _windows: int, numbers: NDArray[np.int64]) -> Take:
-    """datatrove's DatatroveFileDataset, on which nanotron trains."""
+    """Read with datatrove's DatatroveFileDataset, which nanotron uses for training."""
     from datatrove.utils.dataset import DatatroveFileDataset
 
     dataset = DatatroveFileDataset(str(file.with_suffix(".ds")), width - 1, token_size=2)
@@ -206,7 +207,7 @@ IMPORTS: dict[str, Sequence[str]] = {
     "Megatron, long documents": (),
     "datatrove": ("datatrove.utils.dataset",),
 }
-"""Modules of each reader: those of Megatron take seconds."""
+"""Modules of each reader, imported before the turns; Megatron's take seconds."""
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -1,5 +1,7 @@
-"""Windows at random from a large file: our reader beside Megatron's and datatrove's, which read the same windows of
-the same bytes, in turns, each turn in a process of its own."""
+"""Random windows of a large file: our reader beside Megatron's and datatrove's.
+
+All readers read the same windows of the same bytes, in alternating turns, each turn in a process of its own.
+"""
 
 import json
 import os
@@ -27,12 +29,12 @@ from tests.benchmarks.data.same import check_equal
 READERS = (OURS, ORDERED, MEGATRON, LONG, DATATROVE)
 PACKAGES = ("megatron-core", "datatrove")
 DOCUMENT_TOKENS = 1000
-"""Tokens of a document on average, about those of a web page; their lengths are distributed exponentially."""
+"""Average tokens of a document, about those of a web page; lengths are exponentially distributed."""
 LONG_DOCUMENT_TOKENS = 1 << 20
-"""Tokens of each long document: almost every window is in one, the best case for Megatron."""
+"""Tokens of each long document. Almost every window is inside one document, Megatron's best case."""
 VOCABULARY = 50_000
 _PORTION = 1 << 25
-"""Tokens that are made at a time."""
+"""Tokens generated at a time."""
 _TYPE = np.dtype("<u2")
 
 
@@ -40,7 +42,7 @@ _TYPE = np.dtype("<u2")
 class Size:
     file_tokens: int
     width: int
-    """Tokens of a window, with the one behind it that is the last target."""
+    """Tokens of a window, including the last target."""
     windows: dict[Temperature, int]
     rounds: int
     readers: tuple[str, ...] = READERS
@@ -59,12 +61,12 @@ class Turn(BaseModel, frozen=True):
     temperature: Temperature
     round: int
     first: int
-    """Number, in the order in which all are read, of its first window."""
+    """Number of the turn's first window in the common reading order."""
     count: int
 
 
 class Order(BaseModel, frozen=True):
-    """A turn, with what its program needs."""
+    """A turn and the inputs of its program."""
 
     reader: str
     temperature: Temperature
@@ -72,7 +74,7 @@ class Order(BaseModel, frozen=True):
     width: int
     first: int
     windows: int
-    """Windows of the file."""
+    """Number of windows in the file."""
     numbers: str
     """File with the places of the windows to read."""
 
@@ -84,8 +86,11 @@ class Timed(BaseModel, frozen=True):
 
 
 def turns(size: Size) -> list[Turn]:
-    """All turns in their order. Warm ones come first, when the file has just been written. The readers of a round read
-    the same windows, and no other round does."""
+    """Return all turns in their order.
+
+    Warm turns come first, right after the file was written. The readers of a round read the same windows, which no
+    other round reads.
+    """
     found: list[Turn] = []
     first = 0
     for temperature in get_args(Temperature):
@@ -100,7 +105,7 @@ def turns(size: Size) -> list[Turn]:
 
 
 def measure(folder: Path, tiny: bool) -> Reading:
-    """`folder`: an empty one with room for the file."""
+    """Measure in `folder`, an empty folder with room for the file."""
     size = TINY if tiny else FULL
     if not child.READERS_PYTHON.exists():
         raise DevError(f"{child.READERS_PYTHON} is missing: `make bench-data` installs the readers of others there")
@@ -131,7 +136,7 @@ def cells(timed: Sequence[tuple[Turn, Timed]]) -> list[Cell]:
 
 
 def check_same_tokens(timed: Sequence[tuple[Turn, Timed]]) -> None:
-    """Raises LossesDiffer where a reader has read other tokens than ours."""
+    """Raise LossesDiffer if a reader has read other tokens than ours."""
     digests: dict[str, list[int]] = {}
     for turn, found in timed:
         digests.setdefault(turn.reader, []).append(found.digest)
@@ -140,7 +145,7 @@ def check_same_tokens(timed: Sequence[tuple[Turn, Timed]]) -> None:
 
 
 def check_temperature(turn: Turn, in_memory: float) -> None:
-    """Raises DevError where the file was in the system's memory and should not have been, or the other way round."""
+    """Raise DevError if the file's presence in the page cache does not match the turn's temperature."""
     if turn.temperature == "cold" and in_memory > 0.05:
         raise DevError(f"{in_memory:.0%} of the file stay in memory: this file system does not forget them on request")
     if turn.temperature == "warm" and in_memory < 0.95:
@@ -154,7 +159,7 @@ def _shown(planned: list[Turn]) -> Iterator[Turn]:
 
 
 class _Server:
-    """A process that makes the turns of some readers."""
+    """A process that runs the turns of some readers."""
 
     def __init__(self, python: Path, readers: Sequence[str], log: BinaryIO) -> None:
         self._process = subprocess.Popen(
@@ -167,9 +172,9 @@ class _Server:
         )
 
     def ask(self, order: Order) -> Timed:
-        """Raises DevError, with the end of the log, where the turn fails."""
-        assert self._process.stdin is not None, "it is a pipe"
-        assert self._process.stdout is not None, "it is a pipe"
+        """Run a turn. Raises DevError with the end of the log if the turn fails."""
+        assert self._process.stdin is not None, "Popen was given stdin=PIPE"
+        assert self._process.stdout is not None, "Popen was given stdout=PIPE"
         self._process.stdin.write(order.model_dump_json() + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline() or "null")
@@ -183,7 +188,7 @@ class _Server:
 
 @contextmanager
 def _servers(readers: Sequence[str]) -> Iterator[dict[str, _Server]]:
-    """The process of each reader; those of others share one."""
+    """Yield the process of each reader; the readers of other projects share one."""
     with shell.open_log(LOG) as log:
         ours = _Server(child.PYTHON, [reader for reader in readers if reader in (OURS, ORDERED)], log)
         others = _Server(child.READERS_PYTHON, [reader for reader in readers if reader not in (OURS, ORDERED)], log)
@@ -218,7 +223,8 @@ def _versions() -> dict[str, str]:
 
 
 def write_file(file: Path, tokens: int) -> None:
-    """X.bin of random tokens with X.idx for Megatron, and the same tokens by other names for the other readers."""
+    """Write X.bin with random tokens and X.idx for Megatron, and link the same tokens under other names for the other
+    readers."""
     random = np.random.default_rng(SEED)
     with file.open("wb") as opened:
         for begin in range(0, tokens, _PORTION):
@@ -232,12 +238,12 @@ def write_file(file: Path, tokens: int) -> None:
 
 
 def links(file: Path) -> list[Path]:
-    """Other names of the file: with an index of long documents for Megatron, and for datatrove."""
+    """Return the other names of the file: one with an index of long documents for Megatron, one for datatrove."""
     return [file.with_name("long.bin"), file.with_suffix(".ds")]
 
 
 def usual_ends(tokens: int) -> NDArray[np.int64]:
-    """Ends of documents of the usual lengths before the last one, whose end is that of the tokens."""
+    """Return the ends of documents of the usual lengths, without the last one, which ends with the tokens."""
     random = np.random.default_rng(SEED)
     count = 2 * tokens // DOCUMENT_TOKENS + 100
     ends = np.cumsum(1 + random.exponential(DOCUMENT_TOKENS, count).astype(np.int64))
@@ -246,7 +252,7 @@ def usual_ends(tokens: int) -> NDArray[np.int64]:
 
 
 def megatron_index(ends: NDArray[np.int64], tokens: int) -> bytes:
-    """The `.idx` of so many tokens of two bytes. `ends`: of all documents but the last."""
+    """Return the `.idx` of `tokens` tokens of two bytes. `ends` has the ends of all documents but the last."""
     begins = np.concatenate([np.zeros(1, np.int64), ends])
     lengths = np.diff(np.append(begins, tokens)).astype("<i4")
     documents = np.arange(len(begins) + 1, dtype="<i8")

@@ -1,4 +1,4 @@
-"""The section of docs/benchmarks.md on text, token files, vocabularies and a trained model. Pure but for reading."""
+"""The section of docs/benchmarks.md on text, token files, vocabularies and a trained model. Pure except for reading."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,9 +45,10 @@ class Bar:
     limit: float
     show: Callable[[float], str]
     values: Sequence[float | None] | None
-    """All of them must reach the limit. One is None where a cell was not quiet; all are where nothing was measured."""
+    """All values must reach the limit. A value is None if its cell was not quiet; the whole is None without a
+    measurement."""
     is_least: bool = True
-    """Whether the limit is the least value; else it is the largest."""
+    """True if the limit is a minimum, False if it is a maximum."""
 
     @property
     def bound(self) -> str:
@@ -72,9 +73,9 @@ class Bar:
 
 
 def section(found: Results | None = None) -> str:
-    """The section as Markdown; by default of the newest results."""
+    """Return the section as Markdown, by default of the newest results."""
     results = found or read()
-    assert results is not None, "nothing was measured"
+    assert results is not None, "results of at least one part exist"
     parts = [TITLE, _machine(results), _TEXT, _bars(results), *_parts(results), _noise(results)]
     return "\n\n".join(_filled(part) for part in parts)
 
@@ -105,7 +106,7 @@ def _measured(stamps: dict[str, Stamp], part: str) -> str:
 
 
 def bars(results: Results) -> list[Bar]:
-    """All bars, with what was measured."""
+    """Return all bars with their measured values."""
     preparing, reading, training = results.preparing, results.reading, results.training
     resident = None if results.resident is None else [results.resident.grown_bytes / _MIB]
     return [
@@ -130,7 +131,7 @@ def _reading_bars(found: Reading | None) -> Iterator[Bar]:
 
 
 def _ratios(part: Cells | None, stack: str, case: str | None = None) -> list[float | None] | None:
-    """How many times as fast ours is, in that case or in all."""
+    """Return how many times as fast ours is, in one case or in all."""
     return None if part is None else [part.ratio(stack, each) for each in part.cases if case in (None, each)]
 
 
@@ -236,7 +237,7 @@ steps' time, at most {max(found.waited):.3%} in a turn, the first step included.
 
 
 def _rate(cell: Cell, amount: float, show: Callable[[float], str]) -> str:
-    """An amount a second, and the quartiles."""
+    """Return the amount per second with quartiles, as text."""
     timing = cell.timing
     values = [show(1000 * amount / each) for each in (timing.milliseconds, timing.upper, timing.lower)]
     return _shown(timing, *values)
@@ -272,7 +273,7 @@ def _noise(results: Results) -> str:
 
 
 def _filled(text: str) -> str:
-    """The text with its paragraphs in lines of at most 120 characters; headings and tables stay as they are."""
+    """Return the text with paragraphs filled to 120 characters; headings and tables stay unchanged."""
     return "\n\n".join(
         part if part.startswith(("#", "|")) else fill(part, 120, break_on_hyphens=False, break_long_words=False)
         for part in text.split("\n\n")

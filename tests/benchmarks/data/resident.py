@@ -1,7 +1,7 @@
 """Memory of a rank that reads a trillion samples: `python -m tests.benchmarks.data.resident CORPUS RESULT` is the rank.
 
-The files are native ones, an index and shards of 2 GiB without content: the file system stores none of their zeros, so
-16 TB fit on any disk. Samples are short, as a trillion of them then are not more than that.
+The files are native: an index, and shards of 2 GiB that are holes, so that 16 TB fit on any disk. Samples are short, so
+that a trillion of them need no more than 16 TB.
 """
 
 import sys
@@ -72,14 +72,14 @@ def measure(folder: Path, tiny: bool) -> Resident:
 
 
 def shares(count: int, weights: Mapping[str, int]) -> dict[str, int]:
-    """The count by weights; the last one takes what is left."""
+    """Split the count by weights; the last entry takes the rest."""
     *names, last = weights
     found = {name: count * weights[name] // sum(weights.values()) for name in names}
     return found | {last: count - sum(found.values())}
 
 
 def make_source(folder: Path, shards: int, shard_bytes: int) -> None:
-    """Native token files of zeros that take no room."""
+    """Write native token files of zeros that occupy no disk space."""
     folder.mkdir()
     entries = []
     for number in range(shards):
@@ -107,7 +107,8 @@ def main(corpus: Corpus, result: Path) -> None:
 
 
 def grown(asked: Corpus) -> Grown:
-    """Reads some steps from the begin, and as many from the last step on, as a resumed job would."""
+    """Read some steps from the start and some from the last step on, like a resumed job; return the growth
+    of memory."""
     growth = Growth()
     corpus = _open(asked)
     samples = sum(source.samples for source in corpus.sources.values())
@@ -137,7 +138,7 @@ def _open(asked: Corpus) -> TokenCorpus:
 
 
 def _read(corpus: TokenCorpus, first: int, steps: int) -> None:
-    """The steps from the cursor `first` on, as training reads them: in a thread, ahead."""
+    """Read `steps` steps from the cursor `first` on, like training: prefetched in a thread."""
     before = {"web": first * 3 // 4, "code": first - first * 3 // 4}
     stream = MixedStream(stretch(first, WEIGHTS, before), corpus.sources, SEQUENCE)
     with Prefetch(lambda cursor: stream.windows(cursor, cursor + BATCH), first, BATCH) as prefetch:

@@ -1,4 +1,4 @@
-"""What `make bench-data` measures, on disk. Pure but for reading and writing."""
+"""Results of `make bench-data` on disk. Pure except for reading and writing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.benchmarks.summary import Timing, timing
 
 DATA = RESULTS / "data.json"
 LOG = RESULTS / "data.log"
-"""What the programs say that are measured."""
+"""Output of the measured programs."""
 
 OURS, ORDERED = "pseudoreal", "pseudoreal, with the order"
 ALONE = "tokenizers alone"
@@ -30,7 +30,7 @@ class Cell(BaseModel, frozen=True):
     case: str
     seconds: list[float]
     peak_bytes: int | None = None
-    """Most memory beyond what the process had before; None where it was not measured."""
+    """Peak memory in bytes beyond that of the process before; None if not measured."""
 
     @property
     def timing(self) -> Timing:
@@ -44,7 +44,7 @@ class Cells(BaseModel, frozen=True):
         return next(cell for cell in self.cells if (cell.stack, cell.case) == (stack, case))
 
     def ratio(self, stack: str, case: str) -> float | None:
-        """The stack's time over ours: above 1, ours is faster. None where one of them was not quiet."""
+        """Return the stack's time divided by ours (above 1, ours is faster); None if either cell was not quiet."""
         theirs, ours = self.cell(stack, case).timing, self.cell(OURS, case).timing
         return theirs.milliseconds / ours.milliseconds if theirs.is_quiet and ours.is_quiet else None
 
@@ -62,7 +62,7 @@ class Preparing(Cells, frozen=True):
     documents: int
     vocabulary: int
     train_seconds: float
-    """Seconds of training the tokenizer on the same text."""
+    """Seconds to train the tokenizer on the same text."""
 
 
 class Reading(Cells, frozen=True):
@@ -72,7 +72,7 @@ class Reading(Cells, frozen=True):
     windows: dict[Temperature, int]
     """Windows of a turn."""
     versions: dict[str, str]
-    """Versions of the packages of the other readers."""
+    """Versions of the other readers' packages."""
 
 
 class Resident(BaseModel, frozen=True):
@@ -84,11 +84,11 @@ class Resident(BaseModel, frozen=True):
     files: int
     steps: int
     batch: int
-    """Samples of a step."""
+    """Samples per step."""
     before_bytes: int
-    """Resident memory once everything is imported that a rank imports."""
+    """Resident memory in bytes after importing everything that a rank imports."""
     grown_bytes: int
-    """Growth of the resident memory, at its peak."""
+    """Peak growth of the resident memory in bytes."""
 
     @property
     def total_bytes(self) -> int:
@@ -96,29 +96,29 @@ class Resident(BaseModel, frozen=True):
 
 
 class Losses(Cells, frozen=True):
-    """The cases are vocabularies."""
+    """Losses by vocabulary, which is the case."""
 
     tokens: int
     hidden: int
 
 
 class Training(Cells, frozen=True):
-    """A model that two stacks train. There is one case."""
+    """A model trained by two stacks, in a single case."""
 
     model: str
-    """The model in words."""
+    """Description of the model."""
     parameters: int
     threads: int
     sequences: int
     sequence_length: int
     steps: int
-    """Steps of a turn, those of the warm-up too."""
+    """Steps of a turn, including warm-up."""
     first_loss: float
     last_loss: float
     apart: float
     """Largest relative difference of two losses of the same step."""
     waited: list[float]
-    """Share of the steps' time for which training waited for data, of each turn."""
+    """Share of the steps' time spent waiting for data, per turn."""
 
 
 Part = Preparing | Reading | Resident | Losses | Training
@@ -132,21 +132,21 @@ class Results(BaseModel, frozen=True):
     losses: Losses | None = None
     training: Training | None = None
     measured: dict[str, Stamp] = {}
-    """When, and of what, by the name of the part."""
+    """Date and commit of each part's measurement, by the part's name."""
 
     def with_part(self, name: str, part: Part, stamp: Stamp, machine: Machine) -> "Results":
         return self.model_copy(update={name: part, "machine": machine, "measured": self.measured | {name: stamp}})
 
     @property
     def timed(self) -> Iterator[Cells]:
-        """Parts with cells."""
+        """Yield the parts that have cells."""
         for part in (self.preparing, self.reading, self.losses, self.training):
             if part is not None:
                 yield part
 
 
 def read(path: Path = DATA) -> Results | None:
-    """The newest results; None if there are none."""
+    """Return the newest results; None if there are none."""
     return Results.model_validate_json(path.read_bytes()) if path.exists() else None
 
 

@@ -1,4 +1,4 @@
-"""The text of the benchmark: Python's packages' own sources, which every environment has."""
+"""Text of the benchmark: the sources of installed Python packages, which every environment has."""
 
 import json
 import sysconfig
@@ -9,7 +9,7 @@ DOCUMENT_CHARACTERS = 6000
 
 
 def python_sources(size: int) -> list[str]:
-    """Documents of some 6,000 characters, of about `size` bytes in all."""
+    """Return documents of about 6,000 characters, with about `size` bytes in total."""
     found: list[str] = []
     taken = 0
     for file in sorted(Path(sysconfig.get_path("purelib")).rglob("*.py")):

@@ -1,5 +1,8 @@
-"""A Llama on prepared text, trained by the trainer's own loop and by plain torch with `transformers`' model: the same
-first weights, batches and optimizer. In turns, one process each, with the same number of threads."""
+"""A Llama on prepared text, trained by the trainer's own loop and by plain torch with `transformers`' model.
+
+Both have the same initial weights, batches and optimizer. They alternate, each turn in a process with the same number
+of threads.
+"""
 
 import json
 import shutil
@@ -36,23 +39,23 @@ CASE = "ms per step"
 
 
 class Work(BaseModel, frozen=True):
-    """What the plain loop trains."""
+    """Input of the plain loop."""
 
     model: str
-    """Folder of the export."""
+    """Folder of the exported model."""
     batches: str
     """File of the samples, [steps, sequences, T + 1]."""
     optimizer: Optimizer
 
 
 class Steps(BaseModel, frozen=True):
-    """The steps of one turn."""
+    """Steps of one turn."""
 
     seconds: list[float]
     losses: list[float]
-    """Before the step's update, nats per token."""
+    """Loss before each step's update, in nats per token."""
     waited: list[float] = []
-    """Seconds of each step for which training waited for data."""
+    """Seconds of each step spent waiting for data."""
 
 
 def measure(folder: Path, tiny: bool) -> Training:
@@ -74,7 +77,8 @@ def measure(folder: Path, tiny: bool) -> Training:
 
 
 def export_first_weights(size: Size, tokens: Path, work: Path, output: Path) -> None:
-    """Exports what the job begins with. The trainer saves no step 0, so it makes one step that changes nothing."""
+    """Export the job's initial weights. The trainer saves no step 0, so it first trains one step that
+    changes nothing."""
     config = config_of(size, tokens, work, steps=1, learning_rate=AS_GOOD_AS_ZERO)
     run_rank(config)
     reader = store_of(config).newest(PHASE, complete=True)
@@ -84,7 +88,7 @@ def export_first_weights(size: Size, tokens: Path, work: Path, output: Path) -> 
 
 
 def run_rank(config: PhaseConfig) -> None:
-    """Trains as the one rank of a pod does. Raises CommandFailed with the end of the log."""
+    """Train as the single rank of a pod. Raises CommandFailed with the end of the log."""
     work = Path(config.work_directory)
     work.mkdir(parents=True)
     file = work / "phase.json"
@@ -102,7 +106,7 @@ def _ours(config: PhaseConfig) -> Steps:
 
 
 def steps_of(metrics: str) -> Steps:
-    """The steps of a metrics.jsonl, whose seconds are counted from the first step on."""
+    """Return the steps in a metrics.jsonl, whose `seconds` are counted from the start of the first step."""
     lines = [json.loads(line) for line in metrics.splitlines()]
     ends = [0.0, *(line["seconds"] for line in lines)]
     return Steps(
@@ -113,7 +117,7 @@ def steps_of(metrics: str) -> Steps:
 
 
 def summed_up(config: PhaseConfig, warm_up: int, ours: Sequence[Steps], plain: Sequence[Steps]) -> Training:
-    """Raises LossesDiffer where two turns differ in the loss of a step."""
+    """Summarize the turns. Raises LossesDiffer if two turns differ in the loss of a step."""
     expected = plain[0].losses
     apart = [
         largest_difference(stack, turn.losses, PLAIN, expected)

@@ -1,7 +1,7 @@
-"""Times training steps on a GPU beside torch's fully_shard: `python -m tests.benchmarks.gpu.bench`.
+"""Time training steps on a GPU beside torch's fully_shard: `python -m tests.benchmarks.gpu.bench`.
 
-Within a budget: the most telling cases come first, and what had no time is named in the result, which is written after
-every case.
+The run has a time budget: the most informative cases come first, and the result names the cases without time. The
+result is written after every case.
 """
 
 import argparse
@@ -23,10 +23,10 @@ from tests.benchmarks.gpu.hardware import quick_profile
 from tests.benchmarks.gpu.results import Record, Results, loss_differences
 
 BUDGET_SECONDS = 520.0
-"""Nine minutes, less what starting and ending takes."""
+"""Nine minutes, less the time for start and end."""
 _TAIL_LINES = 15
 _DISK_BYTES = 30e9
-"""Most bytes that the home disk needs."""
+"""Bytes that the home disk needs at most."""
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     chosen, described = suite(tiny=options.tiny), machine.describe(options.device)
     print(f"{described.device}, driver {described.driver}, torch {described.versions['torch']}", flush=True)
     with tempfile.TemporaryDirectory(prefix="pseudoreal-", dir=options.folder) as folder:
-        os.environ["TMPDIR"] = folder  # also of the processes of the cases
+        os.environ["TMPDIR"] = folder  # inherited by the processes of the cases
         profile = _measured_profile(options, chosen, Path(folder))
         run = _Processes(options, Path(folder), profile)
         records: list[Record] = []
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 class _Processes:
-    """Runs each case in a process of its own: memory, pinned or not, is whole again, and a crash ends nothing else."""
+    """Run each case in a process of its own: all memory is released afterwards, and a crash ends only its case."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, profile: Path | None) -> None:
         self._options, self._folder, self._profile = options, folder, profile
@@ -87,7 +87,7 @@ class _Processes:
 
 
 def _run(request: Request, log: Path, seconds: float) -> str | None:
-    """What went wrong with the process itself."""
+    """Run the process; return the problem with the process itself, or None."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.benchmarks.gpu.case", request.model_dump_json()], stdout=out, stderr=out
@@ -104,7 +104,7 @@ def _run(request: Request, log: Path, seconds: float) -> str | None:
 
 
 def _measured_profile(options: argparse.Namespace, chosen: Suite, folder: Path) -> Path | None:
-    """The profile of this machine; None where it cannot be measured, which does not keep it from being timed."""
+    """Return the profile of this machine; None if measuring it fails, which does not prevent timing."""
     points = [point for case in chosen.cases for point in case.points]
     tokens = [point.tokens // point.micro_batches for point in points if point.micro_batches > 1]
     begin = time.monotonic()
@@ -147,7 +147,7 @@ def _options() -> argparse.Namespace:
 
 
 def _roomy_folder() -> Path | None:
-    """None: the usual one for temporary files."""
+    """Return a folder in memory with enough room; None means the default temporary folder."""
     memory = Path("/dev/shm")
     return memory if memory.is_dir() and shutil.disk_usage(memory).free > _DISK_BYTES else None
 

@@ -1,4 +1,4 @@
-"""Cases in their order within a time: what is left for each, and what is left out. Pure but for a given clock."""
+"""Run cases in order within a time budget: the time for each, and the cases left out. Pure except for a given clock."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -6,21 +6,21 @@ from tests.benchmarks.gpu.cases import Case
 from tests.benchmarks.gpu.results import Record
 
 LEAST_SECONDS = 20.0
-"""A case is not begun with less: torch and the weights alone take that long."""
+"""A case does not start with less time: torch and the weights alone take this long."""
 MOST_SECONDS = 170.0
-"""Time limit of a case: one that hangs must not take the time of all that follow."""
+"""Time limit of a case, so that a hanging case leaves time for the following ones."""
 STOP_SECONDS = 5.0
-"""At the end, to stop a case and to write."""
+"""Seconds reserved for stopping a case and writing the result."""
 
 Clock = Callable[[], float]
 Runner = Callable[[Case, float], Record]
-"""Runs a case in a process of its own, for so many seconds at most."""
+"""Runs a case in a process of its own, with a limit in seconds."""
 
 
 def within(
     seconds: float, cases: Sequence[Case], run: Runner, clock: Clock, least: float = LEAST_SECONDS
 ) -> Iterator[Record]:
-    """A record of each case in its order: measured, or left out for want of time."""
+    """Yield a record of each case in order: measured, or left out for lack of time."""
     end = clock() + seconds - STOP_SECONDS
     for case in cases:
         begin = clock()
@@ -33,5 +33,6 @@ def within(
 
 
 def fits(left: float, last_step: float, growth: float, steps: int) -> bool:
-    """Whether a point of `steps` steps ends in time, each taking `growth` times one of the point before."""
+    """Return whether a point of `steps` steps would end in time, if a step takes `growth` times as long as at the last
+    point."""
     return last_step * growth * steps <= left

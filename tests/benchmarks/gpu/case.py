@@ -1,6 +1,6 @@
-"""One case in a process of its own: `python -m tests.benchmarks.gpu.case REQUEST`.
+"""Run one case in a process of its own: `python -m tests.benchmarks.gpu.case REQUEST`.
 
-What fails, fails here alone: the points that were measured before are in the result's file.
+A failure affects only this case; points measured earlier are already in the result's file.
 """
 
 import os
@@ -34,11 +34,11 @@ class Request(BaseModel, frozen=True):
     is_tiny: bool
     device: str
     seconds: float
-    """A point that would not end within these is left out."""
+    """Time limit of the case; a point that would exceed it is left out."""
     folder: Path
-    """For the home disk."""
+    """Folder of the home disk."""
     profile: Path | None
-    """The profile of the machine; None: nothing is predicted."""
+    """Profile of the machine; None means without predictions."""
     result: Path
 
 
@@ -56,13 +56,13 @@ def main(request: Request) -> None:
     except Exception as error:
         _write(found.model_copy(update={"problem": f"{type(error).__name__}: {_first_line(error)}"}), request.result)
         traceback.print_exc()
-        # Threads of a trainer that failed may wait for each other: the next case has the time that they would take.
+        # The threads of a failed trainer may wait for each other; exit at once and leave the time to the next case.
         os._exit(1)
     _write(found, request.result)
 
 
 def _write(found: Record, file: Path) -> None:
-    """At once: whoever kills this process finds the result before or after."""
+    """Write the record atomically: a process that is killed leaves the previous record or the new one."""
     new = file.with_suffix(".new")
     new.write_text(found.model_dump_json())
     new.replace(file)
@@ -80,7 +80,7 @@ class _Runner:
         self._profile = None if request.profile is None else _profile(request.profile)
         self.trainer: Trainer = trainer_of(self._case, self._model, self._device, request.folder)
         self._last = 0.0
-        """Seconds of a step of the point before."""
+        """Seconds of a step at the previous point."""
 
     def has_time(self, number: int, left: float) -> bool:
         points = self._case.points
@@ -88,7 +88,7 @@ class _Runner:
         return left > 0 and fits(left, self._last, growth, _steps(self._case, number))
 
     def measure(self, number: int) -> Measured:
-        """The case's point of that number."""
+        """Measure the case's point with this index."""
         point, warm = self._case.points[number], warm_up(self._case, number)
         batches = _batches(point, _steps(self._case, number), self._model.sequence_length).to(self._device)
         if self._device.type == "cuda":
@@ -133,7 +133,7 @@ def _steps(case: Case, number: int) -> int:
 
 
 def _batches(point: Point, steps: int, length: int) -> Tensor:
-    """[steps, sequences, T + 1]; the same for all stacks."""
+    """Return the batches, [steps, sequences, T + 1]; the same for all stacks."""
     return noisy_sequences(steps, point.tokens // length, length + 1, _SEED + point.tokens)
 
 
@@ -148,7 +148,7 @@ def _pinned_by_torch() -> int:
 
 
 def _resident_bytes() -> int:
-    """Most bytes of memory that this program has had; getrusage also counts what its parent had."""
+    """Return the peak resident bytes of this program; getrusage would include the parent's peak."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) * 1024 if found else 0
 

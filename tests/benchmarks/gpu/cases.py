@@ -1,4 +1,5 @@
-"""What is measured on a GPU: two dense models, homes, clippings and batches, the most telling first. Pure."""
+"""Cases measured on a GPU: two dense models with several homes, clippings and batches, the most informative first.
+Pure."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,20 +18,20 @@ _FIRST_WARM_UP, _WARM_UP = 2, 1
 
 
 class Point(BaseModel, frozen=True):
-    """A batch of a case."""
+    """A batch size of a case."""
 
     tokens: int
-    """Tokens of a step."""
+    """Tokens per step."""
     micro_batches: int = MICRO_BATCHES
 
 
 class Case(BaseModel, frozen=True):
-    """One process: a model and its state on one stack, trained on batches of several sizes, one after the other."""
+    """One process: a model and its state on one stack, trained on batches of several sizes in sequence."""
 
     model: str
     stack: Stack
     home: Home
-    """Home of the state under fully_shard: device, or host by CPUOffloadPolicy."""
+    """Home of the state. For fully_shard: device, or host by CPUOffloadPolicy."""
     clipping: ClippingMode
     points: tuple[Point, ...]
 
@@ -43,11 +44,11 @@ class Case(BaseModel, frozen=True):
 class Suite:
     models: dict[str, Model]
     cases: tuple[Case, ...]
-    """By importance: those at the end are left out first where time is short."""
+    """In order of importance: with too little time, the last cases are left out."""
 
 
 def suite(*, tiny: bool) -> Suite:
-    """`tiny`: a few seconds on any machine, to try the program."""
+    """Return the cases; with `tiny`, those of a few seconds on any machine, to try the program."""
     if tiny:
         small, large = _TINY
         return Suite(_TINY, tuple(case for case in _cases((small, large), (128, 256)) if case.model == small))
@@ -56,7 +57,7 @@ def suite(*, tiny: bool) -> Suite:
 
 
 def warm_up(case: Case, number: int) -> int:
-    """Steps before the timed ones at the case's point of that number; the first one also warms up kernels."""
+    """Return the number of untimed steps at the case's point with this index; the first point also warms up kernels."""
     assert 0 <= number < len(case.points)
     return _FIRST_WARM_UP if number == 0 else _WARM_UP
 
@@ -72,14 +73,14 @@ def _dense(layers: int, hidden: int, heads: int, sequence: int) -> Model:
 
 
 _MODELS = {"1B": _dense(20, 2048, 16, SEQUENCE), "4B": _dense(20, 4096, 32, SEQUENCE)}
-"""1.0 and 4.0 billion parameters; a block of the larger one is as large as one of a model of 7 billion."""
+"""1.0 and 4.0 billion parameters; a block of the larger model is as large as in a model of 7 billion."""
 _TINY = {"tiny": _dense(2, 64, 2, 32), "small": _dense(4, 64, 2, 32)}
 
 
 def _cases(models: tuple[str, str], tokens: tuple[int, ...]) -> list[Case]:
     small, large = models
     every, ends = tuple(Point(tokens=t) for t in tokens), (tokens[0], tokens[-1])
-    # fully_shard brings all weights anew for each micro-batch, so its users take as few as fit.
+    # fully_shard gathers all weights again for each micro-batch, so its users choose as few micro-batches as fit.
     whole = tuple(Point(tokens=t, micro_batches=1) for t in ends)
 
     def ours(model: str, home: Home, clipping: ClippingMode, points: tuple[Point, ...] = every) -> Case:

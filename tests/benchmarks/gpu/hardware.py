@@ -1,4 +1,4 @@
-"""The profile that predictions need, as `measure-hardware` makes it, but in seconds: only for the models here."""
+"""Measure the hardware profile for predictions, like `measure-hardware` but in seconds and only for these models."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,11 +13,11 @@ from pseudoreal_trainer.measure.passes import Cell, measure_cell
 _CPU = torch.device("cpu")
 _RANKS = 1
 _NOWHERE = Transfer(latency_seconds=0, bytes_per_second=1e12)
-"""A rank alone sends nothing."""
+"""Placeholder for networks: a single rank sends nothing."""
 
 
 def quick_profile(device: torch.device, models: Iterable[Model], tokens: Iterable[int]) -> HardwareProfile:
-    """For passes over micro-batches of so many tokens in bfloat16. The disk is that of the folder TMPDIR."""
+    """Return a profile for bfloat16 passes over micro-batches of these token counts. The disk is that of TMPDIR."""
     lengths, widths = sorted({*tokens}), sorted({model.hidden_size for model in models})
     cells = [Cell("bfloat16", hidden=width, tokens=length) for width in widths for length in lengths]
     on_gpu = device.type == "cuda"

@@ -1,4 +1,4 @@
-"""The machine that is measured."""
+"""The measured machine."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ import torch
 from tests.benchmarks.gpu.results import Machine
 
 COMMIT = Path(__file__).resolve().parents[3] / "COMMIT"
-"""In a bundle; a clone asks git."""
+"""File with the commit, in a bundle; in a clone git is asked."""
 
 
 def describe(device: str) -> Machine:

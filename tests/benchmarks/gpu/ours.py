@@ -1,4 +1,4 @@
-"""This project's engine on one GPU: bfloat16 with float32 masters, every unit in one home."""
+"""This project's engine on one GPU: bfloat16 with float32 master weights, all units in one home."""
 
 from math import sqrt
 from pathlib import Path
@@ -30,7 +30,7 @@ _SEED = 7
 
 
 class Ours:
-    """Trains step by step."""
+    """Trains the case's model step by step with this project's engine."""
 
     def __init__(self, case: Case, model: Model, device: torch.device, folder: Path) -> None:
         self.layout, self.model, self._device = layout_of(case, model), model, device
@@ -52,8 +52,11 @@ class Ours:
         self._step = 0
 
     def train(self, batch: Tensor, micro_batches: int) -> float:
-        """[sequences, T + 1] -> the mean loss over the batch, nats per token. Updates go on meanwhile."""
-        assert micro_batches == self.layout.micro_batches, "an engine has one plan"
+        """Train on [sequences, T + 1] and return the batch's mean loss in nats per token. Updates may still run
+        afterwards."""
+        assert micro_batches == self.layout.micro_batches, (
+            "an engine has one plan, made for one number of micro-batches"
+        )
         tokens = batch[:, 1:].numel()
         parts = Batch(batch.chunk(micro_batches))
         self._step += 1
@@ -79,7 +82,7 @@ class Ours:
         )
 
     def _fill(self) -> None:
-        # One tensor of zeros for the moments of all units: fresh memory costs more than the copies.
+        # One zero tensor serves as the moments of all units, because fresh memory costs more than the copies.
         zeros = torch.zeros(max(len(self.engine.extent(unit)) for unit in range(len(self.units))))
         for index, unit in enumerate(self.units):
             weights = torch.cat([tensor.flatten() for tensor in drawn(unit, index, self.model.layers, self._device)])
@@ -103,7 +106,7 @@ def layout_of(case: Case, model: Model) -> Layout:
 
 
 def drawn(unit: Unit, index: int, layers: int, device: torch.device) -> list[Tensor]:
-    """The first weights of a unit, float32, drawn on the device: a processor would take minutes for billions."""
+    """Return a unit's initial weights in float32, drawn on the device: the CPU would take minutes for billions."""
     generator = torch.Generator(device).manual_seed(_SEED + index)
     found = []
     for parameter in unit.parameters:

@@ -1,4 +1,4 @@
-"""A trace of some steps of one case by torch's profiler: `python -m tests.benchmarks.gpu.profile`."""
+"""Trace some steps of one case with torch's profiler: `python -m tests.benchmarks.gpu.profile`."""
 
 import argparse
 import os

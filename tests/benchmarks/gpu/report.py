@@ -1,4 +1,4 @@
-"""The section on GPUs of docs/benchmarks.md: `python -m tests.benchmarks.gpu.report RESULTS` puts it there."""
+"""Write the GPU section of docs/benchmarks.md: `python -m tests.benchmarks.gpu.report RESULTS`."""
 
 import re
 import shutil
@@ -29,7 +29,7 @@ def main(source: Path) -> None:
 
 
 def section(path: Path = GPU) -> str:
-    """The section as Markdown; without results, a sentence that says so."""
+    """Return the section as Markdown; without results, a sentence that says so."""
     if not path.exists():
         return _NONE
     found = Results.model_validate_json(path.read_bytes())
@@ -38,8 +38,8 @@ def section(path: Path = GPU) -> str:
 
 
 def with_section(document: str, text: str) -> str:
-    """The document with this text, which begins with a title, in the place of the section of that title, or at its
-    end."""
+    """Return the document with `text` in place of the section with the same title, or appended. `text` starts with the
+    title."""
     title = re.escape(text.partition("\n")[0])
     pattern = re.compile(rf"^{title}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
     if pattern.search(document) is None:

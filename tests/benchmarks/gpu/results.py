@@ -1,4 +1,4 @@
-"""What a run on a GPU found, as one JSON."""
+"""Results of a run on a GPU, as one JSON object."""
 
 from collections.abc import Sequence
 from statistics import median, quantiles
@@ -15,13 +15,13 @@ class Machine(BaseModel, frozen=True):
     cores: int
     memory_gib: float
     commit: str
-    """Commit of the sources; with a + behind it when files had changes."""
+    """Commit of the sources; a trailing + means modified files."""
     date: str
-    """ISO, UTC."""
+    """ISO 8601, UTC."""
 
 
 class Forecast(BaseModel, frozen=True):
-    """The forecast of `pseudoreal plan` with the speeds that were measured in the same run."""
+    """The prediction of `pseudoreal plan` with speeds measured in the same run."""
 
     seconds: float
     device_bytes: int
@@ -33,20 +33,19 @@ class Measured(BaseModel, frozen=True):
 
     point: Point
     seconds: tuple[float, ...]
-    """Seconds of each timed step: from one step's loss being known to the next one's."""
+    """Seconds of each timed step, from one step's known loss to the next."""
     losses: tuple[float, ...]
-    """Losses of all steps, those of the warm-up too; nats per token, before the update."""
+    """Loss of every step including warm-up, in nats per token, before the update."""
     hidden_share: float | None
-    """Share of the time in which something is copied between host and device that kernels run too. None: nothing was
-    copied, or there is no GPU."""
+    """Share of the time of host-device copies during which kernels also run; None without copies or a GPU."""
     device_peak_bytes: int
-    """Tensors, at most. 0 without a GPU."""
+    """Peak bytes of tensors; 0 without a GPU."""
     pinned_bytes: int
-    """Host memory that is pinned, by torch's allocator at most, with what it rounds up to, and besides it."""
+    """Pinned host bytes: the peak of torch's allocator including its rounding, plus memory pinned elsewhere."""
     host_peak_bytes: int
-    """Resident memory of the process so far, at most."""
+    """Peak resident bytes of the process so far."""
     forecast: Forecast | None
-    """None of other stacks."""
+    """None for other stacks."""
 
     @property
     def median(self) -> float:
@@ -63,32 +62,34 @@ class Measured(BaseModel, frozen=True):
 
 
 class Record(BaseModel, frozen=True):
-    """What became of a case."""
+    """Outcome of a case."""
 
     case: Case
     measured: tuple[Measured, ...] = ()
     left_out: tuple[Point, ...] = ()
-    """There was no time for these."""
+    """Points without time."""
     problem: str | None = None
-    """Why it ended before its last point; None: it did not."""
+    """Reason why the case ended before its last point; None if it did not."""
     seconds: float = 0.0
-    """Seconds that the case took, its start included."""
+    """Seconds that the case took, including its start."""
 
 
 class Results(BaseModel, frozen=True):
     machine: Machine
     is_tiny: bool
-    """Models so small that nothing but the program was tried."""
+    """True if the models were tiny, only to try the program."""
     budget_seconds: float
     seconds: float
     disk: str
-    """Where the home disk was: the type of the file system."""
+    """File system type of the home disk."""
     records: tuple[Record, ...]
 
 
 def loss_differences(records: Sequence[Record]) -> dict[str, float]:
-    """Model -> how far the losses of the stacks lie apart at most, relative, where both clip the same and had the same
-    steps before."""
+    """Return model -> largest relative difference between the losses of the stacks.
+
+    Only runs with the same clipping and the same earlier steps are compared.
+    """
     found: dict[str, float] = {}
     ours = {r.case.model: r for r in records if (r.case.stack, r.case.clipping) == ("pseudoreal", "Global")}
     for record in records:

@@ -1,4 +1,4 @@
-"""The stack of a case."""
+"""Select the stack of a case."""
 
 from pathlib import Path
 from typing import Protocol
@@ -14,17 +14,17 @@ from tests.benchmarks.gpu.theirs import FullyShard
 
 class Trainer(Protocol):
     def train(self, batch: Tensor, micro_batches: int) -> float:
-        """One step. [sequences, T + 1] -> the mean loss over the batch, nats per token, before the update."""
+        """Train one step on [sequences, T + 1]; return the batch's mean loss in nats per token, before the update."""
 
     def settle(self) -> None:
-        """Waits for what still goes on."""
+        """Wait for work that still runs."""
 
     def pinned_bytes(self) -> int:
-        """Bytes of host memory that the stack has pinned now, besides what comes from torch's allocator."""
+        """Return the host bytes that the stack pins now outside of torch's allocator."""
 
     def close(self) -> None: ...
 
 
 def trainer_of(case: Case, model: Model, device: torch.device, folder: Path) -> Trainer:
-    """`folder`: for the home disk."""
+    """Return the trainer of the case. `folder` is for the home disk."""
     return Ours(case, model, device, folder) if case.stack == "pseudoreal" else FullyShard(case, model, device)

@@ -1,4 +1,4 @@
-"""torch's fully_shard on one GPU, with the same weights, batches, clipping and precision: each block is a group."""
+"""torch's fully_shard on one GPU, with the same weights, batches, clipping and precision; each block is a group."""
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from tests.benchmarks.work import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY
 
 
 class FullyShard:
-    """Trains step by step. Makes the process group, of one rank."""
+    """Trains the case's model step by step. The constructor creates a process group of one rank."""
 
     def __init__(self, case: Case, model: Model, device: torch.device) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -30,7 +30,7 @@ class FullyShard:
             self._model = Transformer(model, Sharing(blocks=model.layers))
         recompute_blocks(self._model)
         self._root = _shard(self._model, device, is_offloaded=case.home == "Host")
-        # What is on the host becomes pinned memory here.
+        # Tensors on the host become pinned memory here.
         self._model.to_empty(device="cpu" if case.home == "Host" else device)
         _fill(self._model, model, device)
         self._optimizer = torch.optim.AdamW(
@@ -43,7 +43,7 @@ class FullyShard:
         )
 
     def train(self, batch: Tensor, micro_batches: int) -> float:
-        """[sequences, T + 1] -> the mean loss over the batch, nats per token."""
+        """Train on [sequences, T + 1] and return the batch's mean loss in nats per token."""
         total = torch.zeros((), device=batch.device)
         for number, tokens in enumerate(batch.chunk(micro_batches), start=1):
             # The gradients of all micro-batches are reduced once, with the last.
@@ -58,10 +58,10 @@ class FullyShard:
         return float(total)
 
     def settle(self) -> None:
-        """Nothing goes on after a step."""
+        """Do nothing: no work is left after a step."""
 
     def pinned_bytes(self) -> int:
-        """All of it comes from torch's allocator."""
+        """Return 0: all pinned memory comes from torch's allocator."""
         return 0
 
     def close(self) -> None:
@@ -71,11 +71,11 @@ class FullyShard:
         if self._clipping == "Global":
             nn.utils.clip_grad_norm_(self._model.parameters(), float(NORM))
         else:
-            assert self._clipping == "None", "no case clips it otherwise"
+            assert self._clipping == "None", "the cases of fully_shard clip globally or not at all"
 
 
 def _shard(model: Transformer, device: torch.device, *, is_offloaded: bool) -> FSDPModule:
-    """Shards the model in place."""
+    """Shard the model in place and return it."""
     mesh = init_device_mesh(device.type, (1,))
     # Pinned memory raises on a machine without an accelerator.
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if is_offloaded else OffloadPolicy()
@@ -91,6 +91,6 @@ def _fill(model: Transformer, spec: Model, device: torch.device) -> None:
     for index, unit in enumerate(units_of(spec, Sharing(blocks=spec.layers))):
         for described, values in zip(unit.parameters, drawn(unit, index, spec.layers, device), strict=True):
             parameter = parameters.pop(described.name)
-            assert isinstance(parameter, DTensor), "every parameter is sharded"
+            assert isinstance(parameter, DTensor), "fully_shard makes every parameter a DTensor"
             parameter.to_local().copy_(values)
     assert not parameters, f"{[*parameters]} got no values"

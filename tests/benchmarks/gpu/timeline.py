@@ -1,4 +1,4 @@
-"""What a GPU and the engine's side thread did, on one clock, as torch's profiler saw it."""
+"""Activity of the GPU and the engine's side thread on one clock, as recorded by torch's profiler."""
 
 import json
 import time
@@ -15,7 +15,7 @@ _CLOCK = "clock"
 
 @dataclass(frozen=True)
 class Span:
-    """Microseconds."""
+    """A period in microseconds."""
 
     begin: float
     end: float
@@ -27,22 +27,22 @@ class Timeline:
     to_device: list[Span]
     to_host: list[Span]
     offset: float
-    """From time.perf_counter_ns, in microseconds, to the clock of the spans."""
+    """Microseconds to add to time.perf_counter_ns (in microseconds) to get the clock of the spans."""
 
     @property
     def hidden_share(self) -> float | None:
-        """Share of the time in which something is copied that kernels run too. None: nothing was copied."""
+        """Share of the copies' time during which kernels also run; None without copies."""
         return share_of([*self.to_device, *self.to_host], self.kernels)
 
     def of_host(self, events: Iterable[dict[str, Any]], name: str) -> list[Span]:
-        """The engine's own events of this name."""
+        """Return the engine's own events with this name as spans."""
         begins = [(event["ts"] + self.offset, event["dur"]) for event in events if event["name"] == name]
         return [Span(begin, begin + length) for begin, length in begins]
 
 
 def record(work: Callable[[], None], file: Path) -> Timeline:
-    """Does the work under torch.profiler, whose trace goes to the file."""
-    # Without a GPU, torch warns of one that it was told to look at.
+    """Run `work` under torch.profiler, and write the trace to `file`."""
+    # Without a GPU, torch would warn about the requested CUDA activity.
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with profile(activities=activities) as profiler:
         now = time.perf_counter_ns() / 1000
@@ -60,13 +60,13 @@ def record(work: Callable[[], None], file: Path) -> Timeline:
 
 
 def share_of(some: Iterable[Span], others: Iterable[Span]) -> float | None:
-    """Share of the time of `some` in which `others` go on too. None: there are none."""
+    """Return the share of the time of `some` during which `others` also run; None if `some` is empty."""
     spans = [*some]
     return shared(spans, others) / shared(spans, spans) if spans else None
 
 
 def shared(some: Iterable[Span], others: Iterable[Span]) -> float:
-    """Microseconds in which both have a span."""
+    """Return the microseconds during which both have a span."""
     first, second = _merged(some), _merged(others)
     total, i, j = 0.0, 0, 0
     while i < len(first) and j < len(second):
@@ -87,7 +87,7 @@ def _spans(events: Iterable[dict[str, Any]]) -> list[Span]:
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:
-    """Ascending, and none touches another."""
+    """Return the spans merged: ascending and disjoint."""
     merged: list[Span] = []
     for span in sorted(spans, key=lambda span: span.begin):
         if merged and span.begin <= merged[-1].end:

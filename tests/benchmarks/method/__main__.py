@@ -1,7 +1,7 @@
-"""`python -m tests.benchmarks.method`: trains all experiments and writes docs/method.md.
+"""Train all experiments and write docs/method.md: `python -m tests.benchmarks.method`.
 
-What was trained before under the same settings is kept, as all of it takes about an hour: remove
-benchmark-results/method.jsonl to train anew.
+Earlier results with the same settings are kept, because training everything takes about an hour. Remove
+benchmark-results/method.jsonl to train from scratch.
 """
 
 import tempfile
@@ -51,7 +51,7 @@ def _known() -> set[tuple[str, int]]:
 
 
 def _families() -> list[list[Experiment]]:
-    """Experiments that have a pseudo phase in common; each unshared one alone."""
+    """Return the experiments grouped by common pseudo phase; an experiment without one is alone."""
     families: dict[object, list[Experiment]] = {}
     for experiment in EXPERIMENTS:
         families.setdefault(experiment.pseudo or experiment, []).append(experiment)

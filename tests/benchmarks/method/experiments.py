@@ -1,4 +1,4 @@
-"""What is compared: jobs on the same text with the same order of samples. Pure."""
+"""Compared experiments: jobs on the same text in the same sample order. Pure."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -47,13 +47,13 @@ def tokens_of_a_step(regime: Regime) -> int:
 
 
 def validation_bytes(regime: Regime) -> int:
-    """Bytes that each validation loss is the mean over: the same ones in all experiments."""
+    """Return the bytes over which each validation loss is averaged, the same bytes in all experiments."""
     return int(VALIDATION_SEQUENCES * _REGIMES[regime]["model"]["sequenceLength"])
 
 
 @dataclass(frozen=True)
 class Pseudo:
-    """A pseudo phase; experiments with the same one have it in common."""
+    """A pseudo phase; experiments with equal pseudo phases share its training."""
 
     regime: Regime
     steps: int
@@ -61,7 +61,7 @@ class Pseudo:
     blocks: int = 1
     rate: str = RATE
     adaptive: str | None = None
-    """It ends by the correlation of gradients below this, at `steps` at the latest."""
+    """Gradient correlation below which the phase ends, at `steps` at the latest; None means no such rule."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class Experiment:
     total_steps: int = STEPS
     rate: str = RATE
     pseudo: Pseudo | None = None
-    """None: one phase alone."""
+    """None for an experiment with a single phase."""
     shared: bool = False
-    """Whether that one phase is a pseudo phase, with one block to the end: what sharing gives without any real
-    phase."""
+    """True if the single phase is a pseudo phase with one block throughout: the effect of sharing without a
+    real phase."""
     optimizer_state: str = "Measured"
     warmup_steps: int = 0
-    """After the delink."""
+    """Warm-up steps after the delink."""
     seeds: tuple[int, ...] = SEEDS
 
 

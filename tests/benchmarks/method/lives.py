@@ -1,4 +1,4 @@
-"""Trains experiments, each phase in a process of its own, with the programs' own phases and delinks."""
+"""Train experiments, each phase in a process of its own, with the trainer's own phases and delinks."""
 
 import json
 import logging
@@ -40,12 +40,12 @@ class PhaseLife(BaseModel, frozen=True):
     first_step: int
     steps: int
     seconds_per_step: float
-    """The median."""
+    """Median."""
     peak_bytes: int
-    """Memory at most, beyond what the process had before."""
+    """Peak memory in bytes beyond that of the process before."""
     points: list[Point]
     correlations: dict[int, list[float]]
-    """By step."""
+    """Gradient correlations by step."""
 
 
 class Life(BaseModel, frozen=True):
@@ -54,23 +54,23 @@ class Life(BaseModel, frozen=True):
     phases: list[PhaseLife]
     date: str = "an unknown day"
     commit: str = "an unknown commit"
-    """What it was trained with."""
+    """Commit that trained the experiment."""
 
 
 def quiet() -> None:
-    """No log but of errors, in this process."""
+    """Log only errors in this process."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
 
 
 def live_family(family: list[Experiment], seed: int, folder: Path) -> list[Life]:
-    """Experiments with one pseudo phase, which is trained once."""
+    """Train experiments with a common pseudo phase, which is trained once."""
     shared = folder / "pseudo"
     before = [] if family[0].pseudo is None else [live_phase(_pseudo_job(family[0], seed), 0, shared)]
     return [_continued(experiment, seed, folder, before) for experiment in family]
 
 
 def _pseudo_job(experiment: Experiment, seed: int) -> PseudoRealJob:
-    """It measures, whatever the experiment needs of it."""
+    """Return the pseudo phase's job. It always measures, because some experiments need the measurement."""
     return job(replace(experiment, optimizer_state="Measured"), seed, str(CORPUS))
 
 
@@ -104,21 +104,21 @@ def _train(config: PhaseConfig) -> None:
 
     quiet()
     torch.set_num_threads(1)
-    # The kernel's mark of the most memory starts anew (proc(5), clear_refs).
+    # Reset the kernel's peak memory counter (proc(5), clear_refs).
     Path("/proc/self/clear_refs").write_text("5")
     begin = _status("VmRSS")
     message = train_phase(
         config, load_corpus(config.data, config.model.sequence_length), Ranks(0, 1, torch.device("cpu")), lambda: False
     )
-    assert message.outcome == "Succeeded", "nobody stops it"
+    assert message.outcome == "Succeeded", "the phase is never asked to stop"
     found = _life(config, _status("VmHWM") - begin, message.start_validation_loss)
     (Path(config.work_directory) / "life.json").write_text(found.model_dump_json())
 
 
 def _status(key: str) -> int:
-    """Bytes."""
+    """Return a byte count of /proc/self/status."""
     found = re.search(rf"{key}:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None, "Linux says so"
+    assert found is not None, "Linux reports this key"
     return int(found[1]) << 10
 
 

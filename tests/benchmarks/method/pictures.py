@@ -1,4 +1,4 @@
-"""Pictures of the report, as SVG: validation loss against tokens and against seconds."""
+"""Plots of the report as SVG: validation loss against tokens and against seconds."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +15,8 @@ _Place = Callable[[Life, Point], float]
 
 
 def losses(groups: Sequence[tuple[str, Sequence[Life]]], pace: Pace, path: Path, top: float) -> None:
-    """`groups`: experiments with their lives, a colour each. `top`: the highest loss that is shown."""
+    """Draw the curves. `groups` are experiments with their results, one colour each. `top` is the highest
+    loss shown."""
     matplotlib.rcParams.update({"svg.hashsalt": path.name, "svg.fonttype": "none"})
     plt.switch_backend("svg")
     figure, (by_tokens, by_seconds) = plt.subplots(1, 2, figsize=(12, 4.5), sharey=True)
@@ -41,7 +42,7 @@ def _panel(axes: Axes, groups: Sequence[tuple[str, Sequence[Life]]], place: _Pla
 
 
 def _mean_curve(lives: Sequence[Life], place: _Place) -> tuple[list[float], list[float]]:
-    """Over the steps that all lives have validated."""
+    """Return the mean curve over the steps that all results have validated."""
     curves = [{point.step: point for point in points(life)} for life in lives]
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))
     at = [mean(place(life, curve[step]) for life, curve in zip(lives, curves, strict=True)) for step in steps]

@@ -1,4 +1,4 @@
-"""Writes docs/method.md: tables and pictures. What follows from them is said by people, in verdict.md."""
+"""Write docs/method.md: tables and plots. The conclusions are written by people, in verdict.md."""
 
 import csv
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def write_report(lives: list[Life]) -> None:
 
 
 def write_points(lives: Sequence[Life], pace: Pace) -> None:
-    """Every validation of every seed, so that anybody can check a mean or make another one."""
+    """Write every validation of every seed, so that means can be checked and others computed."""
     DATA.parent.mkdir(parents=True, exist_ok=True)
     with DATA.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
@@ -42,7 +42,7 @@ def write_points(lives: Sequence[Life], pace: Pace) -> None:
 
 
 def _pace(lives: list[Life]) -> Pace:
-    """Steps of one kind, in one regime, have one pace."""
+    """Return the pace: steps of one kind in one regime have the same pace."""
     regimes = {experiment.name: experiment.regime for experiment in ex.EXPERIMENTS}
     seconds: dict[tuple[str, str], list[float]] = {}
     for life in lives:
@@ -103,7 +103,7 @@ real phase. Thin lines in the pictures are single seeds."""
 
 
 def _when(lives: Sequence[Life]) -> str:
-    """Days and commits, the oldest first."""
+    """Return dates and commits, oldest first."""
     return ", ".join(
         dict.fromkeys(f"on {life.date} at {life.commit}" for life in sorted(lives, key=lambda life: life.date))
     )
@@ -151,7 +151,7 @@ def _bump_cells(lives: Sequence[Life]) -> tuple[str, str]:
 
 
 def _mean_or_never(values: Sequence[float | None]) -> str:
-    """The mean of the values that are there, with their number unless all are; never where none is."""
+    """Return the mean of the existing values, with their number unless all exist; "never" if none exists."""
     there = [value for value in values if value is not None]
     if not there:
         return "never"
@@ -159,7 +159,7 @@ def _mean_or_never(values: Sequence[float | None]) -> str:
 
 
 def _correlations(by_name: dict[str, list[Life]]) -> str:
-    """The correlations that the adaptive rule measured, with the first seed."""
+    """Return the section on correlations measured by the adaptive rule with the first seed."""
     lives, whole = (by_name.get(experiment.name, []) for experiment in (ex.ADAPTIVE, ex.NEVER_ENDED))
     if not lives or not whole:
         return ""

@@ -1,4 +1,4 @@
-"""From trained lives to the figures of the report: means over seeds, bumps, and where two curves meet. Pure."""
+"""From results of training to the figures of the report: means over seeds, bumps, and crossings of curves. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from tests.benchmarks.method.lives import Life, PhaseLife, Point
 
 @dataclass(frozen=True)
 class Pace:
-    """Median seconds of a step over all lives that made such steps: other programs disturb single ones."""
+    """Median seconds of a step over all results with such steps, because other programs disturb single results."""
 
     seconds: dict[tuple[str, str], float]
-    """(experiment, phase) ->"""
+    """(experiment, phase) -> seconds of a step."""
 
     def at(self, life: Life, step: int) -> float:
-        """Seconds of training until a step is done."""
+        """Return the seconds of training until a step is done."""
         total = 0.0
         for phase in life.phases:
             done = min(max(step - phase.first_step + 1, 0), phase.steps)
@@ -24,7 +24,7 @@ class Pace:
 
 
 def points(life: Life) -> list[Point]:
-    """The points of all phases; at the delink, whose loss both phases have, one."""
+    """Return the points of all phases; the point at the delink, which both phases have, occurs once."""
     found = {point.step: point for phase in life.phases for point in phase.points}
     return [found[step] for step in sorted(found)]
 
@@ -34,21 +34,21 @@ def final_loss(life: Life) -> float:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation over seeds."""
+    """Return mean and standard deviation over seeds."""
     return mean(values), stdev(values) if len(values) > 1 else 0.0
 
 
 def first_at(life: Life, loss: float) -> int | None:
-    """The first validated step with at most this loss; None when there is none."""
+    """Return the first validated step with at most this loss; None if there is none."""
     return next((point.step for point in points(life) if point.loss <= loss), None)
 
 
 @dataclass(frozen=True)
 class Bump:
     height: float
-    """Nats above the loss at the delink, at most."""
+    """Largest excess over the loss at the delink, in nats."""
     steps: int | None
-    """Until the loss is below that of the delink for good; None: never."""
+    """Steps until the loss is below that at the delink for good; None if never."""
 
 
 def bump(life: Life) -> Bump:

@@ -27,7 +27,7 @@ PARTS: dict[str, Callable[[], Any]] = {
     "routing": routing.measure,
     "grouped": grouped.measure,
 }
-"""What is timed, in its order, by the field of the results."""
+"""Timed parts in their order, by the field of the results."""
 
 
 @click.command(help=__doc__)
@@ -44,7 +44,7 @@ def main(only: tuple[str, ...]) -> None:
 
 
 def time_steps(parts: list[str]) -> None:
-    """Raises LossesDiffer where two do not compute the same, and DevError where a program fails."""
+    """Time the parts. Raises LossesDiffer if two stacks do not compute the same, and DevError if a program fails."""
     described = machine.describe(["torch"])
     results = read() or Results(machine=described)
     for name in parts:

@@ -1,4 +1,4 @@
-"""This project's engine as a job asks for it."""
+"""This project's engine, configured by a job."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from tests.benchmarks.work import LEARNING_RATE, Batch
 
 @contextmanager
 def engine_of(body: PseudoRealJob, folder: Path, rank: int = 0, world: int = 1) -> Iterator[Engine]:
-    """One rank's engine with the job's first weights. `folder`: where state lives whose home is the disk."""
+    """Yield one rank's engine with the job's initial weights. `folder` is for state with home Disk."""
     config = config_of(body, folder)
     with open_engine(config, phase_layout(config, "cpu"), Ranks(rank, world, torch.device("cpu"))) as engine:
         fill(engine, config, Anew())
@@ -34,7 +34,7 @@ def config_of(body: PseudoRealJob, folder: Path) -> PhaseConfig:
 
 
 def train_step(engine: Engine, sequences: Tensor, step: int) -> Agreement:
-    """One step on the sequences of all ranks, [sequences, T + 1]."""
+    """Train one step on the sequences of all ranks, [sequences, T + 1]."""
     layout = engine.mesh.layout
     parts = sequences.chunk(layout.data)[engine.mesh.data_rank].chunk(layout.micro_batches)
     return engine.train(Batch(parts), Training(sequences[:, 1:].numel(), LEARNING_RATE, stop=False), step)

@@ -1,4 +1,4 @@
-"""What is compared: mixtures of experts on the same text, with the same order of samples and as many tokens. Pure."""
+"""Compared experiments: mixtures of experts on the same text, in the same sample order, with as many tokens. Pure."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,20 +13,20 @@ LENGTH = 64
 VALIDATION_SEQUENCES = 128
 _RATE = "2e-3"
 _WIDTH = 256
-"""Rows of the feed-forward matrices that a token meets, in all models."""
+"""Total width of the MLP that a token passes through, in all models."""
 _EXPERTS = 8
-"""The experts have this many times as many parameters as a token meets."""
+"""Ratio of the experts' parameters to those that a token passes through."""
 
 
 @dataclass(frozen=True)
 class Experiment:
     name: str
     model: dict[str, Any]
-    """How its feed-forward part differs."""
+    """Changes of the model's MLP."""
     pseudo: dict[str, Any] | None = None
-    """What layers share in its first PSEUDO_STEPS steps; None: it has one phase."""
+    """Sharing in the first PSEUDO_STEPS steps; None for an experiment with one phase."""
     sharing: dict[str, Any] | None = field(default=None)
-    """What layers share in its last phase."""
+    """Sharing in the last phase."""
 
 
 def _top_k(per_token: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Trains mixtures for their losses, and writes the section on them of docs/benchmarks.md.
+"""Train mixtures for their losses, and write the section of docs/benchmarks.md on them.
 
-Removes what was trained before: times are those of one run.
+Earlier results are removed: all times must be from one run.
 """
 
 import shutil

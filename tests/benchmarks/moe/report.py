@@ -1,4 +1,4 @@
-"""The section on mixtures of docs/benchmarks.md."""
+"""The section of docs/benchmarks.md on mixtures."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `make bench-moe` measures in seconds, on disk. Pure but for reading and writing."""
+"""Step times of `make bench-moe` on disk. Pure except for reading and writing."""
 
 from pathlib import Path
 from statistics import median
@@ -11,15 +11,15 @@ from tests.benchmarks.results import RESULTS, Machine
 
 STEPS = RESULTS / "moe-steps.json"
 LOG = RESULTS / "moe.log"
-"""What the programs say that are measured."""
+"""Output of the measured programs."""
 
 
 class Step(BaseModel, frozen=True):
     seconds: float
     processor: float
-    """Processor seconds of all threads of a rank, in the mean over the ranks."""
+    """Processor seconds of all threads of a rank, averaged over the ranks."""
     loss: float
-    """Mean over the step's tokens, in nats, before the step's update."""
+    """Mean over the step's tokens in nats, before the update."""
 
 
 class Run(BaseModel, frozen=True):
@@ -28,7 +28,7 @@ class Run(BaseModel, frozen=True):
     stack: str
     case: Case
     steps: list[Step] = []
-    """The warm-up's too, at the front. Empty where it failed."""
+    """All steps, with the warm-up first; empty if the run failed."""
     error: str | None = None
 
     @property
@@ -38,7 +38,7 @@ class Run(BaseModel, frozen=True):
 
 class Beside(BaseModel, frozen=True):
     runs: list[Run]
-    """In turns: those of a stack and case in the order of the rounds."""
+    """In order of the turns: runs of a stack and case are in order of the rounds."""
     versions: dict[str, str]
 
     def of(self, stack: str, case: Case) -> list[Run]:
@@ -46,24 +46,24 @@ class Beside(BaseModel, frozen=True):
 
 
 class Turn(BaseModel, frozen=True):
-    """A few steps of one engine, before another one's turn, and the end of their updates: seconds of a step."""
+    """A few steps of one engine, including the end of their updates, before another engine's turn; seconds per step."""
 
     seconds: float
     passes: float
-    """Processor seconds of the thread that makes the passes."""
+    """Processor seconds of the thread that runs the passes."""
     others: float
-    """Processor seconds of all other threads: they reduce, update, fetch, and read and write the disk."""
+    """Processor seconds of all other threads, which reduce, update, fetch, and read and write the disk."""
 
 
 class Taken(BaseModel, frozen=True):
-    """What one job has taken."""
+    """Measurements of one job."""
 
     label: str
     turns: list[Turn]
-    """Entry i of several jobs was measured at about the same time."""
+    """Entry i of all jobs was measured at about the same time."""
     losses: list[float]
     dropped: float
-    """Share of the choices that experts refused as they were full."""
+    """Share of the choices refused by full experts."""
 
     @property
     def passes(self) -> float:
@@ -75,12 +75,12 @@ class Taken(BaseModel, frozen=True):
 
 
 def ratio(taken: Taken, base: Taken) -> float:
-    """The median over the turns of the time over the base's in the same turn."""
+    """Return the median over the turns of the time divided by the base's time in the same turn."""
     return median(one.seconds / other.seconds for one, other in zip(taken.turns, base.turns, strict=True))
 
 
 class Product(BaseModel, frozen=True):
-    """Forward and backward products of experts, in one way and type: microseconds, or an error."""
+    """Forward and backward products of experts, computed in one way and dtype: seconds, or an error."""
 
     experts: int
     dtype: str
@@ -93,16 +93,16 @@ class Results(BaseModel, frozen=True):
     machine: Machine
     beside: Beside | None = None
     growth: dict[str, list[Taken]] | None = None
-    """By the name of the curve, entry by entry for the numbers of experts."""
+    """By name of the curve; one entry per number of experts."""
     routing: dict[str, list[Taken]] | None = None
-    """By k: prototypes and top k."""
+    """By k: prototypes and top-k."""
     grouped: list[Product] | None = None
     measured: dict[str, Stamp] = {}
-    """When, and of what, by the name of the part."""
+    """Date and commit of each part's measurement, by the part's name."""
 
 
 def read(path: Path = STEPS) -> Results | None:
-    """The newest results; None if there are none."""
+    """Return the newest results; None if there are none."""
     return Results.model_validate_json(path.read_bytes()) if path.exists() else None
 
 

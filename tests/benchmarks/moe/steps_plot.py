@@ -1,4 +1,4 @@
-"""The picture of steps against the number of experts, as SVG."""
+"""The plot of step times against the number of experts, as SVG."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +11,8 @@ from tests.benchmarks.moe.steps import growth as curves
 
 
 def growth(found: Mapping[str, Sequence[Taken]], path: Path) -> None:
-    """Left the time of a step as a multiple of that with the fewest experts, right the processor seconds."""
-    # The same numbers give the same file.
+    """Draw step times divided by that with the fewest experts (left), and processor seconds (right)."""
+    # Equal numbers give an equal file.
     matplotlib.rcParams.update({"svg.hashsalt": path.name, "svg.fonttype": "none"})
     plt.switch_backend("svg")
     figure, (times, parts) = plt.subplots(1, 2, figsize=(11, 4.5))

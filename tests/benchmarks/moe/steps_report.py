@@ -1,4 +1,4 @@
-"""The section on the step times of mixtures of docs/benchmarks.md."""
+"""The section of docs/benchmarks.md on step times of mixtures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ share of caches and memory."""
 
 
 def section(results: Results, images: Path = REPORT.parent / "images") -> str:
-    """The section as Markdown. Draws the picture into `images`."""
+    """Return the section as Markdown, and draw the plot into `images`."""
     parts = [TITLE, _TEXT]
     if results.beside:
         parts += _beside(results.beside)
@@ -50,7 +50,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
 
 
-# Beside other stacks.
+# Section: comparison with other stacks.
 
 
 def _beside(found: Beside) -> list[str]:
@@ -115,7 +115,7 @@ def processor(runs: Sequence[Run]) -> float:
     return median(step.processor for step in _timed(runs))
 
 
-# Against the number of experts.
+# Section: number of experts.
 
 
 def _growth(found: dict[str, list[Taken]]) -> list[str]:
@@ -152,7 +152,7 @@ def passes_ratio(taken: Taken, base: Taken) -> float:
 
 
 def flat_to(ratios: Sequence[float]) -> int:
-    """The last of the numbers of experts before the first one that takes more than a flat step may."""
+    """Return the last number of experts before the first step time that is not flat."""
     beyond = next((index for index, each in enumerate(ratios) if each > growth.MOST), len(ratios))
     return growth.COUNTS[beyond - 1]
 
@@ -173,7 +173,7 @@ stacked, products took 0.33 s with 1,024 experts and 0.20 s with 16; the router'
 the experts, took 0.05 s. With more tokens in a micro-batch, all of these become a smaller part."""
 
 
-# Routing.
+# Section: routing.
 
 
 def _routing(found: dict[str, list[Taken]]) -> list[str]:
@@ -196,11 +196,11 @@ def _routed(k: int, prototypes: Taken, top_k: Taken) -> list[str]:
 
 
 def rows(k: int, taken: Taken) -> float:
-    """Rows of a token and layer in the last step."""
+    """Return the rows per token and layer in the last step."""
     return k * (1 - taken.dropped)
 
 
-# Grouped products.
+# Section: grouped products.
 
 
 def _grouped(found: Sequence[Product]) -> list[str]:

@@ -1,6 +1,6 @@
-"""The API server's audit log: requests as it counted and timed them. Pure but for reading the file.
+"""Requests in the API server's audit log, as the API server counted and timed them. Pure except for reading the file.
 
-All moments are the API server's own, so neither this program nor the operator adds its delays to what is measured.
+All times are the API server's own, so delays of this program and of the operator do not affect the measurement.
 """
 
 import json
@@ -16,13 +16,13 @@ from typing import Any
 from tests.support.names import OPERATOR
 
 SIMULATOR_END = "pod-end"
-"""Field manager of the requests by which simulated pods end: an audit log of metadata has no bodies."""
+"""Field manager of the requests that end simulated pods: at level Metadata, an audit log has no bodies."""
 JOB_CONTROLLER = "system:serviceaccount:kube-system:job-controller"
 _JOB = re.compile(r"load-\d{5}")
 _WRITES = ("create", "update", "patch", "delete")
 _REFUSED = 400
 _GOOD_ENDS = ("Complete", "Succeeded")
-"""Conditions of a PseudoRealJob and a TrainJob, and of a PyTorchJob."""
+"""Conditions of success: of a PseudoRealJob and a TrainJob, and of a PyTorchJob."""
 
 
 def job_name(number: int) -> str:
@@ -31,22 +31,22 @@ def job_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Moments in seconds since the epoch, when it came in and when it was answered."""
+    """A request; `begun` and `done` are seconds since the epoch at which it arrived and was answered."""
 
     begun: float
     done: float
     user: str
     verb: str
     resource: str
-    """With its subresource."""
+    """Resource with subresource."""
     job: str
-    """Name of the PseudoRealJob that it is about; empty when it is about none or several."""
+    """Name of the job that the request is about; empty if there is none, or several."""
     ends_pod: bool
     name: str
     is_trial: bool = False
-    """A dry run: nothing is stored."""
+    """True for a dry run, which stores nothing."""
     finishes: bool = False
-    """Whether it writes that a job has come to a good end. Known where the audit log has bodies."""
+    """True if the request writes that a job succeeded. Known only if the audit log has bodies."""
     is_refused: bool = False
 
     @property
@@ -59,23 +59,23 @@ class Request:
 
     @property
     def is_for_jobs(self) -> bool:
-        """Whether it is the operator's, and jobs cause it."""
+        """True if the operator made the request because of jobs."""
         return self.is_of_operator and self.is_caused
 
     @property
     def is_caused(self) -> bool:
-        """Whether jobs cause it: renewals of the Lease and watches are there without any."""
+        """True if jobs cause such requests; Lease renewals and watches occur without jobs."""
         return self.resource != "leases" and self.verb != "watch"
 
     @property
     def is_write(self) -> bool:
-        """Whether it has changed a job or its children. Events only tell."""
+        """True if the request changed a job or its children. Events do not count."""
         changes = self.verb in _WRITES and not (self.is_trial or self.is_refused)
         return changes and self.is_caused and self.resource != "events"
 
 
 class AuditLog:
-    """Reads what was appended since the last look."""
+    """Reads the lines appended since the last call."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset, self._requests = path, 0, list[Request]()
@@ -84,7 +84,7 @@ class AuditLog:
         with self._path.open("rb") as file:
             file.seek(self._offset)
             for line in file:
-                # The last line may be half written.
+                # The last line may be incomplete.
                 if not line.endswith(b"\n"):
                     break
                 self._offset += len(line)
@@ -94,7 +94,7 @@ class AuditLog:
 
 
 def policy() -> dict[str, Any]:
-    """What is noted: all that the operator asks, ends of pods, and what the Job controller says of Jobs."""
+    """Return the audit policy: all requests of the operator, ends of pods, and Job statuses by the Job controller."""
     rules: list[dict[str, Any]] = [
         {"level": "Metadata", "users": [OPERATOR]},
         _noted([{"group": "", "resources": ["pods/status"]}], users=["admin"]),
@@ -109,7 +109,8 @@ def _noted(resources: list[dict[str, Any]], users: list[str]) -> dict[str, Any]:
 
 
 def parse(entry: dict[str, Any]) -> Request | None:
-    """None: one that is noted again when it ends, as watches are, or that is about no object."""
+    """Return the request of an entry; None if it will be logged again at its end, like a watch, or is about
+    no object."""
     if entry["stage"] == "ResponseStarted" or "objectRef" not in entry:
         return None
     what, refused = entry["objectRef"], entry["responseStatus"]["code"] >= _REFUSED
@@ -143,13 +144,13 @@ def between(requests: Iterable[Request], begin: float, end: float) -> list[Reque
 
 
 def per_kind(requests: Iterable[Request], count: int) -> dict[str, float]:
-    """Requests for jobs by verb and resource, for each of `count` jobs."""
+    """Return requests for jobs by verb and resource, per job for `count` jobs."""
     kinds = Counter(request.kind for request in requests if request.is_for_jobs)
     return {kind: round(number / count, 2) for kind, number in kinds.most_common()}
 
 
 def longest_gap(requests: Iterable[Request], begin: float, end: float) -> float:
-    """Seconds between two renewals of the Lease, at most."""
+    """Return the longest time between two Lease renewals, in seconds."""
     renewals = [r.done for r in requests if r.is_of_operator and r.kind == "patch leases" and begin <= r.done <= end]
     moments = [begin, *sorted(renewals), end]
     return max(later - earlier for earlier, later in pairwise(moments))
@@ -157,17 +158,20 @@ def longest_gap(requests: Iterable[Request], begin: float, end: float) -> float:
 
 @dataclass(frozen=True)
 class Reaction:
-    """Seconds from the end of the last pod of an execution until the operator's answer to it was stored."""
+    """Seconds from the end of an execution's last pod until the operator's answer was stored."""
 
     seconds: float
     job_controller: float
-    """Seconds of the reaction until the Job said so too: before that the operator does not take an execution for
-    done."""
+    """Seconds of the reaction until the Job's status showed the end; until then the operator does not consider the
+    execution done."""
 
 
 def reactions(requests: Iterable[Request]) -> list[Reaction]:
-    """For each execution of each job: the first child Job that was made after its last pod had ended; after the last
-    execution the last status, which says how the job ended."""
+    """Return the reaction to each execution of each job.
+
+    The answer is the first child Job created after the execution's last pod ended; for the last execution, the last
+    status, which reports the job's end.
+    """
     jobs: dict[str, list[Request]] = {}
     for request in requests:
         if request.job and request.verb in _WRITES:
@@ -176,7 +180,7 @@ def reactions(requests: Iterable[Request]) -> list[Reaction]:
 
 
 def _reactions(requests: list[Request]) -> Iterable[Reaction]:
-    """The reactions of the operator to the requests of one job, which are in the order of time."""
+    """Yield the operator's reactions in the requests of one job, which are in order of time."""
     made = [r.done for r in requests if r.is_of_operator and r.kind == "create jobs"]
     said = [r.done for r in requests if r.is_of_operator and r.kind == "patch pseudorealjobs/status"]
     told = [r.done for r in requests if r.user == JOB_CONTROLLER and r.kind == "update jobs/status"]
@@ -189,8 +193,7 @@ def _reactions(requests: list[Request]) -> Iterable[Reaction]:
 
 
 def _last_ends(ends: Iterable[Request]) -> Iterable[float]:
-    """The last end of a pod in each execution: pods are named after their Job, with an index and five letters at the
-    end."""
+    """Return the last end of a pod in each execution: a pod's name is that of its Job, an index and five letters."""
     last: dict[str, float] = {}
     for end in ends:
         last[end.name.rsplit("-", 2)[0]] = end.done
@@ -198,6 +201,6 @@ def _last_ends(ends: Iterable[Request]) -> Iterable[float]:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed; 0 when there are none."""
+    """Return the smallest value that at least this share of the values does not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)] if ordered else 0.0

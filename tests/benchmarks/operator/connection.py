@@ -1,4 +1,4 @@
-"""Requests of an administrator to the API server, many at once."""
+"""Concurrent requests of an administrator to the API server."""
 
 import json
 import ssl
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 MERGE = "application/merge-patch+json"
 _SILENT_SECONDS = 150.0
-"""Bookmarks come once a minute."""
+"""Longest silence of a watch; bookmarks come once a minute."""
 
 
 class Connection:
@@ -23,7 +23,7 @@ class Connection:
     async def request(
         self, method: str, path: str, body: Json | None = None, content_type: str = "application/json", **query: str
     ) -> Json:
-        """Raises aiohttp.ClientResponseError for an answer that is no success."""
+        """Send a request and return the answer. Raises aiohttp.ClientResponseError for an answer without success."""
         headers = {"Content-Type": content_type}
         data = None if body is None else json.dumps(body)
         async with self._session.request(method, path, data=data, headers=headers, params=query) as answer:
@@ -36,7 +36,7 @@ class Connection:
             return found
 
     async def each(self, path: str) -> AsyncIterator[Json]:
-        """By pages."""
+        """Yield all objects, page by page."""
         following: str | None = None
         while following != "":
             page = await self.request("GET", path, **_page(following))
@@ -45,8 +45,10 @@ class Connection:
                 yield body
 
     async def watch(self, path: str, selector: str) -> AsyncIterator[tuple[str, Json]]:
-        """(type, object): first of what there is, then of each change and of bookmarks, until the API server ends it or
-        is silent for longer than it ever is between two bookmarks."""
+        """Yield (type, object): first of all existing objects, then of each change and bookmark.
+
+        The watch ends when the API server ends it, or is silent for longer than between two bookmarks.
+        """
         query = {"watch": "true", "labelSelector": selector, "timeoutSeconds": "7200", "allowWatchBookmarks": "true"}
         timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENT_SECONDS)
         with suppress(aiohttp.ServerTimeoutError):
@@ -66,6 +68,6 @@ async def connect(server: Server) -> AsyncIterator[Connection]:
     context = ssl.create_default_context(cafile=server.authority)
     context.load_cert_chain(server.client.certificate, server.client.key)
     connector = aiohttp.TCPConnector(ssl=context, limit=0)
-    # Lines of a watch are whole objects.
+    # Each line of a watch is a whole object.
     async with aiohttp.ClientSession(server.url, connector=connector, read_bufsize=2**24) as session:
         yield Connection(session)

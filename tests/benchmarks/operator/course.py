@@ -1,5 +1,4 @@
-"""The course of the benchmark: jobs are applied, nothing happens, the operator is replaced, the jobs come to their
-ends."""
+"""Course of the benchmark: jobs are applied, run without changes, see the operator replaced, and end."""
 
 import asyncio
 import time
@@ -31,12 +30,12 @@ JOBS = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
 _AT_ONCE = 16
 _SETTLED_SECONDS = 5.0
 _LOOKS_PER_SECOND = 0.3
-"""Requests for each job, a second, that an operator may make while nothing changes; more of them are a backlog."""
+"""Requests per job and second that an operator may make while nothing changes; more requests are a backlog."""
 _LEAST_PATIENCE, _PATIENCE_PER_JOB = 300.0, 2.0
 
 
 class TookTooLong(click.ClickException):
-    """What was waited for may never come."""
+    """An awaited state may never come."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,9 @@ class Settings:
     jobs: int
     rate: float
     sample: int
-    """Jobs that come to their ends at that rate."""
+    """Jobs that end one by one at that rate."""
     together: int
-    """Jobs that come to their ends all at once, afterwards; what is left then runs on."""
+    """Jobs that end all at once, afterwards; the rest keeps running."""
     quiet_seconds: float
 
 
@@ -57,7 +56,7 @@ class Course:
     _released: dict[str, float] = field(default_factory=dict)
 
     async def run(self) -> dict[str, Any]:
-        """Fields of a Record."""
+        """Run the course; return the fields of a Record."""
         names = [job_name(number) for number in range(self.settings.jobs)]
         async with connect(self.site.control_plane.server) as connection:
             self._connection, self._simulator = connection, Simulator(connection, NAMESPACE, OURS)
@@ -73,7 +72,7 @@ class Course:
                 await self._end_one_by_one(sample)
                 bulk = await self._end_together(rest)
                 second = usage_of(self.site.operators[-1])
-                # The first operator is not there to be asked any more.
+                # The first operator has ended, so its last known usage is subtracted.
                 others = (busy_seconds() - self._own() - first.seconds - busy) / (time.time() - begun)
         seen = self.site.audit.requests()
         wanted = set(sample)
@@ -122,7 +121,8 @@ class Course:
         )
 
     async def _replace(self, names: list[str]) -> StartUp:
-        """The Lease of an operator that ends in order is free: the next one takes it at once."""
+        """Replace the operator. An operator that ends in order releases its Lease, so the next one acquires
+        it at once."""
         await asyncio.to_thread(self.site.operators[-1].stop)
         begun, before = time.time(), self.site.transitions()
         operator = self.site.start_operator()
@@ -169,7 +169,8 @@ class Course:
         self._simulator.release(name)
 
     async def _until(self, count: int, holds: Callable[[dict[str, Any]], bool]) -> None:
-        """Waits until it holds for the statuses of so many jobs. To look at them takes time of the API server."""
+        """Wait until `holds` is true for the statuses of `count` jobs. The pauses limit the load of these reads on the
+        API server."""
         pause, patience = self.settings.jobs / 250, self._patience()
         deadline = time.monotonic() + patience
         while (found := await self._count(holds)) < count:
@@ -182,7 +183,7 @@ class Course:
         return sum([holds(body.get("status") or {}) async for body in self._connection.each(JOBS)])
 
     async def _settle(self) -> None:
-        """Waits until what is left of the operator's requests is what it makes while nothing changes."""
+        """Wait until the operator makes only the requests that it makes while nothing changes."""
         few = _SETTLED_SECONDS * _LOOKS_PER_SECOND * self.settings.jobs
 
         def settled() -> bool:
@@ -205,7 +206,7 @@ class Course:
         return _LEAST_PATIENCE + _PATIENCE_PER_JOB * self.settings.jobs
 
     def _own(self) -> float:
-        """Processor seconds of this program, of the control plane and of the operator that runs."""
+        """Return the processor seconds of this program, the control plane and the running operator."""
         servers = sum(usage(process.pid).seconds for process in self.site.control_plane.processes)
         return time.process_time() + servers + self._processor()
 
@@ -214,7 +215,7 @@ class Course:
 
 
 async def each(names: list[str], work: Callable[[str], Awaitable[None]]) -> None:
-    """Does it for each name, a few at a time."""
+    """Run `work` for each name, a few at a time."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(name: str) -> None:

@@ -1,4 +1,4 @@
-"""What the benchmark of the operator measures, its bars, and its section of the report. Pure but for reading."""
+"""Results of the operator benchmark, its bars, and its section of the report. Pure except for reading."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ OPERATOR = RESULTS / "operator.json"
 MOST_JOBS = 5000
 _MB = 1e6
 _QUIET = 0.1
-"""Processors that others may take."""
+"""Processors that other programs may use on a quiet machine."""
 
 
 class Quantiles(BaseModel, frozen=True):
-    """In seconds."""
+    """Quantiles in seconds."""
 
     count: int
     p50: float
@@ -29,14 +29,14 @@ def quantiles(values: Iterable[float]) -> Quantiles:
 
 
 class Flight(BaseModel, frozen=True):
-    """Figures of jobs that were applied together, until all of them trained."""
+    """Figures from applying the jobs until all of them trained."""
 
     seconds: float
     processor_seconds: float
 
 
 class Quiet(BaseModel, frozen=True):
-    """While jobs ran and nothing changed. Requests per second by verb and resource."""
+    """Figures while jobs ran without changes: requests per second by verb and resource."""
 
     seconds: float
     for_jobs: dict[str, float]
@@ -46,15 +46,15 @@ class Quiet(BaseModel, frozen=True):
 
 
 class StartUp(BaseModel, frozen=True):
-    """A new operator, and the jobs that run meanwhile."""
+    """Start of a new operator while jobs run."""
 
     lease_seconds: float
-    """Until it held the Lease."""
+    """Seconds until it held the Lease."""
     drained_seconds: float
-    """Until it had looked at every job."""
+    """Seconds until the initial list of all jobs was processed."""
     processor_seconds: float
     longest_gap: float
-    """Seconds between two renewals of the Lease."""
+    """Longest time between two Lease renewals, in seconds."""
     lease_lost: int
     transitions: int
     """Transitions of the Lease after it was acquired."""
@@ -79,26 +79,26 @@ class Record(BaseModel, frozen=True):
     commit: str
     machine: str
     others: float
-    """Processors that programs took meanwhile which have nothing to do with this."""
+    """Processors used by unrelated programs in the same time."""
     flight: Flight
     quiet: Quiet
     start_up: StartUp
     requests_per_life: dict[str, float]
-    """By verb and resource, from the job's creation to its end, but for the time in which it only ran."""
+    """By verb and resource, from a job's creation to its end, without the time in which it only ran."""
     reaction: Quantiles
-    """At a steady rate of ends."""
+    """Reaction at a steady rate of ends."""
     job_controller: Quantiles
-    """Seconds of the reaction until the Job controller had said that the Job is done."""
+    """Seconds of the reaction until the Job controller had reported the Job's end."""
     answers: Quantiles
-    """Seconds in which the API server answered the operator, at that rate."""
+    """Seconds in which the API server answered the operator at that rate."""
     rate: float
-    """Jobs whose first pod ended, a second."""
+    """Jobs per second whose first pod ended."""
     bulk: Bulk
     peak_bytes: int
     processor_seconds: float
-    """Processor seconds of both operators together, from the first to the last moment."""
+    """Processor seconds of both operators together over the whole course."""
     complaints: dict[str, int] | None = None
-    """What both operators logged as a warning or an error, and how often. None: that was not noted."""
+    """Number of each warning or error that the operators logged; None if not recorded."""
 
     @property
     def processor_seconds_per_life(self) -> float:
@@ -109,7 +109,7 @@ class Records(BaseModel):
     records: list[Record] = []
 
     def with_record(self, record: Record) -> "Records":
-        """In the place of an older one of so many jobs."""
+        """Return the records with this one in place of an older one with the same number of jobs."""
         others = [known for known in self.records if known.jobs != record.jobs]
         return Records(records=sorted([*others, record], key=lambda known: known.jobs))
 
@@ -121,10 +121,11 @@ class Bar:
     unit: str
     value: Callable[[Record], float]
     at_most_jobs: bool = False
-    """Whether it is set for MOST_JOBS alone; else it must hold at any number of jobs."""
+    """True if the bar applies to MOST_JOBS only; otherwise it must hold for every number of jobs."""
 
     def verdict(self, records: Sequence[Record]) -> str:
-        """Reached, not reached or not measured. Of what grows with the jobs only a failure shows at fewer of them."""
+        """Return "reached", "not reached" or "not measured". With fewer jobs, a figure that grows with them can only
+        fail."""
         wanted = [record for record in records if not self.at_most_jobs or record.jobs >= MOST_JOBS]
         bad = [record for record in records if self.value(record) > self.limit]
         if bad:
@@ -181,7 +182,7 @@ def read() -> Records:
 
 
 def section(records: Sequence[Record] | None = None) -> str:
-    """The section as Markdown; by default of the newest results."""
+    """Return the section as Markdown, by default of the newest results."""
     found = read().records if records is None else records
     parts = ["## Operator", _TEXT, _table(found), _bars(found), _kinds(found), _measured(found)]
     return "\n\n".join(parts)
@@ -199,7 +200,7 @@ def _bars(records: Sequence[Record]) -> str:
 
 
 def _outlook(records: Sequence[Record]) -> str:
-    """What the largest number of jobs would take, on the line through the two largest that were measured."""
+    """Return the extrapolation to MOST_JOBS, on the line through the two largest measured numbers of jobs."""
     if len(records) < 2 or records[-1].jobs >= MOST_JOBS:
         return ""
     ahead = MOST_JOBS

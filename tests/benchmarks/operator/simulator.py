@@ -1,7 +1,7 @@
-"""Pods without nodes: they run as soon as they are there, and end with the termination message of a good phase.
+"""Simulated pods without nodes: they run as soon as they exist, and end with the termination message of a good phase.
 
-kwok would do the first half. The second is this project's own contract, by which the operator knows the result of a
-phase; so the pods are simulated here as a whole.
+kwok could do the first part. The second part is this project's own contract, by which the operator learns a phase's
+result; so pods are simulated as a whole here.
 """
 
 import asyncio
@@ -24,31 +24,31 @@ from tests.support.cluster import CHECKPOINTS, RESULTS
 Json = dict[str, Any]
 
 RUN_SECONDS = 5.0
-"""For which a pod runs at least. What the operator says of its start is then not taken for an answer to its end."""
+"""Minimum seconds that a pod runs, so that the operator's answer to its start is not mistaken for one to its end."""
 _AT_ONCE = 16
 _GONE = 404
 
 
 @dataclass(frozen=True)
 class PodKind:
-    """How pods of one kind of jobs are known, and what they say at their end."""
+    """How to recognize the pods of one kind of jobs, and their termination message."""
 
     job_label: str
-    """Label that holds the name of the job."""
+    """Label with the name of the job."""
     container: str
     message: Callable[[Json], str]
-    """Termination message of a pod with these labels."""
+    """Returns the termination message of a pod with these labels."""
 
 
 class Simulator:
-    """Pods of jobs that were not released run without an end."""
+    """Simulates pods; pods of a job run without end until the job is released."""
 
     def __init__(self, connection: Connection, namespace: str, kind: PodKind) -> None:
         self._connection, self._kind = connection, kind
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._released: set[str] = set()
         self._held: defaultdict[str, list[Json]] = defaultdict(list)
-        """By job: pods that run."""
+        """Job -> its running pods."""
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self.started = 0
@@ -64,20 +64,22 @@ class Simulator:
             await asyncio.wait(self._tasks)
 
     def check(self) -> None:
-        """Raises what went wrong in the background."""
+        """Raise the errors of background tasks."""
         for task in self._tasks:
             if task.done():
                 task.result()
 
     def release(self, job: str) -> None:
-        """Its pods end, those of later phases after they ran for a while."""
+        """Let the job's pods end; pods of later phases end after they ran for a while."""
         self._released.add(job)
         for pod in self._held.pop(job, []):
             self._begin(self._end(pod))
 
     async def _watch(self) -> None:
-        """Watches again whenever the API server ends it, as it does to those that fall behind: the next watch begins
-        with all pods that are there."""
+        """Watch the pods, again whenever the API server ends the watch, as it does for slow clients.
+
+        The next watch starts with all existing pods.
+        """
         known: set[str] = set()
         while True:
             async for change, pod in self._connection.watch(self._pods, self._kind.job_label):
@@ -109,7 +111,7 @@ class Simulator:
             try:
                 await self._connection.request("PATCH", path, {"status": status}, MERGE, fieldManager=manager)
             except aiohttp.ClientResponseError as error:
-                # Somebody deleted it.
+                # The pod was deleted.
                 if error.status != _GONE:
                     raise
 
@@ -130,7 +132,7 @@ def _status(phase: str, kind: PodKind, state: Json, *, ready: bool) -> Json:
 
 
 def _result(labels: Json) -> str:
-    """The result of the stage that the labels name."""
+    """Return the result of the stage named by the labels."""
     stage = "delink" if labels[LABEL_STAGE] == "delink" else labels[LABEL_PHASE]
     message = TerminationMessage(
         outcome="Succeeded",

@@ -1,4 +1,4 @@
-"""Where the operator is measured: an API server that notes its requests, a namespace, operators one after the other."""
+"""Site of the measurement: an API server with an audit log, a namespace, and operators in sequence."""
 
 import json
 import tempfile
@@ -42,19 +42,19 @@ class Site:
         return self.operators[-1]
 
     def complaints(self) -> dict[str, int]:
-        """What the operators logged as a warning or an error, and how often."""
+        """Return how often the operators logged each warning or error."""
         texts = [operator.log.read_text().splitlines() for operator in self.operators]
         said = [json.loads(line) for text in texts for line in text if line.startswith("{") and line.endswith("}")]
         return dict(Counter(line["event"] for line in said if line.get("level") in ("warning", "error", "critical")))
 
     def transitions(self) -> int:
-        """How often the Lease went from one operator to another."""
+        """Return how often the Lease changed its holder."""
         (lease,) = self.cluster.list("apis/coordination.k8s.io/v1 leases")
         return int(lease["spec"].get("leaseTransitions", 0))
 
 
 def usage_of(operator: Operator) -> Usage:
-    assert operator.process is not None, "it was started"
+    assert operator.process is not None, "start_operator was called"
     return usage(operator.process.pid)
 
 

@@ -1,4 +1,4 @@
-"""What a process has taken of the machine, as the kernel counted it."""
+"""Resources used by a process, as counted by the kernel."""
 
 import os
 import re
@@ -9,9 +9,9 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Usage:
     peak_bytes: int
-    """Most bytes of memory that were resident at once."""
+    """Peak resident bytes."""
     seconds: float
-    """Seconds of all processors."""
+    """Processor seconds."""
 
 
 def usage(process: int) -> Usage:
@@ -21,14 +21,14 @@ def usage(process: int) -> Usage:
 
 def parse(status: str, stat: str, ticks: int) -> Usage:
     found = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
-    assert found, "the kernel tells it of every process that lives"
-    # The name, in brackets, may have blanks in it; user and system time are the 14th and 15th fields.
+    assert found, "the kernel reports VmHWM for every living process"
+    # The name, in parentheses, may contain blanks; user and system time are fields 14 and 15.
     fields = stat.rpartition(")")[2].split()
     return Usage(1024 * int(found[1]), (int(fields[11]) + int(fields[12])) / ticks)
 
 
 def busy_seconds() -> float:
-    """Busy seconds of all processors since the machine began: whatever they did but wait."""
+    """Return the busy seconds of all processors since boot, without idle time and I/O waits."""
     return parse_busy(Path("/proc/stat").read_text(), os.sysconf("SC_CLK_TCK"))
 
 

@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel: weights, gradients and optimizer state whole on every rank."""
+"""torch's DistributedDataParallel: unsharded weights, gradients and optimizer state on every rank."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO-3 with its own AdamW and, but for the offload, its default settings."""
+"""DeepSpeed ZeRO-3 with its own AdamW and default settings, except for the offload."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def _train(work: Work, rank: int, world: int, offload: dict[str, Any]) -> Iterat
 
 
 def make_engine(work: Work, world: int, offload: dict[str, Any]) -> Any:
-    # Here, because importing it changes torch for the other stacks too.
+    # Imported here, because the import changes torch for the other stacks too.
     import deepspeed
 
     model = plain_model(work)
@@ -42,7 +42,7 @@ def make_engine(work: Work, world: int, offload: dict[str, Any]) -> Any:
 
 
 def train_step(engine: Any, work: Work, parts: Sequence[Tensor]) -> Tensor:
-    """The mean loss over this rank's micro-batches."""
+    """Train one step; return the mean loss over this rank's micro-batches."""
     total = torch.zeros(())
     for tokens in parts:
         loss = cross_entropy(engine(tokens[:, :-1]), tokens)
@@ -59,6 +59,6 @@ def _config(work: Work, world: int, offload: dict[str, Any]) -> dict[str, Any]:
         "gradient_accumulation_steps": work.micro_batches,
         "zero_optimization": {"stage": 3, **offload},
         "optimizer": {"type": "AdamW", "params": adamw},
-        "gradient_clipping": 0.0,  # its default is 1.0
+        "gradient_clipping": 0.0,  # DeepSpeed's default is 1.0
         "steps_per_print": 10**9,
     }

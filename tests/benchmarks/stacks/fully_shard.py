@@ -1,4 +1,4 @@
-"""torch's fully_shard: each block and the rest are a group of their own."""
+"""torch's fully_shard: each block is a group, and the rest is a group."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ def on_device(work: Work, rank: int, world: int) -> Iterator[Tensor]:
 
 
 def weights_kept(work: Work, rank: int, world: int) -> Iterator[Tensor]:
-    """They are gathered once in each micro-batch, not again for its backward pass."""
+    """Weights are gathered once per micro-batch, and not again for the backward pass."""
     return _train(work, rank, world, OffloadPolicy(), reshard=False)
 
 
@@ -29,7 +29,7 @@ def offloaded(work: Work, rank: int, world: int) -> Iterator[Tensor]:
 def _train(
     work: Work, rank: int, world: int, policy: OffloadPolicy, *, reshard: bool | None = None
 ) -> Iterator[Tensor]:
-    """`reshard`: None is torch's default, after the forward pass of every group but the root."""
+    """Train. `reshard` None is torch's default: reshard after the forward pass of every group except the root."""
     model = plain.plain_model(work)
     root = _shard(model, init_device_mesh(work.batches.device.type, (world,)), policy, reshard)
 
@@ -41,7 +41,7 @@ def _train(
 
 
 def _shard(model: Transformer, mesh: DeviceMesh, policy: OffloadPolicy, reshard: bool | None) -> FSDPModule:
-    """Shards the model in place."""
+    """Shard the model in place and return it."""
     for block in model.blocks:
         fully_shard(block, mesh=mesh, offload_policy=policy, reshard_after_forward=reshard)
     return fully_shard(model, mesh=mesh, offload_policy=policy, reshard_after_forward=reshard)

@@ -22,14 +22,14 @@ from tests.benchmarks.work import BETAS, LEARNING_RATE, WEIGHT_DECAY, Batch, Sta
 
 
 def at(home: Home, window: int = 2, sharding: StateSharding = "Full") -> Stack:
-    """The stack whose state lives there."""
+    """Return the stack with this home of the state."""
 
     def train(work: Work, rank: int, world: int) -> Iterator[Tensor]:
         with TemporaryDirectory() as folder:
             layout = replace(layout_of(work, world, home, window), sharding=sharding)
             engine = make_engine(work, Ranks(rank, world, work.batches.device), layout, Path(folder))
             for step in range(len(work.batches)):
-                # All ranks know the whole batch's loss; their mean is what the caller makes of it.
+                # All ranks know the whole batch's loss, and the caller's mean over the ranks leaves it unchanged.
                 yield torch.tensor(train_step(engine, work, step))
             engine.close()
 
@@ -37,7 +37,7 @@ def at(home: Home, window: int = 2, sharding: StateSharding = "Full") -> Stack:
 
 
 def train_step(engine: Engine, work: Work, step: int) -> float:
-    """The loss of one step, nats per token."""
+    """Train one step; return its loss in nats per token."""
     mesh, sequences = engine.mesh, work.batches[step]
     batch = Batch(work.micro_batches_of(sequences, mesh.data_rank, mesh.layout.data))
     tokens = sequences[:, 1:].numel()
@@ -60,7 +60,7 @@ def layout_of(work: Work, ranks: int, home: Home, window: int) -> Layout:
 
 
 def make_engine(work: Work, ranks: Ranks, layout: Layout, folder: Path, compute: torch.dtype = torch.float32) -> Engine:
-    """With a block for each layer, as the other stacks have."""
+    """Return an engine with one block per layer, like the other stacks."""
     layers = work.model.layers
     units = units_of(work.model, Sharing(blocks=layers))
     clipping = Clipping(mode=layout.clipping)

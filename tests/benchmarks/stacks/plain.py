@@ -1,4 +1,4 @@
-"""The model as a plain module: where every peer starts."""
+"""The model as a plain module, the base of every peer."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from tests.benchmarks.work import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, W
 
 
 def plain_model(work: Work) -> Transformer:
-    """Nothing is shared: one block for each layer."""
+    """Return the model without sharing: one block per layer."""
     model = build_model(work.model, Sharing(blocks=work.model.layers), work.seed, torch.float32)
     if work.recompute:
         recompute_blocks(model)
@@ -23,8 +23,11 @@ def plain_model(work: Work) -> Transformer:
 def train(
     model: nn.Module, work: Work, rank: int, world: int, synced: Callable[[bool], AbstractContextManager[None]]
 ) -> Iterator[Tensor]:
-    """The loss of each step. `synced`: makes the context of a micro-batch's passes; of the last one's, in which the
-    gradients of all are reduced, if it is given True."""
+    """Yield the loss of each step.
+
+    `synced` makes the context of a micro-batch's passes; its argument is True for the last micro-batch, in which the
+    gradients of all micro-batches are reduced.
+    """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
     )

@@ -1,4 +1,4 @@
-"""Recomputing the blocks of the plain model in the backward pass."""
+"""Recomputation of the plain model's blocks in the backward pass."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Recomputed(nn.Module):
-    """A block that keeps its input alone; there is no dropout whose random numbers would have to come back."""
+    """A block that saves only its input. There is no dropout, so no random state has to be restored."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self.block = block
 
     def forward(self, hidden: Tensor, *others: Any) -> Tensor:
-        """[B, T, H] -> [B, T, H]; `others` are those of the block."""
+        """[B, T, H] -> [B, T, H]; `others` are the block's other arguments."""
         out: Tensor = checkpoint(self.block, hidden, *others, use_reentrant=False, preserve_rng_state=False)
         return out
 

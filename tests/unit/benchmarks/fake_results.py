@@ -1,4 +1,4 @@
-"""Small results of every benchmark, as its program writes them: with the names of all cases that it measures."""
+"""Small made-up results of every benchmark, in the format of its program, with the names of all its cases."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -107,7 +107,7 @@ ALL = Results(
 
 
 def on_a_gpu() -> gpu_results.Results:
-    """A point of the first case; the others are left out."""
+    """Return results with one point of the first case; all other points are left out."""
     first, second = suite(tiny=False).cases[:2]
     measured = gpu_results.Measured(
         point=first.points[0],
@@ -169,7 +169,7 @@ def operator_record(jobs: int, **changes: Any) -> operator_results.Record:
 
 
 def runs() -> Runs:
-    """Every stack in every case, two timed steps each."""
+    """Return runs of every stack in every case, with two timed steps each."""
     steps = [Step(seconds=each, loss=1.0) for each in (9.0, 1.0, 1.0)]
     found = [Run(stack=stack, case=case, round=0, warm_up=1, steps=steps) for case in all_cases() for stack in STACKS]
     return Runs(machine=MACHINE, runs=found)
@@ -191,7 +191,7 @@ def predicted() -> list[predictions.Prediction]:
 
 
 def savings() -> checkpoints.Measured:
-    """Every way of saving. Ours that waits takes 4 s, all others take 1 s."""
+    """Return every way of saving. pseudoreal in mode Sync takes 4 s, all others 1 s."""
     return checkpoints.Measured(
         bytes=1 << 30,
         copy_seconds=1.0,
@@ -211,7 +211,7 @@ def savings() -> checkpoints.Measured:
 
 
 def lives() -> list[Life]:
-    """Every experiment of the method, with each of its seeds."""
+    """Return every experiment of the method with each of its seeds."""
     return [
         Life(experiment=experiment.name, seed=seed, phases=[*_phases(experiment)])
         for experiment in EXPERIMENTS
@@ -220,8 +220,8 @@ def lives() -> list[Life]:
 
 
 def mixtures() -> list[Life]:
-    """Every mixture with each seed, each of which is worse by 0.02 than the one before; a mixture is better by 0.1 than
-    the one before, and its steps take a second more."""
+    """Return every mixture with each seed. The loss rises by 0.02 per seed and falls by 0.1 per mixture; each mixture's
+    steps take a second longer than the previous one's."""
     return [
         Life(experiment=mixture.name, seed=seed, phases=[_last_phase(1.0 + number, 2 - number / 10 + seed / 50)])
         for number, mixture in enumerate(MIXTURES)
@@ -237,7 +237,7 @@ def _last_phase(seconds: float, loss: float) -> PhaseLife:
 
 
 def _phases(experiment: Experiment) -> Iterator[PhaseLife]:
-    """Phases of ten steps each, with a validation at both ends."""
+    """Yield phases of ten steps, with a validation at both ends."""
     names = ["pseudo"] if experiment.shared else ["pseudo", "real"] if experiment.pseudo else ["real"]
     for index, name in enumerate(names):
         yield PhaseLife(

@@ -1,4 +1,4 @@
-"""The operator beside Kubeflow's: what is read of an audit log, and what the section says of it."""
+"""The comparison with Kubeflow's operators: figures read from an audit log, and the report's section."""
 
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def test_the_end_of_a_job_is_a_condition_of_its_status(kind: str, status: str, f
     }
     found = parse(entry)
     assert found is not None
-    # What is refused has finished nothing.
+    # A rejected request finishes nothing.
     assert (found.finishes, found.is_refused) == (False, True)
     accepted = parse(entry | {"responseStatus": {"code": 200}})
     assert accepted is not None

@@ -1,5 +1,5 @@
-"""The benchmark of text, token files, vocabularies and a trained model: its plan, what it refuses, what its section
-says, and its programs on tiny sizes."""
+"""The benchmark of text, token files, vocabularies and a trained model: its plan, its rejections, its section, and its
+programs at tiny sizes."""
 
 import importlib
 import json
@@ -168,7 +168,7 @@ def test_the_model_is_a_llama_of_at_least_five_million_parameters(tmp_path: Path
 
 
 def test_the_files_of_the_readers_are_sound(tmp_path: Path) -> None:
-    """Our own reader of Megatron's files looks at every entry."""
+    """Our own reader of Megatron's files verifies every entry."""
     tokens = 2 * reading.LONG_DOCUMENT_TOKENS + 5
     file = tmp_path / "tokens.bin"
     reading.write_file(file, tokens)

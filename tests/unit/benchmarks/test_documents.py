@@ -1,4 +1,4 @@
-"""What a layer with documents is compared with."""
+"""The baselines of the benchmark of a layer with documents."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def test_documents_have_the_length_that_was_asked_for() -> None:
 
 def test_one_document_as_long_as_a_sequence_saves_nothing() -> None:
     assert documents.operations_ratio(64, 64) == 1.0
-    # Of a layer without attention 2 * 12 * 512 ** 2 for each token; attention halves with the documents.
+    # Per token, a layer without attention needs 2 * 12 * 512 ** 2 operations; attention halves with the documents.
     matrices, attention = 24 * 512**2, 2 * 512 * 64
     assert documents.operations_ratio(64, 32) == pytest.approx((matrices + attention) / (matrices + attention / 2))
 

@@ -1,4 +1,4 @@
-"""The benchmark for a GPU: its order within a time, its sums, its section in the document."""
+"""The GPU benchmark: its order within a time limit, its sums, and its section in the document."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ CASES = suite(tiny=False).cases
 
 
 class _Machine:
-    """A clock, and cases that each take some seconds of it."""
+    """A clock, and cases that each advance it by some seconds."""
 
     def __init__(self, seconds: float) -> None:
         self.now, self._seconds = 0.0, seconds
@@ -39,10 +39,10 @@ class _Machine:
 def test_cases_run_in_their_order_until_the_time_is_over_and_the_rest_is_named() -> None:
     machine = _Machine(seconds=100.0)
     records = [*within(345.0, CASES, machine.run, machine.clock, least=20.0)]
-    assert [record.case for record in records] == [*CASES], "each has a record"
+    assert [record.case for record in records] == [*CASES], "every case has a record"
     assert [record.seconds for record in records[:4]] == [100.0, 100.0, 100.0, 40.0]
     assert machine.given == [MOST_SECONDS, MOST_SECONDS, 140.0, 40.0], (
-        "each may take what is left, and no more than most"
+        "a case gets the remaining time, at most MOST_SECONDS"
     )
     assert all(record.left_out == record.case.points for record in records[4:])
     assert records[4].problem == "0 s were left, too few to begin"
@@ -50,13 +50,13 @@ def test_cases_run_in_their_order_until_the_time_is_over_and_the_rest_is_named()
 
 
 def test_the_first_cases_answer_the_question_for_both_models() -> None:
-    """This engine and fully_shard with the state on the host, before anything else."""
+    """pseudoreal and fully_shard with host state come before anything else."""
     first = [(case.model, case.stack) for case in CASES[:5] if case.home == "Host"]
     assert {*first} == {(model, stack) for model in ("1B", "4B") for stack in ("pseudoreal", "fully_shard")}
 
 
 def test_both_stacks_train_on_the_same_steps() -> None:
-    """Else their losses could not be compared: the points of ours are the first of theirs."""
+    """Otherwise their losses could not be compared: the first points of fully_shard are pseudoreal's."""
     ours = next(case for case in CASES if case.stack == "pseudoreal" and case.clipping == "Global")
     theirs = next(case for case in CASES if case.stack == "fully_shard")
     assert theirs.points[: len(ours.points)] == ours.points
@@ -114,7 +114,7 @@ def test_the_section_has_every_figure_and_what_was_left_out(tmp_path: Path) -> N
 
 
 def test_losses_are_compared_where_both_stacks_had_the_same_steps() -> None:
-    """fully_shard's further points, with one micro-batch, have no partner."""
+    """The further points of fully_shard, with one micro-batch, have no counterpart."""
     case = next(case for case in CASES if case.stack == "pseudoreal" and case.clipping == "Global")
     theirs = next(other for other in CASES if other.stack == "fully_shard" and other.model == case.model)
     measured = on_a_gpu().records[0].measured[0]

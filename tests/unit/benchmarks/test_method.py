@@ -1,4 +1,4 @@
-"""What the report on the method says about given lives."""
+"""The report on the method, for given results."""
 
 import csv
 from pathlib import Path
@@ -19,7 +19,7 @@ def _phase(name: str, first: int, steps: int, losses: dict[int, float]) -> Phase
 
 
 def _life(real: dict[int, float] | None = None) -> Life:
-    """20 pseudo steps, then 10 real ones."""
+    """Return a result with 20 pseudo steps and 10 real steps."""
     pseudo = _phase("pseudo", 1, 20, {0: 5.0, 10: 3.0, 20: 2.0})
     return Life(experiment="both", seed=0, phases=[pseudo, _phase("real", 21, 10, real or {20: 2.0, 25: 1.9, 30: 1.8})])
 

@@ -1,4 +1,4 @@
-"""What the benchmark of mixtures compares."""
+"""Models that the benchmark of mixtures compares."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_its_jobs_can_be_trained_and_have_equal_steps(experiment: Experiment, tm
 
 @pytest.mark.parametrize("experiment", ROUTINGS, ids=lambda experiment: experiment.name)
 def test_a_token_meets_as_much_in_all_models(experiment: Experiment) -> None:
-    """And the experts are as many parameters."""
+    """The experts also have the same number of parameters."""
     model = job(experiment, 0, "corpus").spec.model
     if model.experts is None:
         assert model.feed_forward.size == 256

@@ -1,4 +1,5 @@
-"""The timed part of the benchmark of mixtures: what is asked for, whether losses agree, and what becomes of seconds."""
+"""The timed part of the mixture benchmark: its jobs, the agreement of losses, and the processing of
+measured seconds."""
 
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def taken(label: str, *seconds: float, dropped: float = 0.0) -> Taken:
 
 
 def test_turns_are_compared_with_those_of_the_same_time() -> None:
-    """The machine is ten times as slow in the second turn."""
+    """In the second turn the machine is ten times as slow."""
     assert ratio(taken("64", 2.0, 20.0, 3.0), taken("16", 1.0, 10.0, 1.0)) == 2.0
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of the operator: what it reads from an audit log, what a simulated pod says, and its bars."""
+"""The operator benchmark: reading of an audit log, results of simulated pods, and its target bars."""
 
 import json
 from datetime import UTC, datetime
@@ -70,7 +70,7 @@ def test_a_request_is_about_the_job_that_its_selector_or_its_name_has() -> None:
     written = parse(entry(verb="patch", objectRef=what, requestURI="/apis/…"))
     assert written is not None
     assert (written.kind, written.job) == ("patch pseudorealjobs/status", JOB)
-    assert parse(entry(stage="ResponseStarted")) is None, "a watch is noted again at its end"
+    assert parse(entry(stage="ResponseStarted")) is None, "a watch is logged again at its end"
 
 
 def test_renewals_of_the_lease_and_watches_are_not_for_jobs() -> None:
@@ -91,7 +91,7 @@ def test_the_answer_to_an_execution_is_the_next_child_and_to_the_last_one_the_la
     story = [
         request(0.0, "create", "jobs"),
         end(10.0, f"{JOB}-pseudo-abcdef-e1-0-zzzzz"),
-        request(10.2, "patch", "pseudorealjobs/status"),  # it says that the pod is not ready any more
+        request(10.2, "patch", "pseudorealjobs/status"),  # reports that the pod is no longer ready
         request(11.0, "update", "jobs/status", JOB_CONTROLLER),
         request(11.5, "create", "jobs"),
         end(20.0, f"{JOB}-real-abcdef-e1-0-zzzzz"),

@@ -1,5 +1,7 @@
-"""Every section of the reports is written from the results that the programs write: a case that is called otherwise in
-the one than in the other is found here, and not after an hour of measuring."""
+"""Every section of the reports is written from the results that the programs write.
+
+A case that has different names in a program and in its report is found here, and not after an hour of measuring.
+"""
 
 from pathlib import Path
 
@@ -34,7 +36,7 @@ TITLES = [
 
 
 def _results() -> dict[Path, bytes]:
-    """File of results -> what it holds."""
+    """Return file of results -> its content."""
     whole: dict[Path, BaseModel] = {
         TRAINER: fake_results.runs(),
         versions_results.VERSIONS: fake_results.compared_versions(),
@@ -53,10 +55,10 @@ def _results() -> dict[Path, bytes]:
 
 @pytest.fixture
 def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """docs/benchmarks.md as it is written where nothing but results is."""
+    """Return docs/benchmarks.md as written in a folder with nothing but results."""
     monkeypatch.chdir(tmp_path)
     results = _results()
-    assert results.keys() == {TRAINER, GPU, *report._FURTHER, *report._DATED}, "every file that is reported has a fake"
+    assert results.keys() == {TRAINER, GPU, *report._FURTHER, *report._DATED}, "every reported file has fake results"
     for path, content in results.items():
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
@@ -67,7 +69,7 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_every_section_is_written_with_every_case(document: str) -> None:
     assert [line for line in document.splitlines() if line.startswith("## ")] == TITLES
     steps, compared, depths, predicted, saved, *_ = (_rows(section) for section in document.split("\n## ")[1:])
-    tables = len(MODELS) + 1  # one model is timed with recomputed blocks, too
+    tables = len(MODELS) + 1  # one model is also timed with recomputed blocks
     assert {stack: steps.count(stack) for stack in STACKS} == dict.fromkeys(STACKS, tables)
     assert compared[2:] == [case.label for case in versions.cases()]
     assert depths[2:] == [str(layers) for layers in depth.LAYERS]
@@ -76,7 +78,7 @@ def test_every_section_is_written_with_every_case(document: str) -> None:
 
 
 def _rows(section: str) -> list[str]:
-    """The first cells of all tables, of their heads and rules too."""
+    """Return the first cells of all table rows, including header and rule rows."""
     return [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("|")]
 
 
@@ -84,7 +86,7 @@ def test_mixtures_are_compared_with_the_first_of_their_table(document: str) -> N
     lines = document.splitlines()
     assert "| dense | 2.020 (2.000 to 2.040) | +0.000 | 1.00× |" in lines
     assert "| top 2 | 1.820 (1.800 to 1.840) | -0.200 | 3.00× |" in lines
-    # The mixture of two prototypes is the fourth.
+    # The mixture with two prototypes is the fourth.
     assert "| shared experts, then real | 1.520 (1.500 to 1.540) | -0.200 | 1.50× |" in lines
 
 

@@ -16,7 +16,7 @@ def pod(name: str) -> Json:
 
 
 class EndingWatches:
-    """An API server that ends each watch; every watch begins with the pods that are there by then."""
+    """An API server that ends each watch; every watch starts with the pods that exist by then."""
 
     def __init__(self, *watches: list[str]) -> None:
         self._watches = list(watches)

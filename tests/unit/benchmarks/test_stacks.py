@@ -1,4 +1,4 @@
-"""The stacks of the benchmark that need no DeepSpeed train the same, on two ranks."""
+"""Stacks of the benchmark that do not need DeepSpeed train identically on two ranks."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ MODEL = Model(
 )
 OURS_AND_TORCH = [name for name in STACKS if not name.startswith("DeepSpeed")]
 Losses = dict[bool, dict[str, list[float]]]
-"""With and without recomputing: stack -> loss of each step."""
+"""With and without recomputation: stack -> loss of each step."""
 
 
 def _train(rank: int, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""What the report on step times says about given runs."""
+"""The report on step times, for given runs."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ MACHINE = Machine(processor="abacus", cores=1, memory_gib=1.0, versions={})
 
 
 def run_of(stack: str, *seconds: float, case: Case = CASE, losses: tuple[float, ...] = (3.0, 2.0)) -> Run:
-    """Two steps of warm-up that nobody should see, then the given ones."""
+    """Return a run with two warm-up steps, which the report must ignore, and the given timed steps."""
     warm_up = [Step(seconds=1000.0, loss=loss) for loss in losses]
     return Run(
         stack=stack, case=case, round=0, warm_up=2, steps=warm_up + [Step(seconds=each, loss=1.0) for each in seconds]

@@ -1,4 +1,4 @@
-"""What the commands print, as files that were read and found good: RENEW_GOLDEN=1 writes them anew."""
+"""Expected output of commands, in reviewed files; RENEW_GOLDEN=1 rewrites the files."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A job on a cluster as the tests of its views see it: two phases, the second of which trains on two pods."""
+"""A job on a cluster, as input for tests of the client's views: two phases, of which the second trains on two pods."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +15,7 @@ UID = "0a1b2c3d-0000-4000-8000-000000000000"
 
 
 def at(minutes: float) -> str:
-    """The time that many minutes before NOW."""
+    """Return the time `minutes` before NOW."""
     moment = datetime.fromtimestamp(NOW.timestamp() - 60 * minutes, UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -85,7 +85,7 @@ def job(status: Json | None = None, **changes: Any) -> SeenJob:
 
 
 def pod(index: int, *, phase: str = "real", execution: int = 2, stage: str = "train", **settings: Any) -> Json:
-    """A pod that runs on node gpu-INDEX; `settings`: node, status, uid."""
+    """Return a running pod on node gpu-INDEX. `settings` may override node, status and uid."""
     name = f"llm-{phase}-abcdef-e{execution}-{index}"
     labels = {
         "pseudoreal.dev/job-name": "llm",

@@ -1,4 +1,4 @@
-"""Whether a job fits onto nodes, beside a scheduler that places pod after pod."""
+"""Whether a job fits onto nodes, compared with a scheduler that places pod after pod."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -31,7 +31,7 @@ GPU_TAINT = {"key": GPU, "value": "present", "effect": "NoSchedule"}
 
 
 def node_body(name: str, **changes: Any) -> Json:
-    """A node with 8 GPUs."""
+    """Return a node with 8 GPUs."""
     allocatable = {"cpu": "63500m", "memory": "512Gi", GPU: "8", "pods": "110", "ephemeral-storage": "1Ti"}
     body: Json = {
         "metadata": {"name": name, "labels": {"pool": "h100", **changes.pop("labels", {})}},
@@ -182,7 +182,7 @@ class TestTheFit:
             return fit(there, gpus(1, 1, affinity=affinity)).fits_now
 
         assert fits({"matchExpressions": [expression]}) is holds
-        # One term is enough; all of its expressions must hold; an empty one selects nothing.
+        # One matching term suffices; all of its expressions must match; an empty term selects nothing.
         named = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}
         assert fits({"matchExpressions": [expression]}, named)
         assert not fits({"matchExpressions": [expression, {"key": "zone", "operator": "Exists"}]})
@@ -251,7 +251,7 @@ RACK = "topology.example/rack"
 
 
 def racks(*names: str, **changes: Any) -> list[Node]:
-    """Nodes a, b, … in these racks, with room for one pod each."""
+    """Return nodes a, b, ... in these racks, with room for one pod each."""
     bodies = [node_body(chr(97 + n), labels={RACK: rack}, **{GPU: "2"}) for n, rack in enumerate(names)]
     return nodes(*bodies, **changes)
 
@@ -269,7 +269,7 @@ def near(topology: Json, workers: int = 4) -> PseudoRealJob:
 
 
 def spread(wanted: PseudoRealJob, there: list[Node]) -> Verdict:
-    """The verdict with what crosses between racks and nodes."""
+    """Return the verdict, with the bytes that cross between racks and between nodes."""
     found = verdict(wanted, there, Need(20 * GIB, 0, 0))
     planned = plan_phase(
         phase_config(wanted, 1, execution=1, work_directory=".", offload_directory="."), "cuda", None, 1

@@ -1,4 +1,4 @@
-"""What is asked of a job becomes a patch, and what would come to nothing is refused."""
+"""Requested changes of a job become patches; requests without effect are rejected."""
 
 from collections.abc import Callable
 from functools import partial
@@ -73,7 +73,7 @@ def test_a_request_that_is_open_is_not_made_twice() -> None:
     for request, kind in ((finish_phase, "FinishPhase"), (repeat_phase, "RepeatPhase")):
         with pytest.raises(Refusal, match="request mine asks that of phase real already"):
             request(job(TRAINING, spec__requests=asked(kind, "real")), "real")
-    # The other kind does not stand in the way.
+    # An open request of the other kind does not conflict.
     assert repeat_phase(job(TRAINING, spec__requests=asked("FinishPhase", "real")), "real")
 
 

@@ -1,4 +1,4 @@
-"""One command for all: what it is made of, and that it loads no more than it needs."""
+"""The one command of all packages: its subcommands, and that it imports only what it needs."""
 
 import subprocess
 import sys

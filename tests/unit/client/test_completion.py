@@ -1,4 +1,4 @@
-"""What kubectl gets to complete the words after `kubectl pseudoreal`."""
+"""Completions that kubectl receives for words after `kubectl pseudoreal`."""
 
 import pytest
 from pseudoreal_client import completion

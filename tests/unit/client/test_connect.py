@@ -1,4 +1,4 @@
-"""Which cluster and namespace are meant."""
+"""Selection of the cluster and the namespace."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from pseudoreal_client.refusal import ExitStatus, Refusal
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> str:
-    """Two contexts; the second, which is not the current one, names a namespace."""
+    """Return the path of a kubeconfig with two contexts; the second, not current, names a namespace."""
     contexts = [{"name": "one", "context": {"cluster": "c", "user": "u"}}]
     contexts.append({"name": "two", "context": {"cluster": "c", "user": "u", "namespace": "team"}})
     body = {

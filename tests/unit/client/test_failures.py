@@ -1,4 +1,4 @@
-"""What a failed request means: one sentence, and an exit code."""
+"""Failed requests become one sentence and an exit code."""
 
 import json
 from typing import Any

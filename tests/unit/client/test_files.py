@@ -1,4 +1,4 @@
-"""Mistakes in a job file are named with file, line and column."""
+"""Mistakes in a job file are reported with file, line and column."""
 
 import re
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_standard_input_is_read() -> None:
 
 @pytest.mark.parametrize("bad", bad_jobs(), ids=lambda bad: bad.name)
 def test_each_fault_stands_at_a_key_that_it_names(bad: BadJob, tmp_path: Path) -> None:
-    """The keys of a path that exist are followed as far as they go; never does a place lie outside of the job."""
+    """Existing keys of a fault's path are followed as far as possible; the position is always inside the job."""
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(bad.body, sort_keys=False))
     (job,) = read_job_file(file).jobs
@@ -105,7 +105,7 @@ def test_each_fault_stands_at_a_key_that_it_names(bad: BadJob, tmp_path: Path) -
     for fault in faults:
         key = lines[fault.line - 1][fault.column - 1 :].split(":")[0]
         named = fault.sentence.removeprefix('unknown field "').split(" ")[0].rstrip('":;')
-        # An item of a list stands where its first key does.
+        # The position of a list item is that of its first key.
         assert key in re.split(r"[][.]", named) or lines[fault.line - 1][: fault.column - 1].strip() == "-", fault
 
 

@@ -1,4 +1,4 @@
-"""Lists in which one object is too large, or nested too deeply, to be read."""
+"""Lists that contain an object too large or too deeply nested to read."""
 
 import json
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Answer:
 
 @dataclass
 class Server:
-    """Stands for the client of an API server that has these objects, as JSON."""
+    """Stand-in for the client of an API server with these objects, given as JSON."""
 
     objects: list[str]
     asked: list[Json] = field(default_factory=list)
@@ -78,7 +78,7 @@ def name_of(text: str) -> str:
 
 
 def listed(server: Server) -> tuple[list[str], list[str]]:
-    """Names of the objects that are listed, and what is said of others."""
+    """Return the names of the listed objects, and the warnings about others."""
     warnings: list[str] = []
     found = Api(cast(ApiClient, server), warnings.append).each(JOBS, None)
     return [body["metadata"]["name"] for body in found], warnings

@@ -1,4 +1,4 @@
-"""Whose logs are meant."""
+"""Which pods' logs are selected."""
 
 import pytest
 from pseudoreal_client.refusal import ExitStatus, Refusal
@@ -35,12 +35,12 @@ def test_pods_that_are_numbered_by_place_are_found_by_the_status() -> None:
     (found,) = speakers(seen, BODIES, 3, previous=False)
     assert (found.index, prefix(seen, found)) == (0, "[real e2 rank 2-3] ")
     (before,) = speakers(seen, BODIES, None, previous=True)
-    assert prefix(seen, before) == "[real e1 rank -] ", "of an earlier execution nobody knows"
+    assert prefix(seen, before) == "[real e1 rank -] ", "ranks of an earlier execution are unknown"
 
 
 def test_the_execution_before_it_is_of_the_same_number_or_of_a_smaller_one() -> None:
     assert names(previous=True) == ["llm-real-abcdef-e1-0"]
-    # The delink comes before the training that it leads into.
+    # Delink and training have the same number, and the delink ran first.
     before = speakers(SEEN, BODIES[-3:], None, previous=True)
     assert [prefix(SEEN, one) for one in before] == ["[real-delink e1 rank 0] "]
     assert names(previous=True, bodies=2) == ["llm-pseudo-abcdef-e1-0"]

@@ -1,4 +1,4 @@
-"""What `get` and `describe` print, compared with files that were read and found good. RENEW_GOLDEN=1 writes them."""
+"""Output of `get` and `describe`, compared with reviewed files. RENEW_GOLDEN=1 rewrites the files."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ PLACED = TRAINING | {
         "omittedNodes": 1,
     }
 }
-"""Four pods, one of which is on a node that the status has no room for."""
+"""Four pods; one is on a node that was omitted from the status for lack of room."""
 ELASTIC = TRAINING | {
     "elastic": {
         "phaseName": "real",
@@ -90,7 +90,7 @@ AUTO: Json = TRAINING | {
         },
     ]
 }
-"""The second phase was given its layout."""
+"""The operator chose the second phase's layout."""
 DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
     "training": (job(TRAINING, spec__phases__1__processesPerWorker=2), [pod(1), pod(0), pod(0, execution=1)], EVENTS),
     "auto": (job(AUTO), [], []),
@@ -128,14 +128,14 @@ def test_a_table_of_jobs(wide: bool) -> None:
 
 
 def test_what_remains_of_a_phase_shrinks_while_no_report_comes() -> None:
-    # 100 s were left half a minute ago.
+    # Half a minute ago, 100 s were left.
     assert job(TRAINING).remaining_of_phase(NOW) == 70
     assert job(TRAINING | {"state": "Restarting"}).remaining_of_phase(NOW) is None
 
 
 def test_what_remains_of_the_job_is_the_phase_and_the_tokens_of_later_ones_at_its_rate() -> None:
     first = TRAINING | {"currentPhase": "pseudo"}
-    # The second phase is 10 steps of 8 sequences of 32 tokens: 2560 tokens, which take 200 s at 12.8 tokens/s.
+    # The second phase has 10 steps of 8 sequences of 32 tokens: 2560 tokens, which take 200 s at 12.8 tokens/s.
     assert job(first).remaining_of_job(NOW) == 270
     assert job(TRAINING).remaining_of_job(NOW) == 70
     silent = first | {"progress": {**TRAINING["progress"], "tokensPerSecond": None}}

@@ -1,4 +1,4 @@
-"""What `watch` shows: the curve, the past that logs tell, and the whole screen as files that were found good."""
+"""Output of `watch`: the loss curve, the history read from logs, and the whole screen compared with reviewed files."""
 
 import io
 from typing import Any
@@ -26,8 +26,8 @@ def history(*lines: str) -> History:
 
 
 def dots(rows: list[str]) -> set[tuple[int, int]]:
-    """Row and column of each dot of the curve, by the Unicode block "Braille Patterns": bits count down the left
-    column, then down the right one, and the last row comes last."""
+    """Return row and column of each dot of the curve, by the Unicode block "Braille Patterns": bits count down the left
+    column, then down the right one; the last row comes last."""
     places = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (3, 0), (3, 1)]
     return {
         (4 * y + row, 2 * x + column)
@@ -48,7 +48,7 @@ class TestTheCurve:
     def test_a_column_shows_the_mean(self) -> None:
         losses = {0: 4.0, 1: 0.0, 2: 2.0, 100: 2.0}
         *rows, _ = plot(losses, width=1 + 2 + 2, height=1)
-        # Three steps in the first column of dots, with the mean 2, and one in the last.
+        # The first column of dots has three steps with the mean 2; the last column has one step.
         assert dots([row.partition("┤")[2] for row in rows]) == {(2, 0), (2, 3)}
 
     def test_ends_of_phases_are_marked(self) -> None:
@@ -83,7 +83,7 @@ class TestTheHistory:
         assert [cost.bytes for cost in read.checkpoints.values()] == [2**31]
 
     def test_what_is_made_anew_replaces_what_was(self) -> None:
-        """An execution goes on from step 2; its steps come in place of those of the one that failed."""
+        """A new execution resumes from step 2; its steps replace those of the failed execution."""
         read = history(line(1, 5.0), line(2, 4.0, 2), line(3, 3.0), line(4, 2.0, 4), line(3, 3.5))
         assert read.losses == {1: 5.0, 2: 4.0, 3: 3.5}
         assert [*read.checkpoints] == [2]

@@ -1,7 +1,8 @@
-"""The conventions of Kubernetes' APIs, as rules on a version of a CustomResourceDefinition.
+"""Conventions of Kubernetes APIs, as rules on one version of a CustomResourceDefinition.
 
-The rules are those of kube-api-linter (kubernetes-sigs), which reads Go; here they read the schema, as far as they say
-something about one. They bear its names. A rule gives the paths of the fields that break it.
+The rules are those of kube-api-linter (kubernetes-sigs) and have its names. kube-api-linter reads Go types; these rules
+read the schema, so only rules that apply to a schema are here. Each rule yields the paths of the fields that violate
+it.
 """
 
 import re
@@ -49,7 +50,7 @@ EMBEDDED = (
     "huggingFace.volume",
     "offload.volume",
 )
-"""Ends of paths of fields that are types of core/v1, whose own fields keep Kubernetes' conventions as they are."""
+"""Suffixes of paths whose type is from core/v1; their own fields follow Kubernetes' conventions already."""
 
 
 def is_embedded(path: str) -> bool:
@@ -73,7 +74,7 @@ def _from(field: Field) -> Iterator[Field]:
 
 
 def fields(version: Json) -> Iterator[Field]:
-    """All fields of spec and status, these two included; metadata, apiVersion and kind are Kubernetes' own."""
+    """Yield all fields of spec and status, including these two; metadata, apiVersion and kind belong to Kubernetes."""
     for name in ("spec", "status"):
         if name in _root(version)["properties"]:
             yield from _from(Field(name, _root(version)["properties"][name]))
@@ -93,7 +94,7 @@ def _is_list(schema: Json) -> bool:
 
 
 def _is_string(schema: Json) -> bool:
-    """Whether it is a string whose values are not listed and have no format."""
+    """Return whether the schema is a string without listed values and without a format."""
     return schema.get("type") == "string" and not {"enum", "format"} & schema.keys()
 
 
@@ -103,7 +104,7 @@ def _is_time(schema: Json) -> bool:
 
 @rule
 def arrayofstruct(version: Json) -> Iterator[str]:
-    """Items of a list have a required field, so that two of them can be told apart."""
+    """Items of a list have a required field that tells them apart."""
     for field in fields(version):
         items = field.schema.get("items", {})
         if "properties" in items and not items.get("required"):
@@ -112,7 +113,7 @@ def arrayofstruct(version: Json) -> Iterator[str]:
 
 @rule
 def commentstart(version: Json) -> Iterator[str]:
-    """A description is a sentence that begins with the name of the field, as `kubectl explain` prints it."""
+    """A description is a sentence that starts with the field's name, as printed by `kubectl explain`."""
     for field in named(version):
         text = field.schema.get("description", "")
         is_root = field.path in ("spec", "status")
@@ -132,7 +133,7 @@ _CONDITION: dict[str, Json] = {
 
 @rule
 def conditions(version: Json) -> Iterator[str]:
-    """`conditions` comes first in the status and is a map by type of what metav1.Condition is."""
+    """`conditions` is the first field of the status, and a map by type with the shape of metav1.Condition."""
     status = _root(version)["properties"]["status"]["properties"]
     found = status.get("conditions", {})
     items = found.get("items", {}).get("properties", {})
@@ -143,7 +144,7 @@ def conditions(version: Json) -> Iterator[str]:
 
 @rule
 def conflictingmarkers(version: Json) -> Iterator[str]:
-    """A field that is an integer or a string has no type beside it; listed values have no pattern beside them."""
+    """An int-or-string field has no type; listed values have no pattern."""
     for field in fields(version):
         both = field.schema.get("x-kubernetes-int-or-string") and "type" in field.schema
         if both or {"enum", "pattern"} <= field.schema.keys():
@@ -152,7 +153,7 @@ def conflictingmarkers(version: Json) -> Iterator[str]:
 
 @rule
 def defaultorrequired(version: Json) -> Iterator[str]:
-    """What is required has no default."""
+    """A required field has no default."""
     return (field.path for field in fields(version) if field.required and "default" in field.schema)
 
 
@@ -165,7 +166,7 @@ _DEPENDENT = {
 
 @rule
 def dependenttags(version: Json) -> Iterator[str]:
-    """Some marks mean little without another: a map its keys, an integer or string its pattern."""
+    """Some markers need another one: a map needs its keys, an int-or-string its pattern."""
     for field in fields(version):
         for (mark, value), other in _DEPENDENT.items():
             if field.schema.get(mark) == value and other not in field.schema:
@@ -174,7 +175,7 @@ def dependenttags(version: Json) -> Iterator[str]:
 
 @rule
 def duplicatemarkers(version: Json) -> Iterator[str]:
-    """No value of an enumeration, no required field and no rule stands there twice."""
+    """Enumerations, lists of required fields and rules have no duplicates."""
     for field in fields(version):
         lists = [field.schema.get(key, []) for key in ("enum", "required", "x-kubernetes-list-map-keys")]
         lists.append([validation["rule"] for validation in field.schema.get("x-kubernetes-validations", [])])
@@ -184,7 +185,7 @@ def duplicatemarkers(version: Json) -> Iterator[str]:
 
 @rule
 def enums(version: Json) -> Iterator[str]:
-    """Values of enumerations are CamelCase (API conventions, "Constants"); they may begin with a digit, as 1F1B."""
+    """Values of enumerations are CamelCase (API conventions, "Constants"); a leading digit is allowed, as in 1F1B."""
     for field in fields(version):
         if not all(re.fullmatch("[A-Z0-9][A-Za-z0-9]*", str(value)) for value in field.schema.get("enum", [])):
             yield field.path
@@ -192,7 +193,7 @@ def enums(version: Json) -> Iterator[str]:
 
 @rule
 def integers(version: Json) -> Iterator[str]:
-    """Integers are int32 or int64."""
+    """Integers have the format int32 or int64."""
     for field in fields(version):
         if field.schema.get("type") == "integer" and field.schema.get("format") not in ("int32", "int64"):
             yield field.path
@@ -200,13 +201,13 @@ def integers(version: Json) -> Iterator[str]:
 
 @rule
 def jsontags(version: Json) -> Iterator[str]:
-    """Names are camelCase."""
+    """Field names are camelCase."""
     return (f.path for f in named(version) if not re.fullmatch("[a-z][a-z0-9]*(?:[A-Z][a-z0-9]*)*", f.name))
 
 
 @rule
 def maxlength(version: Json) -> Iterator[str]:
-    """Strings and lists are bounded, which the costs of rules rest on, too."""
+    """Strings and lists are bounded; the cost estimates of validation rules depend on the bounds."""
     for field in fields(version):
         unbounded_string = _is_string(field.schema) and "maxLength" not in field.schema
         if unbounded_string or (_is_list(field.schema) and "maxItems" not in field.schema):
@@ -215,7 +216,7 @@ def maxlength(version: Json) -> Iterator[str]:
 
 @rule
 def minlength(version: Json) -> Iterator[str]:
-    """A string that a user writes is not empty: to leave it out is the one way to say nothing."""
+    """A string written by users is not empty: leaving the field out is the only way to say nothing."""
     for field in fields(version):
         pattern = field.schema.get("pattern")
         refuses = field.schema.get("minLength", 0) > 0 or (pattern and not re.search(pattern, ""))
@@ -225,13 +226,13 @@ def minlength(version: Json) -> Iterator[str]:
 
 @rule
 def nobools(version: Json) -> Iterator[str]:
-    """There are no booleans: they cannot grow."""
+    """There are no booleans, because they cannot be extended."""
     return (field.path for field in fields(version) if field.schema.get("type") == "boolean")
 
 
 @rule
 def nodurations(version: Json) -> Iterator[str]:
-    """A length of time is an integer whose name ends in its unit."""
+    """A duration is an integer whose name ends in its unit."""
     for field in named(version):
         names_none = "enum" not in field.schema and re.search("(?i)(timeout|duration|period|interval)$", field.name)
         is_text = field.name.endswith("Seconds") and field.schema.get("type") != "integer"
@@ -241,37 +242,37 @@ def nodurations(version: Json) -> Iterator[str]:
 
 @rule
 def nofloats(version: Json) -> Iterator[str]:
-    """There are no floats: they do not survive every client unchanged."""
+    """There are no floats, because some clients change them."""
     return (field.path for field in fields(version) if field.schema.get("type") == "number")
 
 
 @rule
 def nomaps(version: Json) -> Iterator[str]:
-    """There are no maps, but lists of named objects."""
+    """There are lists of named objects in place of maps."""
     return (field.path for field in fields(version) if "additionalProperties" in field.schema)
 
 
 @rule
 def nonullable(version: Json) -> Iterator[str]:
-    """Nothing is null: it is left out."""
+    """No field is nullable; a field is left out instead."""
     return (field.path for field in fields(version) if field.schema.get("nullable"))
 
 
 @rule
 def nophase(version: Json) -> Iterator[str]:
-    """No field is a state machine's phase: conditions say more."""
+    """No field is the phase of a state machine; conditions say more."""
     return (field.path for field in named(version) if "phase" in field.name.lower())
 
 
 @rule
 def noreferences(version: Json) -> Iterator[str]:
-    """A field that names an object ends in Name, or Ref."""
+    """The name of a field that names an object ends in Name or Ref."""
     return (field.path for field in named(version) if re.search("(?i)references?", field.name))
 
 
 @rule
 def notimestamp(version: Json) -> Iterator[str]:
-    """A moment is called somethingTime."""
+    """The name of a time field ends in Time."""
     for field in named(version):
         if "stamp" in field.name.lower() or (_is_time(field.schema) and not field.name.lower().endswith("time")):
             yield field.path
@@ -279,7 +280,7 @@ def notimestamp(version: Json) -> Iterator[str]:
 
 @rule
 def optionalfields(version: Json) -> Iterator[str]:
-    """What a user may leave out has a default, or says what it means to leave it out."""
+    """A field that users may leave out has a default, or describes the effect of leaving it out."""
     for field in named(version):
         says = re.search("Omitted\\b|instead of", field.schema.get("description", ""))
         if field.in_spec and not field.required and "default" not in field.schema and not says:
@@ -288,7 +289,7 @@ def optionalfields(version: Json) -> Iterator[str]:
 
 @rule
 def optionalorrequired(version: Json) -> Iterator[str]:
-    """What is required exists."""
+    """Required fields exist."""
     for field in fields(version):
         if not set(field.schema.get("required", [])) <= field.schema.get("properties", {}).keys():
             yield field.path
@@ -296,7 +297,7 @@ def optionalorrequired(version: Json) -> Iterator[str]:
 
 @rule
 def requiredfields(version: Json) -> Iterator[str]:
-    """A string that must be there cannot be empty."""
+    """A required string cannot be empty."""
     for field in named(version):
         length = field.schema.get("minLength", 0)
         pattern = field.schema.get("pattern")
@@ -306,7 +307,8 @@ def requiredfields(version: Json) -> Iterator[str]:
 
 @rule
 def ssatags(version: Json) -> Iterator[str]:
-    """Every list says how server-side apply merges it; a set holds no objects; a map's keys are in every item."""
+    """Every list declares how server-side apply merges it; a set contains no objects; a map's keys are required in
+    every item."""
     for field in fields(version):
         items = field.schema.get("items", {})
         kind = field.schema.get("x-kubernetes-list-type")
@@ -322,13 +324,13 @@ def ssatags(version: Json) -> Iterator[str]:
 
 @rule
 def statusoptional(version: Json) -> Iterator[str]:
-    """The status requires nothing: it may be written in parts."""
+    """The status has no required fields, because it may be written in parts."""
     status = _root(version)["properties"].get("status", {})
     return (f"status.{name}" for name in status.get("required", []))
 
 
 @rule
 def statussubresource(version: Json) -> Iterator[str]:
-    """A status is a subresource, and a subresource has its field."""
+    """A status field is a subresource, and a status subresource has its field."""
     if ("status" in _root(version)["properties"]) != ("status" in version.get("subresources", {})):
         yield "status"

@@ -1,4 +1,4 @@
-"""Certificates of authorities as text."""
+"""CA certificates in PEM text."""
 
 from pseudoreal_api.wire.authorities import authorities_digest, certificates_in, trust_sets
 

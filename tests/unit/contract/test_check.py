@@ -1,4 +1,4 @@
-"""The local check refuses what the API server refuses, with the same words for the rules across fields."""
+"""The local check rejects the same jobs as the API server, with the same sentences for the rules across fields."""
 
 import pytest
 from pseudoreal_api.resolved.check import check_resolvable
@@ -17,7 +17,7 @@ def test_other_good_jobs_pass(good: GoodJob) -> None:
 
 
 def test_a_model_data_and_phases_are_enough() -> None:
-    """A claim is then made for the job."""
+    """Without a named claim, one is created for the job."""
     body = minimal_job()
     assert body["spec"].keys() == {"model", "data", "phases"}
     spec = check_job(body).spec

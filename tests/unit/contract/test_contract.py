@@ -1,4 +1,4 @@
-"""An operator and a trainer of different releases understand each other, or one says why not."""
+"""An operator and a trainer of different releases understand each other, or one reports why not."""
 
 import json
 from collections.abc import Iterator
@@ -35,12 +35,12 @@ def written(folder: Path, config: Json) -> Path:
 
 @pytest.fixture
 def config() -> Json:
-    """What the operator tells the pods of a phase."""
+    """Return a configuration that the operator writes for the pods of a phase."""
     return next(released.configurations("one-gpu"))
 
 
 def _is_in(said: Any, read: Any) -> bool:
-    """Whether nothing of what was said is lost; there may be more."""
+    """Return whether everything in `said` is also in `read`, which may contain more."""
     if isinstance(said, dict):
         return all(key in read and _is_in(value, read[key]) for key, value in said.items())
     if isinstance(said, list):
@@ -54,7 +54,7 @@ def _is_in(said: Any, read: Any) -> bool:
 )
 @pytest.mark.parametrize("release", released.releases())
 def test_what_a_release_wrote_is_read(release: str, name: str, model: type[BaseModel]) -> None:
-    """A job that an earlier operator began, and pods with the image of an earlier release."""
+    """Covers jobs started under an earlier operator, and pods with the image of an earlier release."""
     said = released.recorded(release, name)
     assert _is_in(said, model.model_validate(said).model_dump(mode="json", by_alias=True, exclude_none=True))
 
@@ -64,7 +64,7 @@ def test_what_a_release_wrote_is_read(release: str, name: str, model: type[BaseM
     [(release, name) for release in released.releases() for name in released.recorded(release, "configurations")],
 )
 def test_configurations_of_a_release_are_read(release: str, name: str, tmp_path: Path) -> None:
-    """Pods that an earlier operator made, with an image of this release."""
+    """Covers pods created by an earlier operator with an image of this release."""
     for said in released.recorded(release, "configurations")[name]:
         read = read_config(written(tmp_path, said)).to_dict()
         assert _is_in({key: said[key] for key in said.keys() - {"contractVersion", "needs"}}, read)
@@ -73,7 +73,8 @@ def test_configurations_of_a_release_are_read(release: str, name: str, tmp_path:
 @pytest.mark.parametrize("name", golden.names())
 @pytest.mark.parametrize("release", released.releases())
 def test_trainers_of_a_release_read_what_the_operator_writes(release: str, name: str) -> None:
-    """Pods with the image of an earlier release; fields that it must not ignore ask for a later contract."""
+    """Covers pods with the image of an earlier release; fields that a trainer must not ignore require a
+    later contract."""
     reads = released.recorded(release, "reads")
     for config in released.configurations(name):
         if config["contractVersion"] <= reads["contract"]:
@@ -132,7 +133,7 @@ def test_the_contract_is_not_part_of_the_configuration() -> None:
 
 
 def _models(annotation: Any, inside: bool) -> Iterator[tuple[type[BaseModel], bool]]:
-    """Models of a configuration, and whether they are items of something."""
+    """Yield the models of a configuration, and whether each is inside a list or map."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, inside
         for field in annotation.model_fields.values():

@@ -1,4 +1,4 @@
-"""The numbers of workers that an elastic phase can have, and what a rank then has at a time."""
+"""Numbers of workers that an elastic phase can have, and the micro-batch of a rank for each."""
 
 from itertools import pairwise
 from math import ceil
@@ -34,7 +34,7 @@ def job(
 
 
 def sizes(spec: PseudoRealJobSpec) -> dict[int, int]:
-    """Each number of workers that the phase can have -> its micro-batches."""
+    """Return number of workers -> micro-batches, for each number of workers that the phase can have."""
     phase = spec.phases[1]
     numbers = sorted({found for limit in range(1, phase.workers + 1) if (found := most_workers(spec, 1, limit))})
     return {number: laid_out(spec, phase, number).batch.micro_batches for number in numbers}
@@ -43,17 +43,17 @@ def sizes(spec: PseudoRealJobSpec) -> dict[int, int]:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        # Three sequences on a rank at a time: 24 / 2 / 4, 24 / 3 / 3 (not all have three), 24 / 4 / 2, 24 / 8 / 1.
+        # Three sequences per rank at a time: 24 / 2 / 4, 24 / 3 / 3 (some ranks have fewer), 24 / 4 / 2, 24 / 8 / 1.
         (job(), {1: 8, 2: 4, 3: 3, 4: 2}),
         (job(least=2), {2: 4, 3: 3, 4: 2}),
-        # One sequence on a rank at a time: no divisor of 8 gives three ranks at least and at most one.
+        # One sequence per rank at a time: no divisor of 8 gives each of three ranks at least one and at most one.
         (job(batch={"sequences": 8, "microBatches": 2}), {1: 8, 2: 4, 4: 2}),
         (job(least=2, parallelism=FULL | {"replicas": 2}), {2: 4, 4: 2}),
         (job(parallelism={"pipeline": 2}, processesPerWorker=2), {1: 8, 2: 4, 3: 3, 4: 2}),
         (job(least=2, parallelism={"pipeline": 2}), {2: 4, 4: 2}),
-        # Each stage has all sequences of a micro-batch, whatever the number of stages.
+        # Each stage has all sequences of a micro-batch, for every number of stages.
         (job(parallelism={"pipeline": "AllRanks"}), {1: 2, 2: 2, 3: 2, 4: 2}),
-        # Interleaved wants layers, of which there are 8, in equal parts.
+        # Interleaved needs the 8 layers in equal parts.
         (job(parallelism={"pipeline": "AllRanks", "schedule": "Interleaved"}), {1: 2, 2: 2, 4: 2}),
     ],
 )
@@ -62,8 +62,8 @@ def test_the_sizes_of_a_phase(spec: PseudoRealJobSpec, expected: dict[int, int])
 
 
 def test_fewer_workers_do_not_have_micro_batches_whose_choices_come_too_late() -> None:
-    """A loss over the choices of a step knows them in order 1F1B with one micro-batch, and on fewer workers there are
-    two."""
+    """A loss over a step's routing decisions works with 1F1B only with one micro-batch; fewer workers would
+    need two."""
     top_k = {"perToken": 2, "auxiliaryLoss": "0.1", "balanceOver": "Step"}
     experts = {"type": "TopK", "count": 4, "topK": top_k}
     changes = {"batch": {"sequences": 8, "microBatches": 1}, "parallelism": {"pipeline": 2, "schedule": "1F1B"}}
@@ -138,7 +138,7 @@ def test_no_rank_has_more_at_a_time_and_none_has_nothing(
 
 @st.composite
 def elastic_phases(draw: st.DrawFn) -> PseudoRealJobSpec:
-    """Phases of all kinds, whether the API server's rules let them pass or not."""
+    """Draw phases of all kinds, including some that the API server's rules reject."""
     layout: Any = draw(st.sampled_from(["Given", "Given", "Given", "Auto"]))
     schedule: Any = draw(st.sampled_from(["Layered", "GPipe", "1F1B", "Interleaved"]))
     parallelism = Parallelism(
@@ -186,8 +186,8 @@ def test_what_follows_by_arithmetic_is_what_is_found_by_trying(spec: PseudoRealJ
 
 
 def try_micro_batches(spec: PseudoRealJobSpec, phase: Phase, workers: int) -> int | None:
-    """The fewest micro-batches on so many workers, as everything is tried that divides the sequences; None where
-    nothing fits."""
+    """Return the fewest micro-batches for this many workers by trying all divisors of the sequences; None
+    if none fits."""
     try:
         most = most_at_a_time(phase, rank_counts(spec, phase))
         ranks = rank_counts(spec, phase.model_copy(update={"workers": workers}))
@@ -211,7 +211,7 @@ def most_at_a_time(phase: Phase, ranks: RankCounts) -> int:
 
 
 def at_a_time(spec: PseudoRealJobSpec, phase: Phase) -> int:
-    """Most sequences of a rank, counted one by one; each has at least one."""
+    """Return the most sequences of a rank, counted one by one; each rank has at least one."""
     ranks = rank_counts(spec, phase)
     data, width = ranks.ranks // ranks.pipeline, phase.batch.sequences // phase.batch.micro_batches
     borders = [width * rank // data for rank in range(data + 1)]

@@ -1,4 +1,4 @@
-"""Types of core/v1 inside a job: which they are, how much they hold, and what the local check says of a mistake."""
+"""Types of core/v1 inside a job: their list, their limits, and the local check's sentences about mistakes."""
 
 import json
 from collections.abc import Iterator
@@ -19,11 +19,13 @@ Json = dict[str, Any]
 VERSION: Json = custom_resource_definition()["spec"]["versions"][0]
 TYPED = {field.path: field.schema for field in fields(VERSION) if is_embedded(field.path)}
 LAST_APPLIED_BYTES = 262_144
-"""Most bytes of all annotations of an object; `kubectl apply` puts the object itself into one."""
+"""Limit on the bytes of all annotations of an object; `kubectl apply` stores the object itself in an annotation."""
 
 
 def test_the_types_are_those_of_the_newest_kubernetes_that_is_known() -> None:
-    assert kubernetes_types.FILE.read_text() == kubernetes_types.to_python(), "`make generate` writes it"
+    assert kubernetes_types.FILE.read_text() == kubernetes_types.to_python(), (
+        "the file is as written by `make generate`"
+    )
 
 
 def test_kubectl_can_apply_the_definition_on_the_client_side() -> None:

@@ -1,4 +1,4 @@
-"""What the README tells people to start must be able to run."""
+"""Jobs that the README tells users to start can run."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which blocks and experts there are, counted and named layer by layer."""
+"""Blocks and sets of experts, counted by formula and named layer by layer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The generated CustomResourceDefinition keeps the conventions of Kubernetes' APIs, and each rule can fail."""
+"""The generated CustomResourceDefinition follows the conventions of Kubernetes APIs, and each rule can fail."""
 
 import copy
 from dataclasses import dataclass
@@ -46,13 +46,15 @@ EXCEPTIONS = {
     ("notimestamp", "status.restartAfter"): _MOMENT,
     ("notimestamp", "status.transition.deadline"): _MOMENT,
 }
-"""(rule, field) -> why the rule does not hold there."""
+"""(rule, field) -> the reason why the rule does not apply to the field."""
 
 
 @dataclass(frozen=True)
 class Defect:
-    """What is laid over the schema of one field (no path: over the whole version), and the field that is then found;
-    None takes a key away."""
+    """Changes laid over a field's schema, and the field that the rule then reports.
+
+    An empty `at` changes the whole version; the value None deletes a key.
+    """
 
     at: str
     changes: Json
@@ -60,7 +62,7 @@ class Defect:
 
 
 def _added(name: str, schema: Json | None = None) -> Defect:
-    """A field of this name in the spec."""
+    """Return a defect that adds a field with this name to the spec."""
     told = {"type": "string", "maxLength": 9, "minLength": 1, "description": f"{name} is there. Omitted: it is not."}
     return Defect("spec", {"properties": {name: told | (schema or {})}}, f"spec.{name}")
 

@@ -1,4 +1,4 @@
-"""Names of children: no two things share one, and all fit where they stand."""
+"""Names of children are unique and fit into the fields that contain them."""
 
 import re
 from typing import Any
@@ -52,12 +52,14 @@ def test_people_can_read_them() -> None:
     names = [execution_name(*_LLM, "real", stage, 12) for stage in ("train", "delink")]
     assert [*map(bare, names)] == ["llm-real-e12", "llm-real-delink-e12"] != names
     long = execution_name("a" * 22, _LLM[1], "b" * 23, "delink", 999)
-    assert bare(long) == f"{'a' * 22}-{'b' * 23}-e999", "what does not fit is left out, and the digest tells it apart"
+    assert bare(long) == f"{'a' * 22}-{'b' * 23}-e999", (
+        "parts that do not fit are left out; the digest keeps the name unique"
+    )
 
 
 @pytest.mark.parametrize(
     "name", ["llm-pseudo-e4zov2-e1", "llm-pseudo-e2zzzz-e12", "llm-pseudo-k3x7qa-e1", "llm-pseudo-e44444-e9999"]
 )
 def test_names_without_their_digest_keep_the_phase(name: str) -> None:
-    """A digest may begin as the number of an execution does."""
+    """A digest may start like an execution's number."""
     assert bare(f"{name}-0-9g7d9") == f"llm-pseudo-{name.rpartition('-')[2]}-0-9g7d9"

@@ -1,4 +1,4 @@
-"""From the spec to each phase's configuration."""
+"""From the spec to the configuration of each phase."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_a_layout_that_is_chosen_later_is_left_open() -> None:
 
 @pytest.mark.parametrize(("workers", "fits"), [(16, True), (64, True), (80, False)])
 def test_a_layout_is_chosen_only_where_there_is_one(workers: int, fits: bool) -> None:
-    """The most ranks that 8 layers and 8 sequences occupy are 64."""
+    """8 layers and 8 sequences occupy at most 64 ranks."""
     shape = {"spec__phases__1__workers": workers, "spec__phases__1__batch": {"sequences": 8}}
     spec = check_job(good_job(spec__phases__1__parallelism={"layout": "Auto"}, **shape)).spec
     if fits:
@@ -194,7 +194,7 @@ def test_tokens_and_steps_count_over_all_phases() -> None:
     spec = check_job(
         good_job(spec__phases__0__until={"tokens": 2560, "step": 99}, spec__phases__1__until={"tokens": 5121})
     ).spec
-    # 8 sequences of 32 tokens are 256 tokens a step: 10 steps, then 2561 tokens more, which take 11 steps.
+    # 8 sequences of 32 tokens are 256 tokens per step: 10 steps, then 2561 more tokens in 11 steps.
     assert last_steps(spec) == [10, 21]
 
 
@@ -212,7 +212,8 @@ def test_configurations_survive_json() -> None:
 
 
 def test_a_collective_may_wait_longer_than_the_clocks_of_hang() -> None:
-    """So the operator, which can name the rank, is the first to act; torch's own limit of ten minutes never was."""
+    """So the operator, which can name the stuck rank, acts before the collective times out; torch's default of ten
+    minutes would be too early."""
     hang = {"startSeconds": 1000, "stepSeconds": 900, "checkpointSeconds": 1800}
     assert _resolve(spec__hang=hang).collective_seconds == 900 + 1800 + 300
     assert _resolve(spec__hang=hang | {"startSeconds": 7000}).collective_seconds == 7300

@@ -1,4 +1,4 @@
-"""How the CustomResourceDefinition is generated; its conventions are kept by test_linter.py."""
+"""Generation of the CustomResourceDefinition; test_linter.py checks its conventions."""
 
 import pytest
 from pseudoreal_api.publish.crd import custom_resource_definition

@@ -1,4 +1,4 @@
-"""What belongs to the charts beside their templates: values, their schema and README, and what Artifact Hub shows."""
+"""Files of the charts besides the templates: values, their schema and README, and the metadata for Artifact Hub."""
 
 import json
 import tomllib
@@ -26,7 +26,7 @@ OPEN = {
     "networkPolicy.from[]",
     "text.volume",
 }
-"""Objects of Kubernetes, which the API server judges; and what Helm gives to subcharts."""
+"""Kubernetes objects, which the API server validates, and the values that Helm passes to subcharts."""
 OPTIONAL = {"global"}
 """Values without a default."""
 
@@ -42,7 +42,7 @@ def defaults_of(chart: Path) -> Json:
 
 
 def nodes(schema: Json, node: Json, path: str = "") -> Iterator[tuple[str, Json]]:
-    """Every schema below one, by its path."""
+    """Yield the path and the schema of every node below `node`."""
     if "$ref" in node:
         node = schema["definitions"][node["$ref"].rpartition("/")[2]]
     yield path, node
@@ -70,7 +70,9 @@ def test_the_schema_knows_every_value_and_no_other(chart: Path) -> None:
         path for path, node in known.items() if node.get("type") == "object" and "additionalProperties" not in node
     }
     assert loose <= OPEN
-    assert not [path for path, node in known.items() if not {"type", "enum"} & node.keys()], "each has a type"
+    assert not [path for path, node in known.items() if not {"type", "enum"} & node.keys()], (
+        "every node of the schema has a type"
+    )
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
@@ -83,7 +85,7 @@ def test_every_value_of_the_schema_has_a_default(chart: Path) -> None:
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
 def test_every_value_is_described(chart: Path) -> None:
-    """By a comment of its own; `enabled` is by that of its group."""
+    """Each value has a comment of its own; `enabled` is described by the comment of its group."""
     found = [*values((chart / "values.yaml").read_text())]
     described = {value.name for value in found if value.text}
     groups = [value.name.rpartition(".")[0] for value in found if not value.text]
@@ -114,7 +116,7 @@ last: []
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
 def test_the_readme_is_that_of_the_values(chart: Path) -> None:
-    """`make generate` writes it anew."""
+    """`make generate` rewrites the README."""
     assert (chart / "README.md").read_text() == readme(chart)
 
 

@@ -1,4 +1,4 @@
-"""The live line of the demo says what the job does, or what it waits for."""
+"""The live line of the demo shows the job's progress, or the reason why it waits."""
 
 from typing import Any
 

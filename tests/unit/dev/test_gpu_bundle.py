@@ -1,4 +1,4 @@
-"""The bundle for a machine without network: nothing is missing in it, and it stays small."""
+"""The bundle for a machine without network is complete and small."""
 
 import subprocess
 import zipfile
@@ -36,7 +36,7 @@ def test_whole_packages_are_found_with_their_folders(tmp_path: Path) -> None:
 
 
 def test_the_projects_own_bundle_lacks_nothing() -> None:
-    """Against Python's modules, what the machine has, and what the carried wheels are known to hold."""
+    """Checked against Python's own modules, the machine's packages, and the modules in the carried wheels."""
     carried = {"pydantic", "pydantic_core", "structlog", "yaml", "click", "cel", "typing_extensions"}
     found = bundle.project_sources()
     bundle.check_imports(found.foreign, carried)

@@ -1,4 +1,4 @@
-"""The plugin as krew would install it: the manifest by krew's own rules, and the archive by what it does."""
+"""The plugin as installed by krew: the manifest checked by krew's own rules, and the archive by running it."""
 
 import hashlib
 import io
@@ -24,12 +24,12 @@ _FIELDS = {
     "spec": {"version", "shortDescription", "description", "caveats", "homepage", "platforms"},
     "platform": {"uri", "sha256", "selector", "files", "license", "bin"},
 }
-"""The fields of krew's types (pkg/index/types.go)."""
+"""Fields of krew's types (pkg/index/types.go)."""
 _SEMVER = re.compile(r"v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 
 
 def faults(manifest: Json) -> Iterator[str]:
-    """What krew would refuse (internal/index/validation/validate.go), and fields that it does not have."""
+    """Yield everything that krew would reject (internal/index/validation/validate.go), and fields unknown to krew."""
     yield from manifest.keys() - _FIELDS[""]
     if (manifest["apiVersion"], manifest["kind"]) != ("krew.googlecontainertools.github.com/v1alpha2", "Plugin"):
         yield "apiVersion, kind"
@@ -67,7 +67,7 @@ def packed() -> bytes:
 
 @pytest.fixture(scope="module")
 def installed(packed: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder into which krew unpacks it, with the link that it makes in a folder of PATH."""
+    """Return a folder with the unpacked archive and with the link that krew would create in a folder of PATH."""
     folder = tmp_path_factory.mktemp("krew")
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         tar.extractall(folder / "store", filter="data")
@@ -124,7 +124,7 @@ def test_what_krew_refuses_is_seen(path: str, value: object, packed: bytes) -> N
 
 def test_the_archive_is_the_same_whenever_it_is_made(packed: bytes) -> None:
     assert plugin.archive() == packed
-    # The time in the head of a gzip file (RFC 1952).
+    # The modification time in the gzip header (RFC 1952).
     assert packed[4:8] == bytes(4)
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         assert {(member.uid, member.mtime, member.uname) for member in tar} == {(0, 0, "")}
@@ -159,7 +159,7 @@ def test_without_python_it_says_what_is_missing(installed: Path, tmp_path: Path)
 
 
 def test_packages_are_installed_once(installed: Path, tmp_path: Path) -> None:
-    """A python3 that notes how it is called, and makes environments with itself in them."""
+    """A fake python3 records its calls, and creates virtual environments that contain itself."""
     calls = tmp_path / "calls"
     fake = tmp_path / "python3"
     fake.write_text(

@@ -1,4 +1,4 @@
-"""What the demo of the Llama accepts as its result."""
+"""Results that the Llama demo accepts."""
 
 from typing import Any
 

@@ -13,7 +13,7 @@ from tests.support.patience import wait_for
 @pytest.fixture
 def sleeper(tmp_path: Path) -> Process:
     found = processes.launch("sleeper", ["sleep", "1000"], records=tmp_path / "records", log=tmp_path / "log")
-    # A program that has just replaced another has no words for a moment.
+    # Right after exec, the command line of a process is empty for a moment.
     wait_for("its command line", lambda: processes.words_of(found.pid))
     return found
 
@@ -22,7 +22,7 @@ def test_a_process_is_recorded_in_its_own_session_and_stopped(sleeper: Process, 
     records = tmp_path / "records"
     assert processes.recorded(records) == [sleeper]
     assert processes.is_running(sleeper)
-    assert os.getsid(sleeper.pid) == sleeper.pid  # a Ctrl-C in this terminal does not reach it
+    assert os.getsid(sleeper.pid) == sleeper.pid  # so Ctrl-C in this terminal does not reach it
     processes.stop([sleeper], records)
     assert not processes.is_running(sleeper)
     assert processes.recorded(records) == []

@@ -16,7 +16,7 @@ class Clock:
 
 
 class Lines(io.StringIO):
-    """What was printed, with a bell for every line that holds `awaited`."""
+    """Captures the printed text; sets `seen` once a line contains `awaited`."""
 
     def __init__(self, awaited: str = "") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The figures and the picture at the end of the demo."""
+"""Figures and plot at the end of the demo."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is installed is what was looked at: exact versions with hashes, and a base image by its digest."""
+"""Installed packages are exactly the reviewed ones: pinned versions with hashes, and a base image with its digest."""
 
 import re
 import tomllib
@@ -17,7 +17,7 @@ INSTALLS = re.compile(r"\bpip install\b|\$\(call UV_INSTALL,")
 
 
 def commands(file: Path) -> list[str]:
-    """The lines of a Dockerfile or a Makefile, with those that go on joined."""
+    """Return the commands of a Dockerfile or Makefile, with continued lines joined."""
     lines = file.read_text().replace("\\\n", " ").splitlines()
     return [part for line in lines if not line.startswith("#") for part in line.split("&&")]
 
@@ -25,7 +25,7 @@ def commands(file: Path) -> list[str]:
 @pytest.mark.parametrize("file", REQUIREMENTS, ids=lambda file: file.stem)
 def test_requirements_are_exact_and_have_hashes(file: Path) -> None:
     text = file.read_text()
-    assert "://" not in text, "whose index it is, the machine says"
+    assert "://" not in text, "the package index is configured on the machine, not in the file"
     for entry in text.replace("\\\n", "").splitlines():
         requirement, *hashes = entry.split("--hash=")
         assert [specifier.operator for specifier in Requirement(requirement).specifier] == ["=="], entry
@@ -37,7 +37,7 @@ def test_requirements_are_exact_and_have_hashes(file: Path) -> None:
 def test_nothing_is_installed_without_its_hash(name: str) -> None:
     found = commands(paths.REPOSITORY / name)
     installs = [line for line in found if INSTALLS.search(line) and not line.startswith("UV_INSTALL = ")]
-    # The project itself has no hash; what builds it has one, which uv checks.
+    # The project itself has no hash; its build requirements have hashes, which uv verifies.
     if name == "Makefile":
         assert "PROJECT = --no-deps --build-constraints requirements/build.txt --editable ." in found
     assert installs
@@ -60,7 +60,7 @@ def test_a_build_sees_each_file_of_requirements_that_it_installs(target: images.
 
 def test_the_base_image_has_a_digest() -> None:
     image, digest = pin.pinned((paths.REPOSITORY / "Dockerfile").read_text())
-    assert ":" in image, "what the digest is of"
+    assert ":" in image, "the image's tag stands before the digest"
     assert re.fullmatch("sha256:[0-9a-f]{64}", digest)
 
 

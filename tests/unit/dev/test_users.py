@@ -1,4 +1,4 @@
-"""Images run as any user of any id, as on OpenShift: group 0, and no entry in /etc/passwd."""
+"""Images run under any user id, as on OpenShift: group 0, and no entry in /etc/passwd."""
 
 import getpass
 import os
@@ -14,7 +14,7 @@ DOCKERFILE = (paths.REPOSITORY / "Dockerfile").read_text()
 
 
 def stage(name: str) -> str:
-    """The lines of one stage of the Dockerfile."""
+    """Return the lines of one stage of the Dockerfile."""
     (text,) = re.findall(rf"^FROM \S+ AS {name}$(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
     return str(text)
 
@@ -30,7 +30,7 @@ def _named(variables: dict[str, str]) -> None:
     os.setuid(ANY_ID)
     os.environ.clear()
     os.environ.update(variables)
-    # What torch does for the folder of what it compiles.
+    # torch calls this function to name its cache folder of compiled code.
     print(getpass.getuser(), flush=True)
 
 
@@ -41,11 +41,11 @@ def test_a_trainer_of_any_user_has_a_name() -> None:
     assert named.wait() == 0, named.log.read_text()
     assert named.log.read_text() == "pseudoreal\n"
     without = Forked(_named, {name: value for name, value in given.items() if name != "USER"})
-    assert without.wait() != 0, "it is USER that names it"
+    assert without.wait() != 0, "USER provides the name"
 
 
 def test_nothing_in_an_image_belongs_to_its_user() -> None:
-    """What belongs to an id could not be read, or written, under another one; pods write to volumes alone."""
+    """Files owned by one user id might be unreadable or read-only under another; pods write only to volumes."""
     assert "chown" not in DOCKERFILE
     assert "chmod" not in DOCKERFILE
     for name in ("operator", "trainer"):

@@ -1,4 +1,4 @@
-"""When a test on the cluster need not wait any longer."""
+"""When a cluster test can stop waiting because of repeated errors in the operator's log."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -34,7 +34,7 @@ def test_different_errors_are_not_one() -> None:
 
 def test_what_has_passed_is_not_told() -> None:
     assert judged(log(0, 60, 120) + log(220, event="lease_not_renewed")) is None
-    assert judged(log(0, 100, 200)) is None, "with pauses between"
+    assert judged(log(0, 100, 200)) is None, "the errors are too far apart"
 
 
 def test_only_complaints_count() -> None:

@@ -1,4 +1,4 @@
-"""Long tests run when they are asked for, and never because of the marks that somebody chose."""
+"""Long tests run only on request, for every selection of marks."""
 
 import subprocess
 import sys

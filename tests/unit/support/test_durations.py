@@ -1,4 +1,4 @@
-"""What the runs of pytest took, put together as one."""
+"""Durations and results of several pytest runs, merged into one summary."""
 
 from pathlib import Path
 

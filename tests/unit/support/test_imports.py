@@ -1,4 +1,4 @@
-"""Who imports whom in tests: what is shared stands in `support`, and benchmarks use nothing else of the tests."""
+"""Imports between tests: shared code is in `support`, and benchmarks use nothing else of the tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ TESTS = paths.REPOSITORY / "tests"
 
 
 def _imported(folder: str) -> Iterator[tuple[Path, str]]:
-    """Files of the folder, with what each imports from the tests."""
+    """Yield each file of the folder with every module that it imports from the tests."""
     for file in (TESTS / folder).rglob("*.py"):
         module = ".".join(file.relative_to(paths.REPOSITORY).with_suffix("").parts)
         for name in sources.imports(file.read_text(), module, is_package=False):
@@ -27,7 +27,7 @@ def test_it_imports_only_what_is_shared(folder: str, allowed: tuple[str, ...]) -
 
 
 def test_no_test_file_is_imported() -> None:
-    """What several of them need stands in a file of its own."""
+    """Code needed by several test files is in a file of its own."""
     assert not [
         (file.name, name) for file, name in _imported(".") if any(p.startswith("test_") for p in name.split("."))
     ]

@@ -1,4 +1,5 @@
-"""All tests in several runs of pytest: none is left out or run twice, and one summary and one exit code at the end."""
+"""The whole suite as several pytest runs: every test runs exactly once, with one summary and one exit code
+at the end."""
 
 import threading
 from dataclasses import replace
@@ -61,7 +62,7 @@ def test_processor_parts_set_what_torch_reads(tmp_path: Path, monkeypatch: pytes
 
 
 def test_so_many_run_at_once_and_the_first_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits for as many others as may run beside it."""
+    """Each part waits until AT_ONCE parts run together."""
     together, lock, begun = threading.Barrier(AT_ONCE), threading.Lock(), list[Part]()
     now, most = 0, 0
 

@@ -1,4 +1,4 @@
-"""Whether all stacks train the same mixture: equal losses in each step. Pure."""
+"""Check that all stacks train the same mixture: equal losses in each step. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,12 +7,12 @@ from tests.benchmarks.moe.beside.cases import Compute
 from tests.benchmarks.moe.results import Run
 
 TOLERANCES: Mapping[Compute, float] = {"float32": 5e-5, "bfloat16": 5e-3}
-"""Relative. In bfloat16 two experts may tie for a token, and DeepSpeed's gradients are in bfloat16, too."""
+"""Relative. In bfloat16 two experts may tie for a token, and DeepSpeed's gradients are bfloat16, too."""
 
 
 def check(run: Run, earlier: Iterable[Run]) -> None:
-    """Raises LossesDiffer unless `run` has the losses of the first earlier run of as many experts in its type. A run
-    that failed has none."""
+    """Raise LossesDiffer unless `run` has the losses of the first earlier run with the same experts and dtype. A failed
+    run has no losses."""
     for other in earlier:
         if run.steps and other.steps and _trains_the_same(run, other):
             _compare(run, other)
@@ -20,7 +20,7 @@ def check(run: Run, earlier: Iterable[Run]) -> None:
 
 
 def furthest(runs: Iterable[Run], compute: Compute) -> float:
-    """The largest relative difference of two losses of one step."""
+    """Return the largest relative difference of two losses of one step."""
     losses = dict[tuple[int, int], list[float]]()
     for run in runs:
         if run.case.compute == compute:

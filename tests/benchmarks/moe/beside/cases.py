@@ -1,4 +1,4 @@
-"""What all stacks train beside each other: the cases, and the job of ours. Pure."""
+"""Cases that all stacks train, and the job of our stack. Pure."""
 
 from typing import Any, Literal
 
@@ -35,7 +35,8 @@ CASES = [
 
 
 def job(case: Case, sharding: StateSharding) -> PseudoRealJob:
-    """The case as a job: top 2 of SwiGLU experts without capacity, as the peers compute it, spread over all ranks."""
+    """Return the case as a job: top-2 SwiGLU experts without capacity, like the peers', in expert parallel over all
+    ranks."""
     model: dict[str, Any] = {
         "layers": LAYERS,
         "hiddenSize": HIDDEN,

@@ -14,7 +14,7 @@ from tests.benchmarks.work import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, c
 
 
 def train(case: Case, batches: Tensor, rank: int, world: int) -> Iterator[Tensor]:
-    # Here, because importing it changes torch for the other stacks too.
+    # Imported here, because the import changes torch for the other stacks too.
     import deepspeed
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 
@@ -42,7 +42,7 @@ def train(case: Case, batches: Tensor, rank: int, world: int) -> Iterator[Tensor
 
 
 class _Mixture(nn.Module):
-    """No token is dropped and none is drawn, so that it computes what ours does."""
+    """DeepSpeed's MoE layer without dropped or randomly drawn tokens, so that it computes the same as ours."""
 
     def __init__(self, weights: plain.Weights, case: Case, rank: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def _config(case: Case, world: int) -> dict[str, Any]:
         "gradient_accumulation_steps": case.micro_batches,
         "zero_optimization": {"stage": 2},
         "bf16": {"enabled": case.compute == "bfloat16"},
-        "gradient_clipping": 0.0,  # its default is 1.0
+        "gradient_clipping": 0.0,  # DeepSpeed's default is 1.0
         "steps_per_print": 10**9,
         "zero_allow_untested_optimizer": True,
     }

@@ -1,5 +1,5 @@
-"""Runs all stacks in all cases, in turns: fresh processes in the peers' environment, in which nothing is left of the
-ones before."""
+"""Run all stacks in all cases alternately, in fresh processes of the peers' environment, which inherit nothing from
+earlier runs."""
 
 import tempfile
 from collections.abc import Iterable
@@ -15,15 +15,15 @@ from tests.benchmarks.moe.beside.names import stacks_of
 from tests.benchmarks.moe.results import LOG, Beside, Run, Step
 
 PYTHON = Path(".venv-moe/bin/python")
-"""The interpreter of the environment in which DeepSpeed and torchtitan are installed."""
+"""Interpreter of the environment with DeepSpeed and torchtitan."""
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={RANKS}")
 _ENVIRONMENT = {
-    # ninja, with which DeepSpeed compiles what it opens beside its process group, lies beside python.
+    # ninja is beside python; DeepSpeed uses ninja to compile the backend opened beside its process group.
     "PATH": f"{PYTHON.parent.absolute()}:/usr/local/bin:/usr/bin:/bin",
     "TORCH_EXTENSIONS_DIR": str(PYTHON.parent.parent.absolute() / "extensions"),
     "DS_ACCELERATOR": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
-    # One core for each rank; threads that wait must not spin.
+    # One core per rank; waiting threads must not spin.
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
     "GLOO_SOCKET_IFNAME": "lo",
@@ -31,7 +31,7 @@ _ENVIRONMENT = {
 
 
 def measure() -> Beside:
-    """Raises LossesDiffer where two stacks do not compute the same."""
+    """Measure. Raises LossesDiffer if two stacks do not compute the same."""
     runs = list[Run]()
     for turn in range(ROUNDS):
         for case in CASES:
@@ -50,14 +50,14 @@ def _run(stack: str, case: Case) -> Run:
         try:
             shell.run([PYTHON, *_TORCHRUN, *program], LOG, environment=_ENVIRONMENT)
         except shell.CommandFailed as error:
-            # One that crashes when it ends, after its last step, has measured everything.
+            # A process that crashes while ending, after its last step, has measured everything.
             if not file.exists():
                 return Run(stack=stack, case=case, error=message_in(str(error).splitlines()))
         return Run(stack=stack, case=case, steps=TypeAdapter(list[Step]).validate_json(file.read_bytes()))
 
 
 def message_in(log: Iterable[str]) -> str:
-    """The message of the last exception that the end of a log shows; its last line where there is none."""
+    """Return the message of the last exception at the end of a log; without one, the last line."""
     lines = [line.strip() for line in log if line.strip(" =-")]
     return next((line for line in reversed(lines) if "Error: " in line), lines[-1])
 

@@ -1,4 +1,4 @@
-"""This project's engine, with the experts of each layer spread over the ranks."""
+"""This project's engine with expert parallelism over all ranks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +14,12 @@ from tests.benchmarks.moe.engines import engine_of, train_step
 
 
 def sharded(sharding: StateSharding) -> Stack:
-    """The stack that cuts this much of the state of attention, routers and ends."""
+    """Return the stack with this sharding of the state of attention, routers, embedding and head."""
 
     def train(case: Case, batches: Tensor, rank: int, world: int) -> Iterator[Tensor]:
         with TemporaryDirectory() as folder, engine_of(job(case, sharding), Path(folder), rank, world) as engine:
             for step, sequences in enumerate(batches):
-                # All ranks know the whole batch's loss; their mean is what the caller makes of it.
+                # All ranks know the whole batch's loss, and the caller's mean over the ranks leaves it unchanged.
                 yield torch.tensor(train_step(engine, sequences, step).loss_sum / sequences[:, 1:].numel())
 
     return train

@@ -1,4 +1,4 @@
-"""The model of our jobs as a plain module whose mixtures are a peer's: where every peer starts."""
+"""Our jobs' model as a plain module with a peer's mixture layers; the base of every peer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tests.benchmarks.moe.jobs import SEED
 
 @dataclass(frozen=True)
 class Weights:
-    """First weights of a layer's mixture."""
+    """Initial weights of a layer's mixture."""
 
     router: Tensor
     """[E, H]"""
@@ -28,10 +28,10 @@ class Weights:
 
 
 def plain_model(case: Case, mixture: Callable[[Weights], nn.Module]) -> Transformer:
-    """`mixture`: makes the peer's part of a layer, [B, T, H] -> [B, T, H], with these weights."""
+    """Return the model. `mixture` makes the peer's layer, [B, T, H] -> [B, T, H], with these weights."""
     model = build_model(job(case, "None").spec.model, Sharing(blocks=LAYERS), SEED, torch.float32)
     for block in model.blocks:
-        assert isinstance(block, Block), "it was just built"
+        assert isinstance(block, Block), "build_model makes Blocks"
         block.add_module("ffn", mixture(_weights(block)))
         block.is_mixture = False
         del block.router, block.experts
@@ -48,10 +48,10 @@ def _weights(block: Block) -> Weights:
 
 
 def local(stacked: Tensor, rank: int) -> Tensor:
-    """The part of [E, ...] whose experts are on this rank."""
+    """Return the slice of [E, ...] with the experts of this rank."""
     return stacked.chunk(RANKS)[rank]
 
 
 def micro_batches(case: Case, batch: Tensor, rank: int, world: int) -> tuple[Tensor, ...]:
-    """[sequences, T + 1] -> what this rank trains on, in turn: each [sequences / world / n, T + 1]"""
+    """Return this rank's micro-batches in order: [sequences, T + 1] -> n times [sequences / world / n, T + 1]."""
     return batch.chunk(world)[rank].chunk(case.micro_batches)

@@ -1,5 +1,8 @@
-"""One process of a run: `python -m tests.benchmarks.moe.beside.rank STACK CASE RESULT`, in the environment of a
-torchrun rank. CASE is a Case as JSON; the first rank writes the steps to RESULT."""
+"""Run one process: `python -m tests.benchmarks.moe.beside.rank STACK CASE RESULT`, in the environment of a torchrun
+rank.
+
+CASE is a Case as JSON; the first rank writes the steps to RESULT.
+"""
 
 import sys
 import time
@@ -36,7 +39,7 @@ def main(stack: str, case: Case, result: Path) -> None:
 
 
 def measured(losses: Iterator[Tensor], world: int) -> Iterator[Step]:
-    """A step ends when all ranks have its loss; the next one starts there."""
+    """Yield the timed steps. A step ends once all ranks have its loss; the next one starts there."""
     begin, used = time.perf_counter(), time.process_time()
     for loss in losses:
         sums = torch.stack([loss.double(), torch.tensor(time.process_time() - used, dtype=torch.float64)])

@@ -1,4 +1,5 @@
-"""All stacks by name, and what each is compared with. Nothing of the peers is imported before they are called."""
+"""All stacks by name, and the counterpart of each peer. A peer's packages are imported only when its stack
+is called."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a stack is asked to train, and what it answers."""
+"""Interface of a stack: its input and its output."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -9,9 +9,12 @@ from tests.benchmarks.moe.beside.cases import Case
 
 
 class Stack(Protocol):
-    """One way to train a mixture over several ranks; `dist` has its gloo group when it is called."""
+    """One way to train a mixture over several ranks. `dist` has its gloo group when the stack is called."""
 
     def __call__(self, case: Case, batches: Tensor, rank: int, world: int) -> Iterator[Tensor]:
-        """Yields, after each of the batches, [steps, sequences, T + 1] over all ranks, the mean loss over this rank's
-        share of it (before the update). All that a step needs happens between two yields."""
+        """Yield, for each of the batches, [steps, sequences, T + 1] over all ranks, the mean loss over this rank's
+        share.
+
+        The loss is that before the update. All work of a step happens between two yields.
+        """
         ...

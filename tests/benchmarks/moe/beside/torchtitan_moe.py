@@ -1,5 +1,7 @@
-"""torchtitan's mixture of experts: its router, its dispatch by all-to-all and its grouped products; all else is
-fully_shard's, as torchtitan does it. Its experts compute in bfloat16, whatever the type of the rest."""
+"""torchtitan's mixture of experts: its router, its all-to-all dispatch and its grouped products.
+
+Everything else is fully_shard's, as in torchtitan. The experts always compute in bfloat16.
+"""
 
 from collections.abc import Iterator
 
@@ -31,7 +33,7 @@ def train(case: Case, batches: Tensor, rank: int, world: int) -> Iterator[Tensor
             loss.backward()
             total += loss.detach()
         for expert in experts:
-            # It has the sum over the ranks' tokens, where the others' gradients are means.
+            # The expert's gradient is a sum over the ranks' tokens; all other gradients are means.
             assert expert.grad is not None, "every expert takes part"
             expert.grad /= world
         optimizer.step()
@@ -45,7 +47,7 @@ def _mixture(weights: plain.Weights, case: Case, mesh: DeviceMesh) -> nn.Module:
     from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts, TokenChoiceTopKRouter
     from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
 
-    set_spmd_backend("partial_dtensor")  # DTensors, as here; its other way wants meshes that its own trainer makes
+    set_spmd_backend("partial_dtensor")  # DTensors, as here; the other backend needs meshes of torchtitan's trainer
     moe = MoE.Config(
         num_experts=case.experts,
         routed_experts=RoutedExperts.Config(
@@ -71,7 +73,7 @@ def _mixture(weights: plain.Weights, case: Case, mesh: DeviceMesh) -> nn.Module:
 
 
 def _shard(model: Transformer, case: Case, mesh: DeviceMesh, experts: set[nn.Parameter]) -> FSDPModule:
-    """Shards the model in place, but for the experts."""
+    """Shard the model in place, except the experts."""
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, case.compute), reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=experts)

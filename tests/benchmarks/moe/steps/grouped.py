@@ -1,5 +1,7 @@
-"""The products of experts on a CPU, forward and backward: one after the other, and by torch's grouped product. In one
-thread, in turns: `python -m tests.benchmarks.moe.steps.grouped RESULT`."""
+"""Products of experts on a CPU, forward and backward: in a loop, and by torch's grouped product.
+
+In one thread, alternately: `python -m tests.benchmarks.moe.steps.grouped RESULT`.
+"""
 
 import sys
 import tempfile
@@ -49,9 +51,9 @@ def measure() -> list[Product]:
 @dataclass
 class Operands:
     rows: Tensor
-    """[ROWS, in], those of the first expert first."""
+    """[ROWS, in], ordered by expert."""
     weights: Tensor
-    """[experts, out, in]"""
+    """[experts, out, in]."""
 
 
 def operands(experts: int, dtype: torch.dtype, generator: torch.Generator) -> Operands:
@@ -61,12 +63,13 @@ def operands(experts: int, dtype: torch.dtype, generator: torch.Generator) -> Op
 
 
 def sizes_of(experts: int, rows: int, generator: torch.Generator) -> list[int]:
-    """Rows of each expert, when each row draws one: they are others in every step of a training, too."""
+    """Draw an expert for each row, and return the rows of each expert; they also differ between the steps of a
+    training."""
     return torch.randint(experts, (rows,), generator=generator).bincount(minlength=experts).tolist()
 
 
 def products(experts: int, dtype: torch.dtype) -> list[Product]:
-    """Both ways, in turns. Raises LossesDiffer where they do not compute the same to the bit."""
+    """Measure both ways alternately. Raises LossesDiffer unless the results are equal to the bit."""
     generator = torch.Generator().manual_seed(experts)
     given, name = operands(experts, dtype, generator), str(dtype).removeprefix("torch.")
     draws = [sizes_of(experts, ROWS, generator) for _ in range(TURNS + 1)]
@@ -89,10 +92,10 @@ def _timed(ways: dict[str, _Way], given: Operands, draws: list[list[int]], exper
 
 
 def _seconds(way: _Way, given: Operands, sizes: list[int]) -> float:
-    """Processor seconds: other programs do not count."""
+    """Return processor seconds, which exclude other programs."""
     begin = time.thread_time()
     out = way(given.rows, given.weights, sizes)
-    # The gradient is on this thread, as everything is on the CPU.
+    # On the CPU, autograd runs on this thread.
     torch.autograd.grad(out, (given.rows, given.weights), out.detach())
     return time.thread_time() - begin
 

@@ -1,4 +1,4 @@
-"""The time of a step against the number of experts, at equal compute for each token."""
+"""Step time against the number of experts, at equal compute per token."""
 
 from typing import Any, get_args
 
@@ -14,14 +14,14 @@ COUNTS = (16, 64, 256, 1024)
 LAYERS, HIDDEN, LENGTH = 2, 64, 128
 PER_TOKEN, EXPERT_SIZE = 8, 512
 FEW, MANY = 64, 256
-"""Sequences of a step."""
+"""Sequences per step."""
 TURNS, STEPS = 3, 1
 MOST = 1.15
-"""The time of a step that still counts as flat, as a multiple of that with the fewest experts."""
+"""Largest ratio to the step time with the fewest experts that counts as flat."""
 
 
 def curves() -> dict[str, tuple[Home, int]]:
-    """Home and sequences of a step by the name of the curve."""
+    """Return home and sequences per step, by name of the curve."""
     few = {name_of(home, FEW): (home, FEW) for home in get_args(Home)}
     return few | {name_of("Host", MANY): ("Host", MANY)}
 
@@ -54,7 +54,7 @@ def measure() -> dict[str, list[Taken]]:
 
 
 def check_homes(found: dict[str, list[Taken]]) -> None:
-    """Raises LossesDiffer unless the losses are the same to the bit, wherever the state lives."""
+    """Raise LossesDiffer unless the losses are equal to the bit for every home."""
     expected = {taken.label: taken.losses for taken in found[name_of("Device", FEW)]}
     for home in get_args(Home):
         for taken in found[name_of(home, FEW)]:

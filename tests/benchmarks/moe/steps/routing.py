@@ -1,4 +1,4 @@
-"""Prototypes beside top k of the same k: as many experts, as many rows for each token, the same experts' size."""
+"""Prototypes beside top-k with the same k: as many experts of the same size, and as many rows per token."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from tests.benchmarks.moe.results import LOG, Taken
 from tests.benchmarks.moe.steps.turns import Asked, take
 
 CHOICES = (1, 2, 4, 8)
-"""k"""
+"""Values of k."""
 EXPERTS = 64
 LAYERS, HIDDEN, LENGTH, SEQUENCES = 4, 128, 128, 32
 ROWS = 1024
-"""Rows of the experts' matrices that a token meets, of all k together."""
+"""Total width of the k experts that a token passes through."""
 CAPACITY = "1.25"
 PROTOTYPES, TOP_K = "prototypes", "top k"
 TURNS, STEPS = 5, 2
@@ -39,7 +39,7 @@ def _body(size: int, experts: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure() -> dict[str, list[Taken]]:
-    """By k."""
+    """Return the measurements by k."""
     found = dict[str, list[Taken]]()
     for choices in CHOICES:
         with progress.step(f"steps with k = {choices} by prototypes and by top k", log=LOG):

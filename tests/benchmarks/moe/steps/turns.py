@@ -1,6 +1,6 @@
-"""Engines of several jobs in one process, which take turns: `python -m tests.benchmarks.moe.steps.turns ASKED RESULT`.
+"""Engines of several jobs alternating in one process: `python -m tests.benchmarks.moe.steps.turns ASKED RESULT`.
 
-What other programs do to the machine meanwhile, they do to all of them alike.
+Other load on the machine affects all engines alike.
 """
 
 import sys
@@ -28,18 +28,18 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "CUDA_VISIB
 
 
 class Asked(BaseModel, frozen=True):
-    """Which jobs are measured, and how long."""
+    """Jobs to measure, and the number of turns and steps."""
 
     jobs: dict[str, dict[str, Any]]
     """Job by label."""
     turns: int
-    """Timed ones; one turn before them is not."""
+    """Timed turns, after one untimed turn."""
     steps: int
     """Steps of a turn."""
 
 
 def take(asked: Asked) -> list[Taken]:
-    """Measures in a process of its own. Raises CommandFailed with the end of the log."""
+    """Measure in a process of its own. Raises CommandFailed with the end of the log."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "result.json")
         program = ["-m", "tests.benchmarks.moe.steps.turns", asked.model_dump_json(), str(file)]
@@ -49,11 +49,11 @@ def take(asked: Asked) -> list[Taken]:
 
 @dataclass
 class _Runner:
-    """An engine on its way through the batches."""
+    """An engine that advances through the batches."""
 
     engine: Engine
     batches: Tensor
-    """[steps, sequences, T + 1]"""
+    """[steps, sequences, T + 1]."""
     turns: list[Turn] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     dropped: float = 0.0
@@ -78,7 +78,7 @@ class _Runner:
 
 def main(asked: Asked, result: Path) -> None:
     torch.set_num_threads(1)
-    # Not in the system's folder for such files, which may be in memory.
+    # Not in the system's temporary folder, which may be in memory.
     with tempfile.TemporaryDirectory(dir=RESULTS, prefix="moe-") as folder, ExitStack() as engines:
         runners = dict[str, _Runner]()
         for label, body in asked.jobs.items():

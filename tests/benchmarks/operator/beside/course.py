@@ -1,4 +1,4 @@
-"""The course of a comparison: jobs are applied, live and end by themselves; then nothing happens."""
+"""Course of a comparison: jobs are applied, run and end by themselves; then the controllers idle."""
 
 import asyncio
 import time
@@ -20,19 +20,19 @@ from tests.benchmarks.operator.usage import busy_seconds, usage
 
 _LEAST_PATIENCE, _PATIENCE_PER_POD = 300.0, 2.0
 _SETTLED_SECONDS = 15.0
-"""Seconds after the last end in which controllers do what is left."""
+"""Seconds after the last end in which controllers finish their work."""
 
 
 @dataclass(frozen=True)
 class Load:
     jobs: int
     workers: int
-    """Pods of a phase."""
+    """Pods per phase."""
     idle_seconds: float
 
 
 def measure(stack: Stack, load: Load) -> Life:
-    """One stack alone, on an API server of its own. Raises TookTooLong."""
+    """Measure one stack alone, on an API server of its own. Raises TookTooLong."""
     with ExitStack() as cleanup, progress.step(f"{stack.title}: {load.jobs} jobs of {load.workers} pods"):
         found = cleanup.enter_context(site(measures.policy(stack.users)))
         processes = cleanup.enter_context(stack.running(found))
@@ -45,7 +45,7 @@ class _Course:
     load: Load
     site: Site
     processes: Sequence[int]
-    """Ids of the controllers."""
+    """Process ids of the controllers."""
 
     async def run(self) -> Life:
         names = [job_name(number) for number in range(self.load.jobs)]
@@ -90,7 +90,7 @@ class _Course:
         await each(names, create)
 
     async def _end(self, simulator: Simulator) -> None:
-        """Waits for the ends of all jobs. The log tells them: the API server is not asked."""
+        """Wait for the ends of all jobs. They are read from the audit log, without requests to the API server."""
         patience = _LEAST_PATIENCE + _PATIENCE_PER_POD * self.load.jobs * self.load.workers
         deadline = time.monotonic() + patience
         while (ended := len(measures.ends(self.site.audit.requests()))) < self.load.jobs:
@@ -116,10 +116,10 @@ class _Course:
         return sum(usage(process).seconds for process in self.processes)
 
     def _servers(self) -> float:
-        """Processor seconds of etcd, the API server and the controller manager."""
+        """Return the processor seconds of etcd, the API server and the controller manager."""
         return sum(usage(process.pid).seconds for process in self.site.control_plane.processes)
 
 
 def idle_begin(last: float) -> float:
-    """The moment from which a request is not part of a life any more, for jobs of which the last one ended then."""
+    """Return the time from which requests no longer belong to the jobs, given the time when the last job ended."""
     return last + _SETTLED_SECONDS

@@ -1,8 +1,8 @@
-"""A controller of another project as a process beside an API server, with its webhooks, as its own manifests deploy it.
+"""Run a controller of another project as a process beside an API server, with its webhooks, like its own manifests.
 
-It makes the certificates of its webhooks itself, into a Secret, and waits until a kubelet has mounted them at a place
-that is built in. There is no kubelet here: the files are written into a folder, which the process alone sees at that
-place. The API server calls a webhook by its Service, whose external name is this machine.
+The controller creates the certificates of its webhooks in a Secret, and waits until a kubelet has mounted them at a
+built-in path. There is no kubelet here: the files are written into a folder that only the process sees at that path.
+The API server calls a webhook through its Service, whose external name is this machine.
 """
 
 import base64
@@ -31,26 +31,27 @@ _CERTIFICATES = "serving-certs"
 
 @dataclass(frozen=True)
 class Deployment:
-    """The names are those that are built into the program."""
+    """Deployment of a controller; the names are built into the program."""
 
     name: str
-    """User as whom it asks."""
+    """User name for the controller's requests."""
     namespace: str
     service: str
     secret: str
     webhooks: Mapping[str, str]
-    """Kind of a configuration of webhooks -> its name."""
+    """Kind of a webhook configuration -> its name."""
     options: Callable[[Path, int, int], Sequence[str]]
-    """Options of the program by a folder for files, the port of its webhooks, and that of its health."""
+    """Options of the program, given a folder for files, the port of its webhooks and the port of its health
+    endpoint."""
     selectors: Mapping[str, Json] = field(default_factory=dict)
-    """Name of a webhook -> the objects for which it is called, where the manifests add that by a patch."""
+    """Name of a webhook -> selector of its objects, if the manifests add the selector by a patch."""
 
 
 @contextmanager
 def running(
     deployment: Deployment, controller: Controller, control_plane: ControlPlane, admin: client.ApiClient, folder: Path
 ) -> Iterator[int]:
-    """The process, once it is ready: its id."""
+    """Yield the id of the process once it is ready."""
     port, health, kubectl = free_port(), free_port(), Kubectl(control_plane.kubeconfig)
     (folder / _CERTIFICATES).mkdir(parents=True)
     _define(controller.definitions, kubectl)
@@ -89,7 +90,7 @@ def _prepare(deployment: Deployment, controller: Controller, kubectl: Kubectl, f
 
 
 def webhooks(deployment: Deployment, file: Path, port: int) -> Iterator[Json]:
-    """What kustomize makes of the webhooks of a file."""
+    """Yield the webhooks of a file as kustomize would render them."""
     for body in filter(None, yaml.safe_load_all(file.read_text())):
         for hook in body["webhooks"]:
             path = hook["clientConfig"]["service"]["path"]
@@ -119,7 +120,7 @@ def _process(
 
 
 def _mount(deployment: Deployment, admin: client.ApiClient, folder: Path) -> bool:
-    """Writes what the Secret holds into the folder, as a kubelet would: whether it held anything."""
+    """Write the content of the Secret into the folder, like a kubelet; return whether the Secret had content."""
     secret: Any = client.CoreV1Api(admin).read_namespaced_secret(deployment.secret, deployment.namespace)
     for name, text in (secret.data or {}).items():
         (folder / _CERTIFICATES / name).write_bytes(base64.b64decode(text))

@@ -1,4 +1,4 @@
-"""What an audit log says of the lives of jobs, whoever looks after them. Pure, but for the policy of the log."""
+"""Figures of the lives of jobs in an audit log, for every controller. Pure, and the policy of the log."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -12,11 +12,11 @@ STATUSES = (
     ("kubeflow.org", "pytorchjobs/status"),
     ("trainer.kubeflow.org", "trainjobs/status"),
 )
-"""Group and resource of the statuses that say how a job ended."""
+"""Group and resource of the statuses that report the end of a job."""
 
 
 def policy(users: Collection[str]) -> dict[str, Any]:
-    """What is noted: all that the controllers ask, with what they say of the ends of jobs, and ends of pods."""
+    """Return the audit policy: all requests of the controllers, with bodies of job statuses, and ends of pods."""
     statuses = [{"group": group, "resources": [resource]} for group, resource in STATUSES]
     pods = [{"group": "", "resources": ["pods/status"]}]
     rules: list[dict[str, Any]] = [
@@ -29,12 +29,12 @@ def policy(users: Collection[str]) -> dict[str, Any]:
 
 
 def caused(requests: Iterable[Request], users: Collection[str]) -> list[Request]:
-    """The requests of controllers that are about a job. Lists with which a program starts are not."""
+    """Return the controllers' requests about a job, without the lists made at a program's start."""
     return [request for request in requests if request.user in users and request.is_caused and request.job]
 
 
 def per_job(requests: Iterable[Request], jobs: int) -> dict[str, float]:
-    """Requests by verb and resource, for each job."""
+    """Return requests by verb and resource, per job."""
     kinds = Counter(map(_kind, requests))
     return {kind: round(count / jobs, 2) for kind, count in kinds.most_common()}
 
@@ -48,7 +48,7 @@ def writes(requests: Iterable[Request]) -> int:
 
 
 def ends(requests: Iterable[Request]) -> dict[str, float]:
-    """The moment at which each job was first said to have come to a good end."""
+    """Return the time at which each job was first reported as succeeded."""
     found: dict[str, float] = {}
     for request in requests:
         if request.finishes:
@@ -57,8 +57,10 @@ def ends(requests: Iterable[Request]) -> dict[str, float]:
 
 
 def reactions(requests: Iterable[Request], decides: Callable[[str], bool]) -> Quantiles:
-    """Seconds from the end of the last pod of a job that decides its end until it was said to have come to it.
-    `decides`: by the name of a pod."""
+    """Return the seconds from the end of a job's last deciding pod until the reported success.
+
+    `decides` tells by a pod's name whether the job's end depends on it.
+    """
     found = [*requests]
     last: dict[str, float] = {}
     for request in found:

@@ -1,4 +1,4 @@
-"""The section of docs/benchmarks.md on the operator beside Kubeflow's, and its picture."""
+"""The section of docs/benchmarks.md on the operator beside Kubeflow's, and its plot."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ PEERS = (TRAINING_OPERATOR.title, TRAINER.title)
 MOST_WRITES = {ONE_PHASE.title: 12, TWO_PHASES.title: 20}
 _MB = 1e6
 _QUIET = 0.1
-"""Processors that others may take."""
+"""Processors that other programs may use on a quiet machine."""
 
 _FIGURES: tuple[tuple[str, Callable[[Life], str]], ...] = (
     ("all jobs finished after, s", lambda life: f"{life.seconds:,.1f}"),
@@ -87,7 +87,7 @@ of the machine. The four status writes of a job are most of the rest."""
 
 
 def section(results: Lives | None = None) -> str:
-    """The section as Markdown; by default of the newest results."""
+    """Return the section as Markdown, by default of the newest results."""
     results = results or read()
     found = results.lives
     loads = sorted({(life.workers, life.jobs) for life in found})
@@ -139,7 +139,7 @@ def _bars(results: Lives) -> str:
 
 
 def _share_of_most(found: Reporting) -> float:
-    """Share of a processor that the reports of a job of MOST_JOBS workers take, by what one report takes."""
+    """Return the share of a processor for the reports of a job of MOST_JOBS workers, extrapolated from one report."""
     return found.milliseconds / 1000 * MOST_JOBS / REPORT_SECONDS
 
 
@@ -157,7 +157,7 @@ def _reports(found: Reporting) -> str:
 
 
 def _speed(lives: Sequence[Life]) -> str:
-    """Ours by the faster peer, under each load of many jobs."""
+    """Return the verdict on our speed divided by that of the faster peer, for each load of many jobs."""
     said = []
     for load in sorted({life.jobs for life in lives if life.jobs > 1}):
         found = {life.stack: life.jobs_per_second for life in lives if life.jobs == load}
@@ -173,7 +173,7 @@ def _writes(lives: Sequence[Life], title: str, most: float) -> str:
 
 
 def _at_most_jobs(lives: Sequence[Life], value: Callable[[Life], float], most: float, unit: str) -> str:
-    """The verdict on what grows with the jobs: at fewer of them only a failure shows."""
+    """Return the verdict on a figure that grows with the jobs: fewer jobs can only show a failure."""
     worst, jobs = max(map(value, lives), default=0.0), max((life.jobs for life in lives), default=0)
     if worst <= most and jobs < MOST_JOBS:
         return f"not measured at {MOST_JOBS:,} jobs; {worst:.3g}{unit} at {jobs:,}"
@@ -185,7 +185,7 @@ def _verdict(value: float, most: float, unit: str) -> str:
 
 
 def _kinds(lives: Sequence[Life]) -> str:
-    """Requests by kind, under the largest load of many jobs."""
+    """Return the table of requests by kind, under the largest load."""
     most = max((life.jobs for life in lives), default=0)
     found = _in_order([life for life in lives if life.jobs == most])
     kinds = sorted({kind for life in found for kind in life.requests}, key=lambda kind: kind.split(" ")[1:])
@@ -207,8 +207,8 @@ def _shown(found: Quantiles) -> str:
 
 
 def draw(lives: Sequence[Life], path: Path = PICTURE) -> None:
-    """Draws a panel for each figure; a group of bars for each number of jobs, a bar for each stack."""
-    # The same numbers give the same file.
+    """Draw a panel for each figure, with a group of bars per number of jobs and a bar per stack."""
+    # Equal numbers give an equal file.
     matplotlib.rcParams.update({"svg.hashsalt": path.name, "svg.fonttype": "none"})
     plt.switch_backend("svg")
     many = [life for life in lives if life.jobs > 1]

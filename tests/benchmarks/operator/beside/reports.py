@@ -1,7 +1,7 @@
-"""What the reports of a job of very many workers cost the operator.
+"""Cost of the reports of a job of very many workers for the operator.
 
-A pod reports every 5 s. Fewer pods that report every second make as many reports, and the limit of connections of the
-endpoint holds them.
+A pod reports every 5 s. Fewer pods that report every second make as many reports, and stay within the endpoint's limit
+of connections.
 """
 
 import asyncio
@@ -33,20 +33,20 @@ from tests.support.patience import PATIENCE_SECONDS
 Json = dict[str, Any]
 
 _PODS_OF_ADDRESS = 100
-"""The endpoint takes only so many connections of one address in a short time."""
+"""Pods per client address: the endpoint limits the connections from one address in a short time."""
 _ACCOUNT = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default/token"
 
 
 @dataclass
 class _Pods:
-    """Pods that report every second, each over a connection of its own."""
+    """Pods that report every second, each over its own connection."""
 
     url: str
     trusted: ssl.SSLContext
     answers: Counter[int] = field(default_factory=Counter)
-    """HTTP statuses; 0 for none."""
+    """Number of answers by HTTP status; 0 means no answer."""
     heard: set[int] = field(default_factory=set)
-    """Indices of pods of which a report was taken."""
+    """Indices of pods with at least one accepted report."""
 
     @asynccontextmanager
     async def reporting(self, tokens: list[str]) -> AsyncIterator[None]:
@@ -63,7 +63,7 @@ class _Pods:
         connector = aiohttp.TCPConnector(ssl=self.trusted, limit=1, local_addr=(address, 0))
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-            # They do not speak together.
+            # Spread the reports over the second.
             await asyncio.sleep(index % _PODS_OF_ADDRESS / _PODS_OF_ADDRESS)
             begun = time.monotonic()
             for step in range(10**6):
@@ -81,7 +81,7 @@ class _Pods:
 
 
 def _report(index: int, step: int) -> PodReport:
-    """Only the pod of rank 0 tells of the progress."""
+    """Return a pod's report; only the pod of rank 0 includes progress."""
     sign = RankReport(rank=index, activity="computing", seconds=0.1, step=step)
     return PodReport(ranks=[sign], progress=_progress(step) if index == 0 else None)
 
@@ -136,7 +136,7 @@ def _endless(pods: int) -> Json:
 
 
 async def _tokens(connection: Connection) -> list[str]:
-    """A token for each pod, in their order."""
+    """Return a token for each pod, in order of the pods."""
     pods = [pod async for pod in connection.each(f"/api/v1/namespaces/{NAMESPACE}/pods")]
     by_name = {pod["metadata"]["name"]: pod["metadata"] for pod in pods}
     found: dict[str, str] = {}

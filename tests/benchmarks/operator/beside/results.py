@@ -1,4 +1,4 @@
-"""What is measured side by side, as it is stored."""
+"""Stored results of the comparison."""
 
 from pathlib import Path
 
@@ -21,28 +21,28 @@ class Idle(BaseModel, frozen=True):
 
 
 class Life(BaseModel, frozen=True):
-    """The lives of jobs that were applied together, under one stack."""
+    """Lives of jobs that were applied together, under one stack."""
 
     stack: str
     jobs: int
     workers: int
-    """Pods of a phase."""
+    """Pods per phase."""
     seconds: float
-    """From the first request that applied a job until the last one was said to have ended."""
+    """From the first request that applied a job until the last job was reported as ended."""
     requests: dict[str, float]
-    """Requests of the controllers for a job, by verb and resource."""
+    """The controllers' requests per job, by verb and resource."""
     writes: float
-    """Those among them that changed a job, its status or its children, for a job."""
+    """Requests per job that changed the job, its status or its children."""
     processor_seconds: float
     """Processor seconds of the controllers."""
     servers_seconds: float
-    """Processor seconds of etcd, the API server and the controller manager meanwhile."""
+    """Processor seconds of etcd, the API server and the controller manager in the same time."""
     peak_bytes: int
-    """Most resident memory of each controller, added up."""
+    """Sum of the controllers' peak resident bytes."""
     reaction: Quantiles
-    """From the end of the last pod that decides a job's end until it was said to have ended."""
+    """From the end of the last pod that decides a job's end until the job was reported as ended."""
     others: float
-    """Processors that programs took meanwhile which have nothing to do with this."""
+    """Processors used by unrelated programs in the same time."""
     idle: Idle
 
     @property
@@ -55,11 +55,11 @@ class Life(BaseModel, frozen=True):
 
 
 class Reporting(BaseModel, frozen=True):
-    """What the reports of the pods of one job cost the operator, while nothing else happened."""
+    """Cost of the reports of one job's pods for the operator, while nothing else happened."""
 
     pods: int
     reports_per_second: float
-    """Reports that were taken."""
+    """Accepted reports per second."""
     refused: int
     processor_share: float
     """Share of one processor."""
@@ -68,7 +68,7 @@ class Reporting(BaseModel, frozen=True):
 
     @property
     def milliseconds(self) -> float:
-        """Processor time for a report."""
+        """Processor time per report in milliseconds."""
         return 1000 * self.processor_share / self.reports_per_second
 
 
@@ -77,7 +77,7 @@ class Lives(BaseModel):
     reporting: Reporting | None = None
 
     def with_life(self, life: Life) -> "Lives":
-        """In the place of an older one of that stack under that load."""
+        """Return the results with this life in place of an older one of the same stack and load."""
         return self.model_copy(update={"lives": [*(known for known in self.lives if known.key != life.key), life]})
 
 

@@ -1,4 +1,4 @@
-"""What is measured side by side: ours, and Kubeflow's. Each brings a kind of jobs, and controllers for it."""
+"""Compared stacks: ours and Kubeflow's. Each has a kind of jobs and the controllers for it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,30 +21,30 @@ from tests.support.patience import wait_for
 Json = dict[str, Any]
 
 CLIENT_LIMIT = 500
-"""Requests a second of a controller, where it has such an option: the limit of the controller manager here."""
+"""Requests per second of a controller that has such an option: the controller manager's limit here."""
 
 
 @dataclass(frozen=True)
 class Stack:
     title: str
     jobs: str
-    """Group, version and plural of its jobs, with slashes between them."""
+    """Group, version and plural of the jobs, separated by slashes."""
     pods: PodKind
     users: tuple[str, ...]
-    """Users as whom its controllers ask."""
+    """User names of the controllers' requests."""
     job: Callable[[str, int], Json]
-    """A job of that name, of so many pods."""
+    """Returns a job with this name and number of pods."""
     running: Callable[[Site], AbstractContextManager[tuple[int, ...]]]
-    """A context in which its controllers run; ids of their processes."""
+    """Context in which the controllers run; yields their process ids."""
     decides: Callable[[str], bool] = lambda _pod: True
-    """Whether the end of a pod of that name is needed for the end of its job."""
+    """Returns whether the job's end depends on the pod with this name."""
 
 
 @contextmanager
 def _ours(site: Site) -> Iterator[tuple[int, ...]]:
     operator = site.start_operator()
     wait_for("the operator", operator.is_ready, operator.said)
-    assert operator.process is not None, "it was started"
+    assert operator.process is not None, "start_operator was called"
     yield (operator.process.pid,)
 
 
@@ -61,7 +61,7 @@ def _two_phases(name: str, workers: int) -> Json:
 
 
 def _wide(phase: Json, workers: int) -> Json:
-    """The phase with so many workers, and as many sequences as these need."""
+    """Return the phase with this many workers, and enough sequences for them."""
     return phase | {"workers": workers, "batch": {"sequences": 2 * workers, "microBatches": 2}}
 
 
@@ -88,7 +88,7 @@ _TRAINER = Deployment(
     service="kubeflow-trainer-controller-manager",
     secret="kubeflow-trainer-webhook-cert",
     webhooks={"ValidatingWebhookConfiguration": "validator.trainer.kubeflow.org"},
-    # It has no options for limits: 20 requests a second and 30 at once are built in.
+    # The trainer has no options for limits: 20 requests per second and a burst of 30 are built in.
     options=lambda _folder, port, health: _served(port, health),
 )
 _JOBSET_PODS = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}

@@ -15,7 +15,7 @@ UID = "11111111-2222"
 
 @pytest.fixture
 def work(job_body: Any, config: Any, train: Any, tmp_path: Path) -> Path:
-    """Saved after steps 2, 4 and 6, where the phase ends."""
+    """Return the folder of a run that saved after steps 2, 4 and 6; the phase ends at 6."""
     job_body["spec"]["checkpoint"]["everySteps"] = 2
     train(config(0))
     return tmp_path / "work"
@@ -101,7 +101,7 @@ def test_what_cannot_be_delinked_is_refused(work: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["--to", "pseudo", "--blocks", "1"], ["--to", "real"]])
 def test_a_checkpoint_is_never_replaced_by_a_delink(work: Path, arguments: list[str]) -> None:
-    """Not by one of its own name, which would remove the very files that it refers to, and not by a later one."""
+    """Two cases: a checkpoint with the name of its own source, whose files it would refer to, and a second delink."""
     _invoke("delink", _checkpoint(work), "--to", "real")
     before = {path: path.read_bytes() for path in (work / "checkpoints").glob("*/*")}
     ended = _invoke("delink", _checkpoint(work), *arguments)

@@ -30,7 +30,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_text_to_tokens(corpus: Path, tmp_path: Path) -> None:
-    """All three commands, one after the other, as docs/data.md shows them."""
+    """All three commands in sequence, as shown in docs/data.md."""
     for name in ("tokenizer", "again"):
         train = ["train-tokenizer", corpus, "--output", tmp_path / name, "--text-field", "content"]
         done = _invoke(*train, "--vocabulary-size", "600")
@@ -85,10 +85,10 @@ def test_mistakes_are_sentences(corpus: Path, tmp_path: Path) -> None:
 
 
 class TestForeignFiles:
-    """Written as their formats are described, byte by byte."""
+    """Files written byte by byte according to the descriptions of their formats."""
 
     def _megatron(self, folder: Path) -> Path:
-        """[[1, 2, 3], [4, 5]], two documents of one sequence each."""
+        """Write [[1, 2, 3], [4, 5]]: two documents of one sequence each."""
         header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 2, 3)
         tables = np.array([3, 2], "<i4").tobytes() + np.array([0, 6], "<i8").tobytes()
         (folder / "x.idx").write_bytes(header + tables + np.array([0, 1, 2], "<i8").tobytes())
@@ -107,7 +107,7 @@ class TestForeignFiles:
 
     @pytest.mark.parametrize("kind", ["megatron", "nanotron", "numpy", "bare"])
     def test_they_are_described(self, kind: str, tmp_path: Path) -> None:
-        """Where no table has them, the end-of-document token ends documents."""
+        """Formats without a table of documents are split at the end-of-document token."""
         arguments: list[str] = []
         match kind:
             case "megatron":

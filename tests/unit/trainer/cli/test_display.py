@@ -1,4 +1,4 @@
-"""What a local run says of its events."""
+"""Terminal output of a local run for its log events."""
 
 import io
 

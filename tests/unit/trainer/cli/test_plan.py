@@ -1,4 +1,4 @@
-"""`pseudoreal plan` as people and programs see it."""
+"""Output of `pseudoreal plan` for people and for programs."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ KEYS = {
 
 @pytest.fixture
 def job(job_body: dict[str, Any]) -> dict[str, Any]:
-    """A small job whose corpus does not exist."""
+    """Return a small job whose corpus does not exist."""
     job_body["spec"]["data"]["path"] = "nowhere"
     job_body["spec"]["precision"] = {"compute": "bfloat16"}
     job_body["metadata"].pop("uid")
@@ -75,12 +75,12 @@ def test_json_has_the_stable_keys(job: dict[str, Any], file: Path) -> None:
         assert phase["reasons"] == []
         assert phase["peak_device_bytes"] > phase["bytes"]["device"]
     block = real["parameters"] - pseudo["parameters"]
-    assert block % 3 == 0, "three blocks more"
-    assert pseudo["bytes"]["device"] == 18 * pseudo["parameters"], "masters, moments, gradient, bfloat16 copy"
+    assert block % 3 == 0, "the second phase has three blocks more"
+    assert pseudo["bytes"]["device"] == 18 * pseudo["parameters"], "master weights, moments, gradient and bfloat16 copy"
 
 
 def test_it_says_which_traffic_crosses_which_level(job: dict[str, Any], file: Path) -> None:
-    """Two pipeline ranks of two replicas of two shards on four workers: each worker has a replica of a pipeline
+    """Two pipeline ranks, two replicas and two shards on four workers: each worker holds one replica of a pipeline
     rank."""
     layout = {"pipeline": 2, "stateSharding": "Full", "replicas": 2}
     job["spec"]["phases"][1] |= {"workers": 4, "processesPerWorker": 2, "parallelism": layout}
@@ -104,7 +104,7 @@ def test_it_says_which_traffic_crosses_which_level(job: dict[str, Any], file: Pa
 
 
 def test_experts_over_ranks_have_a_range(job: dict[str, Any], file: Path) -> None:
-    """Each of two ranks has two of four experts; by top 1 all tokens may go to those of one."""
+    """Each of two ranks has two of four experts; with top-1 routing, all tokens may go to one rank's experts."""
     job["spec"]["model"]["experts"] = {"type": "TopK", "count": 4, "topK": {"perToken": 1}}
     job["spec"]["phases"][1]["parallelism"] = {"expertRanks": 2}
     pseudo, real = phases(plan(job, file, "--json"))
@@ -159,7 +159,7 @@ def test_what_kernels_hold_counts_where_it_was_measured(job: dict[str, Any], fil
 
 
 def test_the_device_that_trains_is_planned(job: dict[str, Any], file: Path) -> None:
-    """A GPU keeps less of a norm than the CPU."""
+    """For a norm, a GPU saves fewer bytes than the CPU."""
     on_cpu = phases(plan(job, file, "--json"))[1]
     job["spec"]["phases"][1] |= {"resources": {"limits": {"nvidia.com/gpu": 1}}}
     on_gpu = phases(plan(job, file, "--json"))[1]
@@ -288,7 +288,7 @@ def test_a_phase_that_chooses_its_layout_is_planned_in_the_best_of_three(job: di
     assert all(
         f"{number}: bottleneck: {layout['bottleneck']}" in shown for number, layout in enumerate(auto["layouts"], 1)
     )
-    assert "phase real: " in plan(job, file, "--phase", "real").output, "on an assumed machine"
+    assert "phase real: " in plan(job, file, "--phase", "real").output, "without a profile, on an assumed machine"
 
 
 def test_a_phase_that_has_no_layout_to_choose_is_said_not_to_fit(job: dict[str, Any], file: Path) -> None:

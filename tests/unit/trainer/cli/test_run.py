@@ -1,4 +1,4 @@
-"""`pseudoreal run` and the pod's program as real processes."""
+"""`pseudoreal run` and the pod program as real processes."""
 
 import json
 import os
@@ -107,8 +107,8 @@ def test_a_run_is_stopped_resumed_and_ends_as_if_it_had_not_been(
 def test_a_stop_leaves_time_for_a_step_and_a_save(
     own: str | None, seconds: int, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torchrun itself reads the options here: by itself it kills ranks that save after 30 s. A value that the operator
-    sets counts."""
+    """torchrun's own parser reads the options. By default torchrun kills ranks after 30 s, which may be too short for a
+    save. A value set by the operator takes precedence."""
     monkeypatch.delenv(SHUTDOWN_TIMEOUT, raising=False)
     if own is not None:
         monkeypatch.setenv(SHUTDOWN_TIMEOUT, own)
@@ -130,7 +130,7 @@ def test_a_pod_without_its_corpus_says_that_the_job_is_invalid(
     message = ended.message()
     assert message["outcome"] == "InvalidJob"
     assert "nowhere is not a folder" in message["message"]
-    assert (message["step"], message["checkpoint"]) == (1, "pseudo-00000001"), "the newest that there is"
+    assert (message["step"], message["checkpoint"]) == (1, "pseudo-00000001"), "the newest existing checkpoint"
 
 
 def test_a_delink_pod_that_cannot_delink_fails_with_a_sentence(delink_of: Any, tmp_path: Path) -> None:
@@ -332,8 +332,8 @@ def test_what_decides_on_the_weights_may_not_change_between_two_runs(
 def test_a_run_may_be_prolonged(
     job_body: dict[str, Any], tmp_path: Path, train: Any, train_job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last phase goes on from where it had ended, and another one follows: to the state of one long run. What its
-    pods would do is done here."""
+    """The last phase continues from its end and another phase follows; the result equals one long run. The pods' work
+    runs inside this process."""
 
     def pod(_: LocalRun, config: PhaseConfig | DelinkConfig) -> None:
         ended = delink(config) if isinstance(config, DelinkConfig) else train(config)
@@ -382,7 +382,8 @@ def test_settings_of_the_cluster_are_named_as_ignored(job_body: Any, tmp_path: P
 def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
     job_body: dict[str, Any], config: Any, tmp_path: Path
 ) -> None:
-    """The pod that was not asked must not wait for the torchrun of the one that is gone. Before, both are checked."""
+    """The pod that keeps running must not wait for the torchrun of the stopped one. Before training, the preflight
+    covers both pods."""
     job_body["spec"]["network"] = {"preflight": {"mode": "Fail"}}
     first, second = job_body["spec"]["phases"]
     first |= {"workers": 2, "until": {"step": 100_000}}
@@ -406,7 +407,7 @@ def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
 def test_ranks_are_numbered_by_the_places_of_their_pods_and_the_weights_are_the_same(
     job_body: dict[str, Any], config: Any, tmp_path: Path, train: Any
 ) -> None:
-    """Three pods with a rank of a pipeline each; the first and the last share a node, so that they are neighbours."""
+    """Three pods with one pipeline rank each. The first and the last share a node, so they get adjacent ranks."""
     train(config(0, "whole"))
     job_body["spec"]["phases"][0] |= {"workers": 3, "parallelism": {"pipeline": 3, "schedule": "1F1B"}}
     port = free_port()

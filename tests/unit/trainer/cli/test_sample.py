@@ -1,4 +1,4 @@
-"""`pseudoreal sample` writes the same text whatever the layout, home, phase and storage of the checkpoint is."""
+"""`pseudoreal sample` writes the same text for every layout, home, phase and storage of a checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 OF_OTHERS = ["data 2, full, host", "pipeline 2, 1f1b, disk"]
-"""Layouts that models beside the plain one are saved in."""
+"""Layouts tested for the models other than the plain one."""
 
 
 def _begin(rank: int, world: int, configs: list[PhaseConfig]) -> None:
@@ -68,7 +68,7 @@ def _sample(folder: str) -> str:
 
 
 def _expected(config: PhaseConfig) -> str:
-    """What the model writes that the seed of the job makes."""
+    """Return the text of the model with the initial weights of the job's seed."""
     model = build_model(config.model, config.sharing, config.data.seed, torch.float32)
     written = generate(model, [*PROMPT.encode()], COUNT, config.model.sequence_length, Sampling(256, 0.8, 1.0, 3))
     return PROMPT + readable(bytes(written).decode(errors="replace")) + "\n"
@@ -80,7 +80,7 @@ def _cases() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def small(job_body: Any) -> Any:
-    """In float32, which `sample` computes in."""
+    """Return the job in float32, the dtype in which `sample` computes."""
     job_body["spec"]["precision"] = {"compute": "float32"}
     job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2}
     return job_body
@@ -106,7 +106,7 @@ def test_any_layout_and_home(small: Any, config: Any) -> None:
 def test_a_delinked_checkpoint_and_one_of_layers_of_their_own(
     small: Any, config: Any, delink_of: Any, train: Any, tmp_path: Path
 ) -> None:
-    """A delink changes no text, nor do the files that the next phase begins with."""
+    """The text is unchanged by a delink, and by the materialized files of the delinked checkpoint."""
     small["spec"]["phases"][0]["until"] = {"step": 1}
     train(config(0))
     shared = _sample(_newest(tmp_path / "work"))
@@ -117,11 +117,11 @@ def test_a_delinked_checkpoint_and_one_of_layers_of_their_own(
     assert again.exit_code == 0, again.output
     assert _sample(again.stdout.strip()) == shared
     train(config(1), stop=lambda: True)
-    assert _sample(_newest(tmp_path / "work", "real")) != shared, "it has been trained"
+    assert _sample(_newest(tmp_path / "work", "real")) != shared, "further training changes the text"
 
 
 def test_object_storage(small: Any, config: Any, bucket: Bucket, tmp_path: Path) -> None:
-    """Whatever ranks have saved it."""
+    """The checkpoint was saved by two ranks."""
     small["spec"]["phases"][0] |= LAYOUTS["data 2, full, host"]
     run_ranks(_begin, 2, 2, [config(0)])
     folder = Path(_newest(tmp_path / "work"))

@@ -1,5 +1,7 @@
-"""Small models of each family, made and saved by transformers, and the jobs that begin with them. What is the same in
-both is written twice, so that no wrong translation hides."""
+"""Small models of each family, created and saved by transformers, and the jobs that start from them.
+
+Values common to both sides are written twice, so that a wrong translation cannot hide.
+"""
 
 import json
 from dataclasses import dataclass, field
@@ -21,30 +23,30 @@ from pseudoreal_trainer.training.start import fill, first_progress, open_engine,
 
 LAYERS, HIDDEN, INNER, ROWS, LENGTH = 4, 32, 48, 260, 16
 SHARD = "40KB"
-"""Size of a file, of which each model needs several."""
+"""Size limit of a file; each model needs several files."""
 
 
 @dataclass(frozen=True)
 class Family:
     stem: str
-    """The beginning of their classes' names."""
+    """Prefix of the class names in transformers."""
     ours: dict[str, Any]
-    """Fields of spec.model beside its sizes."""
+    """Fields of spec.model, without sizes."""
     theirs: dict[str, Any] = field(default_factory=dict)
-    """Entries of their config.json beside its sizes."""
+    """Entries of config.json, without sizes."""
     attention: dict[str, Any] = field(default_factory=dict)
     head_size: int | None = 16
 
     @property
     def model(self) -> dict[str, Any]:
-        """spec.model."""
+        """The whole of spec.model."""
         sizes = {"heads": 4, "keyValueHeads": 2} | ({"headSize": self.head_size} if self.head_size else {})
         fields: dict[str, Any] = {"layers": LAYERS, "hiddenSize": HIDDEN, "sequenceLength": LENGTH}
         fields |= {"vocabularySize": ROWS, "feedForward": {"size": INNER}, "attention": sizes | self.attention}
         return fields | self.ours
 
     def saved(self, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
-        """Their model, with random weights, saved in the folder as several files."""
+        """Return transformers' model with random weights, after saving it in `folder` as several files."""
         import transformers
 
         torch.manual_seed(3)
@@ -65,10 +67,10 @@ class Family:
         model = getattr(transformers, f"{self.stem}ForCausalLM")(made).to(dtype).eval()
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
-                # Ones and zeros would hide what they do.
+                # Norm weights of one and biases of zero would hide their effect.
                 parameter.data += 0.3 * torch.randn(parameter.shape).to(dtype)
         model.save_pretrained(folder, max_shard_size=SHARD)
-        assert len([*folder.glob("*.safetensors")]) > 1, "a checkpoint in several files"
+        assert len([*folder.glob("*.safetensors")]) > 1, "the checkpoint has several files"
         return model
 
 
@@ -154,7 +156,7 @@ FAMILIES = {
 
 
 def begin_with(weights: Path | str, family: Family, job_body: dict[str, Any], **start: Any) -> None:
-    """Makes the job one that begins with the weights."""
+    """Let the job start from the weights."""
     spec = job_body["spec"]
     spec["model"] = family.model
     spec["precision"] = {"compute": "float32"}
@@ -163,7 +165,7 @@ def begin_with(weights: Path | str, family: Family, job_body: dict[str, Any], **
 
 
 def begin(config: PhaseConfig, ranks: Ranks | None = None) -> Reader:
-    """Begins the phase, and saves what it begins with. Every rank of the phase calls this."""
+    """Start the phase and save its initial state. Collective: every rank of the phase must call it."""
     ranks = ranks or Ranks(0, 1, torch.device("cpu"))
     imported = open_imported(config, Anew(), checks=ranks.is_first)
     corpus = load_corpus(config.data, config.model.sequence_length)
@@ -179,7 +181,7 @@ def begin(config: PhaseConfig, ranks: Ranks | None = None) -> Reader:
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a folder, as safetensors' own library reads them."""
+    """Return all tensors of a folder, read by the safetensors library."""
     from safetensors.torch import load_file
 
     files = [load_file(file) for file in sorted(folder.glob("*.safetensors"))]
@@ -189,7 +191,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def edit(file: Path, change: Any) -> None:
-    """Lets `change` change the JSON object in the file."""
+    """Apply `change` to the JSON object in the file."""
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))

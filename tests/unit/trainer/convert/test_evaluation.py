@@ -1,4 +1,4 @@
-"""An exported model as lm-evaluation-harness judges it: its numbers are those of our own model in float64."""
+"""lm-evaluation-harness gives the same scores for an exported model as our own model in float64."""
 
 import json
 import math
@@ -27,12 +27,12 @@ QUESTIONS = [
     {"question": "shall", "choices": ["and", "q"], "answer": 0},
 ]
 TEXTS = ["the lord of the house", "and the king came unto israel. " * 7, "ünïcode 世界 " * 9]
-"""The second and the third are longer than the model's sequence."""
+"""The second and the third text are longer than the model's sequence."""
 
 
 @pytest.fixture
 def trained(job_body: Any, config: Any, train: Any, tmp_path: Path) -> Reader:
-    """A small Llama that knows a few words."""
+    """Return a checkpoint of a small Llama that knows a few words."""
     spec = job_body["spec"]
     spec["model"] |= {"sequenceLength": LENGTH, "feedForward": {"size": 32, "activation": "SwiGLU"}}
     spec["precision"] = {"compute": "float32"}
@@ -88,13 +88,13 @@ def _best(scores: Sequence[float]) -> int:
 
 
 def _continued(model: Transformer, context: str, continuation: str) -> float:
-    """The log-likelihood of a continuation, nats."""
+    """Return the log-likelihood of a continuation in nats."""
     return _logarithm(model, [*context.encode()], [*continuation.encode()])
 
 
 def _rolling(model: Transformer, text: bytes) -> float:
-    """The log-likelihood of a text, nats: its tokens in turn as many as the model takes at a time, each stretch after
-    the one token before it; the last stretch after as many as there is room for."""
+    """Return the log-likelihood of a text in nats. Tokens are scored in stretches of the model's length, each after one
+    token of context; the last, shorter stretch has as much context as fits."""
     tokens, total = [NEWLINE, *text], 0.0
     for begin in range(1, len(tokens), LENGTH):
         end = min(begin + LENGTH, len(tokens))
@@ -112,7 +112,7 @@ def _logarithm(model: Transformer, context: list[int], following: list[int]) -> 
 
 
 def _judged(exported: Path, folder: Path) -> Any:
-    """What the harness says of both tasks, without a network."""
+    """Return the harness's results of both tasks, computed without network access."""
     tasks = folder / "tasks"
     tasks.mkdir()
     for name, rows in (("choices", QUESTIONS), ("texts", [{"text": text} for text in TEXTS])):
@@ -153,6 +153,6 @@ ROLLING = {
 
 
 def _samples(folder: Path, task: str) -> list[Any]:
-    """What the harness has noted of each question of a task, in their order."""
+    """Return the harness's records of each question of a task, in order."""
     (file,) = (folder / "results").rglob(f"samples_{task}_*.jsonl")
     return sorted(map(json.loads, file.read_text().splitlines()), key=lambda sample: sample["doc_id"])

@@ -1,4 +1,4 @@
-"""Checkpoints in the formats of others, read by their own libraries."""
+"""Checkpoints exported in foreign formats and read by those formats' own libraries."""
 
 import json
 from contextlib import closing
@@ -33,7 +33,7 @@ SWIGLU = {"size": 32, "activation": "SwiGLU"}
 
 @pytest.fixture
 def shared(job_body: Any, config: Any, train: Any, tmp_path: Path) -> Reader:
-    """4 layers on 2 blocks, in float32."""
+    """Return a float32 checkpoint of 4 layers that share 2 blocks."""
     return _trained({"feedForward": SWIGLU}, job_body, config, train, tmp_path)
 
 
@@ -61,7 +61,7 @@ def _export(checkpoint: Reader, kind: str, output: Path) -> Any:
 
 @pytest.fixture
 def mixture(job_body: Any, config: Any, train: Any, tmp_path: Path) -> Reader:
-    """With experts that are never full."""
+    """Return a checkpoint with experts that are never full."""
     experts = {"count": 5, "capacityFactor": "100"}
     return _trained({"feedForward": SWIGLU, "experts": experts}, job_body, config, train, tmp_path)
 
@@ -81,7 +81,7 @@ def test_layers_that_share_experts_alone_get_a_copy_each(
 
 
 def test_tied_embeddings_are_one_matrix_there_too(job_body: Any, config: Any, train: Any, tmp_path: Path) -> None:
-    """With more rows than tokens."""
+    """The vocabulary has more rows than there are tokens."""
     model = {"feedForward": SWIGLU, "embeddings": "Tied", "vocabularySize": 300}
     theirs = _assert_same_logits(_trained(model, job_body, config, train, tmp_path), tmp_path)
     assert theirs.lm_head.weight is theirs.model.embed_tokens.weight
@@ -97,11 +97,11 @@ def test_one_prototype_is_a_mixtral(mixture: Reader, tmp_path: Path) -> None:
     for layer in theirs.model.layers:
         layer.mlp.gate.register_forward_hook(lambda _, __, out: used.update(out[2].flatten().tolist()))
     theirs(torch.tensor([list(TEXT.encode())]))
-    assert len(used) > 1, "nothing is compared when all tokens go to one expert"
+    assert len(used) > 1, "tokens go to several experts, so the comparison means something"
 
 
 def _assert_same_logits(shared: Reader, tmp_path: Path) -> Any:
-    """Checks that transformers' model of the export computes our logits: transformers' model."""
+    """Check that transformers computes our logits from the export, and return transformers' model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     output = tmp_path / "exported"
@@ -140,7 +140,7 @@ SCALINGS = {
     "Llama": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "Qwen3": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0},
 }
-"""What version 4 of transformers reads in `rope_scaling`, beside the length of sequences before."""
+"""Entries of `rope_scaling` as version 4 of transformers reads them, without the original sequence length."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -244,7 +244,7 @@ def test_the_ends_of_a_text_are_those_of_the_tokenizer(shared: Reader, tmp_path:
 
 
 def test_an_end_that_only_another_file_names_is_found(shared: Reader, tmp_path: Path) -> None:
-    """By its number in config.json, and by the text of a token that was not added to the vocabulary."""
+    """Named by its number in config.json, or by the text of a token of the base vocabulary."""
     from transformers import AutoConfig
 
     words, folder = tmp_path / "words", shared.checkpoints / shared.manifest.name
@@ -284,7 +284,7 @@ def test_an_export_that_fails_says_what_to_do_with_its_folder(
 
 
 def test_tensors_are_written_in_portions(shared: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An embedding may be larger than the memory of the pod."""
+    """An embedding may be larger than the pod's memory."""
     assert _export(shared, "huggingface", tmp_path / "at once").exit_code == 0
     read, most = Reader.read, list[int]()
 
@@ -320,8 +320,10 @@ def test_experts_that_four_ranks_saved_are_exported_as_those_of_one(
     one = _trained(EXPERTS[model_type], job_body, config, train, tmp_path, {"blocks": 4})
     spread = _saved_by_four(one, tmp_path / "spread")
     pieces = [tensor.pieces for name, tensor in spread.manifest.tensors.items() if ".experts." in name]
-    assert min(map(len, pieces)) > 1, "each tensor is of several ranks"
-    assert all(of_one.begin == before.end for found in pieces for before, of_one in pairwise(found)), "in order"
+    assert min(map(len, pieces)) > 1, "several ranks saved a part of each tensor"
+    assert all(of_one.begin == before.end for found in pieces for before, of_one in pairwise(found)), (
+        "the parts of a tensor are in order and adjacent"
+    )
     for checkpoint, output in ((one, "of one"), (spread, "of four")):
         assert _export(checkpoint, "huggingface", tmp_path / output).exit_code == 0
     found, expected = ({f.name: f.read_bytes() for f in (tmp_path / n).iterdir()} for n in ("of four", "of one"))
@@ -330,7 +332,7 @@ def test_experts_that_four_ranks_saved_are_exported_as_those_of_one(
 
 
 def _saved_by_four(source: Reader, work: Path) -> Reader:
-    """The same weights as ranks save them of which two hold the same half of the experts."""
+    """Save the same weights as four ranks do, two of which hold the same half of the experts; return the checkpoint."""
     manifest, dtype = source.manifest, source.dtype
     model, sharing = manifest.model, manifest.sharing
     layout = Layout(

@@ -1,4 +1,4 @@
-"""Jobs that begin with weights that transformers has saved, and the way back."""
+"""Jobs that start from weights saved by transformers, and the export back to transformers."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def _logits(model: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_comes_back_is_what_was_read(name: str, job_body: Any, config: Any, tmp_path: Path) -> None:
-    """Every tensor to the bit, every entry of config.json, and the same logits in transformers."""
+    """Tensors are equal to the bit, config.json keeps every entry, and transformers computes the same logits."""
     from transformers import AutoModelForCausalLM
 
     source = tmp_path / "theirs"
@@ -108,7 +108,7 @@ def test_weights_in_one_file(job_body: Any, config: Any, tmp_path: Path) -> None
 
 
 def test_an_older_config_means_the_same(job_body: Any, config: Any, tmp_path: Path) -> None:
-    """Version 4 says rope_theta and rope_scaling, and torch_dtype."""
+    """Version 4 of transformers writes rope_theta, rope_scaling and torch_dtype."""
 
     def older(content: dict[str, Any]) -> None:
         rope = content.pop("rope_parameters")
@@ -126,7 +126,7 @@ def test_an_older_config_means_the_same(job_body: Any, config: Any, tmp_path: Pa
 
 
 def test_a_head_that_was_saved_beside_a_tied_embedding(job_body: Any, config: Any, tmp_path: Path) -> None:
-    """Some publish it twice. It must be the same."""
+    """Some publishers store the matrix twice; both copies must be equal."""
     from safetensors.torch import load_file, save_file
 
     family, folder = FAMILIES["Qwen2"], tmp_path / "theirs"
@@ -234,7 +234,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(llama: Path, tmp_path: Path, job_body: Any) -> Path:
-    """A copy of the weights, with which the job begins."""
+    """Return a copy of the weights, from which the job starts."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     for file in llama.iterdir():
@@ -254,7 +254,7 @@ def test_what_does_not_fit_is_refused(name: str, copied: Path, config: Any) -> N
 
 
 def test_tensors_that_do_not_fit_are_refused(copied: Path, config: Any) -> None:
-    """Their shape is another one, or their type is none that is read, or their file is cut short or none at all."""
+    """A tensor has another shape or an unsupported dtype, or its file is truncated, not safetensors or missing."""
     from safetensors.torch import load_file, save_file
 
     file = copied / json.loads((copied / INDEX).read_text())["weight_map"]["model.norm.weight"]
@@ -314,7 +314,7 @@ def test_another_model_of_the_job_is_refused_by_its_fields(job_body: Any, config
 def test_sequences_longer_than_trained_are_told(
     trained: int, warns: bool, job_body: Any, config: Any, tmp_path: Path
 ) -> None:
-    """Once, by the rank that checks; the job trains all the same."""
+    """Only the checking rank warns, once. The job trains all the same."""
     family = FAMILIES["Mistral, without a window"]
     family.saved(tmp_path / "theirs")
     edit(tmp_path / "theirs" / CONFIG, _set(max_position_embeddings=trained))
@@ -330,7 +330,7 @@ def test_sequences_longer_than_trained_are_told(
 def test_the_phases_go_on_without_the_weights(
     copied: Path, job_body: Any, config: Any, train: Any, delink_of: Any, tmp_path: Path
 ) -> None:
-    """They are read once. What their config.json says is known at the end."""
+    """The weights are read only at the start. The entries of their config.json are still known at the end."""
     job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2}
     begun = iter(range(100))
     train(config(0), stop=lambda: next(begun) >= 2)
@@ -348,7 +348,7 @@ def test_the_phases_go_on_without_the_weights(
 
 
 def test_the_first_loss_is_that_of_transformers(copied: Path, config: Any, train: Any) -> None:
-    """Over the validation text, before the first step."""
+    """Compared over the validation text, before the first step."""
     from pseudoreal_trainer.data.corpus import load_corpus
     from pseudoreal_trainer.data.stream import take_windows
     from pseudoreal_trainer.training.validation import window_starts
@@ -385,7 +385,7 @@ def test_a_rank_reads_its_share_alone(layout: str, copied: Path, job_body: Any, 
     size = sum(tensor.nbytes for tensor in tensors(copied).values())
     read = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     share = sum(sum(each["numbers"]) for each in read)
-    assert share == size, "together they read each number once"
+    assert share == size, "together the ranks read each number once"
     assert max(sum(each["numbers"]) for each in read) < 0.7 * size
     headers = [sum(each["headers"]) for each in read]
     files = [*copied.glob("*.safetensors")]
@@ -394,7 +394,7 @@ def test_a_rank_reads_its_share_alone(layout: str, copied: Path, job_body: Any, 
 
 
 def _counted(rank: int, world: int, config: Any, folder: Path) -> None:
-    """Begins the phase and notes the bytes that this rank has read: of headers, and of numbers."""
+    """Start the phase and record how many bytes of headers and of numbers this rank reads."""
     read: dict[str, list[int]] = {"headers": [], "numbers": []}
     original = FileContent.read_into
 

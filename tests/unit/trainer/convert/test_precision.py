@@ -1,4 +1,4 @@
-"""Types of numbers, against torch's."""
+"""Conversions between number types, compared with torch."""
 
 import numpy as np
 import torch

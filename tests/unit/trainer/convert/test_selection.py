@@ -1,4 +1,4 @@
-"""What blocks begin as whose layers share them."""
+"""The published layers from which shared blocks start."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +28,7 @@ def _model(layers: int, **fields: Any) -> Model:
 
 
 def _chosen(of: int, blocks: int, pattern: str = "Cycle", **origins: Any) -> list[tuple[int, ...]]:
-    """`of`: number of the model's layers."""
+    """Return the layers chosen for each block of a model with `of` layers."""
     sharing = Sharing.model_validate({"blocks": blocks, "pattern": pattern})
     return [*layers_of_blocks(BlockOrigins.model_validate(origins), _model(of), sharing)]
 
@@ -79,7 +79,7 @@ def test_a_block_does_not_begin_as_a_layer_of_another_kind() -> None:
 
 @pytest.fixture
 def shared(job_body: Any, tmp_path: Path) -> Any:
-    """A function that makes the job one of 4 layers on 2 blocks that begins with a Mistral; it takes the rule."""
+    """Return a function that makes the job start 4 layers on 2 blocks from a Mistral; its arguments are the rule."""
     FAMILIES["Mistral"].saved(tmp_path / "theirs")
 
     def prepare(**blocks: Any) -> None:
@@ -126,7 +126,8 @@ def test_blocks_begin_as_means_with_a_warning(shared: Any, config: Any, tmp_path
 def test_the_mean_of_layers_that_were_delinked_is_the_block_again(
     job_body: Any, config: Any, train: Any, delink_of: Any, tmp_path: Path
 ) -> None:
-    """Exactly: delinked, exported, and taken back into a phase with sharing, in a sum of three equal layers too."""
+    """The mean is exact, even for a sum of three equal layers: delinked, exported, and imported into a phase with
+    sharing."""
     from click.testing import CliRunner
     from pseudoreal_trainer.cli.command import main
 
@@ -158,7 +159,7 @@ OWN = {"mlp.gate.weight": "router.weight", "self_attn.k_proj.weight": "attention
 def test_experts_that_are_shared_alone_begin_as_those_of_layers_that_have_some(
     blocks: dict[str, Any], origins: tuple[int, ...], job_body: Any, config: Any, tmp_path: Path
 ) -> None:
-    """The second and the last of 4 layers have experts: in the pattern Cycle both use the second set."""
+    """Layers 1 and 3 of 4 have experts; with the pattern Cycle both use the second set."""
     family = FAMILIES["Qwen3 MoE"]
     family.saved(tmp_path / "theirs")
     begin_with(tmp_path / "theirs", family, job_body, blocks=blocks)

@@ -1,4 +1,4 @@
-"""How long the sequences were that published weights were trained on."""
+"""Sequence length on which published weights were trained."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embedding
         ({"max_position_embeddings": None}, 2048),
         ({}, 2048),
         ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 4096),
-        # Qwen 3 as published, with the YaRN that its model card recommends for 131,072 tokens.
+        # Qwen 3 as published, with the YaRN scaling that its model card recommends for 131,072 tokens.
         ({"max_position_embeddings": 40_960, "rope_scaling": YARN | ORIGINAL}, 131_072),
         ({"max_position_embeddings": 32_768, "rope_scaling": YARN}, 131_072),
-        # Llama 3.1 as published: it was trained further than its factor stretches.
+        # Llama 3.1 as published: it was trained on longer sequences than its factor extends to.
         ({"max_position_embeddings": 131_072, "rope_parameters": LLAMA3}, 131_072),
     ],
 )

@@ -1,4 +1,4 @@
-"""How long a job takes, and what must change: by hand."""
+"""The schedule estimate of a job, and the changes that would meet a deadline, computed by hand."""
 
 import pytest
 from pseudoreal_trainer.forecast.course import PhaseCourse, total_days, what_must_change

@@ -1,7 +1,7 @@
-"""The examples of M6-10T: planned in seconds, with the figures of closed forms, and they fit.
+"""The M6-10T examples are planned in seconds, match closed forms, and fit.
 
-The closed forms are those of arXiv 2110.03888's model: 48 layers of 10,240 experts of 2 x 1024 x 9984 parameters in 80
-prototypes, on 512 ranks.
+The closed forms are for the model of arXiv 2110.03888: 48 layers of 10,240 experts with 2 x 1024 x 9984 parameters
+each, in 80 prototypes, on 512 ranks.
 """
 
 import json
@@ -30,7 +30,7 @@ EXPERT = 2 * HIDDEN * 9984
 GB = 10**9
 MOST_MANIFEST_BYTES = 8 << 20
 MOST_SECONDS = 10.0
-"""Seconds of a processor for each of the two phases of a file."""
+"""Limit of processor seconds for each of the two phases of a file."""
 
 
 @cache
@@ -45,8 +45,8 @@ def _planned(job: str, hardware: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _exchanged(tokens: int, expert_ranks: int, micro_batches: int) -> int:
-    """Bytes that a rank sends in a step of so many tokens of its own: five rows of each choice, in bfloat16, two of
-    them with a weight; and the counts of each layer."""
+    """Return the bytes that a rank sends in a step with `tokens` tokens of its own: five bfloat16 rows per choice, two
+    of them with a weight, and the token counts of each layer."""
     rows = LAYERS * tokens * PROTOTYPES * (5 * HIDDEN + 2) * 2
     counts = LAYERS * micro_batches * EXPERTS * 8
     return (rows + counts) * (expert_ranks - 1) // expert_ranks
@@ -68,7 +68,7 @@ def test_ten_trillion_parameters_fit(
         found = phase["bytes_moved_per_step"]["experts"]
         assert found == pytest.approx(_exchanged(tokens, ranks, micro_batches), rel=1e-6)
     assert pseudo["bytes"]["disk"] == 0
-    # Masters and moments, and where weights are away from the device their copy in bfloat16.
+    # Master weights and moments take 12 bytes; units away from the device also keep a bfloat16 copy.
     away = real["bytes"]["host"] + real["bytes"]["disk"]
     assert away > 14 * real["parameters_per_rank"] - real["bytes"]["device"]
 
@@ -82,7 +82,7 @@ def test_on_v100_the_experts_of_the_real_phase_need_the_disk_and_on_h200_they_do
 
 
 def test_the_course_says_what_must_change() -> None:
-    """A job of one phase, so that the test is short."""
+    """One phase only, to keep the test short."""
     arguments = [str(EXAMPLES / "m6-10t.yaml"), "--phase", "pseudo", "--hardware", str(EXAMPLES / "hardware/v100.yaml")]
     said = CliRunner().invoke(plan, [*arguments, "--days", "7"]).stdout
     assert "let phase pseudo have" in said
@@ -90,7 +90,8 @@ def test_the_course_says_what_must_change() -> None:
 
 
 def test_the_manifest_is_small_and_loads_in_under_a_second(tmp_path: Path) -> None:
-    """The manifest of the real phase, as 512 ranks save it: no files are written, and digests are those of none."""
+    """The manifest of the real phase as saved by 512 ranks; no tensor files are written, and the digests are
+    placeholders."""
     job = parse_job(EXAMPLES / "m6-10t.yaml")
     config = phase_config(job, 1, execution=1, work_directory=".", offload_directory=".")
     layout, units = fixed_layout(config, phase_sizes(config, "cuda")), units_of(config.model, config.sharing)

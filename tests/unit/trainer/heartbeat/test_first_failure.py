@@ -1,4 +1,4 @@
-"""The first failure of a rank is the one that counts, and it ends the rank."""
+"""Only the first failure of a rank counts, and it ends the rank."""
 
 import threading
 

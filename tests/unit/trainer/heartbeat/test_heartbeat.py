@@ -1,4 +1,4 @@
-"""What a rank says of itself: when it begins to wait, when it works again, and that no step passes unseen."""
+"""Heartbeat of a rank: start and end of every wait, and every step, are recorded."""
 
 import os
 import subprocess
@@ -119,7 +119,7 @@ def test_a_rank_that_waits_for_its_own_thread_computes_while_that_works(
 
 
 def test_a_wait_that_is_over_already_is_counted_all_the_same(heartbeat: Heartbeat, path: Path) -> None:
-    """Ranks with the same plan leave the same waits, however fast their threads are."""
+    """Ranks with the same plan count the same number of waits, regardless of the speed of their threads."""
     done: Future[None] = Future()
     done.set_result(None)
     heartbeat.join(done, heartbeat.updates)

@@ -1,4 +1,4 @@
-"""The file of a heartbeat: who reads it finds a whole record, whatever its writer is at."""
+"""A reader of the heartbeat file always finds a whole record, even while the rank writes."""
 
 import subprocess
 import sys
@@ -67,7 +67,7 @@ def test_who_reads_while_it_is_written_never_reads_two_records_as_one(path: Path
             read.extend(read_heartbeat(path) for _ in range(20_000))
             return len({record.step for record in read if record}) > 100
 
-        # More than once where the writer had no processor meanwhile.
+        # The loop repeats if the writer got too little processor time.
         wait_for("a hundred records", enough, pause=0.001)
         assert writer.poll() is None
     finally:
@@ -75,4 +75,4 @@ def test_who_reads_while_it_is_written_never_reads_two_records_as_one(path: Path
         writer.wait()
     found = [record for record in read if record is not None]
     assert all(record.doing == str(record.step) and record.since == record.step == record.waits for record in found)
-    assert len(found) > 0.995 * len(read), "it is between two records for a moment only"
+    assert len(found) > 0.995 * len(read), "the file is between two records only for a moment"

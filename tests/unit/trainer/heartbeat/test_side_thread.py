@@ -1,4 +1,4 @@
-"""A thread beside the main one says what it waits for, to whoever waits for it."""
+"""A side thread reports the collective that it waits for, also to a thread that waits for the side thread."""
 
 from pseudoreal_trainer.heartbeat.side_thread import SideThread
 

@@ -1,4 +1,4 @@
-"""Every call in which a rank may wait for another one is inside of a wait that its heartbeat shows."""
+"""Every call that may block on another rank runs inside a wait that the heartbeat shows."""
 
 import threading
 from collections import Counter
@@ -32,7 +32,7 @@ CASES = (
 
 
 class Known(Heartbeat):
-    """Remembers in which thread somebody waits."""
+    """Heartbeat that remembers which threads are inside a wait."""
 
     def __init__(self) -> None:
         super().__init__()

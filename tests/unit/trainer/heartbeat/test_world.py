@@ -1,4 +1,4 @@
-"""Three ranks that train together: whoever stands still or is slow can be named from what their pods report."""
+"""Three ranks that train together: a stuck or slow rank can be named from the reports of their pods."""
 
 import copy
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ HEALTHY_STEPS = 200
 
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Its steps are long enough that the machine's own moods do not show in the mean of ten of them."""
+    """Yield three ranks in training. Steps are long enough that noise of the machine averages out over ten of them."""
     folder = tmp_path_factory.mktemp("trio")
     (folder / "corpus").mkdir()
     (folder / "corpus" / "a.txt").write_text("the lord said unto the king of israel. " * 500)
@@ -74,7 +74,7 @@ def test_nobody_is_named_while_all_are_well(trio: World) -> None:
 
 
 def _is_stuck(heartbeats: list[RankReport]) -> bool:
-    """Rank 1, and not only for a moment: without the fault the others wait for it now and then as well."""
+    """Return whether rank 1 is stuck for over a second: even without the fault, the others wait for it at times."""
     return _waiting(heartbeats) == [0, 2] and heartbeats[1].seconds > 1
 
 
@@ -111,7 +111,7 @@ def test_a_process_that_is_stopped_inside_a_collective_is_named(trio: World) -> 
             (trio.folder / "stuck-1").unlink()
             heartbeats = trio.wait_for(lambda beats: _waiting(beats) == [0, 1, 2] and beats[2].process == "T")
             assert suspects(heartbeats) == [2]
-            # Without the state of its process it can be told as well, if the others are further; no other one is named.
+            # Without the process state, rank 2 can still be named if the others are further; no other rank is named.
             unknown = [beat.model_copy(update={"process": ""}) for beat in heartbeats]
             assert suspects(unknown) in ([2], [])
     trio.makes_steps(2)
@@ -122,7 +122,7 @@ def test_a_rank_that_computes_ten_times_as_long_is_a_straggler(trio: World) -> N
         return [rank for rank, _ in stragglers(trio.heartbeats(), FACTOR)]
 
     with trio.fault("slow", 0):
-        # The faults of other tests leave the mean of a rank only after some steps.
+        # Faults of other tests leave a rank's mean only after some steps.
         trio.wait_for(lambda _: named() == [0])
         trio.makes_steps(10)
         assert named() == [0]

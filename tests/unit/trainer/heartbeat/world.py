@@ -1,4 +1,4 @@
-"""Ranks that train together on this machine, seen as their pods see them: by their heartbeats."""
+"""Ranks that train together on this machine, observed through their heartbeats, as their pods observe them."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ from tests.unit.trainer.pod import faulty_worker
 
 @dataclass
 class World:
-    """Ranks without their pods, each of which has a folder."""
+    """Ranks without pod programs, each with a pod folder of its own."""
 
     folder: Path
     processes: list[Forked] = field(default_factory=list)
@@ -34,11 +34,11 @@ class World:
         return sorted(found, key=lambda sign: sign.rank)
 
     def wait_for(self, condition: Callable[[list[RankReport]], object]) -> list[RankReport]:
-        """The first heartbeats of all ranks for which the condition holds."""
+        """Return the first heartbeats of all ranks for which the condition holds."""
 
         def look() -> list[RankReport] | None:
             found = self.heartbeats()
-            assert all(process.poll() is None for process in self.processes), "one has ended"
+            assert all(process.poll() is None for process in self.processes), "all ranks are alive"
             return found if len(found) == len(self.processes) and condition(found) else None
 
         return wait_for("it", look, lambda: f"{self.heartbeats()}\n{self.stacks()}", LIMIT_SECONDS, pause=0.02)
@@ -74,7 +74,7 @@ class World:
             os.kill(pid, signal.SIGCONT)
 
     def stacks(self) -> str:
-        """Where the threads of all ranks are, which this ends: what they leave when they crash."""
+        """Return the stacks of all threads. Ends the ranks: each writes its stacks when it aborts."""
         for beat in self.heartbeats():
             with suppress(ProcessLookupError):
                 os.kill(self.record(beat.rank).pid, signal.SIGABRT)
@@ -91,7 +91,7 @@ def _read(file: Path) -> str:
 
 @contextmanager
 def world(config: PhaseConfig, folder: Path) -> Iterator[World]:
-    """Trains until the context ends, or the phase."""
+    """Train until the context ends, or the phase."""
     found, file, port = World(folder), folder / "config.json", free_port()
     file.write_text(config.to_json())
     prepare = partial(faulty_worker.install, folder)

@@ -1,4 +1,4 @@
-"""Configurations for pods that meet."""
+"""Configurations for pods that join one rendezvous."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from tests.unit.trainer.launch.pods import STEPS
 
 @pytest.fixture
 def pair(job_body: dict[str, Any], config: Any) -> Callable[..., PhaseConfig]:
-    """Makes the configuration of a phase on two pods."""
+    """Return a function that makes the configuration of a phase on two pods."""
     phase = job_body["spec"]["phases"][0]
     phase |= {"workers": 2, "processesPerWorker": 1, "until": {"step": STEPS}}
 

@@ -1,4 +1,4 @@
-"""The pod program, which waits a shorter time for the others."""
+"""Run the pod program with a shorter rendezvous timeout."""
 
 from pseudoreal_trainer.cli import pod as program
 from pseudoreal_trainer.launch import rendezvous

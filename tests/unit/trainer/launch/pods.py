@@ -1,4 +1,4 @@
-"""Pods as real processes that meet on the loopback interface: their ranks are killed, or they themselves."""
+"""Pods as real processes with a rendezvous on loopback; tests kill their ranks or whole pods."""
 
 import json
 import os
@@ -26,13 +26,13 @@ from tests.unit.trainer.pod.server import Server
 
 STEPS = 300
 _STORE_REQUEST = struct.pack("<BIBQ3sQ1s", 13, 0x3C85F7CE, 0, 3, b"key", 1, b"1")
-"""How torch's store is greeted, and a key set in it."""
+"""Request of torch's TCPStore client: the handshake, and setting a key."""
 KILLED_AT = 12
 
 
 @contextmanager
 def stranger_at(ports: Sequence[int]) -> Iterator[None]:
-    """Somebody who says to the ports, all the time, what torch's store would take from him, and what nothing would."""
+    """Within the context, a stranger keeps sending the ports requests of torch's TCPStore and random bytes."""
     over = threading.Event()
 
     def disturb() -> None:
@@ -55,8 +55,8 @@ def stranger_at(ports: Sequence[int]) -> Iterator[None]:
 def training(
     config: PhaseConfig, folder: Path, server: Server | None = None, ports: Sequence[int] = (), **more: Any
 ) -> Iterator[list[Pod]]:
-    """The pods of worker 0 and 1, and the spare ones, which meet at four ports; they and their ranks end with the
-    context."""
+    """Yield the pods of workers 0 and 1, and the spare pods; their rendezvous uses four ports. The pods and their ranks
+    end with the context."""
     folder.mkdir(exist_ok=True)
     (port, *_) = ports or free_ports(4)
     pods = []
@@ -92,7 +92,7 @@ def ranks(pod: Pod) -> list[HeartbeatRecord]:
 
 
 def rank_that_trains(pod: Pod, step: int = KILLED_AT, but: int = 0) -> int:
-    """The process of the pod's rank once it is at the step; not the process `but`."""
+    """Return the process id of the pod's rank once the rank is at the step. A process `but` is ignored."""
 
     def there() -> int:
         assert pod.process.poll() is None, pod.said()
@@ -102,7 +102,7 @@ def rank_that_trains(pod: Pod, step: int = KILLED_AT, but: int = 0) -> int:
 
 
 def end_at_once(pod: Pod) -> None:
-    """Kills all that runs in the pod, as when its node is off: the program, torchrun and the ranks."""
+    """Kill everything in the pod, as if its node lost power: the program, torchrun and the ranks."""
     found = ranks(pod)
     os.killpg(pod.process.pid, signal.SIGKILL)
     for record in found:
@@ -111,7 +111,7 @@ def end_at_once(pod: Pod) -> None:
 
 
 def last_files(config: PhaseConfig) -> dict[str, str]:
-    """SHA-256 of the files of the checkpoint at the end of the phase: weights and moments of every rank."""
+    """Return the SHA-256 of the files of the phase's last checkpoint: weights and moments of every rank."""
     folder = Path(config.work_directory) / "checkpoints" / f"pseudo-{STEPS:08d}"
     manifest = json.loads((folder / "manifest.json").read_text())
     return {name: file["sha256"] for name, file in manifest["files"].items()}

@@ -1,4 +1,4 @@
-"""How often a pod restarts its ranks in place, and what its last word is then."""
+"""Number of restarts in place, and the termination message after the last."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ Starts = list[int]
 
 @pytest.fixture
 def launch(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
-    # It would listen to signals of the process that runs the tests.
+    # The real constructor would install signal handlers in the test process.
     monkeypatch.setattr(Stop, "__init__", lambda stop: setattr(stop, "asked", False))
     folder = PodFolder(tmp_path)
     return Launch(config(0).model_copy(update={"in_place": 2}), tmp_path / "config", "worker", folder, Stop())
@@ -29,7 +29,7 @@ def dies(launch: Launch, text: str, *, may_restart: bool = True) -> Ending:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, *endings: Ending | None) -> Starts:
-    """Lets one start after the other end so; the starts that there were."""
+    """Let successive starts end in these ways; return the list of starts."""
     starts: Starts = []
 
     def run(_: Launch, place: Place) -> Ending | None:
@@ -56,7 +56,7 @@ def test_restarts_end_when_they_are_used_up(launch: Launch, monkeypatch: pytest.
 
 
 def test_a_restart_without_the_others_is_none(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pod ends as it would have ended without it."""
+    """The pod ends with the message from before the restart."""
     starts = play(monkeypatch, dies(launch, "first"), dies(launch, "second"), None)
     message = run_in_place(launch)
     assert (starts, message.message) == ([0, 1, 2], "second")

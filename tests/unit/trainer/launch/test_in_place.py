@@ -1,4 +1,4 @@
-"""Two pods whose ranks are restarted in place, as real processes that meet on the loopback interface."""
+"""Two pods whose ranks are restarted in place, as real processes with a rendezvous on loopback."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from tests.unit.trainer.pod.server import serving
 def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_undisturbed_run(
     pair: Callable[..., PhaseConfig], tmp_path: Path
 ) -> None:
-    """Though a stranger comes to all their meetings."""
+    """A stranger disturbs every rendezvous."""
     disturbed, whole = pair("disturbed"), pair("whole")
     with training(whole, tmp_path / "pods-whole") as pods:
         assert [pod.wait() for pod in pods] == [0, 0], pods[0].said()
@@ -28,12 +28,14 @@ def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_und
         before = [rank_that_trains(pod) for pod in pods]
         os.kill(before[1], signal.SIGKILL)
         again = rank_that_trains(pods[0], but=before[0])
-        assert process_state(before[0]) in ("X", "Z"), "the rank before has ended"
+        assert process_state(before[0]) in ("X", "Z"), "the previous rank has ended"
         os.kill(again, signal.SIGKILL)
         assert [pod.wait() for pod in pods] == [0, 0], "\n".join(pod.said() for pod in pods)
     assert last_files(disturbed) == last_files(whole)
     no_place_was_taken = not (Path(disturbed.work_directory) / "membership").exists()
-    assert no_place_was_taken, "a queue may give the execution other pods, which begin at the first meeting"
+    assert no_place_was_taken, (
+        "without a takeover no membership is recorded: Kueue may replace the pods, and new pods start with restart 0"
+    )
     told = [InPlace.model_validate(pod.message()["inPlace"]) for pod in pods]
     assert [(each.restarts, each.peer_lost) for each in told] == [(2, False), (2, True)]
     assert told[0].message.startswith("local rank 0 ended without a word")
@@ -45,7 +47,7 @@ def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_und
 def test_a_pod_whose_partner_is_gone_ends_when_they_have_not_met(
     pair: Callable[..., PhaseConfig], tmp_path: Path
 ) -> None:
-    """Its last word is that of its end, and there was no restart."""
+    """The termination message is the one from before the restart, which does not count."""
     program = ("-m", "tests.unit.trainer.launch.impatient_pod")
     with training(pair(), tmp_path / "pods", program=program) as pods:
         lost = rank_that_trains(pods[0])

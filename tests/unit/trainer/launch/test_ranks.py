@@ -1,4 +1,4 @@
-"""Ranks may be restarted in place only when none of them lives: a rank that lives could still commit a checkpoint."""
+"""A restart in place requires that all earlier ranks are dead: a live rank could still commit a checkpoint."""
 
 import subprocess
 from math import nan
@@ -18,8 +18,8 @@ FIRST, AGAIN = (Place(restart, 0, 0, 1) for restart in (0, 1))
 
 @pytest.fixture
 def launch(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
-    """A pod whose torchrun ends at once; its ranks leave no word."""
-    # It would listen to signals of the process that runs the tests.
+    """Return a pod's launch in which torchrun ends at once and the ranks leave no outcome."""
+    # The real constructor would install signal handlers in the test process.
     monkeypatch.setattr(Stop, "__init__", lambda stop: setattr(stop, "asked", False))
     monkeypatch.setattr(ranks, "_run_torchrun", lambda *_: 1)
     return Launch(config(0), tmp_path / "config", "worker", PodFolder(tmp_path), Stop())
@@ -43,4 +43,4 @@ def test_a_rank_that_outlives_torchrun_forbids_a_restart(launch: Launch) -> None
 def test_a_restart_after_which_no_rank_began_was_none(launch: Launch) -> None:
     assert run_ranks(launch, AGAIN) is None
     first = run_ranks(launch, FIRST)
-    assert first is not None, "the first start always has an end"
+    assert first is not None, "the first start always returns an ending"

@@ -1,4 +1,4 @@
-"""Where pods meet, first and after restarts in place."""
+"""Rendezvous settings of pods, at the first start and after restarts in place."""
 
 import socket
 from typing import Any
@@ -66,7 +66,7 @@ def test_pods_meet_at_the_spare_one_that_is_worker_0(config: Any) -> None:
 
 
 def test_pods_of_two_memberships_have_meetings_of_two_names(config: Any) -> None:
-    """They come to one port, where one of them holds another key."""
+    """Both use one port, where the pods of the other membership hold another key."""
     before, after = (Place(3, 1, 0, 1, membership) for membership in (0, 2))
     found = [rendezvous(GIVEN, config(0), place) for place in (before, after)]
     assert [each["PET_RDZV_ID"] for each in found] == ["uid-real-1-3", "uid-real-1-3-of-2"]

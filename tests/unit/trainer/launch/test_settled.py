@@ -1,4 +1,4 @@
-"""The layout of a phase with layout Auto: who chooses it, when, and that nothing changes it afterwards."""
+"""Layout of a phase with `layout: Auto`: which pod chooses it, when, and that it stays."""
 
 import json
 import os
@@ -40,7 +40,7 @@ SLOW_SUMS = profile(
 
 @pytest.fixture
 def hardware(tmp_path: Path) -> Callable[..., Path]:
-    """Writes the profile that the job names."""
+    """Return a function that writes the hardware profile named by the job."""
     path = tmp_path / "hardware.yaml"
 
     def write(of: Any) -> Path:
@@ -52,7 +52,7 @@ def hardware(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def phase(job_body: dict[str, Any], config: Callable[..., PhaseConfig], hardware: Callable[..., Path]) -> PhaseConfig:
-    """A phase of two ranks in one pod that chooses its layout."""
+    """Return a phase of two ranks in one pod that chooses its layout."""
     path = hardware(SLOW_SUMS)
     job_body["spec"]["precision"] = {"compute": "float32"}
     job_body["spec"]["data"]["validation"]["everySteps"] = 50
@@ -85,7 +85,7 @@ def test_it_is_chosen_once_whatever_becomes_of_the_machine(phase: PhaseConfig, h
     hardware(SLOW_MESSAGES)
     assert chosen(phase) == first
     record(phase).unlink()
-    assert chosen(phase).pipeline == 1, "the other machine wants another one"
+    assert chosen(phase).pipeline == 1, "the other machine leads to another layout"
 
 
 def test_each_number_of_ranks_has_a_layout_of_its_own(phase: PhaseConfig) -> None:
@@ -97,7 +97,7 @@ def test_each_number_of_ranks_has_a_layout_of_its_own(phase: PhaseConfig) -> Non
 def test_pods_that_choose_at_the_same_time_go_on_with_one_layout(
     phase: PhaseConfig, hardware: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another pod, on another machine, writes its record while this one chooses."""
+    """Another pod, on another machine, writes its record while this pod is choosing."""
 
     def late(*arguments: Any) -> ChosenLayout:
         found = choose(*arguments)
@@ -135,7 +135,7 @@ def test_a_profile_that_is_not_there_is_named(phase: PhaseConfig, tmp_path: Path
 
 @pytest.mark.parametrize(("text", "says"), [("{", "makes no sense"), ('"later"', "is not of this release")])
 def test_a_record_that_cannot_be_used_ends_the_pod(phase: PhaseConfig, text: str, says: str) -> None:
-    """Training on in another layout would be what the record is there to prevent."""
+    """The record exists to prevent training from continuing in another layout."""
     whole = json.loads(chosen(phase).to_json()) | {"schedule": "Later"}
     record(phase).write_text(text if text == "{" else json.dumps(whole))
     with pytest.raises(TrainingError, match=says):
@@ -152,7 +152,7 @@ def test_without_a_profile_a_machine_is_assumed(phase: PhaseConfig, gpus: int, c
 
 
 def test_a_pod_that_is_asked_to_stop_ends_its_search_at_once(phase: PhaseConfig, tmp_path: Path) -> None:
-    """4,096 ranks have tens of thousands of layouts."""
+    """4,096 ranks have tens of thousands of layouts, so the search is long enough to be interrupted."""
     batch = phase.batch.model_copy(update={"sequences": 4096})
     many = phase.model_copy(update={"workers": 2048, "batch": batch})
     pod = start_pod(many, tmp_path / "pod")
@@ -182,7 +182,7 @@ def test_a_stop_that_has_come_before_ends_a_search_before_it_begins(phase: Phase
 def test_ranks_that_are_killed_go_on_in_the_same_layout_on_another_machine(
     phase: PhaseConfig, hardware: Callable[..., Path], tmp_path: Path, train: Any, config: Callable[..., PhaseConfig]
 ) -> None:
-    """The weights are those of one rank, whose layout is the plainest."""
+    """The weights equal those of one rank, whose layout is the simplest."""
     metrics = Path(phase.work_directory) / "metrics.jsonl"
     first = start_pod(phase, tmp_path / "first", environment={OUTCOME_DIRECTORY: str(tmp_path / "ranks")})
     wait_for("steps", lambda: metrics.exists() and metrics.read_text().count("\n") > 8, first.said)

@@ -1,4 +1,4 @@
-"""A spare pod takes the place of a lost one: real processes that meet on loopback, and the test as the operator."""
+"""A spare pod takes over for a lost worker: real processes on loopback; the test plays the operator."""
 
 import signal
 from collections.abc import Callable
@@ -19,18 +19,18 @@ PROGRAM = ("-m", "tests.unit.trainer.pod.pod_program")
 SPARE = 2
 Pair = Callable[..., PhaseConfig]
 _WHOLE: dict[str, str] = {}
-"""Kept, as the run is the same for all tests."""
+"""Result of the undisturbed run, cached because it is the same for all tests."""
 
 
 @pytest.fixture
 def trio(pair: Pair) -> Pair:
-    """Makes the configuration of a phase on two pods and a spare one."""
+    """Return a function that makes the configuration of a phase on two pods and a spare pod."""
     return lambda work="work": pair(work).model_copy(update={"spares": 1})
 
 
 @pytest.fixture
 def whole(pair: Pair, tmp_path: Path) -> dict[str, str]:
-    """The last files of an undisturbed run."""
+    """Return the last checkpoint's digests of an undisturbed run."""
     if not _WHOLE:
         config = pair("whole")
         with training(config, tmp_path / "pods-whole") as pods:
@@ -40,7 +40,7 @@ def whole(pair: Pair, tmp_path: Path) -> dict[str, str]:
 
 
 def give_place(server: Server, worker: int, waiting: int) -> None:
-    """Gives the place of a worker to the spare pod, once another pod waits."""
+    """Give the spare pod the index of `worker`, once pod `waiting` waits for the takeover."""
     server.wait_for(lambda: _waits(server.newest.get(f"pod-{waiting}")))
     said = server.newest[f"pod-{waiting}"].in_place
     assert said is not None
@@ -60,7 +60,7 @@ def logs(pods: list[Pod]) -> str:
 def test_a_spare_pod_goes_on_with_the_same_bits_whichever_pod_is_lost(
     lost: int, trio: Pair, whole: dict[str, str], tmp_path: Path
 ) -> None:
-    """Pod 0 is the one at which all meet."""
+    """Pod 0 hosts the rendezvous."""
     config = trio()
     with serving(tmp_path) as server, training(config, tmp_path / "pods", server, program=PROGRAM) as pods:
         rank_that_trains(pods[1])
@@ -69,13 +69,15 @@ def test_a_spare_pod_goes_on_with_the_same_bits_whichever_pod_is_lost(
         alive = [pods[1 - lost], pods[SPARE]]
         assert [pod.wait() for pod in alive] == [0, 0], logs(alive)
     assert last_files(config) == whole
-    assert (Path(config.work_directory) / "membership").read_text() == "1.2.0", "the lost pod may commit nothing"
+    assert (Path(config.work_directory) / "membership").read_text() == "1.2.0", (
+        "the fence excludes commits of the lost pod"
+    )
     told = pods[SPARE].message()["inPlace"]
     assert (told["restarts"], told["message"]) == (2, f"began as worker {lost}")
 
 
 def test_a_pod_that_is_asked_to_stop_loses_no_step(trio: Pair, whole: dict[str, str], tmp_path: Path) -> None:
-    """All save with it; then the others and the spare one go on."""
+    """All ranks save together with the stopped pod; then the other pod and the spare continue."""
     config = trio()
     with serving(tmp_path) as server, training(config, tmp_path / "pods", server, program=PROGRAM) as pods:
         rank_that_trains(pods[1])
@@ -86,14 +88,14 @@ def test_a_pod_that_is_asked_to_stop_loses_no_step(trio: Pair, whole: dict[str, 
         alive = [pods[0], pods[SPARE]]
         assert [pod.wait() for pod in alive] == [0, 0], logs(alive)
     assert last_files(config) == whole
-    assert f"pseudo-{saved:08d}" in pods[0].said(), "it goes on from the step that was saved"
+    assert f"pseudo-{saved:08d}" in pods[0].said(), "training continues from the saved step"
 
 
 @pytest.mark.long
 def test_a_pod_whose_place_was_taken_ends_and_commits_nothing(
     trio: Pair, whole: dict[str, str], tmp_path: Path
 ) -> None:
-    """It lives on, as behind a partition, and hears of it when its ranks are gone."""
+    """The replaced pod is alive, as after a network partition, and learns of the takeover once its ranks are gone."""
     config = trio()
     with serving(tmp_path) as server, training(config, tmp_path / "pods", server, program=PROGRAM) as pods:
         rank_that_trains(pods[1])

@@ -1,4 +1,4 @@
-"""`pseudoreal measure-hardware` in small: that it runs, and that what it measures comes out as it was put in."""
+"""`pseudoreal measure-hardware` at small scale: it runs, and known times yield the expected profile."""
 
 import os
 import time
@@ -42,12 +42,12 @@ def test_seconds_of_something_that_takes_known_time() -> None:
 
 
 def test_speeds_are_the_operations_of_a_pass_over_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One second forward, four with the backward pass, two for the head."""
+    """Forward takes one second, forward and backward together four, the head two."""
     seconds = iter((1.0, 4.0, 2.0))
     monkeypatch.setattr(passes, "seconds_of", lambda *_: next(seconds))
     speed = measure_cell(Cell("float32", hidden=64, tokens=256), CPU)
     tokens, width, ffn, sequence = 256, 64, 256, 128
-    # Four square matrices and two of the feed-forward part; attention's two products with half of the tokens each.
+    # Four square matrices and two MLP matrices; attention's two products, with half of the tokens each.
     forward = 2 * tokens * (4 * width**2 + 2 * width * ffn) + 2 * (2 * tokens * width * sequence // 2)
     assert speed.block_forward_flops_per_second == forward
     assert speed.block_backward_flops_per_second == pytest.approx(2 * forward / 3)
@@ -61,12 +61,12 @@ def test_what_kernels_hold_is_what_the_plan_does_not_count() -> None:
 
     assert most_on_cpu(act) == 3000
     assert scratch_share(act, CPU, 2000) == 0.5
-    assert scratch_share(act, CPU, 4000) == 0.0, "the plan may say too much"
+    assert scratch_share(act, CPU, 4000) == 0.0, "a plan above the measured bytes gives no share"
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_bytes_of_a_pass_that_was_not_measured_are_within_a_tenth(compute: Precision) -> None:
-    """The forecast for this processor, from larger and smaller passes, is compared with a measurement."""
+    """Scratch bytes interpolated from larger and smaller passes on this processor are compared with a measurement."""
     measured = [measure_cell(Cell(compute, hidden, tokens), CPU) for hidden in (64, 128) for tokens in (64, 256)]
     speeds = profile().speeds[0].model_copy(update={"passes": measured})
     cell = Cell(compute, hidden=96, tokens=128)
@@ -114,7 +114,7 @@ def test_vectors_are_beyond_caches_and_leave_memory_free() -> None:
 
 
 def test_an_update_is_measured_with_clipping_and_cast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine makes its updates like this."""
+    """The engine's updates include clipping and the cast to the compute dtype."""
     monkeypatch.setattr(transfers, "MOST_BYTES", 2**20)
     seen: list[tuple[Slices, float]] = []
     update = AdamW.update

@@ -1,4 +1,4 @@
-"""What every kind of experts owes: one read of the device in a pass, and the same numbers in groups as one by one."""
+"""Checks for every kind of experts: one host read per pass, and equal results grouped and one by one."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.unit.trainer.model.waiting import HostReads, Waits
 
 Mixed = Callable[[Block, Tensor], Tensor]
-"""What the experts of a block add. [B, T, H] -> [B, T, H]"""
+"""Output of a block's experts, [B, T, H] -> [B, T, H]."""
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
@@ -25,12 +25,12 @@ def assert_waits_once(mixed: Mixed, block: Block, hidden: Tensor) -> None:
     assert (reads.found, waits.found) == (["tolist"], [])
     with HostReads() as reads, Waits() as waits:
         out.sum().backward()
-    assert (reads.found, waits.found) == ([], []), "the backward pass reads nothing"
+    assert (reads.found, waits.found) == ([], []), "the backward pass reads nothing on the host"
 
 
 def assert_groups_compute_the_same(mixed: Mixed, spec: Model, hidden: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The experts are laid out as in the engine, where the parameters of a unit are parts of one vector. `hidden`: in
-    the type that is computed in."""
+    """Compare grouped with sequential experts. As in the engine, the parameters of a unit are views of one vector.
+    `hidden` has the compute dtype."""
     block, found = _bound_block(spec, hidden.dtype), []
     for is_grouped in (False, True):
         monkeypatch.setattr(grouped, "can_group", lambda *_, is_grouped=is_grouped: is_grouped)

@@ -1,4 +1,4 @@
-"""Experts on several ranks, without the ranks: what each would compute, against one process with the joined batch."""
+"""Expert parallelism simulated in one process: each rank's computation against one pass over the joined batch."""
 
 import copy
 from itertools import product
@@ -21,7 +21,7 @@ KINDS = {
 }
 TYPES = (torch.float64, torch.float32, torch.bfloat16)
 HIDDEN, LENGTH, SEQUENCES = 16, 16, 4
-"""A sequence has 64 scores of 4 experts: whole vectors of every processor, see the first test."""
+"""64 router scores per sequence and 4 experts: whole vectors on every processor, see the first test."""
 
 
 def _block(kind: str, dtype: torch.dtype) -> Block:
@@ -34,7 +34,7 @@ def _block(kind: str, dtype: torch.dtype) -> Block:
 
 
 def _of_rank(experts: Any, own: range) -> StackedFeedForward:
-    """The experts that a rank has: their parts of all stacked tensors."""
+    """Return the experts of one rank: its slices of all stacked tensors."""
     some: StackedFeedForward = copy.deepcopy(experts)
     for name, parameter in some.named_parameters():
         if name != "balancing_bias":
@@ -43,8 +43,8 @@ def _of_rank(experts: Any, own: range) -> StackedFeedForward:
 
 
 def _spread(block: Block, features: list[Tensor], logits: list[Tensor]) -> list[Tensor]:
-    """Return the outputs of each rank's tokens, [B, T, H] each; features [B, T, H] and logits [B, T, experts] of each
-    rank. Rows are passed on by hand."""
+    """Return each rank's outputs, [B, T, H], from its features [B, T, H] and logits [B, T, experts]. The exchange of
+    rows between ranks is simulated."""
     experts, ranks = block.experts, len(features)
     count = len(block.router.weight) // ranks
     routes = [experts.routes(part) for part in logits]
@@ -72,10 +72,10 @@ def _spread(block: Block, features: list[Tensor], logits: list[Tensor]) -> list[
 @pytest.mark.parametrize(("kind", "dtype", "ranks"), [*product(KINDS, TYPES, (1, 2, 4))])
 @torch.no_grad()
 def test_spread_experts_are_those_of_the_joined_batch_to_the_bit(kind: str, dtype: torch.dtype, ranks: int) -> None:
-    """Two things that a processor may round differently are kept out. An elementwise function (GELU, sigmoid) is
-    computed in loops of up to 64 numbers (four vectors of 512 bits, float32), and the numbers that are left over in
-    another way: all tensors here are whole loops. A product of matrices may add in another order for another number of
-    rows: the router's is computed once for the whole batch, and an expert gets the same rows either way."""
+    """Two sources of different rounding are excluded. Elementwise functions (GELU, sigmoid) run in vector loops of up
+    to 64 numbers (four vectors of 512 bits, float32) with another code path for the remainder: all tensors here are
+    whole loops. Matrix products may add in another order for another number of rows: the router runs once for the whole
+    batch, and an expert gets the same rows either way."""
     block = _block(kind, dtype)
     whole = torch.randn(SEQUENCES, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(7)).to(dtype)
     logits = block.router(whole)
@@ -96,7 +96,7 @@ def test_a_rank_without_tokens_takes_part() -> None:
 
 
 def test_rows_are_found_expert_by_expert_in_the_order_of_the_ranks() -> None:
-    """By plain loops over what came."""
+    """The expected order is found by plain loops over the received rows."""
     counts = torch.randint(0, 4, (3, 5), generator=torch.Generator().manual_seed(1))
     counts[1] = 0
     counts[:, 2] = 0
@@ -108,7 +108,7 @@ def test_rows_are_found_expert_by_expert_in_the_order_of_the_ranks() -> None:
 
 
 def test_a_choice_is_not_made_again() -> None:
-    """With a choice that is given, other scores change the weights, and not the experts."""
+    """With a given routing decision, other scores change the weights but not the experts."""
     for kind in KINDS:
         block = _block(kind, torch.float64)
         logits = torch.randn(2, LENGTH, len(block.router.weight), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Attention within documents: rows of several documents compute what each of them computes by itself."""
+"""Attention within documents: packed rows compute the same as each document in its own row."""
 
 from functools import partial
 from typing import Any
@@ -42,8 +42,8 @@ def _model(**attention: Any) -> Model:
 
 
 def _rows() -> Tensor:
-    """Documents of 1 to 24 tokens, some of them cut by a window, and an end as the last input, and as the last
-    target."""
+    """Return rows with documents of 1 to 24 tokens. Some documents are cut by the end of a row; one end token is the
+    last input, another the last target."""
     tokens = torch.randint(1, 256, (5, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     for row, ends in enumerate(([], [9], [0, 1, 12, 13, 22], [23], [3, 24])):
         tokens[row, ends] = END
@@ -60,7 +60,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_rows_are_separate_rows(name: str) -> None:
-    """Loss and gradients, in float64."""
+    """Compare loss and gradients in float64."""
     model, tokens = build_model(MODELS[name], Sharing(blocks=2), 5, torch.float64), _rows()
     separate = torch.zeros((), dtype=torch.float64)
     for row in tokens.tolist():
@@ -79,7 +79,7 @@ def test_packed_rows_are_separate_rows(name: str) -> None:
 
 @pytest.mark.processor
 def test_positions_begin_anew_in_each_document() -> None:
-    """In losses that shows by its rounding alone."""
+    """In the loss, wrong positions would only show as rounding, so the rotation is compared directly."""
     spec, tokens = MODELS["grouped"], _rows()
     modules = Modules(spec, units_of(spec, Sharing(blocks=2)), torch.float64, compiled=False)
     hidden, given = torch.zeros(5, LENGTH, 32, dtype=torch.float64), []
@@ -96,7 +96,7 @@ def test_positions_begin_anew_in_each_document() -> None:
 
 
 def test_nothing_is_compiled_anew_for_other_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each micro-batch has others, and behind the eighth torch would go on uncompiled."""
+    """Each micro-batch has other documents; after eight recompilations torch would run uncompiled."""
     graphs: list[Any] = []
 
     def backend(graph: Any, _: object) -> Any:
@@ -117,17 +117,17 @@ def test_nothing_is_compiled_anew_for_other_documents(monkeypatch: pytest.Monkey
 
 
 def test_masks_change_what_is_computed() -> None:
-    """Or their comparison would prove nothing."""
+    """Otherwise comparing the masked models would prove nothing."""
     model, tokens = build_model(MODELS["plain"], Sharing(blocks=2), 5, torch.float64), _rows()
     within, across = model(tokens[:, :-1], documents_of(tokens, END, tokens)), model(tokens[:, :-1])
     difference = (within - across).abs().amax(dim=2)
-    assert difference[0].max() < 1e-13, "a row of one document"
+    assert difference[0].max() < 1e-13, "the row is one document, so its mask changes nothing"
     assert difference[1, :10].max() < 1e-13
     assert difference[1, 10:].min() > 1e-6
 
 
 def test_a_rank_without_sequences_has_a_pass_of_none() -> None:
-    """All its parameters have gradients, which are zero."""
+    """All parameters still have gradients, which are zero."""
     model, tokens = build_model(MODELS["windows"], Sharing(blocks=2), 5, torch.float64), _rows()[:0]
     logits = model(tokens[:, :-1], documents_of(tokens, END, tokens))
     assert logits.shape == (0, LENGTH, 256)

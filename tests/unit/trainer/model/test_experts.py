@@ -45,7 +45,7 @@ def _spec(
 
 
 def _block(spec: Model, dtype: torch.dtype = torch.float64) -> Block:
-    """With weights of a size that makes gates differ."""
+    """Return a block with weights large enough for the gates to differ."""
     block = Block(spec).to(dtype)
     generator = torch.Generator().manual_seed(3)
     for parameter in block.parameters():
@@ -54,19 +54,19 @@ def _block(spec: Model, dtype: torch.dtype = torch.float64) -> Block:
 
 
 def _features(sequences: int = 3, dtype: torch.dtype = torch.float64) -> Tensor:
-    """[B, T, H]"""
+    """Return random features, [B, T, H]."""
     generator = torch.Generator().manual_seed(4)
     return torch.randn(sequences, LENGTH, HIDDEN, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def _mixed(block: Block, hidden: Tensor) -> Tensor:
-    """What the experts of a block add. [B, T, H] -> [B, T, H]"""
+    """Return the output of the block's experts. [B, T, H] -> [B, T, H]"""
     found: Tensor = block.experts(hidden, block.router(hidden))
     return found
 
 
 def _by_hand(block: Block, spec: Model, hidden: Tensor) -> tuple[Tensor, int]:
-    """Token by token; and how many times an expert was full."""
+    """Return the experts' output, computed token by token, and the number of tokens that a full expert refused."""
     assert spec.experts is not None
     groups, size = spec.experts.prototypes, spec.experts.count // spec.experts.prototypes
     share = float(spec.experts.capacity_factor) * LENGTH / size
@@ -92,7 +92,7 @@ def _by_hand(block: Block, spec: Model, hidden: Tensor) -> tuple[Tensor, int]:
 
 @pytest.mark.parametrize("experts", MIXTURES, ids=str)
 def test_a_pass_tallies_choices_and_refusals(experts: dict[str, Any]) -> None:
-    """Refused tokens are counted with the expert that they chose; the loop counts as it computes."""
+    """Refused tokens are counted for their chosen expert; the plain loop counts while it computes."""
     spec = _spec(experts)
     block, hidden = _block(spec), _features()
     assert spec.experts is not None
@@ -121,7 +121,7 @@ def _expert_by_hand(experts: Any, number: int, token: Tensor) -> Tensor:
 
 
 def test_the_oracles_activations_are_the_functions_of_their_names() -> None:
-    """gelu is x P(N < x), silu is x times the logistic function."""
+    """gelu is x P(N < x); silu is x times the logistic function."""
     plain: Any = Block(_spec({"count": 1})).experts.double()
     for weight in (plain.up.weight, plain.down.weight):
         weight.data.zero_()
@@ -157,7 +157,9 @@ def test_a_loop_over_tokens_agrees(experts: dict[str, Any], activation: str) -> 
         assert torch.allclose(ours[name], expected, rtol=1e-12, atol=1e-13), name
     router = ours["router.weight"].abs().max().item()
     assert spec.experts
-    assert (router > 1e-3) == (spec.experts.count > spec.experts.prototypes), "a choice of one has nothing to learn"
+    assert (router > 1e-3) == (spec.experts.count > spec.experts.prototypes), (
+        "with one expert per prototype, the router has nothing to learn"
+    )
 
 
 def test_some_mixtures_refuse_tokens_and_some_do_not() -> None:
@@ -206,7 +208,7 @@ def test_the_capacity_is_the_share_rounded_up(experts: dict[str, Any], tokens: i
 
 
 def test_the_capacity_is_that_of_the_decimal_number() -> None:
-    """In binary, 1.1 is more than 11 / 10."""
+    """In binary floating point, 1.1 is greater than 11 / 10."""
     spec = _spec({"count": 1, "capacityFactor": "1.1"}).model_copy(update={"sequence_length": 100})
     assert ceil(1.1 * 100) == 111
     assert spec.expert_capacity == 110
@@ -221,7 +223,7 @@ TOKENS = torch.randint(256, (4, LENGTH), generator=torch.Generator().manual_seed
 
 
 def test_no_position_sees_a_later_byte() -> None:
-    """Also where experts are full: only earlier tokens take their room."""
+    """The same holds for full experts: only earlier tokens take capacity."""
     model = _model(TIGHT)
     for place in range(LENGTH):
         changed = TOKENS.clone()
@@ -232,7 +234,7 @@ def test_no_position_sees_a_later_byte() -> None:
 
 
 def test_a_beginning_has_the_logits_that_it_has_in_the_whole() -> None:
-    """So a model writes text as it was trained to read it."""
+    """Hence generation sees the same logits as training."""
     model = _model(TIGHT)
     for length in range(1, LENGTH):
         torch.testing.assert_close(model(TOKENS[:, :length]), model(TOKENS)[:, :length], rtol=0, atol=1e-13)
@@ -256,13 +258,13 @@ def test_a_layers_pass_waits_for_the_device_once_whatever_the_prototypes(experts
 def test_experts_in_groups_are_those_one_by_one(
     experts: dict[str, Any], activation: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some have no tokens."""
+    """Some experts have no tokens."""
     hidden = torch.randn(3, LENGTH, 16, generator=torch.Generator().manual_seed(4)).to(dtype)
     assert_groups_compute_the_same(_mixed, _spec(experts, activation, hidden=16, inner=24), hidden, monkeypatch)
 
 
 def test_experts_whose_rows_are_not_aligned_run_one_by_one() -> None:
-    """A row of 12 numbers in bfloat16 has 24 bytes."""
+    """A row of 12 bfloat16 numbers has 24 bytes, which is not a multiple of 16."""
     rows = torch.zeros(2, 16)
     assert can_group(rows, torch.zeros(4, 24, 16))
     assert not can_group(rows.bfloat16(), torch.zeros(4, 12, 16).bfloat16())

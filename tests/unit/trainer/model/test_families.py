@@ -1,4 +1,4 @@
-"""Families against transformers' own models in float64: logits, gradients and one step of AdamW."""
+"""Model families against transformers' implementations in float64: logits, gradients and one AdamW step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,14 +28,14 @@ TOKENS = torch.randint(256, (3, LENGTH + 1), generator=torch.Generator().manual_
 class Family:
     module: str
     stem: str
-    """The beginning of their classes' names."""
+    """Prefix of the class names in transformers."""
     ours: dict[str, Any]
-    """Fields of our model beside its sizes."""
+    """Fields of our model, without sizes."""
     theirs: dict[str, Any] = field(default_factory=dict)
-    """Fields of their configuration beside its sizes. What is the same in both is written twice, so that no wrong
-    translation hides."""
+    """Fields of the transformers configuration, without sizes. Values common to both sides are written twice, so that a
+    wrong translation cannot hide."""
     attention: dict[str, Any] = field(default_factory=dict)
-    """Fields of our attention beside its sizes."""
+    """Fields of our attention, without sizes."""
     head_size: int | None = 16
 
     @property
@@ -156,11 +156,12 @@ FAMILIES = {
 }
 
 EXPERTS = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj")}
-"""Module -> how an expert's matrices are called in files: what they are part of, gate, up, down."""
+"""Module -> names of an expert's matrices in published files: parent module, gate, up, down."""
 
 
 def _published(family: Family, theirs: nn.Module, take: Callable[[nn.Parameter], Tensor | None]) -> dict[str, Tensor]:
-    """Name in a file -> what is taken of that parameter. In memory all experts of a layer are one tensor."""
+    """Return name in a published file -> value taken from its parameter. In memory, all experts of a layer are one
+    tensor."""
     found: dict[str, Tensor] = {}
     for name, parameter in theirs.named_parameters():
         value = take(parameter)
@@ -180,8 +181,8 @@ def _published(family: Family, theirs: nn.Module, take: Callable[[nn.Parameter],
 
 
 def _pair(family: Family) -> tuple[Transformer, nn.Module, Places]:
-    """Our model, theirs with the same weights, and their names -> ours. Norms and biases are moved away from ones and
-    zeros, which would hide what they do."""
+    """Return our model, the transformers model with the same weights, and published name -> our tensor. Norms and
+    biases are moved away from ones and zeros, which would hide their effect."""
     ours = build_model(family.model, Sharing(blocks=LAYERS), 5, torch.float64)
     generator = torch.Generator().manual_seed(2)
     for parameter in ours.parameters():
@@ -199,7 +200,7 @@ def _pair(family: Family) -> tuple[Transformer, nn.Module, Places]:
 
 
 def _part(one: Ours, tensor: Any) -> Tensor:
-    """What of a tensor of ours it is."""
+    """Return the part of our tensor that a published tensor corresponds to."""
     found: Tensor = tensor if one.expert is None else tensor[one.expert]
     return found
 
@@ -233,7 +234,7 @@ def test_a_family_is_that_of_transformers(name: str) -> None:
 
 def _compare_gradients(family: Family, ours: Transformer, theirs: nn.Module, names: Places) -> None:
     for published, gradient in _published(family, theirs, lambda parameter: parameter.grad).items():
-        assert gradient.abs().max() > 1e-7, "nothing is compared when all is zero"
+        assert gradient.abs().max() > 1e-7, "the gradient is not zero, so the comparison means something"
         found = _part(names[published], ours.get_parameter(names[published].name).grad)
         torch.testing.assert_close(found, gradient, rtol=0, atol=1e-12, msg=published)
 
@@ -246,14 +247,14 @@ for _row, _ends in enumerate(([5], [0, 9, 10], [23])):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_documents_of_a_packed_row_are_those_of_transformers(name: str) -> None:
-    """There positions that begin again tell documents apart."""
+    """transformers separates documents by positions that restart at 0."""
     family = FAMILIES[name]
     ours, theirs, names = _pair(family)
     inputs, documents = PACKED[:, :-1], documents_of(PACKED, END, PACKED)
     expected = theirs(inputs, position_ids=documents.positions, use_cache=False).logits
     found = ours(inputs, documents)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    assert (found - ours(inputs)).abs().max() > 1e-3, "masks change what is computed"
+    assert (found - ours(inputs)).abs().max() > 1e-3, "masks change the logits"
     targets = PACKED[:, 1:].masked_fill(inputs == END, -100)
     for logits in (expected, found):
         torch.autograd.backward(F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
@@ -261,7 +262,7 @@ def test_documents_of_a_packed_row_are_those_of_transformers(name: str) -> None:
 
 
 def test_a_window_changes_what_is_computed() -> None:
-    """Or its comparison would prove nothing."""
+    """Otherwise comparing windowed models would prove nothing."""
     windowed, whole = (build_model(FAMILIES[n].model, Sharing(blocks=LAYERS), 5, torch.float64) for n in _QWEN2)
     difference = (_logits(windowed) - _logits(whole)).abs().amax(dim=(0, 2))
     assert difference[:7].max() == 0

@@ -1,4 +1,4 @@
-"""How first weights are spread, by scheme and by the part that a matrix plays."""
+"""Standard deviations of initial weights, by scheme and by the role of a matrix."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from pseudoreal_trainer.plan.units import units_of
 
 HIDDEN, INNER, LAYERS = 64, 256, 8
 DEEP = 4.0
-"""The root of two for each layer."""
+"""Square root of two per layer."""
 SWIGLU = {"size": INNER, "activation": "SwiGLU"}
 
 PARTS = {
@@ -30,9 +30,9 @@ EXPECTED = {
     "OLMo2": [0.02] * 7,
     "TorchTitan": [1, 1 / 8, 0.02, 0.02 / DEEP, 0.02, 0.02 / DEEP, 0.02 / DEEP],
 }
-"""Standard deviation of each of PARTS."""
+"""Standard deviations in the order of PARTS."""
 _CUT = 0.98658
-"""Standard deviation of a normal distribution without what is beyond three of its own."""
+"""Standard deviation of a standard normal distribution truncated at 3."""
 
 
 def _weights(scheme: str, **changes: Any) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The loss in chunks against closed forms written here, and against whole logits to the bit."""
+"""The chunked loss against closed forms defined here, and bitwise against unchunked logits."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,12 +15,12 @@ ROWS, LENGTH, HIDDEN, VOCABULARY, DIVISOR = 3, 9, 8, 311, 17
 TOKENS = ROWS * LENGTH
 EPSILON = 1e-6
 CHUNKS = [None, 1, 5, 9, 13, 26, TOKENS, 100]
-"""5, 13 and 26 leave a shorter chunk at the end."""
+"""Chunk lengths in tokens; 5, 13 and 26 leave a shorter last chunk."""
 
 
 @dataclass
 class Found:
-    """The sums of a pass, and its gradients."""
+    """Losses and gradients of a backward pass."""
 
     cross_entropy: float
     z: float | None
@@ -31,8 +31,8 @@ class Found:
 
 @dataclass
 class Setting:
-    """A head, hidden states and targets, some of which are ignored: single ones, and all of the fourth to sixth
-    chunk of 5."""
+    """A head, hidden states and targets. `ignoring` excludes two single targets, and all of the fourth to sixth chunk
+    of 5, the last three."""
 
     dtype: torch.dtype = torch.float64
     head: Head = field(init=False)
@@ -71,10 +71,10 @@ def backward(loss: Loss, setting: Setting) -> Found:
 
 
 def closed_form(setting: Setting, cap: float | None, factor: float) -> Found:
-    """By formula, in float64; no gradient is autograd's.
+    """Return losses and gradients by formula, in float64, without autograd.
 
-    With z the logits and l their log-sum-exp, the sum over the counted tokens is of l - z_y + factor l^2, and its
-    derivative by z is softmax(z) (1 + 2 factor l), less 1 at y.
+    With logits z and their log-sum-exp l, the sum over the counted tokens is of l - z_y + factor l^2. Its derivative by
+    z is softmax(z) (1 + 2 factor l), less 1 at y.
     """
     x, weight = setting.hidden.flatten(0, 1), setting.head.norm.weight.detach()  # [N, H], [H]
     matrix, targets = setting.head.matrix.detach(), setting.targets.flatten()
@@ -148,7 +148,7 @@ def test_an_evaluation_has_the_cross_entropy_of_a_backward_pass(factor: float, c
 
 
 def test_a_sum_in_bfloat16_is_one_in_float32() -> None:
-    """9 chunks: summed in bfloat16, whose numbers have 8 bits, it would be off by a percent."""
+    """With 9 chunks, a bfloat16 sum (8 significant bits) would be off by a percent."""
     setting = Setting(torch.bfloat16)
     exact = Setting(torch.float64)
     exact.head.load_state_dict(setting.head.state_dict())
@@ -161,7 +161,7 @@ def test_a_sum_in_bfloat16_is_one_in_float32() -> None:
 
 @pytest.mark.parametrize("factor", [0.0, 1e-3])
 def test_no_tokens_make_a_gradient_of_zeros(factor: float) -> None:
-    """A data rank's part of a micro-batch may be empty; it takes part in the sum over the ranks all the same."""
+    """A data rank's part of a micro-batch may be empty; the rank still takes part in the sum over ranks."""
     setting = Setting()
     setting.hidden, setting.targets = setting.hidden[:0], setting.targets[:0]
     found = backward(Loss(torch.float64, 5, None, factor), setting)
@@ -173,7 +173,7 @@ def test_no_tokens_make_a_gradient_of_zeros(factor: float) -> None:
 
 @pytest.mark.processor
 def test_what_it_was_given_stays_as_it_was() -> None:
-    """Features change their place with their gradient; hidden states do not."""
+    """The normed features are overwritten by their gradient; the hidden states stay intact."""
     setting = Setting()
     before = setting.hidden.clone()
     backward(Loss(torch.float64, 5), setting)

@@ -58,7 +58,7 @@ def test_a_shared_gradient_is_the_sum_over_the_layers(blocks: int, pattern: str,
             uses = [layer for layer, used in enumerate(model.layer_blocks) if used == block]
             total = torch.stack([twin_gradients[f"blocks.{layer}.{name}"] for layer in uses]).sum(0)
             assert parameter.grad is not None
-            assert parameter.grad.abs().max() > 1e-6, "nothing is compared when all is zero"
+            assert parameter.grad.abs().max() > 1e-6, "the gradient is not zero, so the comparison means something"
             torch.testing.assert_close(parameter.grad, total, rtol=1e-12, atol=1e-14)
 
 
@@ -80,7 +80,7 @@ def test_rotary_products_depend_on_the_distance_alone() -> None:
     for distance in range(12):
         along = products.diagonal(-distance)
         torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-12, atol=1e-12)
-    assert len(set(products[:, 0].tolist())) == 12, "every distance is different"
+    assert len(set(products[:, 0].tolist())) == 12, "products at different distances differ"
 
 
 def test_the_first_loss_is_near_that_of_guessing() -> None:

@@ -24,7 +24,7 @@ def test_the_same_seed_writes_the_same_tokens_as_many_as_asked_for() -> None:
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Transformer:
-    """A model whose next token has the same probabilities whatever comes before."""
+    """Return a model with the same next-token probabilities after every prefix."""
     spec = Model.model_validate(
         {"layers": 1, "hiddenSize": 8, "attention": {"heads": 1}, "sequenceLength": 8, "feedForward": {"size": 8}}
     )

@@ -1,4 +1,4 @@
-"""Experts of which each token takes a few, against those of transformers."""
+"""Top-k experts against those of transformers."""
 
 from typing import Any
 
@@ -38,12 +38,12 @@ def _block(spec: Model) -> Block:
 
 
 def _features() -> Tensor:
-    """[B, T, H]"""
+    """Return random features, [B, T, H]."""
     return torch.randn(3, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 
 
 def _deepseek(block: Block) -> nn.Module:
-    """The experts of a DeepSeek V3 with one group, and with these weights."""
+    """Return transformers' DeepSeek V3 experts with one group and the weights of `block`."""
     from transformers import DeepseekV3Config
 
     fields: dict[str, Any] = {
@@ -125,7 +125,7 @@ def test_a_bias_chooses_experts_and_weighs_none() -> None:
 
 @pytest.mark.parametrize("score", ["Softmax", "Sigmoid"])
 def test_the_auxiliary_loss_is_that_of_each_sequence(score: str) -> None:
-    """It joins the loss over the tokens of the batch, and its value comes out beside the tokens of the experts."""
+    """The loss is added to the loss over the batch's tokens, and its value is reported in the router statistics."""
     spec, found = _spec(score=score, auxiliaryLoss="0.3", biasUpdateRate="0.1"), []
     for is_plain in (False, True):
         block, hidden = _block(spec), _features().requires_grad_()
@@ -142,7 +142,8 @@ def test_the_auxiliary_loss_is_that_of_each_sequence(score: str) -> None:
 
 
 def test_the_z_loss_pulls_the_logarithm_of_the_sum_to_zero() -> None:
-    """Its gradient by a logit z is 2 log(sum) exp(z) / sum, at weights of a choice that have none."""
+    """The gradient by a logit z is 2 log(sum) exp(z) / sum. The output's gradient is zero here, so nothing else adds to
+    it."""
     block, tally = _block(_spec(routerZLoss="0.3")), Tally.empty(6, 30, torch.device("cpu"))
     logits = block.router(_features()).detach().requires_grad_()
     out = block.experts(_features(), logits, tally)
@@ -155,7 +156,7 @@ def test_the_z_loss_pulls_the_logarithm_of_the_sum_to_zero() -> None:
 
 
 def _auxiliary_loss(score: str, logits: Tensor) -> Tensor:
-    """Summed over tokens, with the factor 0.3: logits [B, T, 6] -> a scalar."""
+    """Return the auxiliary loss with factor 0.3, summed over tokens; logits [B, T, 6] -> scalar."""
     total = torch.zeros(())
     for sequence in logits:
         scores = sequence.softmax(dim=-1) if score == "Softmax" else sequence.sigmoid()
@@ -167,7 +168,8 @@ def _auxiliary_loss(score: str, logits: Tensor) -> Tensor:
 
 
 def test_experts_in_balance_have_an_auxiliary_loss_of_its_factor() -> None:
-    """Sequences of 10 tokens and 5 experts of which each token takes 2: each expert gets 4, with equal scores."""
+    """Sequences of 10 tokens, 5 experts and 2 choices per token: each expert gets 4 tokens, with nearly
+    equal scores."""
     experts = TopKExperts(_spec(), TopK(per_token=2, auxiliary_loss="0.5"), 5)
     logits = torch.zeros(1, 10, 5, dtype=torch.float64)
     for token in range(10):
@@ -176,7 +178,7 @@ def test_experts_in_balance_have_an_auxiliary_loss_of_its_factor() -> None:
 
 
 def test_tokens_are_counted_exactly_in_bfloat16() -> None:
-    """Which has no odd numbers beyond 256."""
+    """bfloat16 has no odd numbers above 256."""
     torch.manual_seed(0)
     block = Block(_spec(biasUpdateRate="0.1")).bfloat16()
     hidden = torch.randn(2, 1001, HIDDEN, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Calls that wait for the device: tests on a CPU see them all the same."""
+"""Detect calls that would wait for a GPU, on a CPU."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class HostReads(TorchFunctionMode):
-    """Names of calls that read a tensor's values on the host; on a GPU each waits for all that was launched."""
+    """Record the calls that read a tensor's values on the host; on a GPU each waits for all launched kernels."""
 
     METHODS = frozenset({"tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__", "cpu"})
 
@@ -23,7 +23,7 @@ class HostReads(TorchFunctionMode):
 
 
 class Waits(TorchDispatchMode):
-    """Names of operations that, on CUDA, wait for the device to learn the size of their result or a value."""
+    """Record the operations that, on CUDA, wait for the device to learn a value or the size of their result."""
 
     OPERATIONS = ("_local_scalar_dense", "bincount", "nonzero", "unique", "masked_select", "repeat_interleave.Tensor")
 

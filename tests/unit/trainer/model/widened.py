@@ -1,8 +1,8 @@
 """transformers' own code in float64.
 
-It casts norms, positions, routers and softmaxes to float32, whatever the type of the model is: in float64 it differs
-from an exact computation by 1e-6. Here its text is changed where it says float32, so that nothing of it is written
-anew.
+transformers casts norms, positions, routers and softmaxes to float32 for models of every dtype. Comparisons in float64
+would therefore differ by float32 rounding. Here float64 takes the place of float32 in the source of its modules, which
+are executed again.
 """
 
 import importlib
@@ -20,20 +20,21 @@ _FREQUENCIES = "ROPE_INIT_FUNCTIONS"
 
 @cache
 def widened(name: str) -> ModuleType:
-    """The module of transformers with this name, in which every float32 is a float64."""
+    """Return this module of transformers, executed again with float64 in place of float32."""
     module = importlib.import_module(f"transformers.{name}")
-    assert module.__file__ is not None, "it is a file"
+    assert module.__file__ is not None, "modules of transformers are loaded from files"
     text = Path(module.__file__).read_text()
     text = re.sub(r"torch\.float32\b|torch\.float\b", "torch.float64", text).replace(".float()", ".double()")
     before = getattr(module, _FREQUENCIES, {})
     exec(compile(text, module.__file__, "exec"), module.__dict__)
-    # Modules that were imported before hold the dictionary itself, and make frequencies anew with it.
+    # Modules imported earlier hold the dictionary itself and compute frequencies with its entries, so update it in
+    # place.
     before |= getattr(module, _FREQUENCIES, {})
     return module
 
 
 def causal_model(module: str, stem: str, config: dict[str, Any]) -> nn.Module:
-    """A model of transformers, in float64, with this configuration."""
+    """Return a transformers model in float64 with this configuration."""
     import transformers
 
     widened("modeling_rope_utils")

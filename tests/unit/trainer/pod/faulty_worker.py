@@ -1,4 +1,4 @@
-"""A rank whose main thread is slow or stuck while a file `slow-RANK` or `stuck-RANK` says so."""
+"""A rank whose passes are slow or stuck while a file `slow-RANK` or `stuck-RANK` exists."""
 
 import os
 import time
@@ -14,7 +14,7 @@ TIMES_SLOWER = 10
 
 
 def install(folder: Path) -> None:
-    """The files are those of the folder."""
+    """Make passes slow or stuck according to the files in `folder`."""
     for name in ("forward", "backward"):
         setattr(Passes, name, _faulty(getattr(Passes, name), folder))
 

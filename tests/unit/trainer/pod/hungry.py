@@ -1,4 +1,4 @@
-"""Stands for a rank: takes memory until the system ends it."""
+"""Stand in for a rank: allocate memory until the kernel kills the process."""
 
 kept = []
 while True:

@@ -1,4 +1,4 @@
-"""The pod program, with faulty ranks; it reports often, and finds token and authority where the test has put them."""
+"""Run the pod program with faulty ranks, frequent reports, and the token and CA that the test provides."""
 
 import os
 from functools import partial

@@ -1,4 +1,4 @@
-"""A pod that reports to a server of the test."""
+"""A pod that reports to a server in the test's process."""
 
 import os
 import signal
@@ -17,12 +17,12 @@ from tests.unit.trainer.pod.pod_program import AUTHORITY, TOKEN
 from tests.unit.trainer.pod.server import Server
 
 NAME = "pod-0"
-"""The token by which the server knows it."""
+"""Token by which the server knows the pod."""
 
 
 @contextmanager
 def reporting_pod(config: PhaseConfig, server: Server, folder: Path, metrics_port: int = 0) -> Iterator[Pod]:
-    """Trains until the context ends, or the phase. `metrics_port`: where it serves metrics; 0: at any port."""
+    """Train until the context ends, or the phase. The pod serves metrics at `metrics_port`; 0 means any free port."""
     endpoint, place = server.endpoint(NAME), folder / "pod"
     environment = {
         "PSEUDOREAL_OUTCOME_DIRECTORY": str(_folder(place).path),
@@ -36,18 +36,18 @@ def reporting_pod(config: PhaseConfig, server: Server, folder: Path, metrics_por
     try:
         yield pod
     finally:
-        # Before its ranks: otherwise it would see them end.
+        # Kill the pod's process before its ranks: otherwise the pod would see and report their end.
         with suppress(ProcessLookupError):
             os.killpg(pod.process.pid, signal.SIGKILL)
         pod.process.wait()
-        # torchrun gives its workers sessions of their own, and they outlive it.
+        # torchrun starts its workers in sessions of their own, so they survive the signal to the process group.
         for record in heartbeats_of(pod):
             with suppress(ProcessLookupError):
                 os.kill(record.pid, signal.SIGKILL)
 
 
 def heartbeats_of(pod: Pod) -> list[HeartbeatRecord]:
-    """Those of the ranks that have begun."""
+    """Return the heartbeats of the ranks that have started."""
     return [record for record in map(read_heartbeat, _folder(pod.folder).heartbeats()) if record]
 
 

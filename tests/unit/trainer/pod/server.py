@@ -1,4 +1,4 @@
-"""An endpoint as the operator has one, on loopback, that misbehaves on demand."""
+"""A report endpoint like the operator's, on loopback, that misbehaves on demand."""
 
 import socket
 import ssl
@@ -25,26 +25,26 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Server:
-    """Keeps the newest report of each pod, which is known by its token."""
+    """HTTPS server that keeps the newest report of each pod, by token; `changed` guards its state."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._port = folder, 0
         self.authority = folder / "ca.crt"
         _write_certificate(folder / "server.pem", self.authority)
         self.manner = "answers"
-        """answers, hangs, garbage, no http, or a status such as 500."""
+        """How the server answers: "answers", "hangs", "garbage", "no http", or a status such as "500"."""
         self.finishes: set[str] = set()
-        """Tokens of the pods that are told to end their phase."""
+        """Tokens of the pods to be told to finish their phase."""
         self.membership: Membership | None = None
         self.authorities: str | None = None
-        """Authorities that pods are told to trust."""
+        """CA certificates (PEM) that the answers tell pods to trust."""
         self.trusted: list[str] = []
-        """Digests of the authorities that they said they trust."""
+        """Digests of the CA certificates that pods said they trust."""
         self.newest: dict[str, PodReport] = {}
         self.seen: Counter[str] = Counter()
-        """Manner -> requests that were met so."""
+        """Manner -> number of requests handled in that manner."""
         self.connections = 0
-        """Handshakes that were begun."""
+        """Number of TLS handshakes started."""
         self.changed = threading.Condition()
         self._released = threading.Event()
 
@@ -58,7 +58,7 @@ class Server:
         return Endpoint(self.url, path, self.authority)
 
     def start(self) -> None:
-        """Again on the same port, once it has had one."""
+        """Start serving; after a stop, on the same port again."""
         self._released.clear()
         server = self
 
@@ -120,14 +120,14 @@ class _Listener(ThreadingHTTPServer):
         self.open: set[Any] = set()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        # In the connection's own thread: who does not shake hands holds up nobody.
+        # In the connection's own thread, so that a client that stalls its handshake delays no other client.
         self.server.connections += 1
         with self.context.wrap_socket(request, server_side=True) as wrapped:
             self.open.add(wrapped)
             super().finish_request(wrapped, client_address)
 
     def handle_error(self, *_: Any) -> None:
-        """Clients that go away are part of the tests."""
+        """Clients that go away are part of the tests, so nothing is printed."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -170,11 +170,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *_: Any) -> None:
-        """Not to the terminal."""
+        """Keep requests out of the terminal."""
 
 
 def _write_certificate(server: Path, authority: Path) -> None:
-    """One that signs itself, valid for loopback."""
+    """Write a self-signed certificate that is valid for loopback."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, LABEL_JOB)])
     now = datetime.now(UTC)

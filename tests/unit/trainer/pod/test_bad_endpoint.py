@@ -1,4 +1,4 @@
-"""An endpoint that is down, slow or wrong changes nothing of a training that reports to it."""
+"""A report endpoint that is down, slow or wrong does not affect the training that reports to it."""
 
 import json
 import urllib.request
@@ -15,7 +15,7 @@ from tests.unit.trainer.pod.server import Server, serving
 
 MANNERS = ["500", "hangs", "429", "garbage", "no http", "down"]
 STEPS = 5
-"""Least number of steps that are made while the endpoint has each of its manners."""
+"""Minimum number of training steps while the endpoint behaves in one manner."""
 
 
 def _losses(work: Path) -> list[float]:
@@ -31,7 +31,8 @@ def _events(pod: Pod) -> list[str]:
 
 
 def _take_on(manner: str, server: Server, pod: Pod, work: Path) -> None:
-    """Until reports have met it, steps were made, and the pod has said what it noticed."""
+    """Let the server behave in `manner` until reports have met it, steps were trained, and the pod has logged the
+    change."""
     said = len(_events(pod))
     with server.changed:
         server.manner, met, made = manner, server.seen[manner], len(_losses(work))
@@ -41,7 +42,7 @@ def _take_on(manner: str, server: Server, pod: Pod, work: Path) -> None:
         server.wait_for(lambda: server.seen[manner] > met)
     server.wait_for(lambda: len(_losses(work)) >= made + STEPS)
     if manner == "hangs":
-        # Who waits there has its connection closed.
+        # The pod's request hangs; closing the connection ends the request, and the pod logs the failure.
         server.stop()
     server.wait_for(lambda: len(_events(pod)) > said)
     if manner in ("hangs", "down"):
@@ -50,7 +51,7 @@ def _take_on(manner: str, server: Server, pod: Pod, work: Path) -> None:
 
 
 def _scraped(port: int) -> dict[str, float]:
-    """What the pod tells Prometheus."""
+    """Return the pod's Prometheus samples by name."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return {sample.name: sample.value for family in families for sample in family.samples}

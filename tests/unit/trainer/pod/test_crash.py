@@ -1,4 +1,4 @@
-"""A rank that crashes is told from one that is killed, and NCCL's watchdog from other crashes."""
+"""A crashed rank is distinguished from a killed one, and an abort by NCCL's watchdog from other crashes."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ def abort_in_python() -> None:
 
 
 def abort_beside_python() -> None:
-    """Aborts as NCCL's watchdog does: from a thread that Python knows nothing of."""
+    """Abort as NCCL's watchdog does: from a thread that was not created by Python."""
     library, thread = ctypes.CDLL(None), ctypes.c_ulong()
     library.pthread_create(ctypes.byref(thread), None, library.abort, None)
     threading.Event().wait()

@@ -1,4 +1,4 @@
-"""A phase that somebody asks to end early ends through a committed checkpoint, on all ranks at the same step."""
+"""A phase that is asked to finish early ends with a committed checkpoint, on all ranks at the same step."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,8 @@ Train = Callable[..., TerminationMessage]
 
 @pytest.fixture
 def train_asked(config: Any, pod: PodFolder) -> Train:
-    """Trains the first phase, which is asked to finish while step `finish` is made, and to stop with step `stop`."""
+    """Return a function that trains the first phase, with a request to finish during step `finish` and to stop at
+    `stop`."""
 
     def run(finish: int = 0, stop: int = 0) -> TerminationMessage:
         phase, steps = config(0), count(1)
@@ -66,7 +67,7 @@ def test_it_makes_the_steps_first_that_the_delink_asks_for(
 ) -> None:
     job_body["spec"]["phases"][0]["until"]["step"] = 50
     job_body["spec"]["delink"] = {"optimizerState": "Measured", "measuredSteps": 4}
-    # It hears of it in step 3, and is stopped two steps later: who goes on from there knows when to end.
+    # The request arrives in step 3 and the pod stops two steps later; the resumed phase knows when to end.
     assert train_asked(finish=2, stop=5).outcome == "Yielded"
     message = train_asked()
     assert (message.outcome, message.step) == ("Succeeded", 7)

@@ -1,4 +1,4 @@
-"""Errors by which a rank notices that another one is gone: those of torch's own gloo and store."""
+"""Errors by which a rank detects a lost peer, as raised by torch's own gloo and TCPStore."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from tests.support.processes import Forked, preload, succeed
 preload("tests.support.warm")
 
 LARGE = 1 << 22
-"""Elements: more than fit into the buffers of a connection."""
+"""Number of elements; more than the buffers of a connection hold."""
 
 
 def all_reduce() -> None:
@@ -51,7 +51,7 @@ def receive_what_never_comes() -> None:
 
 
 DIES: list[Callable[[], None]] = [all_reduce, receive, send, gather_in_a_thread]
-"""The other rank is killed while this is called."""
+"""Calls during which the peer is killed."""
 STAYS: list[Callable[[], None]] = [receive_what_never_comes]
 
 
@@ -113,5 +113,5 @@ def test_what_was_raised_from_such_an_error_is_one() -> None:
     ],
 )
 def test_other_errors_are_a_rank_s_own(text: str) -> None:
-    """The last one is of an object store, say."""
+    """The last one may come from an object store, for example."""
     assert not has_lost_a_peer(RuntimeError(text))

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a pod, by its own parser."""
+"""Metrics of a pod, parsed by Prometheus' own parser."""
 
 import socket
 import threading
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> PodFolder:
 
 
 def read(text: str) -> Mapping[tuple[str, ...], float]:
-    """Names without their prefix, and label values -> values."""
+    """Return (name without prefix, label values...) -> value."""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     prefix = "pseudoreal_trainer_"
     assert all(sample.name.startswith(prefix) for sample in samples)
@@ -77,7 +77,7 @@ def test_the_pod_of_rank_0_tells_of_the_training() -> None:
         **{("rank_busy_seconds", rank): int(rank) / 8 for rank in "01"},
         **{("rank_activity_seconds", rank): 1 for rank in "01"},
     }
-    assert found == expected, "no validation loss yet, and neither a GPU nor its peak"
+    assert found == expected, "there is no validation loss yet, no GPU and no peak"
 
 
 def test_another_pod_tells_of_its_ranks_alone() -> None:

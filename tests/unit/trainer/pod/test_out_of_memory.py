@@ -1,4 +1,4 @@
-"""A lack of memory says how much there was and what to change; one that the system ends a rank for, too."""
+"""Out-of-memory reports name the memory that there was and the fields to change, also if the kernel killed the rank."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from tests.support.patience import wait_for
 from tests.support.pods import start_pod
 
 GIB, MIB = 1 << 30, 1 << 20
-# As torch 2.11 says it; no test here has a GPU.
+# Message of torch 2.11, because these tests have no GPU.
 GPU = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.18 GiB of which 1.06 GiB is free."
     " Including non-PyTorch memory, this process has 78.11 GiB memory in use. Of the allocated memory 77.05 GiB is"
@@ -154,7 +154,7 @@ def test_a_system_that_says_nothing_is_no_error(tmp_path: Path) -> None:
 
 
 class Group:
-    """A control group of version 1 with a limit."""
+    """A cgroup v1 memory group with a limit."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -177,7 +177,7 @@ def group() -> Iterator[Group]:
     except OSError as error:
         pytest.skip(f"this user may not make control groups: {error}")
     yield Group(folder)
-    # The process from which torchrun was forked ends right after the pod's.
+    # The process from which torchrun was forked ends shortly after the pod's process.
     wait_for("the end of all processes", lambda: not (folder / "cgroup.procs").read_text())
     folder.rmdir()
 

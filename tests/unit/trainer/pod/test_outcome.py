@@ -58,7 +58,7 @@ def test_a_rank_without_a_word_was_killed(pair: Any) -> None:
 
 @pytest.mark.parametrize("left", [[], [_left(0, "Failed", 20, "connection closed", peer_lost=True)]], ids=len)
 def test_a_pod_whose_torchrun_was_killed_is_where_it_began(left: list[Any], pair: Any) -> None:
-    """Whatever its ranks, which it leaves behind, said of the others meanwhile."""
+    """Reports of lost peers by ranks that torchrun left behind do not matter."""
     found = pod_outcome(left, pair, -9, False)
     assert (found.outcome, found.peer_lost) == ("Failed", False)
     assert found.message.startswith("torchrun was killed (signal 9), and with it local rank")
@@ -78,7 +78,9 @@ def test_a_rank_without_a_word_where_the_system_ended_one_had_too_little_memory(
     assert (found.outcome, found.exit_code) == ("OutOfMemory", 71)
     assert "ended local rank 1, as the pod used more than its limit of 1.00 GiB" in found.message
     everyone = [*left, _left(1, "Failed", 10, "disk full")]
-    assert pod_outcome(everyone, pair, 1, False, exhausted).message == "disk full", "it was none of the ranks"
+    assert pod_outcome(everyone, pair, 1, False, exhausted).message == "disk full", (
+        "the killed process was none of the ranks"
+    )
 
 
 def test_an_invalid_job_is_invalid_even_if_the_other_rank_was_stopped_before_it_knew(pair: Any) -> None:

@@ -1,4 +1,4 @@
-"""A pod whose rank is gone ends its other ranks, which would wait for it."""
+"""A pod ends its remaining ranks once one is gone, because they would wait for it."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ RANKS = 3
 
 
 class Pod:
-    """Processes that do nothing, each with the heartbeat of a rank."""
+    """Idle processes, each with the heartbeat file of a rank."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now = folder, 100.0
@@ -34,14 +34,14 @@ class Pod:
         self.partners = Partners(PodFolder(folder), lambda: self.now)
 
     def end(self, number: int, outcome: Outcome | None) -> None:
-        """None: without a word."""
+        """End a rank with this outcome; None means without any outcome."""
         if outcome is not None:
             leave_outcome(self.folder, number, TerminationMessage(outcome=outcome, phase="real", execution=1))
         self.ranks[number].kill()
         self.ranks[number].wait()
 
     def look(self) -> set[int]:
-        """The ranks that are dead afterwards."""
+        """Run one check; return the ranks that are dead afterwards."""
         self.partners.look()
         for number in self.partners.ended:
             self.ranks[number].wait(60)
@@ -97,7 +97,7 @@ def test_a_rank_that_has_no_process_yet_is_not_gone(tmp_path: Path) -> None:
 def test_a_killed_rank_ends_its_pod_though_another_one_is_stuck(
     job_body: dict[str, Any], config: Any, tmp_path: Path
 ) -> None:
-    """torchrun would wait for the other one for half a minute, and the pod could not say which one was killed."""
+    """torchrun would wait half a minute for the stuck rank, and the pod could not tell which rank was killed."""
     phase = job_body["spec"]["phases"][0]
     phase |= {"workers": 1, "processesPerWorker": 2, "until": {"step": 10**6}, "batch": {"sequences": 6}}
     with serving(tmp_path) as server, reporting_pod(config(0), server, tmp_path) as found:

@@ -1,4 +1,4 @@
-"""What stays in the folder of a pod when its ranks are restarted in place."""
+"""Contents of a pod's folder that survive a restart of its ranks in place."""
 
 import os
 from math import nan

@@ -1,4 +1,4 @@
-"""A pod's reports to the operator: what they say, how they are sent, and what happens when nobody takes them."""
+"""Reports of a pod to the operator: their content, how they are sent, and the pod's behaviour if sending fails."""
 
 import json
 import os
@@ -120,7 +120,7 @@ def test_an_authority_that_an_answer_named_is_trusted_from_then_on(server: Serve
         moved._learned.extend(endpoint._learned)
         assert not moved.send(REPORT).finish_phase
         endpoint._kept.clear()
-        assert not endpoint.send(REPORT).finish_phase, "the first one is trusted still"
+        assert not endpoint.send(REPORT).finish_phase, "the original CA is still trusted"
     first, second = (authorities_digest(each.authority.read_text()) for each in (server, successor))
     assert server.trusted == [first, second, second]
 
@@ -138,7 +138,7 @@ def test_an_answer_that_names_no_authority_breaks_nothing(server: Server, said: 
 
 
 def test_a_pod_without_an_authority_trusts_nobody(server: Server) -> None:
-    """Not those of the system either."""
+    """The system's CA certificates are not trusted either."""
     endpoint = server.endpoint("pod-a")
     endpoint.authority.write_text("none")
     with pytest.raises(ValueError, match="holds no certificate"):

@@ -1,4 +1,4 @@
-"""A rank whose partner stands still ends by itself at last, and says that a collective timed out."""
+"""A rank whose peer is stopped ends by itself after the limit and reports that a collective timed out."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ from tests.support.processes import Forked, preload, succeed
 preload("tests.support.warm")
 
 LIMIT = 10
-"""Seconds: both ranks come within that, and the test takes no less."""
+"""Limit of a collective in seconds: both ranks start within it, and the test takes at least as long."""
 
 
 def _rank(number: int, port: int, config: PhaseConfig, folder: Path) -> None:

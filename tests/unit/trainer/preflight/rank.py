@@ -1,4 +1,5 @@
-"""A rank under check with a defect put in, as its program or as a process forked from one that knows torch already."""
+"""Run a rank's preflight check with an injected defect, as a program or forked from a process that has
+imported torch."""
 
 import os
 import signal
@@ -16,7 +17,8 @@ preload("tests.support.warm")
 
 PATIENT = Limits(start=300, product=120, pairing=120, answer=120)
 QUICK = Limits(start=60, product=4, pairing=2, answer=3)
-"""For a silent rank, which costs all of product, pairings and answer. Sound ranks take a tenth of a second."""
+"""For tests with a silent rank, which uses up the limits of product, pairings and answer. Sound ranks need a tenth of a
+second."""
 
 _multiply = measure.multiply
 
@@ -28,7 +30,7 @@ def slow(left: Any, right: Any) -> Any:
 
 
 def wrong(left: Any, right: Any) -> Any:
-    """One element of many, by one."""
+    """Return the product with one wrong element."""
     answer = _multiply(left, right)
     answer[100, 200] += 1
     return answer

@@ -1,4 +1,4 @@
-"""Who is at fault, from what the ranks found."""
+"""Which ranks the preflight check blames, given the ranks' findings."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ def found(
     absent: Any = (),
     **by_rank: Any,
 ) -> Verdict:
-    """`failed` are pairs that could not talk; `absent` never answer, and nobody could talk to them. `by_rank` are
-    changes of findings, as r2={...}."""
+    """Return the verdict. `failed` are pairs that could not exchange data; ranks in `absent` never answer, and
+    exchanges with them fail. `by_rank` changes findings, for instance r2={...}."""
     world = workers * processes
     broken = {frozenset(pair) for pair in failed}
     findings = []
@@ -78,7 +78,7 @@ def test_a_rank_that_can_talk_to_nobody_is_told_from_its_partners(world: int) ->
     for lonely in range(world):
         partners = [pairing.partner for pairing in pairings(lonely, world, 1) if pairing]
         verdict = found(world, failed=[(lonely, partner) for partner in partners])
-        # Of three pairs, one is left, and it tells.
+        # With 3 ranks, one pair without the lonely rank remains and proves that the others are sound.
         assert named(verdict.broken) == [[lonely]]
         assert f"rank {lonely} on node n{lonely} could talk to none of its partners in other pods" in sentence(verdict)
 
@@ -101,14 +101,14 @@ def test_a_network_that_carries_nothing_is_nobody_s_own_either() -> None:
 
 
 def test_a_node_without_its_network_talks_within_itself() -> None:
-    """Four pods of two ranks, and nothing leaves the third."""
+    """Four pods of two ranks; the third pod has no network to the others."""
     failed = [(rank, other) for rank in (4, 5) for other in range(8) if other not in (4, 5)]
     verdict = found(4, 2, failed=failed)
     assert named(verdict.broken) == [[4], [5]]
 
 
 def test_a_rank_that_waits_for_a_broken_one_is_not_at_fault_for_its_next_partner() -> None:
-    """NCCL may hang where gloo gives up: rank 0 never comes to its second pairing, and its partner there says so."""
+    """NCCL may hang where gloo fails: rank 0 never reaches its second pairing, and its partner there reports rank 0."""
     first, second, third = (pairing for pairing in pairings(0, 4, 1) if pairing)
     held_up = [Talk(network="across", partner=first.partner)]
     verdict = found(4, absent=[first.partner], failed=[(0, second.partner), (0, third.partner)], r0={"talks": held_up})
@@ -177,5 +177,5 @@ def test_the_sentence_says_what_to_do_and_stays_short() -> None:
 
 @pytest.mark.parametrize(("suspect", "rank", "expected"), [(None, 0, None), (3, 0, 3), (3, 2, None), (0, 1, None)])
 def test_a_pod_does_not_suspect_itself(suspect: int | None, rank: int, expected: int | None) -> None:
-    """The operator finds a pod's own fault by the pod."""
+    """The operator attributes a pod's own fault by the pod itself."""
     assert suspect_elsewhere(suspect, rank, processes=2) == expected

@@ -1,4 +1,4 @@
-"""Everybody meets his partner in the same round, and enough of them."""
+"""Both partners of a pairing have it in the same round, and every rank has enough partners."""
 
 import pytest
 from pseudoreal_trainer.preflight.pairs import pairings

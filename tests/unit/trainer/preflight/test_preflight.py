@@ -1,4 +1,4 @@
-"""Real ranks, joined by gloo over the loopback interface, some of them with a defect."""
+"""Preflight checks of real ranks, connected by gloo over loopback, some with a defect."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ Check = Callable[..., "Ranks"]
 
 
 class Ranks:
-    """Processes with the environment that torchrun would give them. Rank 0 holds the store."""
+    """Rank processes with the environment that torchrun would set. Rank 0 hosts the store."""
 
     def __init__(self, folder: Path, config: Path, defects: dict[int, str], limits: Limits) -> None:
         port = free_port()
@@ -51,7 +51,7 @@ class Ranks:
         return Verdict.model_validate_json(self.files[rank].read_bytes())
 
     def events(self) -> list[dict[str, Any]]:
-        """Events of rank 0."""
+        """Return the log events of rank 0."""
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
     def kill(self) -> None:
@@ -132,7 +132,7 @@ def test_a_device_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_rank_whose_gpu_is_missing_says_so_as_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the check does not go on with its CPU, which the other ranks would look for in vain."""
+    """The check does not fall back to the CPU, where the other ranks would wait for this one in vain."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     own = Self(rank=0, workers=1, processes=1, node="node-0", device=lambda: device_of_rank(8))
     (fault,) = check_rank(own, Limits(product=30))[0].broken
@@ -148,7 +148,8 @@ def test_the_answer_is_known_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def checked(job_body: dict[str, Any], config: Any, config_file: Path) -> Callable[[str], PhaseConfig]:
-    """Makes the configuration of one rank, which multiplies and talks to nobody, with that mode of the check."""
+    """Return a function that makes the configuration of a single rank with this check mode; the rank has no
+    partners."""
 
     def make(mode: str) -> PhaseConfig:
         job_body["spec"]["network"] = {"preflight": {"mode": mode}}

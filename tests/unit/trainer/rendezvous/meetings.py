@@ -1,4 +1,4 @@
-"""Workers that meet as torchrun's agents do, in threads of one process, and strangers who come to the port."""
+"""Workers in threads of one process that rendezvous like torchrun's agents, and strangers at the port."""
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +22,8 @@ def by_worker(seats: Sequence[Seat]) -> list[int]:
 
 
 def _port() -> int:
-    """A port that no connection is given by itself: a worker that comes before worker 0 could be connected to the port
-    from that port, which is to itself."""
+    """Return a free port outside of the ephemeral range. From an ephemeral port, a worker that is earlier than worker 0
+    could be connected to itself."""
     while not is_free(port := randrange(20_000, 30_000)):
         pass
     return port
@@ -54,7 +54,7 @@ class Meeting:
         wait_for("the door of worker 0", self._is_open, lambda: "it is not open")
 
     def missing(self) -> list[int]:
-        """The workers that worker 0 waits for; its handler was made first."""
+        """Return the workers that worker 0 still waits for. Its handler must be the first one made."""
         gate = self.handlers[0]._gate
         return [] if gate is None else gate.missing
 
@@ -66,7 +66,7 @@ class Meeting:
         return True
 
     def call(self) -> socket.socket:
-        """Connects to the port as anybody can."""
+        """Connect to the port as a stranger can."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
 
@@ -85,7 +85,7 @@ Come = Callable[..., "Future[RendezvousInfo]"]
 
 @contextmanager
 def coming(held: Meeting) -> Iterator[Come]:
-    """Yields a function that has a worker come, in a thread of its own."""
+    """Yield a function that lets a worker join the rendezvous in a thread of its own."""
     with ThreadPoolExecutor(16) as threads:
 
         def come(worker: int, key: bytes | None = KEY) -> "Future[RendezvousInfo]":
@@ -95,7 +95,7 @@ def coming(held: Meeting) -> Iterator[Come]:
 
 
 def is_closed_by_peer(connected: socket.socket) -> bool:
-    """Waits until the other end closes the connection; whatever it says before is dropped."""
+    """Wait until the peer closes the connection, and drop everything received before."""
     try:
         while connected.recv(4096):
             pass

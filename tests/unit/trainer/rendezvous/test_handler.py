@@ -1,4 +1,4 @@
-"""Workers meet, and get their numbers and the ranks' store."""
+"""Workers rendezvous and get their rank numbers and the ranks' store."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def port_of(met: RendezvousInfo) -> int:
 
 
 def test_eleven_workers_have_the_numbers_of_their_pods() -> None:
-    """In whatever order they come."""
+    """The order of arrival does not matter."""
     with meeting(11) as held, coming(held) as come:
         guests = [come(worker) for worker in (10, 2, 1, *range(3, 10))]
         host = come(0)
@@ -58,7 +58,7 @@ def test_one_worker_alone_holds_no_door() -> None:
 def test_the_ranks_store_listens_on_the_loopback_interface_alone() -> None:
     with meeting(2) as held, coming(held) as come:
         ports = [port_of(met.result()) for met in [come(0), come(1)]]
-        assert len(set(ports)) == 2, "the other worker has a way to it"
+        assert len(set(ports)) == 2, "each worker reaches the store at a port of its own"
         with open("/proc/net/tcp") as ours, open("/proc/net/tcp6") as sixes:
             local = [line.split()[1] for line in [*ours, *sixes] if line.split()[3] == "0A"]
     for port in ports:
@@ -86,7 +86,7 @@ def test_a_meeting_that_is_not_complete_in_time_names_who_is_missing() -> None:
 
 
 def test_a_port_that_another_job_has_is_said() -> None:
-    """In the network of a node."""
+    """With hostNetwork, another job on the node may use the port."""
     with meeting(2) as held, coming(held) as come:
         come(0)
         held.await_door()

@@ -1,4 +1,4 @@
-"""From what workers say of themselves to their numbers."""
+"""From the workers' reported locations to their rank numbers."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from pseudoreal_trainer.rendezvous.seats import Seat, numbers
 
 @pytest.fixture
 def chain(job_body: dict[str, Any], config: Any) -> PhaseConfig:
-    """Four workers, each of which has one rank of a pipeline."""
+    """Return a phase with four workers of one pipeline rank each."""
     job_body["spec"]["phases"][1] |= {"workers": 4, "parallelism": {"pipeline": 4, "schedule": "1F1B"}}
     found: PhaseConfig = config(1)
     return found
 
 
 def seated(*places: str | None) -> list[Seat]:
-    """Workers on nodes of their own."""
+    """Return workers in these topology domains, each on a node of its own."""
     return [Seat(worker, f"node-{worker}", place) for worker, place in enumerate(places)]
 
 
@@ -56,4 +56,4 @@ def test_a_pod_says_where_it_is() -> None:
     pod = {"PET_NODE_RANK": "3", "PSEUDOREAL_NODE_NAME": "gpu-7"}
     assert Seat.of_pod(pod) == Seat(3, "gpu-7", None)
     assert Seat.of_pod(pod | {"PSEUDOREAL_TOPOLOGY_DOMAIN": "rack-1"}) == Seat(3, "gpu-7", "rack-1")
-    assert Seat.of_pod({}) == Seat(0, "", None), "a process that is no pod"
+    assert Seat.of_pod({}) == Seat(0, "", None), "a process outside of a pod"

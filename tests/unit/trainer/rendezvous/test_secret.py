@@ -1,4 +1,4 @@
-"""The secret of a job in a file, and what a pod says that has none."""
+"""The rendezvous secret of a job, and the error of a pod without one."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ FILE = "PSEUDOREAL_RENDEZVOUS_SECRET"
 
 @pytest.fixture
 def pod(tmp_path: Path) -> dict[str, str]:
-    """The environment of a pod that meets another one."""
+    """Return the environment of a pod that joins a rendezvous of two."""
     path = tmp_path / "secret"
     path.write_bytes(bytes(range(32)))
     return {"PET_NNODES": "2", "PET_RDZV_ID": "uid-real-1", FILE: str(path)}
@@ -28,7 +28,7 @@ def test_each_meeting_and_each_job_have_a_key_of_their_own(pod: dict[str, str]) 
     keys.add(meeting_key(pod))
     assert len(keys) == 5
     assert {len(key) for key in keys} == {32}
-    assert meeting_key(pod) == meeting_key(pod), "all pods have the same"
+    assert meeting_key(pod) == meeting_key(pod), "all pods derive the same key"
 
 
 def test_a_pod_of_an_operator_that_gives_no_secret_says_what_to_do(pod: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Whoever reaches the port of a meeting and does not hold its key: runs nothing, is nobody, changes nothing."""
+"""A stranger who reaches the rendezvous port without the key runs no code, counts as no worker and changes nothing."""
 
 import ast
 import asyncio
@@ -26,7 +26,7 @@ from tests.unit.trainer.rendezvous.meetings import KEY, Meeting, coming, is_clos
 
 
 class Evil:
-    """A pickle of it makes a folder where it is read."""
+    """An object whose unpickling creates a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,7 +41,7 @@ def _write_to_store(port: int, key: str, value: str) -> None:
 
 
 def test_a_stranger_with_torch_s_store_runs_no_code_in_worker_0(tmp_path: Path) -> None:
-    """With torch's own rendezvous worker 0 read this within seconds."""
+    """torch's own rendezvous would make worker 0 unpickle this value within seconds."""
     with meeting(2) as held, coming(held) as come:
         host = come(0)
         held.await_door()
@@ -61,7 +61,7 @@ def _pickle(_: Meeting) -> bytes:
 
 
 def _store_request(_: Meeting) -> bytes:
-    """How torch's store begins: a magic number, and a key to be set."""
+    """Return a request of torch's TCPStore client: a magic number, and a key to set."""
     return struct.pack("<BIBQ3sQ1s", 13, 0x3C85F7CE, 0, 3, b"key", 1, b"1")
 
 
@@ -104,7 +104,7 @@ def test_whatever_a_stranger_says_it_is_sent_away_by_name_and_the_workers_meet(
 
 
 def test_who_only_looks_whether_anybody_listens_is_not_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """As workers do before they come, and probes."""
+    """Workers do so before they join, and so do probes."""
     with meeting(2) as held, coming(held) as come:
         host = come(0)
         held.await_door()
@@ -129,7 +129,7 @@ def test_a_worker_with_another_secret_is_not_counted_and_both_sides_say_so(capsy
 
 
 def test_a_worker_tells_a_stranger_in_the_place_of_worker_0_nothing() -> None:
-    """Not even where it runs: it has sent its greeting alone."""
+    """Only the greeting was sent, not even the worker's location."""
     with meeting(2, seconds=1) as held, coming(held) as come, socket.create_server(("127.0.0.1", held.port)) as server:
         guest = come(1)
         connected, _ = server.accept()
@@ -143,7 +143,7 @@ def test_a_worker_tells_a_stranger_in_the_place_of_worker_0_nothing() -> None:
 
 
 def test_strangers_who_say_nothing_take_no_place_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many more of them than there are places for handshakes; the oldest of them go."""
+    """Far more strangers than handshake slots connect; the oldest are disconnected."""
     monkeypatch.setattr(gate, "HANDSHAKES", 8)
     monkeypatch.setattr(gate, "HANDSHAKE_SECONDS", 600)
     with meeting(3) as held, coming(held) as come:
@@ -182,7 +182,7 @@ def test_lines_about_strangers_are_few(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_what_was_said_at_one_meeting_is_worth_nothing_said_again() -> None:
-    """A stranger has recorded how a worker came, with every proof."""
+    """A stranger replays the recorded bytes of a worker, including every proof."""
     with meeting(2) as held, coming(held) as come:
         host = come(0)
         held.await_door()
@@ -199,7 +199,7 @@ def test_what_was_said_at_one_meeting_is_worth_nothing_said_again() -> None:
 
 
 def _record(port: int) -> bytes:
-    """What worker 1 says as it comes, recorded between it and worker 0."""
+    """Return all bytes that worker 1 sends while joining, recorded by a proxy between the worker and worker 0."""
     said = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as between, ThreadPoolExecutor(3) as threads:
         seat, here = Seat(1, "node-1", None), between.getsockname()
@@ -227,8 +227,8 @@ _NO_OBJECTS = (
 
 
 def test_the_trainer_reads_no_pickle_from_anybody() -> None:
-    """Neither by a module that reads them nor by torch's collectives of objects, which read what other ranks sent.
-    torch's checkpoints, whose index is a pickle, are written alone."""
+    """Modules that read pickles are excluded, and so are torch's object collectives, which unpickle data of other
+    ranks. torch checkpoints, whose index is a pickle, are only written."""
     folder = Path(pseudoreal_trainer.__file__).parent
     found = [
         f"{path.relative_to(folder)}: {name}"

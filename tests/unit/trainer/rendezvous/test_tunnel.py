@@ -1,4 +1,4 @@
-"""Bytes that arrive before both ends of a tunnel are there are carried in their order."""
+"""Bytes that arrive before both ends of a tunnel are connected are forwarded in order."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from pseudoreal_trainer.rendezvous.tunnel import _EARLY_BYTES, _End
 
 
 class Connection(asyncio.Transport):
-    """A connection whose `pause_reading` is not heeded, as that of asyncio before Python 3.11.4."""
+    """A transport that ignores `pause_reading`, like asyncio's before Python 3.11.4."""
 
     def __init__(self) -> None:
         super().__init__()

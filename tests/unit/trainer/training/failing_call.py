@@ -1,4 +1,4 @@
-"""A rank of which one call fails: a write, a read, a collective, a copy or an update, from a training step on."""
+"""A rank in which one chosen call fails: a write, a read, a collective, a copy or an update, from step `STEP` on."""
 
 import os
 import time
@@ -38,15 +38,15 @@ CALLS: dict[str, tuple[Any, str]] = {
     "commit": (Saver, "_commit"),
 }
 STEP = 3
-"""In which calls fail; the checkpoint of the step before is then being written."""
+"""Step in which calls fail; at that time the checkpoint of the previous step is being written."""
 SAYS = "this call of the test fails"
 
 
 class _Calls:
-    """Counts the calls from the begin of a step on, up to that of the next; one of them fails."""
+    """Count calls from the start of step `STEP` until the start of the next step, and let one of them fail."""
 
     def __init__(self, name: str, number: int, folder: Path) -> None:
-        """The call of this name and number; the first is 1, and number 0 is none."""
+        """Let the call of this name and number fail. Numbers start at 1; 0 lets none fail."""
         self.counts: Counter[str] = Counter()
         self._name, self._number, self._folder, self._lock = name, number, folder, Lock()
         self._begun = self._ended = False
@@ -66,7 +66,8 @@ class _Calls:
         def watched(*arguments: Any, **named: Any) -> Any:
             if self._begun:
                 with self._lock:
-                    # A thread may still be at the step's calls when the main one has gone on.
+                    # Another thread may still make calls of the step after the main thread has gone on to the next
+                    # step.
                     self.counts[name] += not self._ended or name == self._name
                     fails = (name, self.counts[name]) == (self._name, self._number)
                 if fails:
@@ -78,7 +79,7 @@ class _Calls:
 
 
 def run(rank: int, port: int, config: Path, folder: Path, name: str, number: int) -> None:
-    """One of two. Leaves the outcome, and the counts if it ends well."""
+    """Run one of two ranks. Write its outcome, and the counts of calls if it succeeds, into `folder`."""
     torch.set_num_threads(1)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     os.environ.update(address, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")

@@ -1,4 +1,4 @@
-"""A save as the thread of saves sees it, on one of many ranks that are not there."""
+"""Run the saver thread's part of a save on one rank; the other ranks are simulated."""
 
 import resource
 import threading
@@ -36,7 +36,7 @@ UNITS = units_of(MODEL, SHARING)
 
 
 def layout_of(ranks: int) -> Layout:
-    """Every rank has a part of all blocks."""
+    """Return a layout in which every rank holds a shard of every block."""
     blocks = blocks_of_layers(SHARING, LAYERS)
     return Layout(layer_blocks=blocks, pipeline=1, data=ranks, micro_batches=1, sharding="Full")
 
@@ -80,7 +80,8 @@ class _OwnFiles:
 
 
 def saver_of(store: CheckpointStore, rank: int, ranks: int, policy: CheckpointPolicy, monkeypatch: Any) -> Saver:
-    """The other ranks write as many bytes as this one, with the same digests, and never fail."""
+    """Return the saver of a rank. The simulated other ranks write as many bytes, with the same digests, and
+    never fail."""
 
     def gathered(everyone: torch.Tensor, mine: torch.Tensor, group: object) -> None:  # noqa: ARG001
         everyone.copy_(mine.repeat(ranks))
@@ -92,8 +93,10 @@ def saver_of(store: CheckpointStore, rank: int, ranks: int, policy: CheckpointPo
 
 
 def save(saver: Saver, manifest: Manifest) -> float:
-    """What the thread of saves does once this rank's files are written; the seconds of processor time that it takes
-    outside of the system, in nearly all of which it has Python's lock."""
+    """Run the saver thread's work that follows the writing of this rank's files.
+
+    Return its user CPU time in seconds; during nearly all of that time the thread holds the GIL.
+    """
     captured: Future[None] = Future()
     captured.set_result(None)
     saver._store.begin(manifest)
@@ -115,7 +118,7 @@ def _seconds(act: Callable[[], object]) -> float:
 
 
 def keep(store: CheckpointStore, manifest: Manifest, text: str, steps: range) -> None:
-    """Committed checkpoints of these steps, whose manifests are like this one. `text`: its content."""
+    """Write committed checkpoints of these steps, with manifests like `manifest`, whose JSON is `text`."""
     assert isinstance(store.folder, Path)
     said = f'"step": {manifest.step},'
     assert text.count(said) == 1
@@ -123,7 +126,8 @@ def keep(store: CheckpointStore, manifest: Manifest, text: str, steps: range) ->
     for step in steps:
         folder = store.folder / f"{manifest.phase}-{step:08d}"
         folder.mkdir(parents=True)
-        # With a hole where the pieces are: nobody has to write gigabytes, and nobody may read them.
+        # A sparse file: the list of shards is a hole. So the test writes no gigabytes, and readers must not read the
+        # hole.
         with (folder / "manifest.json").open("w") as file:
             file.write(head + f'"step": {step},' + behind[:2000])
             file.seek(len(text) - 100)

@@ -1,4 +1,4 @@
-"""Phases of which some gradients are not finite, in this process or in ranks of their own."""
+"""Phases in which some gradients are not finite, in this process or in forked ranks."""
 
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -16,11 +16,12 @@ from pseudoreal_trainer.training.phase import train_phase
 from torch import Tensor
 
 UNIT = 1
-"""The first block."""
+"""The first block's unit."""
 
 
 def spoilt(steps: Callable[[int], bool] | Collection[int], value: float = nan) -> AbstractContextManager[object]:
-    """Inside, one element of the gradients that the last data rank adds to the first block's is not finite."""
+    """Within the context, set one element of the gradients that the last data rank adds to the first block
+    to `value`."""
     accumulate = Gradients.accumulate
     is_hit = steps if callable(steps) else steps.__contains__
 
@@ -34,12 +35,12 @@ def spoilt(steps: Callable[[int], bool] | Collection[int], value: float = nan) -
 
 
 def rank(number: int, config: PhaseConfig, step: int, folder: Path) -> None:
-    """One rank of two, which leaves what it logs in `folder`."""
+    """Run one rank of two; write the message of its error into `folder`."""
     corpus = load_corpus(config.data, config.model.sequence_length)
     try:
         with spoilt({step}):
             train_phase(config, corpus, Ranks(number, 2, torch.device("cpu")), lambda: False)
     except Exception as error:
         (folder / f"{number}").write_text(str(error))
-    # The groups of the other rank may be gone.
+    # Skip the teardown: the other rank's process groups may be gone.
     os._exit(0)

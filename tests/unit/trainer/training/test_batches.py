@@ -1,4 +1,4 @@
-"""Token ids of any width reach the engine as they are."""
+"""Token ids of every integer dtype reach the engine unchanged."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""When a phase ends, and which of its steps measure."""
+"""When a phase ends, and which of its steps are measured for `delink.optimizerState: Measured`."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def rules(job_body: dict[str, Any], config: Any) -> Any:
 
 
 def _at(step: int, **more: Any) -> Progress:
-    """96 tokens a step."""
+    """Return the progress after `step` steps of 96 tokens."""
     return Progress(step=step, tokens=96 * step, **more)
 
 

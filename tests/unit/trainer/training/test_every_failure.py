@@ -1,4 +1,4 @@
-"""Whatever call of a step or of a save fails on one of two ranks: both end at once, and say where it began."""
+"""Every call of a step or of a save may fail on one of two ranks: both ranks end at once and report the cause."""
 
 import json
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from tests.unit.trainer.training import failing_call
 from tests.unit.trainer.training.failing_call import SAYS
 
 SECONDS = 10.0
-"""From the failure until both ranks have ended; gloo alone would give up after minutes."""
+"""Limit from the failure until both ranks have ended; gloo's own timeout is minutes."""
 SAMPLE = 3
-"""Failures of each kind of job; the long test tries all."""
+"""Failures tried per kind of job; the long test tries all."""
 JOBS = [(home, clipping) for home in ("Host", "Disk") for clipping in ("Global", "PerUnit")]
 BALANCED = {"type": "TopK", "count": 3, "topK": {"perToken": 1, "biasUpdateRate": "0.001"}}
 SAVES = ("write of a checkpoint", "copy of a capture", "all_gather of a save", "commit")
@@ -29,7 +29,8 @@ class _Job:
         self._config, self._folder, self._numbers = config, folder, count()
 
     def run(self, name: str = "", number: int = 0, failing: int = 1) -> tuple[list[Path], list[int]]:
-        """What each rank left, and their exit codes. The call `name` fails on rank `failing`, the `number`-th time."""
+        """Run two ranks, where call number `number` of `name` fails on rank `failing`; return their folders and exit
+        codes."""
         folders = [self._folder / f"{next(self._numbers)}-{rank}" for rank in (0, 1)]
         port = free_port()
         ranks = []
@@ -45,7 +46,7 @@ class _Job:
         return folders, codes
 
     def calls(self) -> list[tuple[str, int]]:
-        """Those of rank 1 in the step, when nothing fails."""
+        """Return the name and number of every call that rank 1 makes in the step when nothing fails."""
         folders, codes = self.run()
         assert codes == [0, 0], (folders[1] / "log").read_text()
         lines = [line.split(" ", 1) for line in (folders[1] / "counts").read_text().splitlines()]
@@ -71,7 +72,7 @@ def job(job_body: dict[str, Any], config: Any, tmp_path: Path) -> Callable[[str,
         job_body["spec"]["optimizer"]["clipping"] = {"mode": clipping}
         job_body["spec"]["checkpoint"] |= {"everySteps": 2, "mode": "Async"}
         if (home, clipping) == JOBS[-1]:
-            # The ranks add up the tokens of experts at the end of a step.
+            # Top-k experts with a balancing bias add an all-reduce of the router counts at the end of a step.
             job_body["spec"]["model"]["experts"] = BALANCED
         job_body["spec"]["phases"][0] |= {
             "until": {"step": 5},
@@ -95,7 +96,7 @@ def test_some_failures_of_a_step(home: str, clipping: str, job: Callable[[str, s
 
 
 def test_a_commit_that_fails(job: Callable[[str, str], _Job]) -> None:
-    """The first rank alone commits."""
+    """Only rank 0 commits."""
     job("Host", "PerUnit").check("commit", 1, failing=0)
 
 
@@ -104,7 +105,7 @@ def test_a_commit_that_fails(job: Callable[[str, str], _Job]) -> None:
 def test_every_failure_of_a_step(home: str, clipping: str, job: Callable[[str, str], _Job]) -> None:
     found = job(home, clipping)
     calls = found.calls()
-    # The copies of a capture may all be made before the step begins.
+    # The snapshot copies may all be finished before the step starts.
     assert {name for name, _ in calls} >= {"all_reduce", "reduce_scatter", "all_gather", SAVES[0], SAVES[2]}
     for name, number in calls:
         found.check(name, number)

@@ -1,4 +1,4 @@
-"""A rank that fails by itself says so and ends, whatever the others wait for."""
+"""A rank that fails by itself reports its error and ends, even if the other ranks are waiting for it."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.support.ports import free_port
 
 
 def _fail_after_agreeing() -> None:
-    """Rank 0 fails in the first forward pass after it was to agree with the other one."""
+    """Let rank 0 fail in its first forward pass after it has enqueued its first `Agree`."""
     forward, agree, agreed = Passes.forward, Reductions.agree, list[Agree]()
 
     def agrees(reductions: Reductions, step: Agree, *loss: Any, **asked: Any) -> Any:
@@ -31,8 +31,8 @@ def _fail_after_agreeing() -> None:
 
 @pytest.mark.parametrize("clipping", ["None", "PerUnit", "Global"])
 def test_it_does_not_wait_for_the_others(clipping: str, job_body: dict[str, Any], config: Any, tmp_path: Path) -> None:
-    """Without a norm over all units, its side thread waits for the others' agreement when it fails. gloo gives up after
-    half an hour."""
+    """With clipping other than Global, the failing rank's reduction thread is waiting in the agreement collective.
+    gloo's timeout is half an hour."""
     job_body["spec"]["optimizer"]["clipping"] = {"mode": clipping}
     job_body["spec"]["phases"][0] |= {
         "sharing": {"blocks": 2},

@@ -1,4 +1,4 @@
-"""What metrics.jsonl says of speed and memory."""
+"""Speed and memory fields of metrics.jsonl."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,17 +16,20 @@ def test_a_rate_is_that_of_each_rank(job_body: Any, config: Any) -> None:
     job_body["spec"]["phases"][1]["until"]["step"] = 20
     one = phase_gauges(config(0), Ranks(0, 1, torch.device("cpu")))
     two = phase_gauges(config(1), Ranks(0, 1, torch.device("cpu")))
-    assert one.operations() == 2 * two.operations(), "the second phase has two workers and the same batch"
+    assert one.operations() == 2 * two.operations(), (
+        "the second phase has the same batch on two workers, so each rank does half the operations"
+    )
     assert one.teraflops_per_second(2.0) == one.operations() / 2e12
-    assert one.utilisation(2.0) is None, "nobody knows the peak of a CPU"
+    assert one.utilisation(2.0) is None, "the peak of a CPU is unknown"
     assert replace(one, peak=one.operations()).utilisation(2.0) == 0.5
 
 
 def test_only_attention_within_documents_counts(job_body: Any, config: Any) -> None:
-    """The job has steps of 6 sequences of 16 tokens, and 4 layers of 16 features in all queries."""
+    """The job has steps of 6 sequences of 16 tokens, and 4 layers with 16 query features over all heads."""
     gauges = phase_gauges(config(0), Ranks(0, 1, torch.device("cpu")))
     assert gauges.operations(Counts(96, {None: 6 * 16**2})) == gauges.operations()
-    # In halves, half of the pairs: of each, queries by keys and weights by values, forward and twice that backward.
+    # Documents of half a sequence have half of the query-key pairs. Each pair costs two products (queries with keys,
+    # weights with values), once in the forward pass and twice in the backward pass.
     left_out = 4 * 3 * 2 * 16 * (6 * 16**2 // 2)
     assert gauges.operations(Counts(90, {None: 12 * 8**2})) == gauges.operations() - left_out
     job_body["spec"]["model"]["attention"]["window"] = {"size": 3, "layers": [1, 2]}
@@ -43,7 +46,7 @@ def test_each_line_has_them(config: Any, train: Any) -> None:
         rate = gauges.operations() * line["tokens_per_second"] / tokens / 1e12
         assert line["teraflops_per_second"] == pytest.approx(rate, rel=1e-12)
         assert (line["mfu"], line["device_bytes"]) == (None, None)
-        assert line["host_bytes"] > 50 << 20, "torch alone takes more"
+        assert line["host_bytes"] > 50 << 20, "torch alone takes more than 50 MiB"
 
 
 def test_where_the_norm_is_not_needed_none_is_told(job_body: Any, config: Any, train: Any) -> None:

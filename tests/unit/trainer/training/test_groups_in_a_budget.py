@@ -1,4 +1,4 @@
-"""A rank's experts of one layer are larger than its device: they train in groups, and are refused without."""
+"""Experts of one layer that exceed the device budget are rejected as one unit and train as groups."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ def test_experts_that_are_larger_than_the_device_train_in_groups(
 ) -> None:
     whole = _configured(job_body, config, "whole", {})
     experts = next(unit for unit in units_of(whole.model, whole.sharing) if unit.is_experts)
-    # In float64: not even the working copy of one layer's experts fits.
+    # In float64, not even the working copy of one layer's experts fits into the budget.
     budget = {"budget": {"device": experts.numel * 8 - 1}, "window": 1}
     refused = _configured(job_body, config, "refused", budget)
     with pytest.raises(InvalidJobError, match=r"cut experts into groups \(offload\.expertGroups\)"):

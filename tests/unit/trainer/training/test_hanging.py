@@ -1,4 +1,4 @@
-"""A rank that fails says so and ends within two seconds, whatever of it hangs meanwhile."""
+"""A failing rank reports its error and ends within two seconds, even if its other threads, files or sinks hang."""
 
 import json
 import os
@@ -31,7 +31,7 @@ from tests.unit.trainer.data.written import write_native
 SECONDS = 2.0
 SAYS = "the main thread of this rank has failed"
 STEP, MICRO_BATCHES = 4, 2
-"""The step that fails; the checkpoint of the second one is being written then, and samples are read ahead."""
+"""The failing step. At that time the checkpoint of step 2 is being written and later samples are being prefetched."""
 
 
 def _hang(begun: threading.Event) -> None:
@@ -40,7 +40,7 @@ def _hang(begun: threading.Event) -> None:
 
 
 def _reader(begun: threading.Event) -> None:
-    """The samples of a step after the one that fails, which are read ahead."""
+    """Let the prefetch of a later step's samples hang."""
     read, calls = MixedStream.read, count(1)
 
     def hangs(stream: MixedStream, places: Any) -> Any:
@@ -62,7 +62,7 @@ class _HangingSink:
 
 
 def _sink(begun: threading.Event) -> None:
-    """As a foreign package does that waits for its service at exit, in a thread that Python waits for."""
+    """Open a sink as some packages do: a non-daemon thread, which Python joins at exit, waits for a service."""
 
     def opened(*_: object) -> _HangingSink:
         threading.Thread(target=_hang, args=(begun,), daemon=False).start()
@@ -72,13 +72,14 @@ def _sink(begun: threading.Event) -> None:
 
 
 def _volume_of_metrics(begun: threading.Event) -> None:
-    """NFS sends what is written when a file is closed."""
+    """Let closing the metrics file hang: NFS sends written data when a file is closed."""
     begun.set()
     metrics.Reporter.__exit__ = lambda *_: _hang(begun)  # type: ignore[method-assign]
 
 
 def _disk(begun: threading.Event) -> None:
-    """A write of the units' state, in the update before; the engine waits for it before it lets go of the buffers."""
+    """Let a write of unit state in the previous step's update hang; the engine waits for the write before it frees the
+    buffers."""
     update, writes = DiskState.update, os.pwritev
 
     def updates(*arguments: Any) -> None:
@@ -94,7 +95,7 @@ def _disk(begun: threading.Event) -> None:
 
 
 def _log(begun: threading.Event) -> None:
-    """Nobody reads the pipe."""
+    """Redirect stdout in the failing step to a full pipe without a reader."""
     _, written = os.pipe()
     os.set_blocking(written, False)
     try:
@@ -117,7 +118,7 @@ HANGING = {f.__name__.strip("_"): f for f in (_reader, _saver, _sink, _volume_of
 
 
 def _prepare(name: str, folder: Path) -> None:
-    """Lets what is named hang, and after that the main thread fail, in step STEP."""
+    """Let the named part hang, then let the main thread fail in step STEP."""
     begun, train = threading.Event(), Engine.train
 
     def fails(engine: Engine, batch: Any, training: Any, step: int, *rest: Any) -> Any:

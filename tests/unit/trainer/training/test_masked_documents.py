@@ -1,4 +1,4 @@
-"""Jobs whose tokens attend within documents: losses, validation, ranks, restarts, refusals."""
+"""Jobs with `documents.masking: IntraDocument`: losses, validation, two ranks, restarts, rejections."""
 
 import hashlib
 import math
@@ -31,12 +31,12 @@ from tests.unit.trainer.data.slow_permutation import permuted
 from tests.unit.trainer.data.written import write_native
 
 T, END = 16, 0
-"""model.sequenceLength of `job_body`, and the token that ends documents."""
+"""`model.sequenceLength` of `job_body`, and the token id that ends a document."""
 ONE_RANK = Ranks(0, 1, torch.device("cpu"))
 
 
 def documents_of(name: str) -> list[list[int]]:
-    """Documents of 0 to 30 tokens, some longer than a sequence."""
+    """Return 40 documents of 0 to 30 tokens; some are longer than a sequence."""
     random = np.random.default_rng(int.from_bytes(name.encode(), "little") % 2**32)
     return [random.integers(1, 256, length).tolist() for length in random.integers(0, 31, 40)]
 
@@ -59,7 +59,7 @@ def job(job_body: Any, tmp_path: Path) -> Any:
 
 
 def sample(number: int) -> list[int]:
-    """A sample of the source, with Python's own integers."""
+    """Return sample `number` of the source, computed with Python integers."""
     tokens = tokens_of("web")
     samples = (len(tokens) - 1) // T
     key = int.from_bytes(hashlib.sha256(b"web").digest()[:8], "little")
@@ -72,7 +72,7 @@ def parts_of(rows: list[list[int]]) -> list[list[Pair]]:
 
 
 def loss_of(model: Transformer, parts: list[list[Pair]]) -> Tensor:
-    """The mean over all targets, of one pass for each document."""
+    """Return the mean loss over all targets, with one forward pass per document."""
     sums, count = [], 0
     for part in parts:
         pairs = [(token, target) for token, target in part if target is not None]
@@ -84,7 +84,7 @@ def loss_of(model: Transformer, parts: list[list[Pair]]) -> Tensor:
 
 
 def reference(config: PhaseConfig) -> tuple[list[float], float]:
-    """Ordinary torch: the losses of six steps of six samples, and that of the validation set at the end."""
+    """Train in a plain PyTorch loop; return the losses of six steps of six samples, and the final validation loss."""
     model = build_model(config.model, config.sharing, config.data.seed, torch.float64)
     optimizer = adamw(model.parameters(), config.optimizer, 0.0)
     losses = []
@@ -113,15 +113,17 @@ def test_losses_are_those_of_documents_in_rows_of_their_own(config: Any, train: 
     lines = metrics(config(0))
     assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-13)
     assert message.validation_loss == pytest.approx(validated, rel=1e-13)
-    assert {line["tokens"] for line in lines} == {96 * step for step in range(1, 7)}, "tokens that were read"
+    assert {line["tokens"] for line in lines} == {96 * step for step in range(1, 7)}, (
+        "all tokens that were read count, with and without a target"
+    )
     targets = [target for part in parts_of(validation_windows()) for _, target in part if target is not None]
     bits = validated * len(targets) / math.log(2) / sum(target != END for target in targets)
     assert lines[-1]["bits_per_byte"]["wiki"] == pytest.approx(bits, rel=1e-13)
 
 
 def test_an_auxiliary_loss_is_the_mean_over_sequences(job: Any, config: Any, train: Any) -> None:
-    """Every token goes to all experts, so they are in balance, and the loss of each of the four layers is its factor,
-    whatever part of the tokens has a target."""
+    """Every token goes to all experts, so the load is balanced and each of the four layers' auxiliary loss equals its
+    factor, however few tokens have a target."""
     top_k = {"perToken": 3, "auxiliaryLoss": "0.5"}
     job["spec"]["model"]["experts"] = {"type": "TopK", "count": 3, "topK": top_k}
     train(config(0))
@@ -156,7 +158,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_two_ranks_train_what_one_rank_trains(layout: str, job: Any, config: Any, train: Any, tmp_path: Path) -> None:
-    """Micro-batches of three sequences, which two data ranks share unevenly; a phase of its own blocks."""
+    """Micro-batches of three sequences, which two data ranks share unevenly; two blocks shared by four layers."""
     phase = job["spec"]["phases"][0]
     phase["sharing"] = {"blocks": 2}
     one = config(0, "one")
@@ -174,12 +176,12 @@ def test_two_ranks_train_what_one_rank_trains(layout: str, job: Any, config: Any
     per_token = [[line["teraflops_per_second"] / line["tokens_per_second"] for line in metrics(each)] for each in both]
     assert per_token[0] == pytest.approx([2 * each for each in per_token[1]], rel=1e-9), "counted over all ranks"
     starts = [newest_of(each).manifest.start_validation_loss for each in both]
-    assert starts[0] == starts[1], "to the bit"
+    assert starts[0] == starts[1], "equal to the bit"
 
 
 @pytest.fixture
 def raw(job: Any, tmp_path: Path) -> Any:
-    """The job with files that do not say how documents end."""
+    """Return the job with raw token files, which do not name the end-of-document token."""
     for name in ("web", "wiki"):
         (tmp_path / "raw" / name).mkdir(parents=True)
         np.array(tokens_of(name), "<u2").tofile(tmp_path / "raw" / name / "tokens.bin")
@@ -242,7 +244,8 @@ def test_rows_of_another_length_are_refused(name: str, job: Any, config: Any, tm
 def test_packed_files_without_masks_are_told(
     packed: list[str], masking: str, told: list[str] | None, job: Any, config: Any, train: Any, tmp_path: Path
 ) -> None:
-    """Once, at the start; the job trains all the same, and goes on without another word."""
+    """The warning is logged once, at the first start. The job trains all the same, and its restart does not
+    warn again."""
     for name in packed:
         shutil.rmtree(tmp_path / "tokens" / name)
         write_native(tmp_path / "tokens" / name, documents_of(name), sequence=T)

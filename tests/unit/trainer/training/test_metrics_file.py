@@ -1,4 +1,4 @@
-"""metrics.jsonl is cut where training goes on: of the lines behind that, none stays, and no other goes."""
+"""On a restart metrics.jsonl is truncated after the checkpoint's step: all later lines go, all earlier lines stay."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def test_a_line_that_is_cut_off_anywhere_goes_and_a_whole_one_stays(
         file.write_text(text + last[:count])
         forget_after(file, 9)
         whole = count >= len(last) - 1
-        assert file.read_text() == text + (last if whole else ""), "only the end of the line may be missing"
+        assert file.read_text() == text + (last if whole else ""), "a line stays only if at most its newline is missing"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,8 @@ def test_a_file_that_is_not_there_is_made(file: Path) -> None:
 
 
 def test_the_file_is_cut_in_one_call_and_not_written_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash leaves the old lines or the new ones, and whoever reads meanwhile goes on reading."""
+    """The file is truncated in place: a crash leaves the old lines or the new ones, and open readers keep
+    their file."""
     file.write_text(_lines(range(1, 101)))
     before, read = os.stat(file).st_ino, _counted(monkeypatch, os, "pread")
     monkeypatch.setattr(metrics, "_BLOCK_BYTES", 256)
@@ -99,22 +100,22 @@ def test_the_file_is_cut_in_one_call_and_not_written_again(file: Path, monkeypat
 def test_of_a_million_lines_only_what_goes_is_read_and_one_is_parsed(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To parse them all takes 5 s and more."""
+    """Parsing all lines would take 5 s or more."""
     file.write_text("".join(f'{{"phase":"pseudo","step":{step},"loss":2.5}}\n' for step in range(1, 1_000_001)))
     parsed, read = _counted(monkeypatch, json, "loads"), _counted(monkeypatch, os, "pread")
     begin = time.process_time()
     forget_after(file, 999_000)
     assert time.process_time() - begin < 1
     assert (len(parsed), parsed[0][0]) == (1, b'{"phase":"pseudo","step":999000,"loss":2.5}\n')
-    assert len(read) == 2, "one block, and the end of the last line"
+    assert len(read) == 2, "one read for the last block, one for the end of the last line"
     assert file.read_bytes().endswith(parsed[0][0])
     forget_after(file, 0)
-    assert len(parsed) == 1, "the numbers of the steps are enough"
+    assert len(parsed) == 1, "the step numbers, found by text search, are enough"
     assert file.read_bytes() == b""
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[tuple[Any, ...]]:
-    """The arguments of each call of a function from here on."""
+    """Patch a function; return a list that collects the arguments of each later call."""
     calls: list[tuple[Any, ...]] = []
     act = getattr(module, name)
 

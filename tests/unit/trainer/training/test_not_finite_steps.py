@@ -1,4 +1,5 @@
-"""Phases of which some losses or gradients are not finite: no such value is saved, whatever the policy."""
+"""Phases with non-finite losses or gradients: no such value reaches a checkpoint, whatever
+`optimizer.nonFinite` says."""
 
 import re
 from itertools import count
@@ -27,7 +28,7 @@ from tests.unit.trainer.training.spoiling import spoilt
 CORPUS = CorpusIdentity(files=1, size=5, sha256="07" * 32)
 CLIPPINGS = ("Global", "PerUnit", "None")
 SPOILT = 3
-"""Step."""
+"""The step whose gradients are made non-finite."""
 SAYS = {
     "Global": r"the gradient norm of step 3 is (nan|inf); lower spec.optimizer.learningRate or raise warmupSteps",
     "PerUnit": r"the gradient of blocks.0 is not finite in step 3; lower spec.optimizer.learningRate or raise",
@@ -89,7 +90,7 @@ def test_ranks_that_must_fail_save_nothing_that_is_not_finite(
 def test_a_phase_that_skips_ends_as_one_that_was_stopped_behind_the_skipped_step(
     clipping: str, job_body: Any, config: Any, train: Any
 ) -> None:
-    """The counts of updates, from which AdamW's bias correction follows, are those of each unit."""
+    """Each unit keeps its own count of updates, from which AdamW's bias correction follows."""
     _set(job_body, clipping, nonFinite="Skip")
     whole, parts, calls = config(0, "whole"), config(0, "parts"), count(1)
     with spoilt({SPOILT}):

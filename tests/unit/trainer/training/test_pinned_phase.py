@@ -1,4 +1,4 @@
-"""A whole phase as on a GPU: what `pseudoreal plan` calls pinned is what is pinned, and nothing else is."""
+"""A whole phase on a simulated GPU pins exactly as many host bytes as `pseudoreal plan` predicts."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.unit.trainer.engine.state.fake_memory import pretend_gpu
 def test_a_phase_pins_what_the_plan_says(
     home: str, activations: str, job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With validations, and checkpoints that are written meanwhile."""
+    """The phase also validates and writes asynchronous checkpoints."""
     job_body["spec"]["checkpoint"] |= {"everySteps": 2, "bufferBytes": "100003", "mode": "Async"}
     job_body["spec"]["precision"] = {"compute": "bfloat16"}
     job_body["spec"]["phases"][0] |= {"offload": {"home": home}, "activations": {"home": activations}}

@@ -1,4 +1,4 @@
-"""What a phase has come to, in a checkpoint and out of it again."""
+"""Progress of a phase survives the way into a checkpoint and back."""
 
 import ast
 from pathlib import Path
@@ -27,7 +27,7 @@ OF_THE_FILES = {"tensors", "files", "link"}
 
 
 def _manifest(config: PhaseConfig) -> Manifest:
-    """No field has its default."""
+    """Return a manifest in which no field has its default."""
     return Manifest(
         format_version=FORMAT_VERSION,
         job=config.job,
@@ -66,7 +66,7 @@ def _manifest(config: PhaseConfig) -> Manifest:
 
 
 def test_a_resumed_phase_saves_what_it_was_resumed_from(config: Any) -> None:
-    """All but what says where the tensors are, and how this very checkpoint came to be."""
+    """All fields are carried over, except the location of tensors and the history of this one checkpoint."""
     saved = _manifest(config(1))
     assert saved.model_fields_set >= set(Manifest.model_fields) - {"format", "tensors", "files"}
     again = Progress.saved_in(saved).manifest(config(1), CORPUS)
@@ -85,7 +85,7 @@ def test_a_manifest_is_not_revised_to_what_it_cannot_say(fields: dict[str, Any],
 
 @pytest.mark.parametrize("room", ["training", "checkpoint"])
 def test_no_record_is_copied_unchecked(room: str) -> None:
-    """`model_copy(update=...)` takes any name and any type."""
+    """Pydantic's `model_copy(update=...)` accepts any name and any type."""
     for file in Path(pseudoreal_trainer.__file__).parent.joinpath(room).rglob("*.py"):
         calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)]
         assert "model_copy" not in {call.attr for call in calls}, file

@@ -1,4 +1,4 @@
-"""A phase whose last step or token has been moved goes on from the checkpoint that ended it."""
+"""A phase whose `until` was raised continues from the checkpoint that completed the phase."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ TOKENS_OF_A_STEP = 6 * 16
 
 @pytest.fixture
 def phase(job_body: dict[str, Any]) -> dict[str, Any]:
-    """The only phase of a job whose learning rate does not know how long the job is."""
+    """Return the only phase of a job whose learning rate does not depend on the job's length."""
     spec = job_body["spec"]
     spec["optimizer"]["schedule"] = "Constant"
     del spec["phases"][1:]
@@ -63,6 +63,6 @@ def test_it_ends_as_if_it_had_been_as_long_from_its_start(
 def test_a_phase_that_its_loss_has_ended_stays_as_it_is(phase: dict[str, Any], config: Any, train: Any) -> None:
     phase["until"] = {"step": 10, "validationLoss": "5.0"}
     ended = train(config(0))
-    assert ended.step == 4, "the first time that the loss is measured"
+    assert ended.step == 4, "the first validation is at step 4"
     phase["until"]["step"] = 20
     assert train(config(0, execution=2)) == ended.model_copy(update={"execution": 2})

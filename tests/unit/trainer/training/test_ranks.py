@@ -1,4 +1,4 @@
-"""Two real processes, joined by gloo over the loopback interface."""
+"""Training on two real processes, connected by gloo over the loopback interface."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ def _train_on(ranks: int, config: PhaseConfig, folder: Path) -> None:
 
 @pytest.fixture
 def both(job_body: dict[str, Any], config: Any, train: Any, tmp_path: Path) -> tuple[Reader, Reader]:
-    """The same phase on one rank and on two, with a micro-batch of three sequences that two ranks share unevenly."""
+    """Train the same phase on one rank and on two. A micro-batch has three sequences, which the two ranks share
+    unevenly."""
     job_body["spec"]["data"]["validation"] |= {"sequences": 30}
     one = config(0, "one")
     job_body["spec"]["phases"][0]["workers"] = 2
@@ -37,5 +38,5 @@ def test_two_ranks_train_what_one_rank_trains(both: tuple[Reader, Reader]) -> No
     for name, array in one.whole().items():
         np.testing.assert_allclose(two.tensor(name), array, rtol=0, atol=1e-12)
     assert one.manifest.loss == pytest.approx(two.manifest.loss, rel=1e-12)
-    assert one.manifest.start_validation_loss == two.manifest.start_validation_loss, "to the bit"
+    assert one.manifest.start_validation_loss == two.manifest.start_validation_loss, "equal to the bit"
     assert one.manifest.validation_loss == pytest.approx(two.manifest.validation_loss, rel=1e-12)

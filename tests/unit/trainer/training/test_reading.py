@@ -1,4 +1,4 @@
-"""A source keeps the order in which it was begun, wherever its files lie later."""
+"""A source keeps the sample order in which it was started, even if its files move to another kind of storage."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +30,10 @@ Read = Callable[[BlockOrder | None, Progress, int], tuple[NDArray[Any], Manifest
 
 @pytest.fixture
 def read(job_body: Any, config: Any, tmp_path: Path) -> Read:
-    """What a step of 6 samples reads of a source, whose place gives it an order if nothing else does, and the manifest
-    behind it."""
+    """Return a function that reads steps of 6 samples and returns their first tokens and the manifest afterwards.
+
+    `order` is the order that the source's storage suggests; a checkpoint's order takes precedence.
+    """
     np.arange(TOKENS, dtype="<u2").tofile(tmp_path / "tokens")
     sources, sets = [{"name": "web"}], [{"name": "wiki"}]
     job_body["spec"]["data"] = {"path": str(tmp_path), "sources": sources, "validation": {"sets": sets}}
@@ -58,14 +60,14 @@ def test_the_order_is_in_the_checkpoint_and_goes_with_it(read: Read) -> None:
     whole, _ = read(ORDER, Progress(), 5)
     first, manifest = read(ORDER, Progress(), 2)
     assert manifest.random.blocks == {"web": ORDER}
-    # The files are copied to a disk.
+    # The files were copied to a disk, which suggests no block order.
     rest, manifest = read(None, Progress.saved_in(manifest), 3)
     assert np.concatenate([first, rest]).tolist() == whole.tolist()
     assert manifest.random.blocks == {"web": ORDER}
 
 
 def test_a_source_that_was_begun_on_a_disk_stays_in_its_order(read: Read) -> None:
-    """Also one of a checkpoint that knows of no blocks."""
+    """The same holds for checkpoints of releases that did not know block orders."""
     whole, _ = read(None, Progress(), 5)
     first, manifest = read(None, Progress(), 2)
     assert "blocks" not in manifest.random.to_json()

@@ -1,4 +1,4 @@
-"""An elastic phase that changes its number of workers trains what one with all workers trains."""
+"""An elastic phase that changes its number of workers computes the same as a phase that always has all workers."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def _rank(rank: int, world: int, config: PhaseConfig, stops: bool) -> None:
 
 
 def _train(config: PhaseConfig, *, stops: bool = False) -> None:
-    """Trains to the end, or, asked to stop at once, a step."""
+    """Train to the end, or a single step if `stops`."""
     run_ranks(_rank, config.ranks, config.ranks, config, stops)
 
 
@@ -66,7 +66,7 @@ def test_losses_and_weights_are_those_of_all_workers(layout: str, job_body: dict
     sizes = [3, 1, 2]
     for execution, workers in enumerate(sizes, 1):
         _train(config("changing", workers, execution), stops=True)
-    assert len(_losses(config("changing", 3))) == len(sizes), "one step on each"
+    assert len(_losses(config("changing", 3))) == len(sizes), "one step on each number of workers"
     _train(config("changing", 3, len(sizes) + 1))
     whole, changing = config("whole", 3), config("changing", 3)
     assert len(_losses(whole)) == STEPS

@@ -1,4 +1,4 @@
-"""A corpus that changes between two executions, or that is another one for some rank, is refused."""
+"""A corpus that changed between two executions, or that differs between ranks, is rejected."""
 
 from collections.abc import Callable
 from pathlib import Path

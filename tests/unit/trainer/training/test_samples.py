@@ -1,4 +1,4 @@
-"""Samples from fixed prompts at validations: in the metrics, the same after a restart, and without any other effect."""
+"""Texts sampled from fixed prompts at validations: logged in metrics, equal after a restart, without side effects."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_the_last_ones_are_what_the_checkpoint_writes(config: Any, train: Any) -
     with structlog.testing.capture_logs() as said:
         train(config(0))
     lines = metrics(config(0))
-    assert [line["step"] for line in lines if line["samples"]] == [4, 6], "where the validation loss is"
+    assert [line["step"] for line in lines if line["samples"]] == [4, 6], "samples are written at each validation"
     phase = config(0)
     model = Transformer(phase.model, phase.sharing).double()
     load_weights(model, newest_of(phase))
@@ -40,7 +40,7 @@ def test_the_last_ones_are_what_the_checkpoint_writes(config: Any, train: Any) -
         written = generate(model, [*prompt.encode()], TOKENS, phase.model.sequence_length, sampling)
         expected.append({"prompt": prompt, "text": bytes(written).decode(errors="replace")})
     assert lines[-1]["samples"] == expected
-    assert lines[3]["samples"] != expected, "the weights were others"
+    assert lines[3]["samples"] != expected, "earlier weights write other texts"
     assert [line["step"] for line in said if line["event"] == "samples"] == [4, 6]
 
 
@@ -64,7 +64,7 @@ def test_a_run_that_was_stopped_writes_the_same(config: Any, train: Any) -> None
 
 
 def test_ends_of_lines_in_a_text_cut_no_line_of_the_metrics(prompted: Any, config: Any, train: Any) -> None:
-    """What str.splitlines takes for an end of a line, and JSON does not."""
+    """str.splitlines splits at these characters, JSON Lines does not."""
     prompted["samples"]["prompts"] = ["and\u2028the", "lord\x85\u2029"]
     assert train(config(0), iter([False, False, False, True]).__next__).step == 4
     train(config(0, execution=2))
@@ -76,7 +76,7 @@ def test_ends_of_lines_in_a_text_cut_no_line_of_the_metrics(prompted: Any, confi
 
 
 def test_lines_that_have_such_ends_stay(tmp_path: Path) -> None:
-    """What releases before wrote, and a last line that a crash cut off."""
+    """Earlier releases wrote such lines unescaped; a crash may have cut off the last line."""
     file = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"step": step, "text": "a\u2028b\x85c"}, ensure_ascii=False) for step in (1, 2, 3)]
     file.write_text("\n".join([*lines, '{"step": 4, "te']))

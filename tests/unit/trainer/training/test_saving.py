@@ -1,4 +1,4 @@
-"""Saving while training: full and read-only volumes, executions that were replaced, and what a save costs."""
+"""Saving during training: full and read-only volumes, superseded executions, and the reported cost of a save."""
 
 import errno
 import json
@@ -62,7 +62,7 @@ def _rank(number: int, config: PhaseConfig, folder: Path) -> None:
         train_phase(config, corpus, Ranks(number, 2, torch.device("cpu")), lambda: False)
     except SavingFailed as error:
         (folder / f"{number}").write_text(f"{has_lost_a_peer(error)}: {error}")
-    # The groups of the other rank may be gone.
+    # Skip the teardown: the other rank's process groups may be gone.
     os._exit(0)
 
 

@@ -30,14 +30,14 @@ def test_decay_passes_through_its_middle_and_end(schedule: str, middle: float) -
 
 @pytest.mark.parametrize("schedule", ["Cosine", "Linear"])
 def test_no_step_changes_the_rate_by_much(schedule: str) -> None:
-    """The schedule knows no phases, so it cannot break where one ends."""
+    """The schedule runs over all phases, so it has no jump where a phase ends."""
     rates = _rates(schedule, 20, 400)
     assert max(abs(b - a) for a, b in pairwise(rates[20:])) < 2e-3 * pi / 2 / 380
     assert rates[20:] == sorted(rates[20:], reverse=True)
 
 
 def test_warmup_stable_decay_stays_at_the_peak_and_falls_in_its_last_part() -> None:
-    """The default share of the decay is a fifth of the steps behind the warm-up."""
+    """By default the decay takes a fifth of the steps after the warm-up."""
     rates = _rates("WarmupStableDecay", 20, 120)
     assert rates[20 - 1 : 100] == pytest.approx([2e-3] * 81, rel=1e-12)
     assert rates[110 - 1] == pytest.approx(1.1e-3, rel=1e-12)

@@ -1,4 +1,4 @@
-"""Where the figures of each step go besides metrics.jsonl: read by what reads them for people."""
+"""Sinks that receive the metrics of each step besides metrics.jsonl, checked with the readers of each format."""
 
 import json
 import struct
@@ -26,12 +26,12 @@ from tests.support.checkpoints import metrics
 from tests.support.patience import PATIENCE_SECONDS
 
 FIGURES = {"train/loss": "loss", "train/gradient_norm": "gradient_norm", "train/tokens": "tokens"}
-"""Names in a sink -> keys of metrics.jsonl."""
+"""Name in a sink -> key of metrics.jsonl."""
 
 
 @pytest.fixture
 def crashed(job_body: Any, config: Any, train: Any) -> Callable[..., PhaseConfig]:
-    """Trains with one sink, crashes after the eighth step, and goes on from the checkpoint of the fifth."""
+    """Return a function that trains with one sink, crashes after step 8, and resumes from the checkpoint of step 5."""
 
     def run(sink: dict[str, Any]) -> PhaseConfig:
         job_body["spec"]["logging"] = {"sinks": [sink]}
@@ -40,7 +40,7 @@ def crashed(job_body: Any, config: Any, train: Any) -> Callable[..., PhaseConfig
         calls = count(1)
 
         def crash() -> bool:
-            # The execution that crashed sends what it has made in the end: the worst case.
+            # Before it ends, the crashed execution sends all metrics of its steps: the worst case for duplicates.
             if next(calls) == 9:
                 raise Crash
             return False
@@ -60,14 +60,15 @@ class Crash(Exception):
 
 @pytest.fixture(autouse=True)
 def _all_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that crashes ends its threads; here they go on, so they must have ended before the next execution."""
+    """Finish the sinks at a simulated crash. A crashing process ends its threads; here they would run on into the next
+    execution."""
     leave = training_metrics.Reporter.__exit__
 
     def left(self: training_metrics.Reporter, kind: Any, *rest: Any) -> None:
         leave(self, None if kind is Crash else kind, *rest)
 
     monkeypatch.setattr(training_metrics.Reporter, "__exit__", left)
-    # On a busy machine a service may need longer than a pod has.
+    # On a busy machine a service may need longer than the time that a pod grants.
     monkeypatch.setattr(background, "CLOSE_SECONDS", PATIENCE_SECONDS)
 
 
@@ -78,7 +79,7 @@ def expected(phase: PhaseConfig) -> dict[str, dict[int, float]]:
 
 
 def written(phase: PhaseConfig) -> dict[str, dict[int, str]]:
-    """Name -> step -> what the model wrote, with its prompt."""
+    """Return name -> step -> prompt and generated text."""
     found: dict[str, dict[int, str]] = {}
     for line in metrics(phase):
         for number, sample in enumerate(line["samples"] or []):
@@ -91,7 +92,7 @@ def test_tensorboard_shows_each_step_once(crashed: Callable[..., PhaseConfig]) -
     phase = crashed({"type": "TensorBoard"})
     shown = shown_by_tensorboard(Path(phase.work_directory) / "tensorboard")
     for name, values in expected(phase).items():
-        assert shown[name] == pytest.approx(values, rel=1e-6), "event files have float32"
+        assert shown[name] == pytest.approx(values, rel=1e-6), "event files store float32"
     validated = {line["step"]: line["validation_loss"] for line in metrics(phase) if line["validation_loss"]}
     assert shown["validation/loss"] == pytest.approx(validated, rel=1e-6)
     for name, texts in written(phase).items():
@@ -100,8 +101,8 @@ def test_tensorboard_shows_each_step_once(crashed: Callable[..., PhaseConfig]) -
 
 
 def shown_by_tensorboard(folder: Path) -> dict[str, dict[int, Any]]:
-    """Name -> step -> number or text, as TensorBoard shows it: a start of a writer hides what came before from its step
-    on."""
+    """Return name -> step -> number or text, as TensorBoard shows them: a START event hides all earlier values from its
+    step on."""
     shown: dict[str, dict[int, Any]] = {}
     for file in sorted(folder.iterdir()):
         for event in events_in(file):
@@ -109,14 +110,14 @@ def shown_by_tensorboard(folder: Path) -> dict[str, dict[int, Any]]:
                 shown = {name: {s: v for s, v in of.items() if s < event.step} for name, of in shown.items()}
             for value in event.summary.value:
                 steps = shown.setdefault(value.tag, {})
-                assert event.step not in steps, f"step {event.step} of {value.tag} stands there twice"
+                assert event.step not in steps, f"step {event.step} of {value.tag} was written twice"
                 texts = [text.decode() for text in value.tensor.string_val]
                 steps[event.step] = texts[0] if texts else value.simple_value
     return shown
 
 
 def events_in(file: Path) -> Iterator[Any]:
-    """Events of a file of TensorFlow records: a length of 8 bytes, its checksum, the event, its checksum."""
+    """Yield the events of a file of TensorFlow records: length (8 bytes), its checksum, the event, its checksum."""
     from tensorboardX.proto.event_pb2 import Event
 
     content, begin = file.read_bytes(), 0
@@ -131,7 +132,7 @@ def test_mlflow_has_each_step_once(
 ) -> None:
     from mlflow import MlflowClient
 
-    # A store of files is enough for a test; people have a server.
+    # A file store is enough for the test; users have a server.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     url = (tmp_path / "mlflow").as_uri()
     phase = crashed({"type": "MLflow", "mlflow": {"url": url, "experiment": "tests"}})
@@ -173,11 +174,11 @@ def test_a_run_that_goes_on_is_shown_as_running(
 def test_weights_and_biases_are_written_offline(crashed: Callable[..., PhaseConfig]) -> None:
     phase = crashed({"type": "WeightsAndBiases", "weightsAndBiases": {"project": "tests", "mode": "Offline"}})
     files = sorted((Path(phase.work_directory) / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert [file.stem for file in files] == [f"run-{phase.job.uid}"] * 2, "one run at the service, of two executions"
+    assert [file.stem for file in files] == [f"run-{phase.job.uid}"] * 2, "two executions share one run at the service"
     taken: dict[int, dict[str, Any]] = {}
     for file in files:
         for step, figures in records_in(file):
-            # The service keeps what it heard first.
+            # The service keeps the first values that it receives for a step.
             taken.setdefault(step, figures)
     for name, values in expected(phase).items():
         assert {step: figures[name] for step, figures in taken.items()} == values
@@ -188,13 +189,14 @@ def test_weights_and_biases_are_written_offline(crashed: Callable[..., PhaseConf
 
 
 def media(phase: PhaseConfig, path: str) -> Path:
-    """The file of a table, which `wandb sync` sends. Two executions that make a step have the same one."""
+    """Return the file of a table, which `wandb sync` sends. Two executions that repeat a step write the
+    same file name."""
     file, *_ = (Path(phase.work_directory) / "wandb").glob(f"offline-run-*/files/{path}")
     return file
 
 
 def records_in(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Steps, and figures and tables, of a file that `wandb sync` reads."""
+    """Yield step and values (figures and tables) of a file that `wandb sync` reads."""
     messages: Any = import_module("wandb.proto.wandb_internal_pb2")
     for content in leveldb_records(file.read_bytes()[7:]):
         history = messages.Record.FromString(content).history
@@ -203,7 +205,7 @@ def records_in(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def nested(items: Any) -> dict[str, Any]:
-    """The items of a record, of which some have a path of keys."""
+    """Return the items of a record as nested dictionaries; an item's key may be a path of keys."""
     found: dict[str, Any] = {}
     for item in items:
         *path, last = [item.key] if item.key else item.nested_key
@@ -215,7 +217,7 @@ def nested(items: Any) -> dict[str, Any]:
 
 
 def leveldb_records(content: bytes) -> Iterator[bytes]:
-    """The records of a log of LevelDB (doc/log_format.md), whose first 7 bytes are wandb's own."""
+    """Yield the records of a LevelDB log (doc/log_format.md) without the 7-byte header that wandb puts first."""
     block, header, record, begin = 32 << 10, 7, b"", 0
     while begin + header <= len(content):
         left = block - (begin + header) % block
@@ -253,7 +255,7 @@ def test_a_sink_that_fails_is_given_up_and_training_goes_on(
 
 @pytest.mark.parametrize(("steps", "left_out"), [(3, []), (5, [2])])
 def test_only_steps_are_counted_that_a_sink_has_not_taken(steps: int, left_out: list[int]) -> None:
-    """It fails at the third one, and what comes then waits for nobody."""
+    """The sink fails at step 3 and takes no further step; later steps are dropped at once."""
     sink = Background("broken", Broken)
     with structlog.testing.capture_logs() as said:
         for step in range(1, steps + 1):
@@ -263,7 +265,7 @@ def test_only_steps_are_counted_that_a_sink_has_not_taken(steps: int, left_out: 
 
 
 class Slow:
-    """A service that takes the first step only when it is told to."""
+    """A sink that takes its first step only once `go` is set."""
 
     def __init__(self, go: threading.Event) -> None:
         self.go, self.taken = go, list[int]()
@@ -289,8 +291,8 @@ def test_nobody_waits_for_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     go.set()
     sink.join(time.monotonic() + 60)
     assert slow.taken[0] == 1
-    assert slow.taken[-1] == -1, "what was there in time is sent all the same"
-    assert len(slow.taken) in (4, 5), "three waited, besides the one that it had in its hands or not yet"
+    assert slow.taken[-1] == -1, "steps that were queued in time are sent all the same"
+    assert len(slow.taken) in (4, 5), "three steps were queued, plus one if the thread had already taken it"
 
 
 def test_a_package_that_is_missing_is_named_before_the_first_step(

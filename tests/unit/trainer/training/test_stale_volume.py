@@ -1,4 +1,5 @@
-"""Rank 0 chooses the checkpoint; a rank whose volume does not show it yet waits for it, and no rank goes elsewhere."""
+"""Rank 0 chooses the checkpoint. A rank whose volume does not show the checkpoint yet waits; it never takes another
+one."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -19,11 +20,11 @@ from tests.support.forked import run_ranks
 
 CPU = torch.device("cpu")
 LOOKS = 3
-"""In vain, of each file, before it shows."""
+"""Number of failing looks at each file before the file appears."""
 
 
 def _stale(*, forever: bool) -> None:
-    """This process's view of a volume: an old listing, and names that are not there, or have an old content."""
+    """Give this process a stale view of its volume: files are missing or have old content, and listing is forbidden."""
     looked: dict[Path, int] = {}
 
     def behind(path: Path) -> bool:

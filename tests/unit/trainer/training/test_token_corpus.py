@@ -1,4 +1,4 @@
-"""Jobs that train on token files: the order, restarts, phases with other mixtures, validation sets, refusals."""
+"""Jobs that train on token files: sample order, restarts, phases with other mixtures, validation sets, rejections."""
 
 import hashlib
 import json
@@ -32,11 +32,11 @@ from tests.unit.trainer.data.slow_permutation import permuted
 from tests.unit.trainer.data.written import write_native
 
 T = 16
-"""model.sequenceLength of `job_body`."""
+"""`model.sequenceLength` of `job_body`."""
 SIZES = {"web": 403, "code": 245, "wiki": 100, "books": 81}
-"""Tokens of the files by name; the first two are sources, the others validation sets."""
+"""Number of tokens by name; the first two are sources, the others validation sets."""
 SLOTS = ["web", "code", "web", "web", "code"]
-"""Sources of the samples of a period, with the weights 3 and 2, by hand."""
+"""Sources of one period's samples for the weights 3 and 2, worked out by hand."""
 
 
 def tokens_of(name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -58,18 +58,18 @@ def job(job_body: Any, tmp_path: Path) -> Any:
 
 
 def documents_of(tokens: Any) -> list[Any]:
-    """Two documents. The eighth token and the last one are their ends."""
+    """Cut the tokens into two documents; the eighth token and the last one become their end tokens."""
     return [tokens[:7].clip(1), tokens[8:-1].clip(1)]
 
 
 def written(name: str) -> list[int]:
-    """The tokens of the files: the first document ends with the eighth."""
+    """Return the tokens as the files hold them: the eighth token and the last one end a document."""
     tokens = tokens_of(name).clip(1).tolist()
     return [*tokens[:7], 0, *tokens[8:-1], 0]
 
 
 def sample(name: str, number: int) -> list[int]:
-    """A sample of a source, by its number since the job's start, with Python's own integers."""
+    """Return sample `number` of a source, counted since the job's start; computed with Python integers."""
     samples = (SIZES[name] - 1) // T
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     first = T * permuted(number % samples, samples, 0, number // samples, key)
@@ -86,7 +86,7 @@ def stream(cursors: int) -> list[list[int]]:
 
 
 def reference(config: PhaseConfig) -> tuple[list[float], dict[str, float]]:
-    """Ordinary torch: the losses of six steps of six samples, and those of the validation sets at the end."""
+    """Train in a plain PyTorch loop; return the losses of six steps of six samples, and the final validation losses."""
     model = build_model(config.model, config.sharing, config.data.seed, torch.float64)
     optimizer = adamw(model.parameters(), config.optimizer, 0.0)
     samples, losses = torch.tensor(stream(36)), []
@@ -115,16 +115,18 @@ def test_losses_are_those_of_a_plain_loop_over_the_mixture(config: Any, train: A
     lines = metrics(config(0))
     assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-13)
     assert lines[-1]["validation_losses"] == pytest.approx(validated, rel=1e-13)
-    # Of the 48 targets of each set one ends a document and stands for no byte.
+    # One of the 48 targets of each set ends a document and stands for no byte.
     bits = {name: loss * 48 / math.log(2) / 47 for name, loss in validated.items()}
     assert lines[-1]["bits_per_byte"] == pytest.approx(bits, rel=1e-13)
-    assert message.validation_loss == lines[-1]["validation_losses"]["wiki"], "the first set is the job's"
+    assert message.validation_loss == lines[-1]["validation_losses"]["wiki"], (
+        "the first set's loss is the job's validation loss"
+    )
     assert [line["validation_losses"] is None for line in lines] == [True, True, True, False, True, False]
     assert all(line["data_seconds"] >= 0 for line in lines)
 
 
 def test_a_restart_at_any_step_and_another_mixture_repeat_and_skip_nothing(job: Any, config: Any, train: Any) -> None:
-    """The first phase is stopped after every step; in the second one code is read alone."""
+    """The first phase is stopped after every step; the second phase reads only the source code."""
     job["spec"]["phases"][1]["mixture"] = [{"source": "code", "weight": 1}]
     whole, parts = config(0, "whole"), config(0, "parts")
     train(whole)
@@ -134,7 +136,7 @@ def test_a_restart_at_any_step_and_another_mixture_repeat_and_skip_nothing(job: 
     train(parts)
     assert_same(newest_of(whole), newest_of(parts))
     manifest = newest_of(parts).manifest
-    assert manifest.consumed == {"web": 22, "code": 14}, "of 36 samples, 7 periods and one more"
+    assert manifest.consumed == {"web": 22, "code": 14}, "36 samples are 7 periods and one sample"
     after = CheckpointStore(Path(whole.work_directory), "11111111-2222")
     assert after.committed("pseudo")[-1].consumed == manifest.consumed
 
@@ -169,7 +171,7 @@ def test_a_source_that_was_written_anew_is_refused(config: Any, train: Any, tmp_
 
 
 def test_a_job_that_would_read_a_source_too_often_is_refused_when_it_starts(job: Any, config: Any, train: Any) -> None:
-    """Each phase has 36 samples, of which code has 14; an epoch of it has 15."""
+    """Each phase reads 36 samples, 14 of them from code; an epoch of code has 15."""
     job["spec"]["data"]["sources"][1]["maxEpochs"] = 1
     with pytest.raises(InvalidJobError, match=r"reads 28 samples of the source code, which has 15: that is 1.87"):
         train(config(0))
@@ -184,7 +186,8 @@ def test_a_source_that_is_not_there_is_named(job: Any, config: Any, train: Any) 
 
 
 def write_tokenizer(folder: Path, sha256_to: Path | None = None) -> None:
-    """Bytes as a tokenizer.json. `sha256_to`: where the token files then say that it made them."""
+    """Write a byte-level tokenizer.json. With `sha256_to`, the token files in that folder name this tokenizer as
+    theirs."""
     folder.mkdir()
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     vocabulary = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
@@ -204,7 +207,7 @@ def write_tokenizer(folder: Path, sha256_to: Path | None = None) -> None:
 
 
 def test_files_of_another_tokenizer_are_refused(job: Any, config: Any, train: Any, tmp_path: Path) -> None:
-    """This one has the same tokens, and another file."""
+    """This tokenizer has the same tokens in a different file."""
     write_tokenizer(tmp_path / "tokens" / "tokenizer")
     job["spec"]["data"]["tokenizer"] = {"type": "File", "path": "tokenizer"}
     with pytest.raises(InvalidJobError, match=r"web was prepared with another tokenizer than spec.data.tok"):
@@ -222,14 +225,15 @@ def test_with_a_tokenizer_there_are_bits_per_byte_and_a_sample(
     assert metrics(config(0))[-1]["bits_per_byte"].keys() == {"wiki", "books"}
     assert [each["prompt"] for each in metrics(config(0))[-1]["samples"]] == ["And"]
     (sample,) = [line for line in said if line["event"] == "sample"]
-    assert len(sample["prompt"]) > 0, "it is decoded"
+    assert len(sample["prompt"]) > 0, "the sample's prompt is decoded to text"
 
 
 @pytest.mark.parametrize("named", [{}, {"eos_token": BYTE_CHARACTERS[116]}])
 def test_documents_end_as_the_files_say(
     named: dict[str, str], job: Any, config: Any, train: Any, tmp_path: Path
 ) -> None:
-    """By `data prepare --end-of-document`, where the tokenizer names no end, or another one. It stands for no byte."""
+    """The files were written by `data prepare --end-of-document` and the tokenizer names no end token, or another one.
+    The end token stands for no byte."""
     write_tokenizer(tmp_path / "tokens" / "tokenizer", sha256_to=tmp_path / "tokens")
     job["spec"]["data"]["tokenizer"] = {"type": "File", "path": "tokenizer"}
     train(config(0))
@@ -252,7 +256,7 @@ def test_files_of_validation_sets_are_closed_again(config: Any) -> None:
 
 @pytest.mark.usefixtures("job")
 def test_a_set_without_text_has_no_bits_per_byte(config: Any, train: Any, tmp_path: Path) -> None:
-    """Rows that a packing has filled with empty documents, for instance."""
+    """For instance, rows that packing has filled with empty documents."""
     shutil.rmtree(tmp_path / "tokens" / "books")
     write_native(tmp_path / "tokens" / "books", [[]] * 100)
     train(config(0))
@@ -261,7 +265,7 @@ def test_a_set_without_text_has_no_bits_per_byte(config: Any, train: Any, tmp_pa
 
 
 def test_the_tokenizer_is_kept_with_the_checkpoints(job: Any, config: Any, train: Any, tmp_path: Path) -> None:
-    """For texts and exports, when nobody has the files of the job any more."""
+    """Texts and exports need the tokenizer when the job's own files are gone."""
     folder = tmp_path / "tokens" / "tokenizer"
     write_tokenizer(folder, sha256_to=tmp_path / "tokens")
     job["spec"]["data"]["tokenizer"] = {"type": "File", "path": "tokenizer"}
@@ -299,7 +303,7 @@ def test_where_the_tokenizer_is_not_named_there_are_no_bits_per_byte(config: Any
 
 @pytest.fixture
 def foreign(job: Any, tmp_path: Path) -> Any:
-    """The job with files that do not say which tokenizer made them, of more tokens than there are bytes."""
+    """Return the job with files that name no tokenizer and have more distinct tokens than there are bytes."""
     for name in SIZES:
         (tmp_path / "raw" / name).mkdir(parents=True)
         (tokens_of(name) * 3).astype("<u2").tofile(tmp_path / "raw" / name / "tokens.bin")
@@ -334,7 +338,7 @@ def test_a_tokenizer_that_cannot_have_made_them_is_refused(
 
 
 def test_a_model_without_rows_for_all_tokens_is_refused(foreign: Any, config: Any, train: Any, tmp_path: Path) -> None:
-    """Also where the files happen to have none of the tokens without a row."""
+    """The model is rejected even if the files contain none of the tokens that have no row."""
     for name in SIZES:
         (tokens_of(name) % 100).astype("<u2").tofile(tmp_path / "raw" / name / "tokens.bin")
     write_tokenizer(tmp_path / "raw" / "tokenizer")
@@ -347,7 +351,7 @@ def test_a_model_without_rows_for_all_tokens_is_refused(foreign: Any, config: An
 def test_a_job_goes_on_from_anothers_checkpoint_with_another_mixture_and_batch(
     job: Any, config: Any, train: Any
 ) -> None:
-    """In the midst of its phase, and is stopped itself in the midst of it."""
+    """The job starts in the middle of the other job's phase, and is itself stopped in the middle of the phase."""
     assert train(config(0, "tiny-11111111"), iter([False, False, True]).__next__).step == 3
     job["spec"]["checkpoint"]["continueFrom"] = "tiny-11111111"
     job["metadata"]["uid"] = "22222222-3333"
@@ -357,6 +361,7 @@ def test_a_job_goes_on_from_anothers_checkpoint_with_another_mixture_and_batch(
     assert train(phase, lambda: True).step == 4
     assert train(phase).step == 6
     store = CheckpointStore(Path(phase.work_directory), "22222222-3333")
-    # 18 samples of the other job: 3 periods of web and code, and 3 more; then 12 of its own, half of each source.
+    # The other job read 18 samples: 3 periods of web and code, and 3 more. Then 12 samples of its own, half from each
+    # source.
     consumed = [manifest.consumed for manifest in store.committed()]
     assert consumed[-1] == {"web": 11, "code": 7 + 6, "wiki": 6}

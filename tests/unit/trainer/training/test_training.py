@@ -23,11 +23,11 @@ STEPS = 6
 
 
 Figures = dict[str, list[float]]
-"""Key of metrics.jsonl -> what it says of each step."""
+"""Key of metrics.jsonl -> its value in each step."""
 
 
 def _reference(config: PhaseConfig, text: bytes) -> tuple[Figures, dict[str, torch.Tensor]]:
-    """Ordinary torch: the figures of all steps, and the weights at the end."""
+    """Train in a plain PyTorch loop; return the metrics of all steps, and the final weights."""
     sequence, batch = config.model.sequence_length, config.batch
     model = build_model(config.model, config.sharing, config.data.seed, torch.float64)
     optimizer = adamw(model.parameters(), config.optimizer, 0.0)
@@ -93,13 +93,13 @@ def test_losses_and_weights_are_those_of_a_plain_loop(
     expected, weights = _reference(phase, text[: len(text) - round(len(text) / 10)])
     for key, figures in expected.items():
         found = [line[key] for line in metrics(phase)]
-        # The norm that clips is summed unit by unit, so its last bit may differ.
+        # The engine sums the norm unit by unit, so the last bit may differ.
         wanted = pytest.approx(figures, rel=1e-12 if key == "gradient_norm" else 1e-13)
         assert found == ([None] * STEPS if (key, z_loss) == ("z_loss", "0") else wanted), key
     assert all(line[key] is None for line in metrics(phase) for key in OF_EXPERTS - {*expected})
     assert {*newest_of(phase).names} == {*weights}
     for name, array in newest_of(phase).whole().items():
-        # AdamW divides by the root of the second moment, which makes much of small differences.
+        # AdamW divides by the root of the second moment, which amplifies small differences.
         np.testing.assert_allclose(array, weights[name].numpy(), rtol=0, atol=1e-12 if model else 1e-13)
 
 
@@ -148,7 +148,7 @@ def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(
 
 
 def test_a_crash_goes_on_from_the_last_checkpoint(job_body: Any, config: Any, train: Any) -> None:
-    """Steps 6 to 8 were done, but not saved: they are done again, and stand once in metrics.jsonl."""
+    """Steps 6 to 8 were done but not saved: the next execution repeats them, and metrics.jsonl lists each once."""
     job_body["spec"]["phases"][0]["until"]["step"] = 11
     whole, crashed = config(0, "whole"), config(0, "crashed")
     train(whole)
@@ -177,7 +177,7 @@ def test_a_finished_phase_is_only_reported(config: Any, train: Any) -> None:
     ("until", "step"), [({"step": 5}, 5), ({"tokens": 6 * 16 * 3}, 3), ({"step": 50, "validationLoss": "5.0"}, 4)]
 )
 def test_a_phase_ends_at_the_first_bound(until: Any, step: int, job_body: Any, config: Any, train: Any) -> None:
-    """The validation loss, measured every four steps, is below 5 the first time."""
+    """The validation loss is measured every four steps and is below 5 at the first measurement."""
     job_body["spec"]["phases"][0]["until"] = until
     job_body["spec"]["phases"][1]["until"] = {"step": 100}
     message = train(config(0))

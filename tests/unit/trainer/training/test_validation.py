@@ -1,4 +1,5 @@
-"""Validation: the same bits however many windows a rank takes at once, and no more memory than a training step."""
+"""Validation gives the same bits for every number of windows per pass, and needs no more memory than a
+training step."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_how_many_windows_pass_at_once_shows_in_no_bit(case: Case, tmp_path: Pat
     ("case", "count"), [*((case, 40) for case in CASES), (CASES[1], 600)], ids=lambda value: getattr(value, "name", "")
 )
 def test_it_takes_no_more_memory_than_the_plan_has_for_a_step(case: Case, count: int, tmp_path: Path) -> None:
-    """Token ids of as many windows as a step has sequences, and a number for each window, are not part of the plan."""
+    """Not part of the plan: token ids of as many windows as a step has sequences, and one number per window."""
     sizes = _sizes(case, case.layers, 4)
     if case.precision == "bfloat16":
         sizes = replace(sizes, compute_bytes=2)

@@ -1,7 +1,8 @@
 """Bytes that torch allocates on this CPU.
 
-Kernels of a CPU's library allocate memory for themselves as well, and how much depends on the processor: oneDNN packs
-the operands of a matrix product for the instructions that it finds. The plan speaks of tensors, so that is told apart.
+CPU kernels also allocate scratch memory, and its size depends on the processor: oneDNN packs the operands of a matrix
+product for the instructions that it finds. The memory plan counts tensors only, so scratch memory is counted separately
+here.
 """
 
 import json
@@ -20,15 +21,15 @@ _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
 @dataclass(frozen=True)
 class Allocated:
     left: int
-    """Bytes that are there afterwards."""
+    """Bytes still allocated after the call."""
     tensors: int
-    """Most bytes of tensors at a time."""
+    """Peak bytes of tensors."""
     most: int
-    """Most bytes at a time, with those that matrix products hold while they run."""
+    """Peak bytes including the scratch memory that matrix products hold while they run."""
 
 
 def allocated(act: Callable[[], object], folder: Path) -> Allocated:
-    """By `act` on the CPU, as the allocator tells it."""
+    """Return the bytes that `act` allocates on the CPU, as recorded by the allocator."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         kept = act()
     recorded.export_chrome_trace(str(folder / "trace.json"))
@@ -46,7 +47,7 @@ def allocated(act: Callable[[], object], folder: Path) -> Allocated:
 
 
 def _within(changes: Sequence[dict[str, Any]], spans: Sequence[tuple[float, float]]) -> Iterator[int]:
-    """Numbers of allocations that are given back in the very span in which they are made, and of their ends."""
+    """Yield the indices of allocations that are freed within the same span, and of the events that free them."""
     made: dict[int, tuple[int, int]] = {}
     for number, event in enumerate(changes):
         span, address = bisect(spans, (event["ts"], math.inf)) - 1, event["args"]["Addr"]

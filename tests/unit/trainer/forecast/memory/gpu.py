@@ -1,8 +1,8 @@
-"""What a GPU would allocate, without one: its operations in name, on the CPU, with every tensor counted.
+"""Allocations of a GPU, simulated on the CPU by fused operations, with every tensor counted.
 
-On a GPU a norm and an attention are one operation each. Here they are one as well, computed anyhow: what autograd keeps
-of them, and what their backward passes make, is as on a GPU. `fake_cuda` shows that: there torch itself says what it
-would keep on a device that is not there.
+On a GPU, a norm and an attention are one operation each. Here they are custom operations, whose results do not matter:
+the tensors that autograd saves for them and that their backward passes create are as on a GPU. `fake_cuda` verifies
+this: under it torch itself tells which tensors it would save on a CUDA device.
 """
 
 import weakref
@@ -36,8 +36,8 @@ def _norm_backward(features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @custom_op("pseudoreal_tests::attention", mutates_args=())
 def _fused_attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Flash attention leaves the heads apart, in the layout of the query; the efficient kernel side by side, with room
-    for the sums of whole blocks of 32 tokens."""
+    """Flash attention returns separate heads in the layout of the query. The efficient kernel returns the heads side by
+    side, and log-sum-exps padded to blocks of 32 tokens."""
     mixed, (rows, heads, length, _) = _attention(query, key, value, is_causal=True), query.shape
     if query.dtype == torch.bfloat16:
         return mixed.contiguous(), torch.zeros(rows, heads, length)
@@ -73,8 +73,8 @@ def operations_of_a_gpu() -> Iterator[None]:
 
 @contextmanager
 def fake_cuda() -> Iterator[None]:
-    """Tensors have no memory, and torch takes them for those of a GPU. It chooses its attention by asking the GPU, so
-    that is chosen here."""
+    """Within the context, tensors have no memory and pretend to be on a GPU. torch chooses an attention kernel by
+    querying the GPU, so the patch chooses one here."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, **_: Any) -> Tensor:
         if query.dtype == torch.bfloat16:
@@ -90,12 +90,12 @@ def fake_cuda() -> Iterator[None]:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Tells memory apart, also where there is none: fake tensors have no address."""
+    """Return a key that identifies the tensor's storage; it also works for fake tensors, which have no address."""
     return int(tensor.untyped_storage()._cdata)
 
 
 class _Counter(TorchDispatchMode):
-    """Counts tensors that come to be; those of `known` are there already."""
+    """Count the bytes of new tensors; the tensors in `known` are not counted."""
 
     def __init__(self, known: list[Tensor], allocated: Callable[[int], int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -127,7 +127,8 @@ class _Counter(TorchDispatchMode):
 
 
 def most_tensor_bytes(act: Callable[[], object], known: list[Tensor], allocated: Callable[[int], int]) -> int:
-    """Most bytes of tensors that `act` has at a time, besides `known`; a tensor takes `allocated(size)`."""
+    """Return the peak bytes of tensors during `act`, without `known`; a tensor of `size` bytes takes
+    `allocated(size)`."""
     with _Counter(known, allocated) as counter:
         act()
     return int(counter.most)

@@ -1,4 +1,4 @@
-"""A model of 6.5 billion parameters, counted by hand."""
+"""A model of 6.5 billion parameters, for sizes counted by hand."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ SIZES = Sizes(
 )
 PARAMETERS = sum(unit.numel for unit in SIZES.units)
 TOKENS = 8 * 4 * 4 * (2048 + 1)
-"""Bytes of the ids of four micro-batches of four sequences."""
+"""Bytes of the token ids of four micro-batches of four sequences."""
 
 
 def layout(home: Home, **options: Any) -> Layout:

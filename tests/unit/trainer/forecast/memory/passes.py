@@ -1,4 +1,4 @@
-"""Passes of single modules, whose bytes are compared with what the plan says of them."""
+"""Passes of single modules, whose bytes are compared with the memory plan."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 MASTERS = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 ON_GPUS = ["float32", "bfloat16"]
 Shape = tuple[int, int, int, int]
-"""Hidden, inner, sequences, tokens of each."""
+"""(hidden size, MLP size, sequences, tokens per sequence)."""
 
 
 def graphs(
@@ -32,7 +32,7 @@ def graphs(
     device: Device = "cpu",
     **options: Any,
 ) -> Graphs:
-    """No expert is ever full. `options`: further fields of the model."""
+    """Return the planned bytes of a block whose experts are never full. `options` are further fields of the model."""
     hidden, inner, rows, length = shape
     feed_forward, room = {"size": inner, "activation": activation}, {"capacityFactor": "100"}
     mixture = None if experts is None else experts | room
@@ -48,7 +48,7 @@ def graphs(
 
 @contextmanager
 def made_in(compute: str) -> Iterator[None]:
-    """New tensors are of that type."""
+    """Within the context, new tensors have this dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(DTYPES[compute])
     try:
@@ -58,7 +58,7 @@ def made_in(compute: str) -> Iterator[None]:
 
 
 class BlockPass:
-    """A block, an input, the gradient of its output, and gradients to which those of a pass are added."""
+    """A block, its input, the gradient of its output, and the gradient accumulators."""
 
     def __init__(self, found: Graphs, compute: str) -> None:
         spec = found.sizes.model
@@ -98,7 +98,7 @@ class BlockPass:
 
 
 def _documents(rows: int, length: int) -> Documents:
-    """Three documents in each sequence, none as long as another."""
+    """Return three documents of different lengths per sequence."""
     tokens = torch.ones(rows, length + 1, dtype=torch.int64)
     for row in range(rows):
         tokens[row, [2 + row, length // 2 + row]] = 0
@@ -115,7 +115,7 @@ def add(totals: list[Tensor], gradients: Sequence[Tensor]) -> None:
 
 
 class EndPasses:
-    """The backward passes of the head, with the loss, and of the embedding."""
+    """Backward passes of the head, including the loss, and of the embedding."""
 
     def __init__(self, found: Graphs, compute: str) -> None:
         spec, dtype = found.sizes.model, DTYPES[compute]

@@ -1,4 +1,4 @@
-"""Most bytes of a step's tensors on each rank of a pipeline, as the allocator tells them."""
+"""Peak tensor bytes of a step on each rank of a pipeline, as recorded by the allocator."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.unit.trainer.forecast.memory.allocations import allocated
 
 
 def measure(rank: int, cases: list[Case], folder: Path) -> None:
-    """Leaves them in a file of the rank, in the order of the cases."""
+    """Write the peak bytes of all cases, in their order, into this rank's file."""
     own = folder / str(rank)
     own.mkdir()
     (folder / f"{rank}.json").write_text(json.dumps([_most(rank, case, own) for case in cases]))
@@ -28,7 +28,7 @@ def _most(rank: int, case: Case, folder: Path) -> int:
         engine.settle()
 
     step()
-    # What the side threads hold meanwhile comes on top in some steps.
+    # In some steps, memory held by other threads adds to the peak; the minimum excludes it.
     most = min(allocated(step, folder).tensors for _ in range(3))
     engine.close()
     return most

@@ -1,4 +1,4 @@
-"""The sizes of a case that the engine is tried with."""
+"""Sizes of an engine test case."""
 
 from pseudoreal_trainer.forecast.memory.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.parts import units_of_rank

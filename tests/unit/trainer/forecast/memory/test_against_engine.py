@@ -1,4 +1,4 @@
-"""What the plan says of bytes against what the engine counts as it moves them, and against the allocator."""
+"""Planned bytes against the engine's own counters of moved bytes, and against the allocator."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
 EVEN = json.dumps({"experts": {"type": "TopK", "count": 4, "topK": {"perToken": 4, "size": 8}}})
-"""Every token goes to all experts, so each rank's get as many."""
+"""Every token goes to all experts, so all ranks' experts get the same number of tokens."""
 LINKED = [
     *(Case(homes=homes, clipping=clipping) for homes in ("h", "D") for clipping in ("Global", "PerUnit")),
     Case(homes="hDd", precision="bfloat16", stash=True, micro_batches=3, window=3),
@@ -50,7 +50,7 @@ LINKED = [
     Case(tied=True, data=2, sharding="Full", homes="hD"),
 ]
 CHOOSING = json.dumps({"experts": {"type": "TopK", "count": 9, "topK": {"perToken": 8, "size": 1}}})
-"""A choice is as large as three inputs of a layer."""
+"""A routing decision is as large as three inputs of a layer."""
 BALANCED = {"perToken": 4, "size": 8, "auxiliaryLoss": "0.2", "balanceOver": "Step", "biasUpdateRate": "0.1"}
 OVER_STEPS = json.dumps({"experts": {"type": "TopK", "count": 4, "topK": BALANCED, "denseLayers": [1]}})
 LINKED += [
@@ -96,7 +96,7 @@ def test_bytes_that_move(case: Case, engine_results: dict[Case, list[Result]]) -
 
 @pytest.mark.parametrize("case", ONE_RANK, ids=lambda case: case.name)
 def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
-    """The bytes are those of all tiers but the disk, which on the CPU are one memory."""
+    """The bytes include device and host, which on the CPU are one memory; the disk is excluded."""
     engines: list[Engine] = []
     kept = allocated(lambda: engines.append(make_engine(case, Ranks(0, 1, CPU), tmp_path)), tmp_path).left
     (engine,) = engines
@@ -110,10 +110,10 @@ def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
     most = allocated(step, tmp_path).tensors
     crossing = engine.crossing_bytes()
     engine.close()
-    # Room of threads that scale gradients is made when they do.
+    # Buffers of the threads that scale gradients are allocated at their first use.
     tiers = held(case.layout, replace(sizes_of(case), threads=0), 0)
     peak = activation_peak(case.layout, sizes_of(case), 0, step_plan(case.layout)[0])
-    # What crosses the bus does not come from torch's allocator.
+    # The pinned arena is not allocated by torch's allocator.
     assert kept + crossing == pytest.approx(tiers.device + tiers.host, rel=0.01)
     assert most == pytest.approx(peak.device, rel=0.1)
 
@@ -138,7 +138,7 @@ PIPELINES = [
 
 @pytest.fixture(scope="module")
 def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[int]]:
-    """Case -> most bytes of each rank."""
+    """Case -> peak bytes of each rank."""
     folder = tmp_path_factory.mktemp("peaks")
     cases = [*PIPELINES, *SPREAD]
     run_ranks(measure, 2, cases, folder)
@@ -148,7 +148,7 @@ def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[int]]:
 
 @pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
 def test_most_bytes_of_a_stage(case: Case, peaks: dict[Case, list[int]]) -> None:
-    """Messages that were received are gone, and those that come are here."""
+    """At the peak, consumed messages are freed and the next ones are already posted."""
     for rank, steps in enumerate(step_plan(case.layout)):
         assert peaks[case][rank] == pytest.approx(
             activation_peak(case.layout, sizes_of(case), rank, steps).device, rel=0.1

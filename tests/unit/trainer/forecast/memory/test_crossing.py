@@ -1,4 +1,4 @@
-"""Host memory that crosses the bus: counted by hand for a model of 6.5 billion parameters."""
+"""Layout of the pinned host arena, counted by hand for a model of 6.5 billion parameters."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +15,7 @@ from tests.unit.trainer.forecast.memory.large_model import LAYERS, MODEL, PARAME
 
 BLOCK = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096
 SCALED = 4 * 2**18
-"""Bytes in which one thread scales gradients."""
+"""Bytes of the buffer in which one thread scales gradients."""
 
 
 def test_the_model_is_what_it_is_meant_to_be() -> None:
@@ -24,7 +24,7 @@ def test_the_model_is_what_it_is_meant_to_be() -> None:
 
 
 def test_with_global_clipping_copies_and_gradients_are_pinned_to_the_byte() -> None:
-    """And nothing else: of 18 bytes a parameter 12 are masters and moments."""
+    """Nothing else is pinned: of 18 bytes per parameter, 12 are master weights and moments."""
     tiers = held(layout("Host"), SIZES, 0)
     assert crossing(layout("Host"), SIZES, 0).size == (2 + 4) * PARAMETERS
     assert tiers.pinned == (2 + 4) * PARAMETERS + TOKENS
@@ -50,7 +50,8 @@ def test_units_on_disk_pass_through_a_few_rooms(clipping: Any) -> None:
 
 
 def test_a_block_of_two_pipeline_ranks_crosses_the_bus_in_halves() -> None:
-    """On disk, what stays on the device is read unit by unit: one room is enough, unless others come and go."""
+    """With home Disk, units whose copies stay on the device are read one at a time, so one staging buffer suffices;
+    streamed units need window + 1."""
     small = replace(SIZES, units=units_of(MODEL.model_copy(update={"layers": 3}), Sharing(blocks=3)))
     for home, use in (("Host", "weights"), ("Disk", "staging")):
         homes: Any = ("Device", home, "Device", "Device", "Device")
@@ -69,7 +70,7 @@ def test_nothing_is_pinned_without_a_gpu_and_nothing_of_units_on_it() -> None:
 
 
 def test_tokens_cross_the_bus_to_the_ends_of_a_pipeline_only() -> None:
-    """In which a data rank has a part of each micro-batch, the largest of them rounded up."""
+    """A data rank has a part of each micro-batch; the largest part counts."""
     ranks = [held(Layout(tuple(range(LAYERS)), 4, 3, 2), SIZES, rank) for rank in range(4)]
     assert [tiers.pinned for tiers in ranks] == [8 * 2 * 2 * (2048 + 1), 0, 0, 8 * 2 * 2 * (2048 + 1)]
 
@@ -80,7 +81,7 @@ def test_where_documents_are_masked_tokens_cross_the_bus_to_all_ranks() -> None:
 
 
 def test_a_checkpoint_is_pinned_where_it_takes_units_from_the_device() -> None:
-    """Each pipeline rank that uses a common unit saves a part of it."""
+    """Each pipeline rank that uses a cross-stage unit saves a shard of the unit."""
     saving = replace(SIZES, checkpoint_buffer=1000)
     assert held(layout("Device"), saving, 0).pinned == 1000 + TOKENS
     assert held(layout("Host"), saving, 0).pinned == held(layout("Host"), SIZES, 0).pinned

@@ -47,7 +47,7 @@ def test_sizes_in_the_precision_of_the_phase(job_body: dict[str, Any], config: C
         assert not sizes.has_z_loss
         found.append((sizes.compute_bytes, sizes.master_bytes))
         assert sizes.checkpoint_buffer == 256 << 20
-        # 6 sequences, as two micro-batches, over two data ranks: two and one.
+        # 6 sequences in two micro-batches over two data ranks: a rank gets two and one.
         assert (sizes.micro_batch, sizes.most_tokens(2)) == (3, 2 * 16)
     assert found == [(2, 4), (4, 4), (8, 8)]
     job_body["spec"]["optimizer"]["zLoss"] = "1e-5"
@@ -55,7 +55,7 @@ def test_sizes_in_the_precision_of_the_phase(job_body: dict[str, Any], config: C
 
 
 def test_a_vocabulary_of_bytes_is_never_cut(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> None:
-    """Unless a rank's micro-batch has as many tokens as none has."""
+    """It would be cut only for a micro-batch with an unrealistic number of tokens per rank."""
     for compute, tokens in (("bfloat16", 262_144), ("float32", 262_144), ("float64", 131_072)):
         job_body["spec"]["precision"]["compute"] = compute
         assert phase_layout(config(0), "cpu").loss_chunk == tokens

@@ -1,4 +1,4 @@
-"""The formulas of graphs.py against autograd and the allocator, and against the operations of a GPU."""
+"""Formulas of graphs.py against autograd and the allocator, and against simulated operations of a GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,10 +15,10 @@ from tests.unit.trainer.forecast.memory.gpu import fake_cuda, most_tensor_bytes,
 from tests.unit.trainer.forecast.memory.passes import DTYPES, ON_GPUS, BlockPass, EndPasses, Shape, graphs
 
 SHAPES = [(64, 256, 2, 64), (64, 64, 1, 16), (128, 512, 1, 48), (128, 512, 4, 128), (128, 64, 2, 96)]
-"""Hidden, inner, sequences, tokens of each: parameters outweigh activations, and the other way; in the last the most is
-needed in the middle of a backward pass."""
+"""(hidden size, MLP size, sequences, tokens per sequence). Parameters outweigh activations or the reverse; in the last
+shape the peak is in the middle of a backward pass."""
 ENDS = [(64, 256, 2, 64), (64, 64, 1, 16), (256, 64, 2, 16), (512, 8, 1, 32), (1024, 8, 2, 64)]
-"""The most is needed at the loss, at the head's product, as gradients are added, and at the norm."""
+"""Shapes whose peak is at the loss, at the head's product, while gradients are added, or at the norm."""
 MIXTURES: list[dict[str, Any]] = [
     {"count": 5},
     {"count": 6, "prototypes": 2},
@@ -50,7 +50,7 @@ Pass = Callable[[], object]
 
 
 def kept_bytes(one: BlockPass) -> int:
-    """What autograd keeps besides input, output, weights and the rotation."""
+    """Return the bytes that autograd saves, without input, output, weights and rotation."""
     saved: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def kept_bytes(one: BlockPass) -> int:
     own = {storage_of(t) for t in (*one.known, output)}
     width = one.rotation[0].shape[-1]
     kept = [t for key, t in saved.items() if key not in own and t.shape[-2:] != (one.source.shape[1], width)]
-    # The state of a generator, for a dropout that there is not.
+    # Tensors of two integers are the random generator's state, saved for a dropout of zero.
     return sum(t.untyped_storage().nbytes() for t in kept if t.is_floating_point() or t.numel() > 2)
 
 
@@ -102,7 +102,8 @@ def _masked(found: Graphs) -> Graphs:
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[4]])
 @pytest.mark.parametrize("options", ["", "few keys", "a window"])
 def test_bytes_of_a_block_whose_documents_are_masked(options: str, shape: Shape, compute: str, tmp_path: Path) -> None:
-    """What is kept to the byte, but for the rotation, which `kept_bytes` leaves out. No mask of pairs is ever made."""
+    """Saved bytes are exact, except for the rotation, which `kept_bytes` leaves out. No mask of token pairs
+    is created."""
     found = _masked(graphs(shape, compute, "SwiGLU", **OPTIONS.get(options, {})))
     rotation = found.tokens * found.sizes.model.head_size * found.sizes.compute_bytes
     assert kept_bytes(BlockPass(found, compute)) == found.block - rotation
@@ -114,14 +115,14 @@ def test_bytes_of_a_block_whose_documents_are_masked(options: str, shape: Shape,
 @pytest.mark.parametrize("compute", ON_GPUS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_autograd_keeps_of_a_block_on_a_gpu(shape: Shape, compute: str, activation: str) -> None:
-    """The figures are compared with torch's own, and so are the operations by which the backward pass is counted
-    below."""
+    """Both the figures and the simulated operations, which also count the backward pass below, are compared with
+    torch's own kernels."""
     found = graphs(shape, compute, activation, device="cuda")
     with operations_of_a_gpu():
         counted = kept_bytes(BlockPass(found, compute))
     with fake_cuda():
         assert kept_bytes(BlockPass(found, compute)) == counted
-    # What is smaller than a block of the allocator is rounded up.
+    # The planned size of a tensor is rounded up to a block of the allocator.
     assert counted <= found.block < counted + 20 * 512
 
 
@@ -129,7 +130,7 @@ def test_what_autograd_keeps_of_a_block_on_a_gpu(shape: Shape, compute: str, act
 @pytest.mark.parametrize("compute", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_most_bytes_of_a_blocks_backward_pass(shape: Shape, compute: str, activation: str, tmp_path: Path) -> None:
-    """To the byte, but for the output, which the engine still has as it adds gradients, and the pass here has not."""
+    """Exact, except for the block's output: the engine still holds it while adding gradients, this pass does not."""
     found = graphs(shape, compute, activation)
     counted = tensor_bytes(BlockPass(found, compute).both, tmp_path)
     assert found.block_backward - found.boundary <= counted <= found.block_backward
@@ -142,7 +143,7 @@ def test_most_bytes_of_a_blocks_backward_pass(shape: Shape, compute: str, activa
 def test_most_bytes_of_a_mixtures_backward_pass(
     experts: dict[str, Any], shape: Shape, compute: str, activation: str, tmp_path: Path
 ) -> None:
-    """Which depends on how the tokens spread over the experts."""
+    """The exact peak depends on how tokens are distributed over the experts."""
     found = graphs(shape, compute, activation, experts)
     assert tensor_bytes(BlockPass(found, compute).both, tmp_path) == pytest.approx(found.block_backward, rel=0.12)
 
@@ -167,7 +168,7 @@ def test_most_bytes_of_a_blocks_backward_pass_on_a_gpu(
 def test_most_bytes_of_the_ends_backward_passes(shape: Shape, compute: str, tmp_path: Path) -> None:
     found = graphs(shape, compute, "GELU")
     ends = EndPasses(found, compute)
-    # The loss, its share of the batch's and the gradient of that are 4 or 8 bytes each.
+    # Not counted: the loss, its share of the batch's loss and the share's gradient, 4 or 8 bytes each.
     assert tensor_bytes(ends.of_the_head, tmp_path) == pytest.approx(found.head_backward, abs=24)
     assert tensor_bytes(ends.of_the_embedding, tmp_path) == found.embedding_backward
 
@@ -178,16 +179,16 @@ def test_most_bytes_of_the_ends_backward_passes(shape: Shape, compute: str, tmp_
 def test_most_bytes_of_a_loss_in_chunks(
     cap: str | None, has_z_loss: bool, most: int | None, compute: str, tmp_path: Path
 ) -> None:
-    """The vocabulary is so large that logits are most of it."""
+    """The vocabulary is so large that logits dominate the peak."""
     found = graphs((64, 256, 2, 24), compute, "GELU", vocabularySize=5000, logitSoftCap=cap)
     found = replace(found, most=most, sizes=replace(found.sizes, has_z_loss=has_z_loss))
     counted = tensor_bytes(EndPasses(found, compute).of_the_head, tmp_path)
-    # A few numbers for each token of a chunk are not counted.
+    # A few numbers per token of a chunk are not counted.
     assert counted == pytest.approx(found.head_backward, abs=8 * 8 * 48 if has_z_loss else 64)
 
 
 def test_chunks_bound_the_memory_of_a_vocabulary_of_50_thousand() -> None:
-    """512 tokens take no more than 64 do."""
+    """512 tokens in chunks of 64 take no more than 64 tokens."""
     found = replace(graphs((16, 64, 4, 128), "float32", "GELU", vocabularySize=50_304), most=64)
     ends = EndPasses(found, "float32")
     most = most_tensor_bytes(ends.of_the_head, ends.known, found.sizes.allocated)
@@ -203,7 +204,7 @@ def test_most_bytes_of_the_ends_backward_passes_on_a_gpu(shape: Shape, compute: 
         ends = EndPasses(found, compute)
         head = most_tensor_bytes(ends.of_the_head, ends.known, found.sizes.allocated)
         embedding = most_tensor_bytes(ends.of_the_embedding, ends.known, found.sizes.allocated)
-    # The loss, its share of the batch's and the gradient of that are a block of the allocator each.
+    # Not counted: the loss, its share of the batch's loss and the share's gradient, one allocator block each.
     assert head == pytest.approx(found.head_backward, abs=3 * 512)
     assert embedding == found.embedding_backward
 

@@ -42,7 +42,7 @@ def homes_of(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]
 
 
 def needs(layout: Layout, sizes: Sizes) -> list[int]:
-    """Device bytes of each rank."""
+    """Return the device bytes that each rank needs."""
     return [held(layout, sizes, rank).device + peak.device for rank, peak in enumerate(activation_peaks(layout, sizes))]
 
 
@@ -63,7 +63,8 @@ def test_what_moves_exceeds_the_shortfall_by_less_than_a_unit(layout: Layout, te
     for rank in range(layout.pipeline):
         local = [unit for unit in layout.local_units(rank) if moved.home(unit) != "Device"]
         state = {unit: unit_state(layout, SIZES, unit).device - unit_state(moved, SIZES, unit).device for unit in local}
-        # What must go: what all units need on the device, with the room in which the moved ones come back.
+        # Bytes that have to move: the need of all units on the device, plus the window for streamed units, minus the
+        # bound.
         room = needs(moved, SIZES)[rank] + sum(state.values())
         shortfall = room - bound
         if local:

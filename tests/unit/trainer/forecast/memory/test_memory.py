@@ -1,4 +1,4 @@
-"""Bytes of state against what each way of sharding keeps, counted by hand for one parameter."""
+"""Bytes of state under each kind of sharding, counted by hand per parameter."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,10 +15,10 @@ from pseudoreal_trainer.plan.lower import step_plan
 from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
 
 D = 4
-"""Data ranks; the blocks' parameters are a multiple of it."""
+"""Number of data ranks; divides the parameters of a block."""
 
 STATE: list[tuple[str, str, str, dict[str, float]]] = [
-    # sharding, compute, home -> bytes of a parameter on each tier: weights, moments, gradient, working copy
+    # sharding, compute, home -> bytes per parameter on each tier: weights, moments, gradient, working copy
     ("None", "float32", "Device", {"device": 4 + 8 + 4}),
     ("None", "bfloat16", "Device", {"device": 4 + 8 + 4 + 2}),
     ("None", "float64", "Device", {"device": 8 + 16 + 8}),
@@ -46,7 +46,8 @@ def test_state_of_a_block(sharding: str, compute: str, home: Any, expected: dict
 
 
 COMMON: list[tuple[str, str, str, dict[str, float]]] = [
-    # the same of a block that two pipeline ranks of two data ranks use; its copy stays until the end of the step
+    # The same for a block used by two pipeline ranks of two data ranks; its working copy stays until the end of the
+    # step.
     ("None", "float32", "Device", {"device": 4 + 8 / D + 4}),
     ("None", "bfloat16", "Device", {"device": 2 + (4 + 8) / D + 4}),
     ("Optimizer", "float32", "Device", {"device": 4 + 8 / D + 4}),
@@ -112,10 +113,11 @@ def test_staging_for_the_disk_does_not_grow_with_the_units_on_it() -> None:
     [
         (make_layout(6, 1, homes=everywhere("Host", 6)), 2),
         (make_layout(6, 1, homes=everywhere("Host", 6), order="GPipe", micro_batches=3), 8),
-        # One micro-batch is breadth-first and depth-first alike.
+        # With one micro-batch, breadth-first and depth-first orders coincide.
         (make_layout(6, 1, 1, homes=everywhere("Host", 6), order="GPipe"), 2),
         (make_layout(6, 1), 0),
-        # Blocks 0, 1, 2 are used twice in turn: all three grow at the same time, and one more is being reduced.
+        # Blocks 0, 1, 2 are each used twice in turn: three gradients accumulate at the same time, and one more is
+        # reduced.
         (make_layout(6, 1, layer_blocks=(0, 1, 2, 0, 1, 2), homes=("Host",) * 5), 4),
         (make_layout(6, 1, layer_blocks=(0, 0, 1, 1, 2, 2), homes=("Host",) * 5), 2),
     ],
@@ -126,7 +128,7 @@ def test_gradients_that_grow_at_the_same_time_have_room(layout: Layout, expected
 
 @pytest.mark.parametrize(
     ("blocks", "order", "gradients"),
-    # Of 6 layers: whole gradients under way, and four parts of each shared block.
+    # For 6 layers: whole gradients in flight, plus four vectors per shared block.
     [
         ((0,) * 6, "Layered", 1 + 4),
         ((0, 1, 2) * 2, "Layered", 1 + 12),
@@ -179,11 +181,11 @@ def walked(layout: Layout, sizes: Sizes) -> tuple[int, int]:
 
 @pytest.mark.parametrize("n", [1, 3, 8])
 def test_inputs_of_all_micro_batches_are_alive_at_the_turn(n: int) -> None:
-    """method.md 2.5: what layered order costs."""
+    """method.md 2.5: the memory cost of the layered order."""
     sizes, layout = make_sizes(6), make_layout(6, 1, n)
     graphs = Graphs(sizes, sizes.most_tokens(1))
     head = n * 7 * graphs.boundary + graphs.head_backward
-    # One input became a gradient with each micro-batch of the head.
+    # The head has turned one input into a gradient per micro-batch.
     last_block = n * 7 * graphs.boundary + graphs.block_backward
     assert walked(layout, sizes)[0] == max(head, last_block)
 

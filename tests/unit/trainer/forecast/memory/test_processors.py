@@ -1,4 +1,4 @@
-"""What the plan says of bytes is right whatever instructions the processor has: oneDNN is told to use fewer of them."""
+"""The planned bytes are right for processors with fewer instructions, which oneDNN is told to use."""
 
 import os
 import subprocess
@@ -14,7 +14,8 @@ LONG = [pytest.param(isa, marks=pytest.mark.long) for isa in ("AVX512_CORE", "AV
 
 @pytest.mark.parametrize("isa", ["AVX2", *LONG])
 def test_bytes_are_right_with_fewer_instructions(isa: str) -> None:
-    """With all of them, these tests run by themselves. Only products in bfloat16 have kernels of their own there."""
+    """The same tests run with all instructions in their own files. Only bfloat16 products have kernels that depend on
+    them."""
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa, "ATEN_CPU_CAPABILITY": isa.split("_")[0].lower()}
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""Layouts and small clusters, and what crosses between their places counted message by message."""
+"""Layouts and small clusters, and bytes that cross between their places, counted message by message."""
 
 import random
 from collections import Counter
@@ -34,14 +34,14 @@ class Job:
         return flows_of(self.layout, self.sizes, step_plan(self.layout))
 
     def of_ranks(self, order: Sequence[int], places: Sequence[Place]) -> list[Place]:
-        """The place of each rank."""
+        """Return the place of each rank, given the order of workers."""
         return [places[worker] for worker in order for _ in range(self.ranks_per_worker)]
 
 
 def job(
     workers: int, pipeline: int = 1, per_worker: int = 1, *, shared: bool = False, tied: bool = False, **layout: Any
 ) -> Job:
-    """`shared`: all layers use one block. `tied`: the embedding is one with the head."""
+    """Return a job. With `shared`, all layers use one block; with `tied`, embedding and head share their matrix."""
     layers = max(pipeline, 6)
     blocks = (0,) * layers if shared else tuple(range(layers))
     data = workers * per_worker // pipeline
@@ -52,7 +52,7 @@ def job(
 
 
 def jobs(most_workers: int) -> Iterator[Job]:
-    """Jobs of up to so many workers, on every mesh with one or two ranks of each."""
+    """Yield jobs of up to `most_workers` workers on every mesh, with one or two ranks per worker."""
     for workers, per_worker in product(range(2, most_workers + 1), (1, 2)):
         ranks = workers * per_worker
         for pipeline in _divisors(ranks):
@@ -67,15 +67,15 @@ def _divisors(number: int) -> list[int]:
 
 
 def somewhere(workers: int, chance: random.Random) -> list[Place]:
-    """A place for each worker, of up to as many nodes in up to three domains."""
+    """Draw a place for each worker: at most one node per worker, in at most three domains."""
     domains = chance.randint(1, 3)
     nodes = [Place(f"rack-{chance.randrange(domains)}", f"node-{n}") for n in range(chance.randint(1, workers))]
     return [chance.choice(nodes) for _ in range(workers)]
 
 
 def counted(job: Job, places: Sequence[Hashable]) -> Counter[str]:
-    """Bytes between places, from the records of each rank. `places`: those of the ranks. Of each ring the best order is
-    found by trying all."""
+    """Return the bytes that cross between places, counted from the records of each rank. `places` are those of the
+    ranks. The best order of each ring is found by trying all."""
     total: Counter[str] = Counter()
     mesh = job.layout.mesh
     plan = step_plan(job.layout)
@@ -99,12 +99,12 @@ def counted(job: Job, places: Sequence[Hashable]) -> Counter[str]:
 
 
 def _first(rank: int, ring: Sequence[int]) -> bool:
-    """Whether a ring is counted at this rank: once."""
+    """Return whether the ring is counted at this rank, so that each ring counts once."""
     return rank == min(ring)
 
 
 def _hops(ring: Sequence[int], places: Sequence[Hashable]) -> int:
-    """Fewest neighbours of a ring that are in different places, over all orders of the ring."""
+    """Return the fewest adjacent pairs in different places, over all orders of the ring."""
     first, *others = ring
     return min(
         sum(places[a] != places[b] for a, b in pairwise([first, *order, first])) for order in permutations(others)

@@ -1,4 +1,4 @@
-"""Flows against the bytes that each rank sends, and what crosses between places against rings in every order."""
+"""Flows against the bytes that each rank sends, and crossing bytes against the best of all ring orders."""
 
 import random
 from collections import Counter
@@ -14,7 +14,7 @@ from tests.unit.trainer.plan.cases import make_layout, make_sizes
 
 
 def test_a_rank_sends_what_its_flows_say() -> None:
-    """The sums over the flows of a rank are those that the engine counts, whose tests are others."""
+    """The sums of a rank's flows equal `traffic_bytes`, which other tests compare with the engine's counters."""
     for each in jobs(4):
         plan, flows = step_plan(each.layout), each.flows
         for rank in range(each.layout.mesh.ranks):
@@ -47,7 +47,8 @@ def test_what_is_in_one_place_crosses_nothing() -> None:
 
 
 def test_tokens_go_to_the_experts_of_other_ranks() -> None:
-    """Four data ranks of two expert ranks: neighbours exchange tokens, and every other one has the same experts."""
+    """Four data ranks with two expert ranks: ranks (0, 1) and (2, 3) exchange tokens; ranks (0, 2) and (1, 3) hold the
+    same experts."""
     layers, experts = 2, {"count": 4, "prototypes": 2}
     layout = make_layout(
         layers, 1, data=4, layer_experts=(0, 1), expert_ranks=2, sharding="Full", replicas=1, clipping="Global"

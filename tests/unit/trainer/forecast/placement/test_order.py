@@ -1,4 +1,4 @@
-"""The order of workers against all orders of small clusters."""
+"""The chosen order of workers against all orders of small clusters."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -17,19 +17,19 @@ def found(each: Job, places: Sequence[Place]) -> tuple[int, ...]:
 
 
 def cost(each: Job, order: Sequence[int], places: Sequence[Place]) -> tuple[int, int]:
-    """Bytes between domains and between nodes."""
+    """Return the bytes that cross between domains, and between nodes."""
     of_ranks, flows = each.of_ranks(order, places), each.flows
     domains = [place.domain for place in of_ranks]
     return sum(crossing(flows, domains).values()), sum(crossing(flows, of_ranks).values())
 
 
 def least(each: Job, places: Sequence[Place]) -> tuple[int, int]:
-    """The lowest cost of all orders that worker 0 begins."""
+    """Return the lowest cost of all orders that start with worker 0."""
     return min(cost(each, (0, *others), places) for others in permutations(range(1, each.workers)))
 
 
 def test_no_order_of_a_small_cluster_crosses_less() -> None:
-    """All meshes of up to six workers, each at places drawn at random."""
+    """All meshes of up to six workers, in randomly drawn places."""
     chance = DEPTH.chance("orders")
     for each in jobs(6):
         for _ in range(DEPTH.of(2, 50)):
@@ -53,7 +53,8 @@ def test_no_order_crosses_less_message_by_message() -> None:
 
 
 def test_the_search_for_more_workers_comes_as_near_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made to search where all orders can be tried: it finds the best one but for a few in a thousand."""
+    """The heuristic search is forced where all orders can be tried: at most one in a hundred results misses the best
+    order."""
     monkeypatch.setattr(module, "_MOST_TRIED", 0)
     chance, missed = DEPTH.chance("search"), 0
     tries = DEPTH.of(500, 5000)
@@ -66,8 +67,8 @@ def test_the_search_for_more_workers_comes_as_near_to_it(monkeypatch: pytest.Mon
 
 
 def test_only_messages_of_the_pipeline_cross_between_racks() -> None:
-    """Sixteen workers lie in two racks and on eight nodes, and their neighbours by number elsewhere. Each rack becomes
-    a pipeline rank, and each node a replica of it."""
+    """Sixteen workers are spread over two racks and eight nodes, and consecutive workers are on different nodes. In the
+    chosen order each rack becomes a pipeline rank, and each node a replica."""
     each = job(16, 2, per_worker=2, sharding="Full", replicas=4)
     places = [Place(f"rack-{n % 2}", f"node-{n % 8}") for n in range(16)]
     of_ranks = each.of_ranks(found(each, places), places)
@@ -96,5 +97,5 @@ def test_thousands_of_workers_are_ordered_domain_by_domain() -> None:
     order = found(each, places)
     assert sorted(order) == [*range(2000)]
     racks = crossing(each.flows, [places[worker].domain for worker in order])
-    assert [exchange for exchange, size in racks.items() if size] == ["replicas"], "of this small model's the least"
+    assert [exchange for exchange, size in racks.items() if size] == ["replicas"], "replicas exchange the fewest bytes"
     assert racks["replicas"] < crossing(each.flows, [place.domain for place in places])["shards"]

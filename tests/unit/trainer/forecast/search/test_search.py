@@ -1,4 +1,4 @@
-"""The search for layouts against brute force: every layout that eight ranks may have, planned and simulated."""
+"""The layout search against brute force: every layout of eight ranks, planned and simulated."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ GPUS: dict[str, Any] = {"flops": 1e9, "pass_seconds": 1e-6, "memory_bytes_per_se
 
 
 def in_machines(within: HardwareProfile, between: float) -> HardwareProfile:
-    """Machines as in a profile, with slower collectives between them, in bytes a second."""
+    """Return the profile with slower collectives between machines, in bytes per second."""
     kinds = {kind: transfer(between) for kind in ("all_gather", "reduce_scatter", "all_reduce")}
     (speeds,) = within.speeds
     groups = [*speeds.collectives, Collectives(ranks=8, **kinds)]
@@ -62,7 +62,7 @@ EVERYTHING = [
 
 
 def eight_ranks(job_body: dict[str, Any], model: dict[str, Any]) -> None:
-    """Makes a phase of four layers, of two if there are experts, on eight ranks."""
+    """Configure a phase on eight ranks: four layers, or two layers with experts."""
     job_body["spec"]["precision"] = {"compute": "float32"}
     job_body["spec"]["model"] |= model
     if model:
@@ -73,7 +73,7 @@ def eight_ranks(job_body: dict[str, Any], model: dict[str, Any]) -> None:
 
 @pytest.fixture
 def phase(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> PhaseConfig:
-    """Four layers on eight ranks."""
+    """A phase of four layers on eight ranks."""
     eight_ranks(job_body, {})
     return config(PHASE)
 
@@ -87,7 +87,7 @@ def bound_and_seconds(phase: PhaseConfig, choice: Choice, hardware: HardwareProf
 
 
 def peak(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> int:
-    """Most bytes of the device that a layout needs."""
+    """Return the peak device bytes of a layout."""
     return plan_phase(chosen(phase, choice), "cpu", hardware, 1).report.peak_device_bytes
 
 
@@ -109,7 +109,8 @@ def test_the_fastest_is_that_of_brute_force(
 
 @pytest.mark.parametrize("name", ["slow updates", "eight ranks on four cores"])
 def test_without_a_common_end_of_steps_none_is_faster_than_its_bound(phase: PhaseConfig, name: str) -> None:
-    """Ranks that do not wait for each other may begin a step in the one before: few simulated steps look faster."""
+    """Ranks that do not wait for each other may start a step during the previous one, so a few simulated steps look
+    faster."""
     mode = phase.optimizer.clipping.model_copy(update={"mode": "PerUnit"})
     phase = phase.model_copy(update={"optimizer": phase.optimizer.model_copy(update={"clipping": mode})})
     best = next(Search(phase, "cpu", NETWORKS[name], 1).fastest())
@@ -127,7 +128,7 @@ def test_none_is_faster_than_its_bound_where_units_come_and_go(
     model: dict[str, Any],
     offload: dict[str, Any],
 ) -> None:
-    """Copies that do not run beside passes run while these wait."""
+    """Without overlap, copies run while passes wait."""
     hardware = profile(**GPUS, overlaps=False, ranks=8, h2d=2e6, point_to_point=2e6)
     eight_ranks(job_body, model)
     job_body["spec"]["phases"][PHASE] |= {"offload": {"home": "Host"} | offload, "batch": {"sequences": 64}}
@@ -138,7 +139,8 @@ def test_none_is_faster_than_its_bound_where_units_come_and_go(
 
 
 def test_orders_that_do_not_know_all_choices_are_no_candidates(job_body: dict[str, Any], phase: PhaseConfig) -> None:
-    """Where a loss depends on them; with one micro-batch every order knows them."""
+    """With a loss over the step's routing decisions, an order must know all of them before the backward pass; with one
+    micro-batch every order does."""
 
     def with_loss_over(of: str) -> PhaseConfig:
         experts = {"type": "TopK", "count": 4, "topK": {"perToken": 2, "auxiliaryLoss": "0.1", "balanceOver": of}}
@@ -157,7 +159,7 @@ def test_orders_that_do_not_know_all_choices_are_no_candidates(job_body: dict[st
 
 
 def resolvable(job: PseudoRealJob) -> Iterator[Choice]:
-    """Every choice that the job's own rules let pass."""
+    """Yield every choice that the job's validation accepts."""
     phase = job.spec.phases[PHASE]
     small, experts = range(1, 9), range(1, 5)
     kinds = get_args(Schedule), get_args(StateSharding), get_args(Keep)
@@ -181,8 +183,8 @@ def resolvable(job: PseudoRealJob) -> Iterator[Choice]:
 def test_the_space_is_all_that_a_job_may_ask_for(
     job_body: dict[str, Any], config: Callable[..., PhaseConfig], model: dict[str, Any]
 ) -> None:
-    """But what is the same by another name: one micro-batch on one pipeline rank has one order, which Interleaved
-    shares with 1F1B, nothing is split over one data rank, and replicas of one rank are ranks of one replica."""
+    """Except duplicates: one micro-batch on one pipeline rank has one order; there Interleaved equals 1F1B; nothing is
+    sharded over one data rank; and replicas of one rank are the ranks of one replica."""
     eight_ranks(job_body, model)
     job = PseudoRealJob.model_validate(job_body)
     found = list(choices(config(PHASE)))
@@ -212,7 +214,7 @@ def test_inputs_that_wait_on_the_host_are_never_kept_whole(phase: PhaseConfig) -
 
 
 def test_what_does_not_fit_is_left_out(phase: PhaseConfig) -> None:
-    """A machine in whose memory half of the layouts fit."""
+    """Half of the layouts fit into the memory of the machine."""
     hardware = NETWORKS["a slow network"]
     needs = {
         choice: plan_phase(chosen(phase, choice), "cpu", hardware, 1).report.peak_device_bytes
@@ -264,8 +266,8 @@ def test_the_fastest_under_a_budget_is_that_of_brute_force(
     sharing: dict[str, Any],
     groups: int,
 ) -> None:
-    """Units move to hosts and to disks, and what does not fit is left out. Where ranks do not wait for each other, few
-    simulated steps may look faster than the bound of the layout."""
+    """Units move to hosts and disks, and layouts that do not fit are left out. Where ranks do not wait for each other,
+    few simulated steps may look faster than the layout's bound."""
     eight_ranks(job_body, model)
     hardware = profile(**GPUS, **SLOW_HOMES)
     job_body["spec"]["optimizer"]["clipping"] = {"mode": clipping}

@@ -1,4 +1,4 @@
-"""Profiles of machines that are made up."""
+"""Made-up hardware profiles."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def transfer(speed: float = FAST) -> Transfer:
 
 
 def profile(*, overlaps: bool = True, ranks: int = 1, flops: float = FAST, **slow: Any) -> HardwareProfile:
-    """Everything is fast but what `slow` names."""
+    """Return a profile in which only the parts named in `slow` take time."""
     row = PassSpeed(
         compute="float32",
         hidden=32,

@@ -54,9 +54,9 @@ GRID = speeds(row(16, 10, 100.0), row(16, 1000, 10_000.0), row(64, 10, 400.0), r
     ("hidden", "tokens", "expected"),
     [
         (16, 10, 100.0),
-        (16, 100, 1000.0),  # half way, in logarithms
+        (16, 100, 1000.0),  # the middle, on a logarithmic scale
         (32, 10, 200.0),
-        (16, 1, 100.0),  # outside: the nearest
+        (16, 1, 100.0),  # outside of the grid: the nearest point
         (9999, 9999, 10_000.0),
         (32, 100, (1000.0 * 2000.0) ** 0.5),
     ],
@@ -117,6 +117,6 @@ def test_a_bad_profile_is_refused_in_a_sentence(tmp_path: Path, text: str, fault
 
 @pytest.mark.parametrize(("tokens", "share"), [(10, 0.21), (100, 0.1), (1000, 0.0), (5, 0.21), (9999, 0.0)])
 def test_what_kernels_hold_lies_between_what_was_measured(tokens: int, share: float) -> None:
-    """1.21, 1.1 and 1 are as far from each other, in logarithms."""
+    """1.21, 1.1 and 1 are equally spaced on a logarithmic scale."""
     found = speeds(row(16, 10, 100.0, 0.21), row(16, 1000, 100.0))
     assert pass_speed(found, "float32", 16, tokens).scratch_share == pytest.approx(share)

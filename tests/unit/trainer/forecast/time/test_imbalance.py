@@ -1,4 +1,4 @@
-"""The range of the balance of experts over ranks, against numbers by hand."""
+"""Bounds of the load imbalance of experts over ranks, computed by hand."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from tests.unit.trainer.plan.cases import make_layout, make_sizes
 
 
 def _prototypes(count: int, prototypes: int, factor: str) -> Sizes:
-    """With sequences of 16 tokens."""
+    """Return sizes with sequences of 16 tokens."""
     return make_sizes(1, experts={"count": count, "prototypes": prototypes, "capacityFactor": factor})
 
 
@@ -26,11 +26,11 @@ def _top_k(count: int, per_token: int) -> Sizes:
 @pytest.mark.parametrize(
     ("count", "prototypes", "factor", "expert_ranks", "expected"),
     [
-        # Two of a prototype's four experts accept 6 tokens of a sequence each; in the mean a rank has 8 rows.
+        # A rank's two experts (of a prototype's four) accept 6 tokens of a sequence each; on average a rank has 8 rows.
         pytest.param(8, 2, "1.5", 4, 12 / 8, id="up to the capacity factor"),
         pytest.param(8, 2, "4", 4, 16 / 8, id="never full: all tokens of a prototype"),
         pytest.param(8, 2, "1.5", 2, 1.0, id="whole prototypes"),
-        # The first rank has both experts of a prototype and one of another, which accepts 10 tokens.
+        # The first rank holds both experts of one prototype and one expert of the next, which accepts 10 tokens.
         pytest.param(6, 3, "1.25", 2, (16 + 10) / 24, id="a prototype on two ranks"),
         pytest.param(8, 2, "0.5", 4, 1.0, id="full before the mean"),
         pytest.param(8, 1, "1.25", 1, 1.0, id="not spread"),
@@ -50,12 +50,12 @@ def test_a_capacity_of_each_document_bounds_nothing() -> None:
     [(8, 2, 4, 4.0), (8, 3, 8, 8 / 3), (8, 8, 4, 1.0), (8, 3, 4, 2 * 4 / 3), (8, 1, 2, 2.0)],
 )
 def test_most_rows_by_top_k(count: int, per_token: int, expert_ranks: int, expected: float) -> None:
-    """A token goes to each expert once: to one of a rank that has one, to two of a rank that has two."""
+    """A token goes to each expert at most once: a rank with one expert gets it once, a rank with two at most twice."""
     assert most_rows(_top_k(count, per_token), expert_ranks) == pytest.approx(expected, rel=1e-15)
 
 
 SIZES = _prototypes(8, 2, "1.5")
-"""Hidden 32, inner 96; four sequences of a micro-batch, one on each rank. At most 1.5 times the mean."""
+"""Hidden size 32, MLP size 96; four sequences per micro-batch, one on each rank. At most 1.5 times the mean load."""
 
 
 def _layout(micro_batches: int) -> Layout:
@@ -63,21 +63,22 @@ def _layout(micro_batches: int) -> Layout:
 
 
 def _range(layout: Layout, **slow: Any) -> tuple[float, float]:
-    """Seconds of a step at both ends."""
+    """Return the seconds of a step with even load and with the highest load."""
     hardware = profile(**slow)
     even = predict(layout, SIZES, hardware, "float32").timeline.seconds
     return even, seconds_at_most(layout, SIZES, step_plan(layout), hardware, "float32")
 
 
 def test_experts_compute_on_the_rows_of_the_busiest_rank() -> None:
-    """Forward once, and once more with two as long in the backward pass; two micro-batches."""
+    """One forward pass, and a backward pass that repeats it and takes twice as long: 4 times, for two micro-batches."""
     forward = 16 * 2 * 2 * (2 * 32 * 96)
     even, most = _range(_layout(2), flops=1.0)
     assert most - even == pytest.approx(0.5 * 2 * 4 * forward)
 
 
 def test_exchanges_end_when_the_busiest_rank_has_its_rows() -> None:
-    """Rows of 32 features three times, with a weight twice; three quarters go elsewhere. Eight counts are even."""
+    """Rows of 32 features are sent three times, and twice more with a weight; three quarters go to other ranks. The
+    exchange of eight counts does not depend on the load."""
     rows = 16 * 2 * 4
     exchanged = 3 * rows * (3 * 32 + 2 * 33) // 4
     counted = 8 * 8 * 3 // 4

@@ -1,4 +1,4 @@
-"""Predictions against hand calculation, on a machine whose parts are slow one at a time."""
+"""Step time predictions against hand calculations, on machines with one slow part at a time."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ def seconds(layout: Layout, hardware: HardwareProfile, sizes: Sizes = SIZES) -> 
 
 
 def block_flops(sizes: Sizes = SIZES) -> int:
-    """Two for each weight of the matrices, and 2 T H for causal attention, for each token of a micro-batch; a token
-    meets one expert of each prototype, the first will do."""
+    """Return the operations of a block's forward pass of a micro-batch: per token, 2 per matrix weight and 2 T H for
+    causal attention. A token meets one expert of each prototype; all experts have the same size."""
     model = sizes.model
     parameters = {unit.name: [p for p in unit.parameters if p.is_matrix] for unit in sizes.units}
     matrices = sum(p.numel for p in parameters["blocks.0"])
@@ -35,7 +35,7 @@ def block_flops(sizes: Sizes = SIZES) -> int:
 
 @pytest.mark.parametrize(("recompute", "forwards"), [(True, 4), (False, 3)])
 def test_compute_alone(recompute: bool, forwards: int) -> None:
-    """A backward pass is two forward passes, and with recomputation three."""
+    """A backward pass costs two forward passes, or three with recomputation."""
     layout = make_layout(L, 1, N, recompute=recompute)
     assert seconds(layout, profile(flops=block_flops())) == pytest.approx(L * N * forwards)
 
@@ -67,7 +67,8 @@ def test_transfers_that_nothing_hides() -> None:
 
 
 def test_compute_hides_half_as_much_copying() -> None:
-    """Each block computes 4 N forward passes; its copies take half of that. What stays is the first unit's fetch."""
+    """Each block computes 4 N forward passes; its copies take half of the time. Only the first unit's fetch stays
+    visible."""
     layout = make_layout(L, 1, N, homes=everywhere("Host", L))
     compute = L * N * 4
     speed = 2 * 4 * weights() / (compute / 2)
@@ -95,7 +96,7 @@ def test_updates_on_the_host_overlap_compute_on_a_gpu_and_not_on_shared_cores(cl
 
 
 def test_ranks_share_the_cores_that_there_are() -> None:
-    """Four ranks on the cores of two take twice as long."""
+    """Four ranks on the cores for two take twice as long."""
     layout = make_layout(L, 2, 8, data=2)
     two, four = (profile(flops=block_flops(), overlaps=False, ranks=ranks) for ranks in (2, 4))
     assert seconds(layout, two) == pytest.approx(2 * seconds(layout, four), rel=0.15)
@@ -110,7 +111,7 @@ def test_a_disk_that_is_slower_than_the_optimizer_bounds_the_update() -> None:
 
 @pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
 def test_a_block_of_two_pipeline_ranks_is_summed_and_gathered_over_both(home: str) -> None:
-    """Each sends half of it to the other, and gets half of it back: once a step, at its ends."""
+    """Once per step each rank sends half of the block's gradient to the other, and gets half of the weights back."""
     sizes = make_sizes(L, 1)
     layout = make_layout(L, 2, N, layer_blocks=(0,) * L, order="GPipe", homes=("Device", home, "Device"))
     half = 4 * sizes.units[1].shard_length(2)
@@ -147,7 +148,7 @@ def test_idle_share_of_a_pipeline_is_that_of_unit_time_when_nothing_else_takes_t
 
 
 def test_tokens_that_hide_a_transfer() -> None:
-    """At that many tokens compute and the transfer take equally long."""
+    """With this many tokens, compute and the transfer take equally long."""
     layout = make_layout(L, 1, N, homes=everywhere("Host", L))
     hardware = profile(flops=block_flops() / 10, h2d=4.0, update_on_host_seconds_per_element=1.0)
     tokens = found(layout, hardware).tokens_to_hide

@@ -17,13 +17,13 @@ def test_what_follows_a_later_task_of_the_list_waits_for_it() -> None:
 
 
 def test_two_tasks_on_one_core_take_turns() -> None:
-    """Both at half pace until the shorter has its second, at 2; then the longer has 2 left."""
+    """Both run at half pace until the shorter one has had its second, at 2; then the longer one has 2 left."""
     assert simulate([task("a", 1), task("b", 3)], cores=1) == [Span(0, 2), Span(0, 4)]
 
 
 def test_three_tasks_on_two_cores() -> None:
-    """At two thirds of the pace, until one ends at 3 / (2/3) = 4.5 with the others 1 short of their 4; those go on
-    alone at full pace."""
+    """All run at two thirds of the pace until the first ends at 3 / (2/3) = 4.5. The others then lack 1 of their 4, and
+    go on at full pace."""
     spans = simulate([task("a", 3), task("b", 4), task("c", 4)], cores=2)
     assert [span.end for span in spans] == pytest.approx([4.5, 5.5, 5.5])
 

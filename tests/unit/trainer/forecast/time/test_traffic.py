@@ -1,4 +1,4 @@
-"""Bytes on links against the formulas of method.md 2.5 and trainers.md 3a, per parameter or token."""
+"""Bytes per link against the formulas of method.md 2.5 and trainers.md 3a, per parameter or token."""
 
 from collections import Counter
 from typing import Any
@@ -15,7 +15,7 @@ L = 8
 
 
 def of_step(layout: Layout, sizes: Sizes) -> Counter[Traffic]:
-    """Bytes that all pipeline ranks move in a step."""
+    """Return the bytes that all pipeline ranks move in a step."""
     total: Counter[Traffic] = Counter()
     for steps in step_plan(layout):
         total.update(traffic_bytes(layout, sizes, steps))
@@ -26,7 +26,7 @@ def of_step(layout: Layout, sizes: Sizes) -> Counter[Traffic]:
 @pytest.mark.parametrize("sharding", ["None", "Full"])
 @pytest.mark.parametrize("stash", [False, True])
 def test_more_micro_batches_move_no_more(home: Any, sharding: str, stash: bool) -> None:
-    """The micro-batches are of the same sequences."""
+    """Both layouts have the same number of sequences per step."""
     few, many = (
         of_step(
             make_layout(L, 2, n, data=2, sharding=sharding, homes=everywhere(home, L), stash=stash),
@@ -42,7 +42,7 @@ def test_more_micro_batches_move_no_more(home: Any, sharding: str, stash: bool) 
 @pytest.mark.parametrize(("compute", "c"), [("bfloat16", 2), ("float32", 4)])
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_host_homes_on_one_rank(compute: str, c: int, window: int) -> None:
-    """Weights 2 (2 N - k) / N bytes of a parameter, gradients once."""
+    """Weights take 2 (2 N - k) / N bytes per parameter, for N units and a window of k; gradients move once."""
     sizes = make_sizes(L, compute=compute)
     total = of_step(make_layout(L, 1, 3, homes=everywhere("Host", L), window=window), sizes)
     weights = [unit.numel for unit in sizes.units]
@@ -55,8 +55,8 @@ def test_host_homes_on_one_rank(compute: str, c: int, window: int) -> None:
 @pytest.mark.parametrize("clipping", ["Global", "PerUnit"])
 @pytest.mark.parametrize(("compute", "c"), [("bfloat16", 2), ("float32", 4)])
 def test_disk_homes(compute: str, c: int, clipping: str) -> None:
-    """12 read and 12 written in the update, the gradient once each way where it waits for the norm, and a copy of the
-    weights to fetch from where its type is another."""
+    """Per parameter: 12 bytes read and 12 written by the update; the gradient once each way if it waits for the norm;
+    and a copy of the weights to fetch from, if the compute dtype differs."""
     sizes = make_sizes(L, compute=compute)
     total = of_step(make_layout(L, 1, 2, homes=everywhere("Disk", L), clipping=clipping), sizes)
     weights = [unit.numel for unit in sizes.units]
@@ -69,7 +69,7 @@ def test_disk_homes(compute: str, c: int, clipping: str) -> None:
 
 @pytest.mark.parametrize("d", [2, 4])
 def test_collectives_of_each_sharding(d: int) -> None:
-    """Each rank sends (D - 1) / D of what is gathered or scattered, and twice that of what is all-reduced."""
+    """Each rank sends (D - 1) / D of a gathered or scattered vector, and twice as much of an all-reduced one."""
     sizes = make_sizes(L, compute="bfloat16")
     whole = sum(unit.shard_length(d) * d for unit in sizes.units)
     blocks_twice = 2 * whole - sum(unit.shard_length(d) * d for unit in sizes.units[-2:])
@@ -87,8 +87,8 @@ def test_collectives_of_each_sharding(d: int) -> None:
 
 @pytest.mark.parametrize(("r", "s"), [(2, 2), (4, 2), (2, 4), (3, 1)])
 def test_collectives_of_replicas(r: int, s: int) -> None:
-    """Sums in float32 go over the shards, p (S - 1) / S, and what is left of them over the replicas, (p / S) (R - 1) /
-    R; weights come back the other way."""
+    """Float32 sums are reduced over the shards, p (S - 1) / S, and their shards over the replicas, (p / S) (R - 1) / R;
+    weights take the reverse way."""
     sizes = make_sizes(L, compute="bfloat16")
     whole = sum(unit.shard_length(r * s) * r * s for unit in sizes.units)
     fetched = 2 * whole - sum(unit.shard_length(r * s) * r * s for unit in sizes.units[-2:])
@@ -100,7 +100,7 @@ def test_collectives_of_replicas(r: int, s: int) -> None:
 
 
 def test_pipeline_messages() -> None:
-    """4 bytes of a hidden feature and token, of the activation and of its gradient, at each of L - 1 boundaries."""
+    """4 bytes per hidden feature and token, for the activation and for its gradient, at each of L - 1 boundaries."""
     sizes = make_sizes(L, micro_batch=6)
     total = of_step(make_layout(L, 4, 5), sizes)
     tokens = 5 * 6 * sizes.model.sequence_length
@@ -113,7 +113,8 @@ def test_pipeline_messages() -> None:
 def test_a_block_of_several_pipeline_ranks_is_gathered_and_summed_over_all_of_them_once(
     p: int, d: int, home: Any, sharding: str
 ) -> None:
-    """Each of N = P D ranks sends (N - 1) / N of its weights and of its gradient, and updates and moves 1 / N of it."""
+    """Each of N = P D ranks sends (N - 1) / N of the block's weights and of its gradient, and updates and
+    moves 1 / N."""
     sizes = make_sizes(L, 1, compute="bfloat16")
     homes = ("Device", home, "Device")
     layout = make_layout(L, p, 2, data=d, sharding=sharding, layer_blocks=(0,) * L, homes=homes)

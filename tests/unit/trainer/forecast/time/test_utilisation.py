@@ -1,4 +1,4 @@
-"""Operations of a step, against those that torch counts."""
+"""Operations of a step against torch's FLOP counter."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ WINDOW = Window(size=7, layers=[1])
 def test_they_are_those_that_torch_counts_but_for_pairs_that_do_not_count(
     heads: Attention, window: Window | None, embeddings: Literal["Separate", "Tied"], activation: str
 ) -> None:
-    """A matrix that is embedding and head counts once."""
+    """A matrix shared by embedding and head counts once."""
     model = Model(
         layers=3,
         hidden_size=32,
@@ -41,11 +41,12 @@ def test_they_are_those_that_torch_counts_but_for_pairs_that_do_not_count(
         F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     sizes = Sizes(model, units_of(model, sharing), 4, 4, micro_batch=sequences)
     trained = sequences * model.sequence_length
-    # torch counts all pairs of tokens: queries by keys, and weights by values, forward and twice that backward.
+    # torch counts all token pairs: the products of queries with keys and of weights with values, in the forward pass
+    # and twice in the backward pass.
     length, of_pair = model.sequence_length, 3 * 2 * 2 * model.query_size
     not_counted = model.layers * trained * length // 2
     if window is not None:
-        # Those that come before the window, where tokens are as many as half of a square of pairs.
+        # Pairs before the window; they form a triangle of half a square.
         not_counted += sequences * (length - window.size) ** 2 // 2
     assert counter.get_total_flops() == pytest.approx(step_operations(sizes, trained) + of_pair * not_counted, rel=1e-4)
 
