@@ -36,6 +36,7 @@ SERVED_SECONDS = 5.0
 """Maximal seconds from the creation of a job to its first Job and its status, during the tenants' actions."""
 MEMORY_LIMIT = 512 * 2**20
 """The chart's memory limit for an operator, in bytes."""
+WEBHOOK = "no-events"
 _numbers = count()
 
 
@@ -51,6 +52,8 @@ class Tenants:
     watchers: int = 0
     """Number of watch tasks at the start."""
     seconds: list[float] = field(default_factory=list)
+    has_webhook: bool = False
+    """Whether the API server refuses every event of the tenants' namespace."""
 
     def post(self, path: str, text: str) -> bool:
         """Create an object from text, possibly nested deeper than Python's JSON encoder supports; return whether the
@@ -104,7 +107,9 @@ class Tenants:
         self.tenants.delete_jobs()
         core = client.CoreV1Api(self.admin)
         core.delete_collection_namespaced_pod(self.tenants.namespace, grace_period_seconds=0)
-        core.delete_collection_namespaced_resource_quota(self.tenants.namespace)
+        if self.has_webhook:
+            client.AdmissionregistrationV1Api(self.admin).delete_validating_webhook_configuration(WEBHOOK)
+            self.has_webhook = False
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +204,39 @@ def _act_pods(tenants: Tenants, number: int, variables: int, character: str, exe
 
 
 def _act_no_events(tenants: Tenants) -> None:
-    """Set a quota without room for events, and create a job with events to post."""
-    tenants.tenants.set_quota({"count/events": "0"})
+    """A webhook that fails for every event of the namespace, and a job with events."""
+    hooks = client.AdmissionregistrationV1Api(tenants.admin)
+    if not tenants.has_webhook:
+        hooks.create_validating_webhook_configuration(_failing_webhook(tenants.tenants.namespace))
+        tenants.has_webhook = True
     tenants.create_job(job_text(f"untold-{next(_numbers)}"))
+
+
+def _failing_webhook(namespace: str) -> Json:
+    """Return a webhook that nobody answers: the API server refuses events with status 500. A quota would not do,
+    because quotas do not count events."""
+    rule = {
+        "apiGroups": ["", "events.k8s.io"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE"],
+        "resources": ["events"],
+    }
+    webhook = {
+        "name": "events.example.com",
+        "rules": [rule],
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "timeoutSeconds": 1,
+        "admissionReviewVersions": ["v1"],
+    }
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": WEBHOOK},
+        "webhooks": [webhook],
+    }
 
 
 def _act_last_word(tenants: Tenants, message: Json) -> None:
@@ -283,7 +318,7 @@ def test_events_of_others_go_on_after_some_were_given_up(tenants: Tenants) -> No
     before = tenants.operator.health()["lost_events"]
     for _ in range(3):
         _act_no_events(tenants)
-    wait_for("lost events", lambda: tenants.operator.health()["lost_events"] >= before + 3, tenants.operator.said, 600)
+    wait_for("lost events", lambda: tenants.operator.health()["lost_events"] >= before + 3, tenants.operator.said, 400)
     tenants.serve()
     tenants.check()
     tenants.clean()
