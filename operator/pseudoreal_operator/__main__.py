@@ -25,7 +25,7 @@ from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.handlers import JobsWatch
 from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.reconcile import Means
+from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.metrics.registry import LEADER, REGISTRY
 from pseudoreal_operator.metrics.server import serve_health, serve_metrics
 from pseudoreal_operator.observe.board import Board
@@ -44,7 +44,7 @@ async def run(settings: Settings) -> None:
         fence = Fence() if settings.lease else None
         api = await stack.enter_async_context(connect(fence=fence))
         identities = Identities(api, settings.namespaces) if settings.reports else None
-        loop = Loop(Means(api, settings, board, counts, News(api, counts)), identities, Census(REGISTRY), fence)
+        loop = Loop(Dependencies(api, settings, board, counts, News(api, counts)), identities, Census(REGISTRY), fence)
         jobs = JobsWatch(loop, settings)
 
         def said() -> dict[str, int]:

@@ -26,7 +26,7 @@ from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.first_look import Rest, first_look
 from pseudoreal_operator.loop.logs import read_logs
 from pseudoreal_operator.loop.queue import WorkQueue
-from pseudoreal_operator.loop.reconcile import Calls, Gone, Means, reconcile
+from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, Gone, reconcile
 from pseudoreal_operator.metrics.registry import NO_ANSWER, PASS_ERRORS, PASS_SECONDS, WAITING_JOBS
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
 from pseudoreal_operator.observe.told import Told
@@ -231,10 +231,12 @@ def _holds(status: Json, condition: str) -> bool:
 class Loop:
     """Watches and passes of one operator, in its event loop. Every operator watches; only the leader makes passes."""
 
-    def __init__(self, means: Means, identities: Identities | None, census: Census, fence: Fence | None = None) -> None:
+    def __init__(
+        self, deps: Dependencies, identities: Identities | None, census: Census, fence: Fence | None = None
+    ) -> None:
         """`identities` receives the changes of pods as well, if pods report. While `fence` is closed no pass starts,
         because it could write nothing."""
-        self._means, self._identities, self._census = means, identities, census
+        self._deps, self._identities, self._census = deps, identities, census
         self._queue: WorkQueue[Name] = WorkQueue(
             self._pass, _failed, group=lambda name: name.namespace, is_open=lambda: fence is None or fence.is_open
         )
@@ -264,7 +266,7 @@ class Loop:
     async def watching(self, api: Api) -> AsyncIterator[None]:
         """Watch, without making passes. `api` has its own connections, because each watch occupies one."""
         async with AsyncExitStack() as stack:
-            for namespace in self._means.settings.namespaces or (None,):
+            for namespace in self._deps.settings.namespaces or (None,):
                 for kind in WATCHED_CHILDREN:
                     told = partial(self._child_changed, kind)
                     watch = Watch(api, kind, namespace, LABEL_JOB, told, self._changes_missed)
@@ -272,7 +274,7 @@ class Loop:
                     name = f"watch of {kind} in {namespace or 'all namespaces'}"
                     await stack.enter_async_context(running(name, watch.run(self._begun[-1])))
             await stack.enter_async_context(running("list of jobs", self._list_jobs()))
-            logs = read_logs(self._means.api, self._means.board)
+            logs = read_logs(self._deps.api, self._deps.board)
             await stack.enter_async_context(running("watch of silent pods", logs))
             yield
 
@@ -286,19 +288,19 @@ class Loop:
         self._leads = True
         self._census.speak()
         await self._first_look()
-        async with self._means.news.posting(), self._queue.workers(WORKERS, "worker of passes"):
+        async with self._deps.news.posting(), self._queue.workers(WORKERS, "worker of passes"):
             yield
 
     def use_authorities(self, authorities: str) -> None:
         """Set the certificate authorities by which the pods of new executions verify the operator."""
-        settings = replace(self._means.settings, report_ca=authorities or None)
-        self._means = replace(self._means, settings=settings)
+        settings = replace(self._deps.settings, report_ca=authorities or None)
+        self._deps = replace(self._deps, settings=settings)
 
     async def _first_look(self) -> None:
         resting: dict[Name, Rest] = {}
         self._wakeups.first_look_begins()
         try:
-            resting = await first_look(self._means, self._heard_of)
+            resting = await first_look(self._deps, self._heard_of)
         # Whatever the error is, all jobs then have a pass.
         except Exception as error:
             log.info("first_look_failed", error=f"{type(error).__name__}: {error}")
@@ -341,8 +343,8 @@ class Loop:
                 found.add(name_of(body))
                 self.job_unreadable(*name_of(body))
 
-        for namespace in self._means.settings.namespaces or (None,):
-            async for body in self._means.api.each("PseudoRealJob", namespace, skipped=skipped):
+        for namespace in self._deps.settings.namespaces or (None,):
+            async for body in self._deps.api.each("PseudoRealJob", namespace, skipped=skipped):
                 found.add(name_of(body))
                 if body["metadata"]["uid"] not in (self._told_meanwhile or ()):
                     self.job_changed(None, body)
@@ -356,7 +358,7 @@ class Loop:
                 self._told_meanwhile.add(body["metadata"]["uid"])
             # The leader's passes forget jobs that have ended. A standby makes no passes, so it forgets them here.
             if change == "DELETED" or (not self._leads and _wish(body).ended):
-                self._means.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
+                self._deps.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
             self._wakeups.job_changed(change, body, datetime.now(UTC))
             self._census.see(change, body)
         except Exception as error:  # the pass over the job reports the error
@@ -391,7 +393,7 @@ class Loop:
     def _hear_last_words(self, pod: Json) -> None:
         uid = pod["metadata"]["labels"].get(LABEL_JOB_UID, "")
         if belongs_to(uid, pod):
-            self._means.words.hear((pod["metadata"]["namespace"], uid), read_pod(pod))
+            self._deps.words.hear((pod["metadata"]["namespace"], uid), read_pod(pod))
 
     async def _pass(self, name: Name) -> float | None:
         if rest := self._wakeups.rest_of(name):
@@ -400,8 +402,10 @@ class Loop:
         with structlog.contextvars.bound_contextvars(job=f"{name.namespace}/{name.name}"):
             try:
                 with PASS_SECONDS.time():
-                    calls = Calls(partial(self._queue.add, name), self._wakeups.wrote, partial(self._listed, name))
-                    return _resynced(await reconcile(self._means, name, calls))
+                    callbacks = Callbacks(
+                        partial(self._queue.add, name), self._wakeups.wrote, partial(self._listed, name)
+                    )
+                    return _resynced(await reconcile(self._deps, name, callbacks))
             except Gone:
                 self._census.forget(name)
                 self._wakeups.gone(name, known)

@@ -71,7 +71,7 @@ class Gone(Exception):
 
 
 @dataclass(frozen=True)
-class Means:
+class Dependencies:
     """Dependencies that all passes share."""
 
     api: Api
@@ -99,7 +99,7 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Calls:
+class Callbacks:
     """Callbacks of a pass over a job."""
 
     wake: Callable[[float], None]
@@ -110,7 +110,7 @@ class Calls:
     """Receives the number of children that were listed."""
 
 
-async def reconcile(means: Means, name: Name, calls: Calls) -> float | None:
+async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> float | None:
     """Make a pass over a job. Return the seconds until the next pass is due; None: wait for a change.
 
     Raises Gone. Raises an error of UNAVAILABLE if the API server fails; another pass then continues. Any other error is
@@ -118,52 +118,52 @@ async def reconcile(means: Means, name: Name, calls: Calls) -> float | None:
     """
     async with AsyncExitStack() as stack:
         try:
-            body = await _read_in_turn(means, name, stack)
+            body = await _read_in_turn(deps, name, stack)
         except Unreadable as reason:
-            await tell_unreadable(means.api, name, reason, means.unreadable)
+            await tell_unreadable(deps.api, name, reason, deps.unreadable)
             return None
-        return await _reconcile(means, body, calls)
+        return await _reconcile(deps, body, callbacks)
 
 
-async def _reconcile(means: Means, body: Json, calls: Calls) -> float | None:
+async def _reconcile(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
     if has_finalizer(body["metadata"]):
-        await take_off(means.api, body["metadata"])
+        await take_off(deps.api, body["metadata"])
         return 0.0
     if "deletionTimestamp" in body["metadata"]:
         raise Gone
     uid, generation = body["metadata"]["uid"], body["metadata"].get("generation", 0)
-    if (wait := means.left_alone.wait(uid, generation)) is not None:
+    if (wait := deps.left_alone.wait(uid, generation)) is not None:
         return wait
     try:
-        return await _pass(means, body, calls)
+        return await _pass(deps, body, callbacks)
     except StatusRefused as refusal:
-        await tell_of_refusal(means.api, body, refusal)
+        await tell_of_refusal(deps.api, body, refusal)
         raise
     except UNAVAILABLE:
         raise
     except Overran as error:
         PLAN_OVERRUNS.inc()
-        wait = means.left_alone.note(uid, generation)
+        wait = deps.left_alone.note(uid, generation)
         log.error("plan_overran", error=str(error), generation=generation, left_alone_seconds=wait)
-        await tell_of_mistake(means.api, body, error)
+        await tell_of_mistake(deps.api, body, error)
         return wait
     except Unreadable as reason:
-        await tell_of_mistake(means.api, body, reason)
+        await tell_of_mistake(deps.api, body, reason)
         return None
     except Exception as error:
-        means.counts.internal_errors += 1
-        await tell_of_mistake(means.api, body, error)
+        deps.counts.internal_errors += 1
+        await tell_of_mistake(deps.api, body, error)
         raise
 
 
-async def _read_in_turn(means: Means, name: Name, stack: AsyncExitStack) -> Json:
+async def _read_in_turn(deps: Dependencies, name: Name, stack: AsyncExitStack) -> Json:
     """Return the job. A pass over a large job waits for its turn, which lasts until `stack` is closed. Raises Gone
     or Unreadable."""
     try:
-        return await _read(means.api, name, _ORDINARY_BYTES)
+        return await _read(deps.api, name, _ORDINARY_BYTES)
     except Unreadable:
-        await stack.enter_async_context(means.large)
-        return await _read(means.api, name, MOST_BYTES)
+        await stack.enter_async_context(deps.large)
+        return await _read(deps.api, name, MOST_BYTES)
 
 
 async def _read(api: Api, name: Name, most: int) -> Json:
@@ -177,31 +177,31 @@ async def _read(api: Api, name: Name, most: int) -> Json:
     raise Gone
 
 
-async def _pass(means: Means, body: Json, calls: Calls) -> float | None:
+async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
     now = datetime.now(UTC)
-    run = means.computer.run
+    run = deps.computer.run
     metadata = JobMetadata.model_validate(body["metadata"])
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
-    hands = _Hands(means, metadata, status, body["metadata"]["resourceVersion"], calls.wrote)
+    hands = _Hands(deps, metadata, status, body["metadata"]["resourceVersion"], callbacks.wrote)
     # Events of an earlier status write that got no answer: post them if its status turns out to be stored.
-    means.news.tell(hands.name, means.news.settle(metadata.uid, status))
+    deps.news.tell(hands.name, deps.news.settle(metadata.uid, status))
     try:
-        job = await run(means.specs.job, body)
+        job = await run(deps.specs.job, body)
     except ValidationError as error:
         sentence = f"This release of the operator cannot read the job: {clean(str(error))}"
         return await hands.carry_out(plan_unreadable(metadata, status, sentence, now))
     if not job.spec.is_managed_here:
         return None
     if has_ended(status):
-        means.forget(*hands.key)
+        deps.forget(*hands.key)
     else:
-        means.board.follow(hands.key, phases_to_finish(job.spec, status), calls.wake, memberships(status))
-    seen = await observe(means.api, means.board, means.words, means.sightings, job, status, now, calls.listed)
+        deps.board.follow(hands.key, phases_to_finish(job.spec, status), callbacks.wake, memberships(status))
+    seen = await observe(deps.api, deps.board, deps.words, deps.sightings, job, status, now, callbacks.listed)
     return await _act(hands, seen, now)
 
 
 async def _act(hands: "_Hands", seen: Observed, now: datetime) -> float | None:
-    run, settings = hands.means.computer.run, hands.means.settings
+    run, settings = hands.deps.computer.run, hands.deps.settings
     wanted = await run(plan, seen, now, settings)
     if wanted.expire:
         await hands.expire()
@@ -225,7 +225,7 @@ async def _go_on(hands: "_Hands", seen: Observed, done: Plan, now: datetime) -> 
     has just ended, only its status was written: all other observations still hold and are not read again."""
     then = replace(seen, status=hands.status)
     if has_ended(hands.status) and not has_ended(seen.status):
-        return _at_the_end(hands, await hands.means.computer.run(plan, then, now, hands.means.settings))
+        return _at_the_end(hands, await hands.deps.computer.run(plan, then, now, hands.deps.settings))
     if not seen.status.phases and hands.status.phases:
         return await _act(hands, then, now)
     return done.wake_after
@@ -235,7 +235,7 @@ def _at_the_end(hands: "_Hands", afterwards: Plan) -> float | None:
     """Return the seconds until the next pass over a job that has just ended: 0 if anything is left to do."""
     if afterwards != Plan(hands.status, wake_after=afterwards.wake_after):
         return 0.0
-    hands.means.forget(*hands.key)
+    hands.deps.forget(*hands.key)
     return afterwards.wake_after
 
 
@@ -279,7 +279,7 @@ class _Hands:
     """Plan executor for one job. `status` and `version` are those of the object that the plan was made for. `wrote`
     receives the job after each status write."""
 
-    means: Means
+    deps: Dependencies
     metadata: JobMetadata
     status: PseudoRealJobStatus
     version: str
@@ -287,7 +287,7 @@ class _Hands:
 
     @property
     def api(self) -> Api:
-        return self.means.api
+        return self.deps.api
 
     @property
     def name(self) -> Name:
@@ -330,9 +330,9 @@ class _Hands:
             except UNAVAILABLE:
                 # The API server may have stored the status nevertheless; the next pass finds out, and then posts the
                 # events.
-                self.means.news.hold(self.metadata.uid, wanted.status, events)
+                self.deps.news.hold(self.metadata.uid, wanted.status, events)
                 raise
-        self.means.news.tell(self.name, events)
+        self.deps.news.tell(self.name, events)
         return after
 
     async def _remove(self, wanted: Plan) -> None:
@@ -363,8 +363,8 @@ class _Hands:
             if less == tried:
                 continue
             tried = less
-            self.means.counts.refused_statuses += 1
-            count, said = self.means.counts.refused_statuses, message_of(refusal)
+            self.deps.counts.refused_statuses += 1
+            count, said = self.deps.counts.refused_statuses, message_of(refusal)
             log.error("status_refused", status=refusal.status, error=said, texts=texts_of(status), count=count)
             if less == self.status:
                 return self

@@ -10,7 +10,7 @@ from pseudoreal_operator.cluster.api import Api, Name
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.first_look import Rest, first_look
 from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.reconcile import Means
+from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
@@ -51,14 +51,14 @@ def training() -> World:
 async def rest_of(world: World, change: Callable[[Lists], object] = str) -> Rest | None:
     lists = Lists(world)
     change(lists)
-    found = await first_look(means(lists), lambda _name, _after: None)
+    found = await first_look(deps(lists), lambda _name, _after: None)
     assert lists.asked == ["Job None pseudoreal.dev/job-name", "Pod None pseudoreal.dev/job-name", "PseudoRealJob None"]
     return found.get(NAME)
 
 
-def means(lists: Lists) -> Means:
+def deps(lists: Lists) -> Dependencies:
     api, counts = cast(Api, lists), Counts()
-    return Means(api, SETTINGS, Board(), counts, News(api, counts))
+    return Dependencies(api, SETTINGS, Board(), counts, News(api, counts))
 
 
 async def test_a_job_that_trains_rests_until_its_next_clock_runs_out() -> None:
@@ -124,7 +124,7 @@ async def test_a_job_that_another_controller_manages_rests_whatever_is_to_be_don
 
 async def test_its_pods_are_heard_from_then_on() -> None:
     lists, woken = Lists(training()), list[tuple[Name, float]]()
-    found = means(lists)
+    found = deps(lists)
     await first_look(found, lambda name, after: woken.append((name, after)))
     report = PodReport(ranks=[RankReport(rank=0, activity="starting", seconds=0, step=0)])
     speaker = Speaker(("default", UID), Execution("pseudo", StageKind.TRAIN, 1), 0, "pod")

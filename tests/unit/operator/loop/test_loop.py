@@ -14,7 +14,7 @@ from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.loop import RESYNC_SECONDS, Loop
 from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.reconcile import Calls, Gone, Means
+from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, Gone
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
 
@@ -45,15 +45,15 @@ def job(name: str, uid: str = "", version: int = 1) -> Json:
 
 def made(server: Server) -> Loop:
     api, counts = cast(Api, server), Counts()
-    means = Means(api, Settings("trainer:1", "IfNotPresent", ()), Board(), counts, News(api, counts))
-    return Loop(means, None, Census(CollectorRegistry()))
+    deps = Dependencies(api, Settings("trainer:1", "IfNotPresent", ()), Board(), counts, News(api, counts))
+    return Loop(deps, None, Census(CollectorRegistry()))
 
 
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Name]:
     """Return a list to which the name of each job is added that gets a pass from now on."""
     names: list[Name] = []
 
-    async def reconcile(_means: Means, name: Name, _calls: Calls) -> float | None:
+    async def reconcile(_deps: Dependencies, name: Name, _callbacks: Callbacks) -> float | None:
         names.append(name)
         return None
 
@@ -165,9 +165,9 @@ def test_a_job_at_which_nothing_happens_is_looked_at_within_ten_hours(monkeypatc
 def test_a_job_of_many_pods_is_not_listed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[float] = []
 
-    async def reconcile(_means: Means, _name: Name, calls: Calls) -> float | None:
+    async def reconcile(_deps: Dependencies, _name: Name, callbacks: Callbacks) -> float | None:
         begun.append(asyncio.get_running_loop().time())
-        calls.listed(10_000)
+        callbacks.listed(10_000)
         return None
 
     monkeypatch.setattr(module, "reconcile", reconcile)

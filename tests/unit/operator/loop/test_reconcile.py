@@ -12,7 +12,7 @@ from pseudoreal_operator.loop import reconcile as module
 from pseudoreal_operator.loop.computing import Computer
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.reconcile import Calls, Gone, Means, is_mistake, reconcile
+from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, Gone, is_mistake, reconcile
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
@@ -168,9 +168,9 @@ async def _pass(
     wrote: list[Json] | None = None,
     board: Board | None = None,
 ) -> float | None:
-    means = Means(cast(Api, server), SETTINGS, board or Board(), counts or Counts(), news or Deaf())
+    deps = Dependencies(cast(Api, server), SETTINGS, board or Board(), counts or Counts(), news or Deaf())
     heard = [] if wrote is None else wrote
-    return await reconcile(means, Name("default", "good"), Calls(lambda _after: None, heard.append))
+    return await reconcile(deps, Name("default", "good"), Callbacks(lambda _after: None, heard.append))
 
 
 async def test_a_job_that_is_gone_is_gone() -> None:
@@ -425,12 +425,12 @@ async def test_a_plan_without_an_end_leaves_its_job_alone_until_the_spec_changes
             pass
 
     server = Server()
-    means = Means(cast(Api, server), SETTINGS, Board(), Counts(), Deaf(), computer=Computer(0.1))
-    calls, name, before = Calls(lambda _after: None, lambda _body: None), Name("default", "good"), overruns()
+    deps = Dependencies(cast(Api, server), SETTINGS, Board(), Counts(), Deaf(), computer=Computer(0.1))
+    callbacks, name, before = Callbacks(lambda _after: None, lambda _body: None), Name("default", "good"), overruns()
     with monkeypatch.context() as patched:
         patched.setattr(module, "plan", endless)
-        assert await reconcile(means, name, calls) == 60
-        wait = await reconcile(means, name, calls)
+        assert await reconcile(deps, name, callbacks) == 60
+        wait = await reconcile(deps, name, callbacks)
         assert wait is not None
         assert 50 < wait < 60, "the plan is not tried again"
     assert overruns() == before + 1
@@ -438,9 +438,9 @@ async def test_a_plan_without_an_end_leaves_its_job_alone_until_the_spec_changes
     said = server.condition("Progressing")
     assert (said["status"], said["reason"]) == ("False", "Unplannable")
     assert "took more than 0.1 s of processor time" in said["message"]
-    assert means.counts.internal_errors == 0
+    assert deps.counts.internal_errors == 0
     server.body["metadata"]["generation"] = 2
-    assert await reconcile(means, name, calls) is None
+    assert await reconcile(deps, name, callbacks) is None
     assert server.condition("Progressing")["reason"] == "Starting"
 
 
@@ -452,11 +452,11 @@ def overruns() -> float:
 
 async def test_a_job_that_is_deleted_is_let_go_whatever_its_plan_costs() -> None:
     server = Server()
-    means = Means(cast(Api, server), SETTINGS, Board(), Counts(), Deaf())
-    means.left_alone.note("one", 1)
+    deps = Dependencies(cast(Api, server), SETTINGS, Board(), Counts(), Deaf())
+    deps.left_alone.note("one", 1)
     server.body["metadata"]["deletionTimestamp"] = "now"
     with pytest.raises(Gone):
-        await reconcile(means, Name("default", "good"), Calls(lambda _after: None, lambda _body: None))
+        await reconcile(deps, Name("default", "good"), Callbacks(lambda _after: None, lambda _body: None))
 
 
 async def test_a_status_of_another_release_is_said_to_be_unreadable_and_left_as_it_is() -> None:
