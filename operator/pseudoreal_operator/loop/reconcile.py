@@ -182,60 +182,60 @@ async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float |
     run = deps.computer.run
     metadata = JobMetadata.model_validate(body["metadata"])
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
-    hands = _Hands(deps, metadata, status, body["metadata"]["resourceVersion"], callbacks.wrote)
+    executor = _PlanExecutor(deps, metadata, status, body["metadata"]["resourceVersion"], callbacks.wrote)
     # Events of an earlier status write that got no answer: post them if its status turns out to be stored.
-    deps.news.tell(hands.name, deps.news.settle(metadata.uid, status))
+    deps.news.tell(executor.name, deps.news.settle(metadata.uid, status))
     try:
         job = await run(deps.specs.job, body)
     except ValidationError as error:
         sentence = f"This release of the operator cannot read the job: {clean(str(error))}"
-        return await hands.carry_out(plan_unreadable(metadata, status, sentence, now))
+        return await executor.apply_without_children(plan_unreadable(metadata, status, sentence, now))
     if not job.spec.is_managed_here:
         return None
     if has_ended(status):
-        deps.forget(*hands.key)
+        deps.forget(*executor.key)
     else:
-        deps.board.follow(hands.key, phases_to_finish(job.spec, status), callbacks.wake, memberships(status))
+        deps.board.follow(executor.key, phases_to_finish(job.spec, status), callbacks.wake, memberships(status))
     seen = await observe(deps.api, deps.board, deps.words, deps.sightings, job, status, now, callbacks.listed)
-    return await _act(hands, seen, now)
+    return await _act(executor, seen, now)
 
 
-async def _act(hands: "_Hands", seen: Observed, now: datetime) -> float | None:
-    run, settings = hands.deps.computer.run, hands.deps.settings
+async def _act(executor: "_PlanExecutor", seen: Observed, now: datetime) -> float | None:
+    run, settings = executor.deps.computer.run, executor.deps.settings
     wanted = await run(plan, seen, now, settings)
     if wanted.expire:
-        await hands.expire()
+        await executor.expire()
         return None
     try:
         # Children before the status: if the operator dies in between, the next pass finds them and completes the
         # status.
-        refusal = await hands.try_children(wanted)
+        refusal = await executor.apply_children(wanted)
     except NameConflict as conflict:
-        return await hands.carry_out(await run(plan_conflict, seen, str(conflict), now))
+        return await executor.apply_without_children(await run(plan_conflict, seen, str(conflict), now))
     except NotServed as missing:
-        return await hands.carry_out(await run(plan_blocked, seen, str(missing), now))
+        return await executor.apply_without_children(await run(plan_blocked, seen, str(missing), now))
     if refusal is None:
-        return await _go_on(await hands.told(wanted), seen, wanted, now)
-    wait = await hands.carry_out(await run(_answer_to, refusal, seen, now))
+        return await _go_on(await executor.write_status(wanted), seen, wanted, now)
+    wait = await executor.apply_without_children(await run(_answer_to, refusal, seen, now))
     return _spread(wait, refusal) if wait else wait
 
 
-async def _go_on(hands: "_Hands", seen: Observed, done: Plan, now: datetime) -> float | None:
+async def _go_on(executor: "_PlanExecutor", seen: Observed, done: Plan, now: datetime) -> float | None:
     """Continue after a plan was carried out; return the seconds until the next pass. If the job was just accepted or
     has just ended, only its status was written: all other observations still hold and are not read again."""
-    then = replace(seen, status=hands.status)
-    if has_ended(hands.status) and not has_ended(seen.status):
-        return _at_the_end(hands, await hands.deps.computer.run(plan, then, now, hands.deps.settings))
-    if not seen.status.phases and hands.status.phases:
-        return await _act(hands, then, now)
+    then = replace(seen, status=executor.status)
+    if has_ended(executor.status) and not has_ended(seen.status):
+        return _at_the_end(executor, await executor.deps.computer.run(plan, then, now, executor.deps.settings))
+    if not seen.status.phases and executor.status.phases:
+        return await _act(executor, then, now)
     return done.wake_after
 
 
-def _at_the_end(hands: "_Hands", afterwards: Plan) -> float | None:
+def _at_the_end(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
     """Return the seconds until the next pass over a job that has just ended: 0 if anything is left to do."""
-    if afterwards != Plan(hands.status, wake_after=afterwards.wake_after):
+    if afterwards != Plan(executor.status, wake_after=afterwards.wake_after):
         return 0.0
-    hands.deps.forget(*hands.key)
+    executor.deps.forget(*executor.key)
     return afterwards.wake_after
 
 
@@ -275,7 +275,7 @@ def _is_refusal(error: ApiException) -> bool:
 
 
 @dataclass(frozen=True)
-class _Hands:
+class _PlanExecutor:
     """Plan executor for one job. `status` and `version` are those of the object that the plan was made for. `wrote`
     receives the job after each status write."""
 
@@ -301,7 +301,7 @@ class _Hands:
         await self.api.delete("PseudoRealJob", self.metadata.namespace, self.metadata.name, self.metadata.uid)
         log.info("expired", completed=self.status.completion_time)
 
-    async def try_children(self, wanted: Plan) -> ApiException | None:
+    async def apply_children(self, wanted: Plan) -> ApiException | None:
         """Apply a plan's changes of children, after its dry run. Return the API server's rejection, or None."""
         try:
             await rehearse(self.api, wanted.trial)
@@ -312,13 +312,13 @@ class _Hands:
             return refusal
         return None
 
-    async def carry_out(self, wanted: Plan) -> float | None:
-        """Carry out a plan that creates no children; return the seconds until the next pass."""
+    async def apply_without_children(self, wanted: Plan) -> float | None:
+        """Apply a plan that creates no children; return the seconds until the next pass."""
         await self._remove(wanted)
-        await self.told(wanted)
+        await self.write_status(wanted)
         return wanted.wake_after
 
-    async def told(self, wanted: Plan) -> "_Hands":
+    async def write_status(self, wanted: Plan) -> "_PlanExecutor":
         """Write the status of a plan and post its events; return the executor that has the written status. Events
         come after the status that records their transition, and nothing waits for them."""
         now, instance = datetime.now(UTC), socket.gethostname()
@@ -348,7 +348,7 @@ class _Hands:
             await self.api.delete("Job", namespace, name)
             log.info("deleted", kind="Job", name=name)
 
-    async def _write(self, status: PseudoRealJobStatus) -> "_Hands":
+    async def _write(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
         """Write the status; return the executor that has the written status. A rejected status is written without
         its texts, and then without figures, so that no foreign text stops a job. Raises StatusRefused if that is
         rejected too."""
@@ -376,7 +376,7 @@ class _Hands:
                 refusal = error
         raise StatusRefused(refusal)
 
-    async def _apply(self, status: PseudoRealJobStatus) -> "_Hands":
+    async def _apply(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
         # With resourceVersion, a job that was changed after it was read gives a conflict, and so does another job of
         # that name: the API server writes a status without comparing uids.
         name, namespace = self.metadata.name, self.metadata.namespace
