@@ -26,7 +26,7 @@ from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.first_look import Rest, first_look
 from pseudoreal_operator.loop.logs import read_logs
 from pseudoreal_operator.loop.queue import WorkQueue
-from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, Gone, reconcile
+from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, reconcile
 from pseudoreal_operator.metrics.registry import NO_ANSWER, PASS_ERRORS, PASS_SECONDS, WAITING_JOBS
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
 from pseudoreal_operator.observe.told import Told
@@ -406,7 +406,7 @@ class Loop:
                         partial(self._queue.add, name), self._wakeups.wrote, partial(self._listed, name)
                     )
                     return _resynced(await reconcile(self._deps, name, callbacks))
-            except Gone:
+            except JobDeleted:
                 self._census.forget(name)
                 self._wakeups.gone(name, known)
                 return None

@@ -66,7 +66,7 @@ class StatusRefused(ApiException):
         self.body, self.headers = refusal.body, refusal.headers
 
 
-class Gone(Exception):
+class JobDeleted(Exception):
     """The job is deleted, or is being deleted; the garbage collector deletes its children."""
 
 
@@ -113,8 +113,8 @@ class Callbacks:
 async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> float | None:
     """Make a pass over a job. Return the seconds until the next pass is due; None: wait for a change.
 
-    Raises Gone. Raises an error of UNAVAILABLE if the API server fails; another pass then continues. Any other error is
-    a bug of the operator, which the job's status reports.
+    Raises JobDeleted. Raises an error of UNAVAILABLE if the API server fails; another pass then continues. Any other
+    error is a bug of the operator, which the job's status reports.
     """
     async with AsyncExitStack() as stack:
         try:
@@ -130,7 +130,7 @@ async def _reconcile(deps: Dependencies, body: Json, callbacks: Callbacks) -> fl
         await take_off(deps.api, body["metadata"])
         return 0.0
     if "deletionTimestamp" in body["metadata"]:
-        raise Gone
+        raise JobDeleted
     uid, generation = body["metadata"]["uid"], body["metadata"].get("generation", 0)
     if (wait := deps.left_alone.wait(uid, generation)) is not None:
         return wait
@@ -157,8 +157,8 @@ async def _reconcile(deps: Dependencies, body: Json, callbacks: Callbacks) -> fl
 
 
 async def _read_in_turn(deps: Dependencies, name: Name, stack: AsyncExitStack) -> Json:
-    """Return the job. A pass over a large job waits for its turn, which lasts until `stack` is closed. Raises Gone
-    or Unreadable."""
+    """Return the job. A pass over a large job waits for its turn, which lasts until `stack` is closed. Raises
+    JobDeleted or Unreadable."""
     try:
         return await _read(deps.api, name, _ORDINARY_BYTES)
     except Unreadable:
@@ -167,14 +167,14 @@ async def _read_in_turn(deps: Dependencies, name: Name, stack: AsyncExitStack) -
 
 
 async def _read(api: Api, name: Name, most: int) -> Json:
-    """Return the job as the API server has it. Raises Gone or Unreadable. A list must confirm that the job is gone:
-    a single answer of 404 may have other reasons, such as a CRD that is being replaced."""
+    """Return the job as the API server has it. Raises JobDeleted or Unreadable. A list must confirm that the job is
+    gone: a single answer of 404 may have other reasons, such as a CRD that is being replaced."""
     found = await api.find_within(most, "PseudoRealJob", *name)
     if found is not None:
         return found
     if await api.is_listed("PseudoRealJob", *name):
         raise ApiException(status=404, reason="The job was not found, and it is there")
-    raise Gone
+    raise JobDeleted
 
 
 async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:

@@ -14,7 +14,7 @@ from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.loop import RESYNC_SECONDS, Loop
 from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, Gone
+from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
 
@@ -134,7 +134,7 @@ def test_a_job_that_turns_out_to_be_gone_is_forgotten_and_its_successor_is_not(m
 
         async def reconcile(*_: Any) -> float | None:
             loop.job_changed("ADDED", job("a", uid="two"))
-            raise Gone
+            raise JobDeleted
 
         monkeypatch.setattr(module, "reconcile", reconcile)
         loop.job_changed("ADDED", job("a"))

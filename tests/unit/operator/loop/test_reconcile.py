@@ -12,7 +12,7 @@ from pseudoreal_operator.loop import reconcile as module
 from pseudoreal_operator.loop.computing import Computer
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, Gone, is_mistake, reconcile
+from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, is_mistake, reconcile
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
@@ -174,7 +174,7 @@ async def _pass(
 
 
 async def test_a_job_that_is_gone_is_gone() -> None:
-    with pytest.raises(Gone):
+    with pytest.raises(JobDeleted):
         await _pass(Server(gone=True))
 
 
@@ -200,7 +200,7 @@ async def test_a_job_that_is_being_deleted_is_let_go() -> None:
     assert await _pass(server) == 0.0
     assert server.merged == [{"metadata": {"resourceVersion": "7", "finalizers": []}}]
     server.body["metadata"]["finalizers"] = []
-    with pytest.raises(Gone):
+    with pytest.raises(JobDeleted):
         await _pass(server)
 
 
@@ -455,7 +455,7 @@ async def test_a_job_that_is_deleted_is_let_go_whatever_its_plan_costs() -> None
     deps = Dependencies(cast(Api, server), SETTINGS, Board(), Counts(), Deaf())
     deps.left_alone.note("one", 1)
     server.body["metadata"]["deletionTimestamp"] = "now"
-    with pytest.raises(Gone):
+    with pytest.raises(JobDeleted):
         await reconcile(deps, Name("default", "good"), Callbacks(lambda _after: None, lambda _body: None))
 
 
