@@ -71,7 +71,7 @@ class Queue(Protocol):
     def forget(self, key: Name) -> None: ...
 
 
-class Wakeups:
+class EventRouter:
     """Event router: forwards to a queue those watch events of jobs and children that change anything for a pass. It
     keeps a summary of each job and a hash of each child; a pass reads everything else itself."""
 
@@ -240,7 +240,7 @@ class Loop:
         self._queue: WorkQueue[Name] = WorkQueue(
             self._pass, _failed, group=lambda name: name.namespace, is_open=lambda: fence is None or fence.is_open
         )
-        self._wakeups = Wakeups(self._queue)
+        self._router = EventRouter(self._queue)
         self._begun: list[asyncio.Event] = []
         """One event for each watch of children, set once the watch misses no change any more."""
         self._jobs_missed = asyncio.Event()
@@ -298,17 +298,17 @@ class Loop:
 
     async def _first_look(self) -> None:
         resting: dict[Name, Rest] = {}
-        self._wakeups.first_look_begins()
+        self._router.first_look_begins()
         try:
             resting = await first_look(self._deps, self._heard_of)
         # Whatever the error is, all jobs then have a pass.
         except Exception as error:
             log.info("first_look_failed", error=f"{type(error).__name__}: {error}")
-        self._wakeups.rest(resting)
+        self._router.rest(resting)
         log.info("first_look", resting=len(resting))
 
     def _heard_of(self, name: Name, after: float) -> None:
-        self._wakeups.has_changed(name)
+        self._router.has_changed(name)
         self._queue.add(name, after)
 
     def jobs_missed(self) -> None:
@@ -336,7 +336,7 @@ class Loop:
                 await asyncio.sleep(pause)
 
     async def _list_jobs_once(self) -> None:
-        known, found = self._wakeups.known(), set[Name]()
+        known, found = self._router.known(), set[Name]()
 
         def skipped(body: Json, _reason: Unreadable) -> None:
             with suppress(KeyError):
@@ -350,7 +350,7 @@ class Loop:
                     self.job_changed(None, body)
                 # Yield to the other tasks, such as the renewal of the Lease.
                 await asyncio.sleep(0)
-        self._wakeups.listed(found, known)
+        self._router.listed(found, known)
 
     def job_changed(self, change: str | None, body: Json) -> None:
         try:
@@ -359,7 +359,7 @@ class Loop:
             # The leader's passes forget jobs that have ended. A standby makes no passes, so it forgets them here.
             if change == "DELETED" or (not self._leads and _wish(body).ended):
                 self._deps.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
-            self._wakeups.job_changed(change, body, datetime.now(UTC))
+            self._router.job_changed(change, body, datetime.now(UTC))
             self._census.see(change, body)
         except Exception as error:  # the pass over the job reports the error
             metadata = body.get("metadata") or {}
@@ -372,7 +372,7 @@ class Loop:
 
     def _child_changed(self, kind: str, change: str, body: Json) -> None:
         takers: list[Callable[[str, Json], None]] = [self._pod_changed] if kind == "Pod" else []
-        takers.append(partial(self._wakeups.child_changed, kind))
+        takers.append(partial(self._router.child_changed, kind))
         for take in takers:
             try:
                 take(change, body)
@@ -380,7 +380,7 @@ class Loop:
                 log.warning("child_unreadable", kind=kind, name=body["metadata"].get("name"), error=repr(error))
 
     def _changes_missed(self) -> None:
-        self._wakeups.child_changes_missed()
+        self._router.child_changes_missed()
         if self._identities:
             self._identities.changes_missed()
 
@@ -396,19 +396,19 @@ class Loop:
             self._deps.words.hear((pod["metadata"]["namespace"], uid), read_pod(pod))
 
     async def _pass(self, name: Name) -> float | None:
-        if rest := self._wakeups.rest_of(name):
+        if rest := self._router.rest_of(name):
             return _resynced(rest.wait)
-        known = self._wakeups.uids_of(name)
+        known = self._router.uids_of(name)
         with structlog.contextvars.bound_contextvars(job=f"{name.namespace}/{name.name}"):
             try:
                 with PASS_SECONDS.time():
                     callbacks = Callbacks(
-                        partial(self._queue.add, name), self._wakeups.wrote, partial(self._listed, name)
+                        partial(self._queue.add, name), self._router.wrote, partial(self._listed, name)
                     )
                     return _resynced(await reconcile(self._deps, name, callbacks))
             except JobDeleted:
                 self._census.forget(name)
-                self._wakeups.gone(name, known)
+                self._router.gone(name, known)
                 return None
 
     def _listed(self, name: Name, children: int) -> None:

@@ -92,7 +92,7 @@ def test_a_change_that_is_told_during_a_list_is_newer_than_the_list() -> None:
         loop.job_changed("ADDED", job("second"))
         loop.jobs_missed()
         await loop._list_jobs_once()
-        assert loop._wakeups.known() == {Name("n", "first")}
+        assert loop._router.known() == {Name("n", "first")}
 
     virtual_time.run(main())
 
@@ -139,7 +139,7 @@ def test_a_job_that_turns_out_to_be_gone_is_forgotten_and_its_successor_is_not(m
         monkeypatch.setattr(module, "reconcile", reconcile)
         loop.job_changed("ADDED", job("a"))
         assert await loop._pass(Name("n", "a")) is None
-        assert loop._wakeups.uids_of(Name("n", "a")) == {"two"}
+        assert loop._router.uids_of(Name("n", "a")) == {"two"}
 
     virtual_time.run(main())
 

@@ -8,7 +8,7 @@ import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Name
 from pseudoreal_operator.loop.first_look import Rest
-from pseudoreal_operator.loop.loop import Wakeups, first_pass
+from pseudoreal_operator.loop.loop import EventRouter, first_pass
 from pseudoreal_operator.observe.told import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS
 
 Json = dict[str, Any]
@@ -25,7 +25,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.forgotten: list[Name] = []
-        self.wakeups = Wakeups(self)
+        self.router = EventRouter(self)
         self._asked: list[tuple[Name, float | None]] = []
 
     def add(self, key: Name, after: float = 0.0) -> None:
@@ -38,7 +38,7 @@ class Asked:
         self.forgotten.append(key)
 
     def job(self, change: str | None = "MODIFIED", **body: Any) -> list[tuple[Name, float | None]]:
-        self.wakeups.job_changed(change, job(**body), NOW)
+        self.router.job_changed(change, job(**body), NOW)
         return self.look()
 
     def child(
@@ -46,7 +46,7 @@ class Asked:
     ) -> list[tuple[Name, float | None]]:
         labels = {"pseudoreal.dev/job-name": name, **EXECUTION}
         metadata = {"namespace": "default", "name": "llm-0", "uid": kind, "labels": labels}
-        self.wakeups.child_changed(kind, change, {"metadata": metadata, "status": status})
+        self.router.child_changed(kind, change, {"metadata": metadata, "status": status})
         return self.look()
 
     def look(self) -> list[tuple[Name, float | None]]:
@@ -72,31 +72,31 @@ REST = Rest("7", 30.0)
         (lambda asked: asked.job("MODIFIED", resourceVersion="8"), False),
         (lambda asked: asked.child(), False),
         (lambda asked: asked.child(name="another"), True),
-        (lambda asked: asked.wakeups.has_changed(JOB), False),
+        (lambda asked: asked.router.has_changed(JOB), False),
     ],
 )
 def test_a_job_rests_until_something_changes(happens: Callable[[Asked], object], rests: bool) -> None:
     asked = Asked()
-    asked.wakeups.rest({JOB: REST})
+    asked.router.rest({JOB: REST})
     happens(asked)
-    assert [asked.wakeups.rest_of(JOB) for _ in range(2)] == [REST if rests else None, None], "and for one pass only"
+    assert [asked.router.rest_of(JOB) for _ in range(2)] == [REST if rests else None, None], "and for one pass only"
 
 
 def test_what_changes_during_the_first_look_is_looked_at() -> None:
     asked = Asked()
-    asked.wakeups.first_look_begins()
+    asked.router.first_look_begins()
     asked.child()
-    asked.wakeups.rest({JOB: REST})
-    assert asked.wakeups.rest_of(JOB) is None
+    asked.router.rest({JOB: REST})
+    assert asked.router.rest_of(JOB) is None
 
 
 def test_what_changed_before_the_first_look_may_rest() -> None:
     """A standby receives all events as well."""
     asked = Asked()
     asked.child()
-    asked.wakeups.first_look_begins()
-    asked.wakeups.rest({JOB: REST})
-    assert asked.wakeups.rest_of(JOB) == REST
+    asked.router.first_look_begins()
+    asked.router.rest({JOB: REST})
+    assert asked.router.rest_of(JOB) == REST
 
 
 def test_the_echo_of_our_own_status_wakes_nobody() -> None:
@@ -109,7 +109,7 @@ def test_the_echo_of_our_own_status_wakes_nobody() -> None:
 def test_what_a_pass_has_written_itself_is_no_news_and_what_others_wrote_is() -> None:
     asked = Asked()
     asked.job(None)
-    asked.wakeups.wrote(job(ended="Complete"))
+    asked.router.wrote(job(ended="Complete"))
     assert asked.job(ended="Complete") == []
     assert asked.job(ended="Complete", generation=2) == [(JOB, 0.0)]
 
@@ -118,7 +118,7 @@ def test_what_a_pass_has_written_of_a_job_that_is_gone_is_forgotten() -> None:
     asked = Asked()
     asked.job(None)
     asked.job("DELETED")
-    asked.wakeups.wrote(job())
+    asked.router.wrote(job())
     assert asked.child(phase="Running") == []
 
 
@@ -127,7 +127,7 @@ def test_a_child_that_only_repeats_itself_wakes_nobody() -> None:
     asked.job(None)
     assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
     assert asked.child(phase="Running") == []
-    asked.wakeups.child_changes_missed()
+    asked.router.child_changes_missed()
     asked.look()
     assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
 
@@ -178,7 +178,7 @@ def test_children_wake_their_job_and_no_other() -> None:
     assert asked.child() == [(JOB, ROUTINE_SECONDS)]
     assert asked.child("DELETED") == [(JOB, SOON_SECONDS)]
     assert asked.child(name="another") == []
-    asked.wakeups.child_changes_missed()
+    asked.router.child_changes_missed()
     assert asked.look() == [(JOB, BACKLOG)]
 
 
@@ -191,7 +191,7 @@ def test_of_an_ended_job_only_what_lives_is_news() -> None:
     assert asked.child(phase="Failed") == []
     assert asked.child(conditions=[{"type": "Complete", "status": "True"}]) == []
     assert asked.child("DELETED", phase="Running") == []
-    asked.wakeups.child_changes_missed()
+    asked.router.child_changes_missed()
     assert asked.look() == []
 
 
