@@ -49,7 +49,7 @@ must not hold up the others."""
 log = structlog.get_logger()
 
 
-class Wish(NamedTuple):
+class JobSummary(NamedTuple):
     """Summary of a job: a pass is due when it changes. Most events of a job are the echo of the operator's own
     status writes."""
 
@@ -57,7 +57,7 @@ class Wish(NamedTuple):
     deleting: bool
     has_finalizer: bool
     ended: bool
-    told: bool
+    has_status: bool
     """Whether the job has a status."""
 
 
@@ -77,7 +77,7 @@ class EventRouter:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._wishes: dict[Name, dict[str, Wish]] = {}
+        self._summaries: dict[Name, dict[str, JobSummary]] = {}
         """Summaries of jobs, by name and uid: events of a deleted job may arrive after events of its successor."""
         self._changed: set[Name] | None = None
         """Jobs that have changed since the initial list began; None before and after the initial list."""
@@ -105,15 +105,15 @@ class EventRouter:
 
     def job_changed(self, change: str | None, body: Json, now: datetime) -> None:
         """Process a change of a job. `change`: the event type; None for a job that was there before."""
-        name, uid, wish = name_of(body), body["metadata"]["uid"], _wish(body)
-        known = self._wishes.get(name, {}).get(uid)
+        name, uid, summary = name_of(body), body["metadata"]["uid"], _summary_of(body)
+        known = self._summaries.get(name, {}).get(uid)
         if change is not None or self._is_newer(name, body):
             self.has_changed(name)
         if change == "DELETED":
             self._drop(name, uid)
             return
-        self._wishes.setdefault(name, {})[uid] = wish
-        if known is not None and known != wish:
+        self._summaries.setdefault(name, {})[uid] = summary
+        if known is not None and known != summary:
             self._queue.add(name)
         elif known is None and (wait := first_pass(body, now)) is not None:
             self._begin(name, wait, was_there=change is None)
@@ -121,21 +121,21 @@ class EventRouter:
     def wrote(self, body: Json) -> None:
         """Store the summary of a job that a pass has just written, so that the watch event of this write causes no
         pass. The write succeeds only at the version that the pass has read, so nothing but the status is newer."""
-        known = self._wishes.get(name_of(body), {})
+        known = self._summaries.get(name_of(body), {})
         if (uid := body["metadata"]["uid"]) in known:
-            known[uid] = _wish(body)
+            known[uid] = _summary_of(body)
 
     def uids_of(self, name: Name) -> frozenset[str]:
         """Return the uids of the known jobs of that name."""
-        return frozenset(self._wishes.get(name, {}))
+        return frozenset(self._summaries.get(name, {}))
 
     def gone(self, name: Name, uids: frozenset[str]) -> None:
         """Forget jobs that are gone, although a watch may not have reported it."""
-        wishes = self._wishes.get(name, {})
+        summaries = self._summaries.get(name, {})
         for uid in uids:
-            wishes.pop(uid, None)
-        if not wishes:
-            self._wishes.pop(name, None)
+            summaries.pop(uid, None)
+        if not summaries:
+            self._summaries.pop(name, None)
 
     def listed(self, names: set[Name], known: frozenset[Name]) -> None:
         """Queue a pass over each known job that a list of all jobs lacks. `known`: the jobs known when the list
@@ -144,7 +144,7 @@ class EventRouter:
             self._queue.add_backlog(name)
 
     def known(self) -> frozenset[Name]:
-        return frozenset(self._wishes)
+        return frozenset(self._summaries)
 
     def _begin(self, name: Name, wait: float, *, was_there: bool) -> None:
         """Request the first pass over a job. Jobs that were there before go to the backlog: after a start there may
@@ -165,23 +165,23 @@ class EventRouter:
         metadata = body["metadata"]
         name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
         self.has_changed(name)
-        wishes = self._wishes.get(name, {}).values()
-        if any(not wish.ended for wish in wishes) or (wishes and change != "DELETED" and _lives(body)):
+        summaries = self._summaries.get(name, {}).values()
+        if any(not summary.ended for summary in summaries) or (summaries and change != "DELETED" and _lives(body)):
             self._queue.add(name, after)
 
     def child_changes_missed(self) -> None:
         self._told.forget_all()
-        for name, wishes in self._wishes.items():
-            if any(not wish.ended for wish in wishes.values()):
+        for name, summaries in self._summaries.items():
+            if any(not summary.ended for summary in summaries.values()):
                 self._queue.add_backlog(name)
 
     def _drop(self, name: Name, uid: str) -> None:
-        wishes = self._wishes.get(name, {})
-        wishes.pop(uid, None)
-        if wishes:
+        summaries = self._summaries.get(name, {})
+        summaries.pop(uid, None)
+        if summaries:
             self._queue.add(name)
         else:
-            self._wishes.pop(name, None)
+            self._summaries.pop(name, None)
             self._queue.forget(name)
 
 
@@ -192,10 +192,10 @@ def name_of(body: Json) -> Name:
 def first_pass(body: Json, now: datetime) -> float | None:
     """Return the seconds until a newly found job needs a pass; None: it has ended or is being deleted, and nothing
     is left to do."""
-    wish, spec = _wish(body), body.get("spec") or {}
-    if wish.has_finalizer or not (wish.ended or wish.deleting):
+    summary, spec = _summary_of(body), body.get("spec") or {}
+    if summary.has_finalizer or not (summary.ended or summary.deleting):
         return 0.0
-    if wish.deleting:
+    if summary.deleting:
         return None
     if (spec.get("cleanUp") or {}).get("children") == "Delete":
         return 0.0
@@ -206,14 +206,14 @@ def first_pass(body: Json, now: datetime) -> float | None:
     return max(0.0, (clock.from_text(done) + timedelta(seconds=lifetime) - now).total_seconds())
 
 
-def _wish(body: Json) -> Wish:
+def _summary_of(body: Json) -> JobSummary:
     metadata, status = body["metadata"], body.get("status") or {}
-    return Wish(
+    return JobSummary(
         generation=metadata.get("generation", 0),
         deleting="deletionTimestamp" in metadata,
         has_finalizer=has_finalizer(metadata),
         ended=_holds(status, "Complete") or _holds(status, "Failed"),
-        told=bool(status),
+        has_status=bool(status),
     )
 
 
@@ -245,7 +245,7 @@ class Loop:
         """One event for each watch of children, set once the watch misses no change any more."""
         self._jobs_missed = asyncio.Event()
         self._jobs_listed = asyncio.Event()
-        self._told_meanwhile: set[str] | None = None
+        self._changed_meanwhile: set[str] | None = None
         """Uids of jobs that changed since a list of all jobs was requested: the list may hold older versions. None:
         no list is requested."""
         self._leads = False
@@ -313,7 +313,7 @@ class Loop:
 
     def jobs_missed(self) -> None:
         """Request a list of all jobs, because changes may have been missed."""
-        self._told_meanwhile = set()
+        self._changed_meanwhile = set()
         self._jobs_missed.set()
 
     async def _list_jobs(self) -> NoReturn:
@@ -327,7 +327,7 @@ class Loop:
                 failures = 0
                 self._jobs_listed.set()
                 if not self._jobs_missed.is_set():
-                    self._told_meanwhile = None
+                    self._changed_meanwhile = None
             except Exception as error:
                 failures += 1
                 self._jobs_missed.set()
@@ -346,7 +346,7 @@ class Loop:
         for namespace in self._deps.settings.namespaces or (None,):
             async for body in self._deps.api.each("PseudoRealJob", namespace, skipped=skipped):
                 found.add(name_of(body))
-                if body["metadata"]["uid"] not in (self._told_meanwhile or ()):
+                if body["metadata"]["uid"] not in (self._changed_meanwhile or ()):
                     self.job_changed(None, body)
                 # Yield to the other tasks, such as the renewal of the Lease.
                 await asyncio.sleep(0)
@@ -354,10 +354,10 @@ class Loop:
 
     def job_changed(self, change: str | None, body: Json) -> None:
         try:
-            if change is not None and self._told_meanwhile is not None:
-                self._told_meanwhile.add(body["metadata"]["uid"])
+            if change is not None and self._changed_meanwhile is not None:
+                self._changed_meanwhile.add(body["metadata"]["uid"])
             # The leader's passes forget jobs that have ended. A standby makes no passes, so it forgets them here.
-            if change == "DELETED" or (not self._leads and _wish(body).ended):
+            if change == "DELETED" or (not self._leads and _summary_of(body).ended):
                 self._deps.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
             self._router.job_changed(change, body, datetime.now(UTC))
             self._census.see(change, body)

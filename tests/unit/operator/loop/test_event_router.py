@@ -133,7 +133,7 @@ def test_a_child_that_only_repeats_itself_wakes_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "change",
     [
         {"generation": 2},
         {"deletionTimestamp": "now"},
@@ -141,11 +141,11 @@ def test_a_child_that_only_repeats_itself_wakes_nobody() -> None:
         {"ended": "Failed"},
     ],
 )
-def test_a_wish_wakes_a_job_once(wish: Json) -> None:
+def test_a_changed_summary_requests_one_pass(change: Json) -> None:
     asked = Asked()
     asked.job(None)
-    assert asked.job(**wish) == [(JOB, 0.0)]
-    assert asked.job(**wish) == []
+    assert asked.job(**change) == [(JOB, 0.0)]
+    assert asked.job(**change) == []
 
 
 def test_jobs_that_were_there_before_give_way_to_news() -> None:
