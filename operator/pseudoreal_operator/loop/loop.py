@@ -23,7 +23,7 @@ from pseudoreal_operator.cluster.retry import CONFLICT, UNAVAILABLE, Pause, paus
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.endpoint.identity import Identities
 from pseudoreal_operator.loop.census import Census
-from pseudoreal_operator.loop.first_look import Rest, first_look
+from pseudoreal_operator.loop.initial_list import IdleJob, find_idle_jobs
 from pseudoreal_operator.loop.logs import read_logs
 from pseudoreal_operator.loop.queue import WorkQueue
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, reconcile
@@ -81,25 +81,25 @@ class EventRouter:
         """Summaries of jobs, by name and uid: events of a deleted job may arrive after events of its successor."""
         self._changed: set[Name] | None = None
         """Jobs that have changed since the initial list began; None before and after the initial list."""
-        self._resting: dict[Name, Rest] = {}
+        self._idle: dict[Name, IdleJob] = {}
         self._told = Told()
 
-    def first_look_begins(self) -> None:
+    def initial_list_begins(self) -> None:
         self._changed = set()
 
-    def rest(self, found: Mapping[Name, Rest]) -> None:
+    def store_idle_jobs(self, found: Mapping[Name, IdleJob]) -> None:
         """Store the result of the initial list: these jobs need no first pass, unless they have changed since."""
         changed, self._changed = self._changed or set(), None
-        self._resting = {name: rest for name, rest in found.items() if name not in changed}
+        self._idle = {name: idle for name, idle in found.items() if name not in changed}
 
-    def rest_of(self, name: Name) -> Rest | None:
-        """Return how the job rests, if this is its first pass and it has not changed since the initial list; else
+    def take_idle_job(self, name: Name) -> IdleJob | None:
+        """Return the idle job, if this is its first pass and it has not changed since the initial list; else
         None."""
-        return self._resting.pop(name, None)
+        return self._idle.pop(name, None)
 
-    def has_changed(self, name: Name) -> None:
+    def invalidate_initial_list(self, name: Name) -> None:
         """Discard the initial list's result for the job: its next pass reads the job itself."""
-        self._resting.pop(name, None)
+        self._idle.pop(name, None)
         if self._changed is not None:
             self._changed.add(name)
 
@@ -108,7 +108,7 @@ class EventRouter:
         name, uid, summary = name_of(body), body["metadata"]["uid"], _summary_of(body)
         known = self._summaries.get(name, {}).get(uid)
         if change is not None or self._is_newer(name, body):
-            self.has_changed(name)
+            self.invalidate_initial_list(name)
         if change == "DELETED":
             self._drop(name, uid)
             return
@@ -155,8 +155,8 @@ class EventRouter:
             self._queue.add(name, wait)
 
     def _is_newer(self, name: Name, body: Json) -> bool:
-        rest = self._resting.get(name)
-        return rest is not None and rest.version != body["metadata"]["resourceVersion"]
+        idle = self._idle.get(name)
+        return idle is not None and idle.version != body["metadata"]["resourceVersion"]
 
     def child_changed(self, kind: str, change: str, body: Json) -> None:
         """Queue the job of a changed child. If the job has ended, only a child that is still alive needs a pass."""
@@ -164,7 +164,7 @@ class EventRouter:
             return
         metadata = body["metadata"]
         name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
-        self.has_changed(name)
+        self.invalidate_initial_list(name)
         summaries = self._summaries.get(name, {}).values()
         if any(not summary.ended for summary in summaries) or (summaries and change != "DELETED" and _lives(body)):
             self._queue.add(name, after)
@@ -287,7 +287,7 @@ class Loop:
                 await asyncio.gather(*(one.wait() for one in self._begun))
         self._leads = True
         self._census.speak()
-        await self._first_look()
+        await self._make_initial_list()
         async with self._deps.news.posting(), self._queue.workers(WORKERS, "worker of passes"):
             yield
 
@@ -296,19 +296,19 @@ class Loop:
         settings = replace(self._deps.settings, report_ca=authorities or None)
         self._deps = replace(self._deps, settings=settings)
 
-    async def _first_look(self) -> None:
-        resting: dict[Name, Rest] = {}
-        self._router.first_look_begins()
+    async def _make_initial_list(self) -> None:
+        idle: dict[Name, IdleJob] = {}
+        self._router.initial_list_begins()
         try:
-            resting = await first_look(self._deps, self._heard_of)
+            idle = await find_idle_jobs(self._deps, self._heard_of)
         # Whatever the error is, all jobs then have a pass.
         except Exception as error:
             log.info("first_look_failed", error=f"{type(error).__name__}: {error}")
-        self._router.rest(resting)
-        log.info("first_look", resting=len(resting))
+        self._router.store_idle_jobs(idle)
+        log.info("first_look", resting=len(idle))
 
     def _heard_of(self, name: Name, after: float) -> None:
-        self._router.has_changed(name)
+        self._router.invalidate_initial_list(name)
         self._queue.add(name, after)
 
     def jobs_missed(self) -> None:
@@ -396,8 +396,8 @@ class Loop:
             self._deps.words.hear((pod["metadata"]["namespace"], uid), read_pod(pod))
 
     async def _pass(self, name: Name) -> float | None:
-        if rest := self._router.rest_of(name):
-            return _resynced(rest.wait)
+        if idle := self._router.take_idle_job(name):
+            return _resynced(idle.wait)
         known = self._router.uids_of(name)
         with structlog.contextvars.bound_contextvars(job=f"{name.namespace}/{name.name}"):
             try:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Name
-from pseudoreal_operator.loop.first_look import Rest
+from pseudoreal_operator.loop.initial_list import IdleJob
 from pseudoreal_operator.loop.loop import EventRouter, first_pass
 from pseudoreal_operator.observe.told import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS
 
@@ -61,42 +61,44 @@ def job(uid: str = "one", ended: str = "", spec: Json | None = None, **metadata:
     return {"metadata": about | metadata, "spec": spec or {}, "status": status}
 
 
-REST = Rest("7", 30.0)
+IDLE = IdleJob("7", 30.0)
 
 
 @pytest.mark.parametrize(
-    ("happens", "rests"),
+    ("happens", "is_idle"),
     [
         (lambda asked: asked.job(None, resourceVersion="7"), True),
         (lambda asked: asked.job(None, resourceVersion="8"), False),
         (lambda asked: asked.job("MODIFIED", resourceVersion="8"), False),
         (lambda asked: asked.child(), False),
         (lambda asked: asked.child(name="another"), True),
-        (lambda asked: asked.router.has_changed(JOB), False),
+        (lambda asked: asked.router.invalidate_initial_list(JOB), False),
     ],
 )
-def test_a_job_rests_until_something_changes(happens: Callable[[Asked], object], rests: bool) -> None:
+def test_a_job_is_idle_until_something_changes(happens: Callable[[Asked], object], is_idle: bool) -> None:
     asked = Asked()
-    asked.router.rest({JOB: REST})
+    asked.router.store_idle_jobs({JOB: IDLE})
     happens(asked)
-    assert [asked.router.rest_of(JOB) for _ in range(2)] == [REST if rests else None, None], "and for one pass only"
+    assert [asked.router.take_idle_job(JOB) for _ in range(2)] == [IDLE if is_idle else None, None], (
+        "and for one pass only"
+    )
 
 
-def test_what_changes_during_the_first_look_is_looked_at() -> None:
+def test_a_job_that_changes_during_the_initial_list_gets_a_pass() -> None:
     asked = Asked()
-    asked.router.first_look_begins()
+    asked.router.initial_list_begins()
     asked.child()
-    asked.router.rest({JOB: REST})
-    assert asked.router.rest_of(JOB) is None
+    asked.router.store_idle_jobs({JOB: IDLE})
+    assert asked.router.take_idle_job(JOB) is None
 
 
-def test_what_changed_before_the_first_look_may_rest() -> None:
+def test_a_job_that_changed_before_the_initial_list_may_be_idle() -> None:
     """A standby receives all events as well."""
     asked = Asked()
     asked.child()
-    asked.router.first_look_begins()
-    asked.router.rest({JOB: REST})
-    assert asked.router.rest_of(JOB) == REST
+    asked.router.initial_list_begins()
+    asked.router.store_idle_jobs({JOB: IDLE})
+    assert asked.router.take_idle_job(JOB) == IDLE
 
 
 def test_the_echo_of_our_own_status_wakes_nobody() -> None:

@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Rest:
+class IdleJob:
     """An idle job: nothing is to be done about its object at `version`. `wait`: seconds until the next pass; None:
     wait for a change."""
 
@@ -59,22 +59,24 @@ class _Children:
             self.are_strange = True
 
 
-async def first_look(deps: Dependencies, wake: Callable[[Name, float], None]) -> dict[Name, Rest]:
+async def find_idle_jobs(deps: Dependencies, wake: Callable[[Name, float], None]) -> dict[Name, IdleJob]:
     """Return the idle jobs. `wake` requests a pass over a job in so many seconds."""
-    resting: dict[Name, Rest] = {}
+    idle: dict[Name, IdleJob] = {}
     for namespace in deps.settings.namespaces or (None,):
         children = await _children(deps, namespace)
         async for body in deps.api.each("PseudoRealJob", namespace):
             name = Name(body["metadata"]["namespace"], body["metadata"]["name"])
             try:
-                rest = await _rest(deps, body, children[name.namespace, body["metadata"]["uid"]], partial(wake, name))
+                found = await _idle_job(
+                    deps, body, children[name.namespace, body["metadata"]["uid"]], partial(wake, name)
+                )
             except Exception:  # one job must not keep the operator from all others; its pass reports the error
-                rest = None
-            if rest is not None:
-                resting[name] = rest
+                found = None
+            if found is not None:
+                idle[name] = found
             # Yield to the other tasks, such as the renewal of the Lease.
             await asyncio.sleep(0)
-    return resting
+    return idle
 
 
 async def _children(deps: Dependencies, namespace: str | None) -> dict[JobKey, _Children]:
@@ -94,14 +96,16 @@ async def _children(deps: Dependencies, namespace: str | None) -> dict[JobKey, _
     return found
 
 
-async def _rest(deps: Dependencies, body: Json, children: _Children, wake: Callable[[float], None]) -> Rest | None:
+async def _idle_job(
+    deps: Dependencies, body: Json, children: _Children, wake: Callable[[float], None]
+) -> IdleJob | None:
     metadata = body["metadata"]
     if "deletionTimestamp" in metadata or has_finalizer(metadata) or children.are_strange:
         return None
     run = deps.computer.run
     job = await run(deps.specs.job, body)
     if not job.spec.is_managed_here:
-        return Rest(metadata["resourceVersion"], None)
+        return IdleJob(metadata["resourceVersion"], None)
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
     if has_ended(status) or not status.phases:
         return None
@@ -109,7 +113,7 @@ async def _rest(deps: Dependencies, body: Json, children: _Children, wake: Calla
     deps.board.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), wake)
     seen = together(deps.board, job, status, children.jobs, children.pods, now)
     wanted = await run(plan, seen, now, deps.settings)
-    return Rest(metadata["resourceVersion"], wanted.wake_after) if wanted == _nothing(wanted, status) else None
+    return IdleJob(metadata["resourceVersion"], wanted.wake_after) if wanted == _nothing(wanted, status) else None
 
 
 def _nothing(wanted: Plan, status: PseudoRealJobStatus) -> Plan:
