@@ -28,8 +28,8 @@ from pseudoreal_operator.loop.logs import read_logs
 from pseudoreal_operator.loop.queue import WorkQueue
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, reconcile
 from pseudoreal_operator.metrics.registry import NO_ANSWER, PASS_ERRORS, PASS_SECONDS, WAITING_JOBS
+from pseudoreal_operator.observe.change_filter import ChangeFilter
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
-from pseudoreal_operator.observe.told import Told
 from pseudoreal_operator.tasks import running
 
 Json = dict[str, Any]
@@ -82,7 +82,7 @@ class EventRouter:
         self._changed: set[Name] | None = None
         """Jobs that have changed since the initial list began; None before and after the initial list."""
         self._idle: dict[Name, IdleJob] = {}
-        self._told = Told()
+        self._filter = ChangeFilter()
 
     def initial_list_begins(self) -> None:
         self._changed = set()
@@ -160,17 +160,17 @@ class EventRouter:
 
     def child_changed(self, kind: str, change: str, body: Json) -> None:
         """Queue the job of a changed child. If the job has ended, only a child that is still alive needs a pass."""
-        if (after := self._told.take(kind, change, body)) is None:
+        if (delay := self._filter.delay(kind, change, body)) is None:
             return
         metadata = body["metadata"]
         name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
         self.invalidate_initial_list(name)
         summaries = self._summaries.get(name, {}).values()
         if any(not summary.ended for summary in summaries) or (summaries and change != "DELETED" and _lives(body)):
-            self._queue.add(name, after)
+            self._queue.add(name, delay)
 
     def child_changes_missed(self) -> None:
-        self._told.forget_all()
+        self._filter.forget_all()
         for name, summaries in self._summaries.items():
             if any(not summary.ended for summary in summaries.values()):
                 self._queue.add_backlog(name)

@@ -9,7 +9,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Name
 from pseudoreal_operator.loop.initial_list import IdleJob
 from pseudoreal_operator.loop.loop import EventRouter, first_pass
-from pseudoreal_operator.observe.told import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS
+from pseudoreal_operator.observe.change_filter import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS
 
 Json = dict[str, Any]
 
