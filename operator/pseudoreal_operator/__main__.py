@@ -22,9 +22,9 @@ from pseudoreal_operator.endpoint.server import Reports, serve_reports
 from pseudoreal_operator.logs import configure_logs
 from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.handlers import JobsWatch
 from pseudoreal_operator.loop.loop import Loop
-from pseudoreal_operator.loop.news import News
 from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.metrics.registry import LEADER, REGISTRY
 from pseudoreal_operator.metrics.server import serve_health, serve_metrics
@@ -44,7 +44,9 @@ async def run(settings: Settings) -> None:
         fence = Fence() if settings.lease else None
         api = await stack.enter_async_context(connect(fence=fence))
         identities = Identities(api, settings.namespaces) if settings.reports else None
-        loop = Loop(Dependencies(api, settings, board, counts, News(api, counts)), identities, Census(REGISTRY), fence)
+        loop = Loop(
+            Dependencies(api, settings, board, counts, EventRecorder(api, counts)), identities, Census(REGISTRY), fence
+        )
         jobs = JobsWatch(loop, settings)
 
         def said() -> dict[str, int]:

@@ -288,7 +288,7 @@ class Loop:
         self._leads = True
         self._census.speak()
         await self._make_initial_list()
-        async with self._deps.news.posting(), self._queue.workers(WORKERS, "worker of passes"):
+        async with self._deps.event_recorder.posting(), self._queue.workers(WORKERS, "worker of passes"):
             yield
 
     def use_authorities(self, authorities: str) -> None:

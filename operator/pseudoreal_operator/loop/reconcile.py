@@ -26,7 +26,7 @@ from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_co
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.loop.computing import Computer, LeftAlone, Overran
 from pseudoreal_operator.loop.counts import Counts
-from pseudoreal_operator.loop.news import News
+from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.rehearsal import rehearse
 from pseudoreal_operator.loop.specs import Specs
 from pseudoreal_operator.loop.unforeseen import Told, tell_of_mistake, tell_of_refusal, tell_unreadable
@@ -78,7 +78,7 @@ class Dependencies:
     settings: Settings
     board: Board
     counts: Counts
-    news: News
+    event_recorder: EventRecorder
     words: LastWords = field(default_factory=LastWords)
     computer: Computer = field(default_factory=Computer)
     specs: Specs = field(default_factory=Specs)
@@ -94,7 +94,7 @@ class Dependencies:
         self.board.forget((namespace, uid))
         self.words.forget((namespace, uid))
         self.sightings.forget((namespace, uid))
-        self.news.forget(uid)
+        self.event_recorder.forget(uid)
         self.left_alone.forget(uid)
 
 
@@ -184,7 +184,7 @@ async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float |
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
     executor = _PlanExecutor(deps, metadata, status, body["metadata"]["resourceVersion"], callbacks.wrote)
     # Events of an earlier status write that got no answer: post them if its status turns out to be stored.
-    deps.news.tell(executor.name, deps.news.settle(metadata.uid, status))
+    deps.event_recorder.post(executor.name, deps.event_recorder.take_held(metadata.uid, status))
     try:
         job = await run(deps.specs.job, body)
     except ValidationError as error:
@@ -330,9 +330,9 @@ class _PlanExecutor:
             except UNAVAILABLE:
                 # The API server may have stored the status nevertheless; the next pass finds out, and then posts the
                 # events.
-                self.deps.news.hold(self.metadata.uid, wanted.status, events)
+                self.deps.event_recorder.hold(self.metadata.uid, wanted.status, events)
                 raise
-        self.deps.news.tell(self.name, events)
+        self.deps.event_recorder.post(self.name, events)
         return after
 
     async def _remove(self, wanted: Plan) -> None:

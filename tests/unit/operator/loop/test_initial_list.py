@@ -8,8 +8,8 @@ import pytest
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.cluster.api import Api, Name
 from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.initial_list import IdleJob, find_idle_jobs
-from pseudoreal_operator.loop.news import News
 from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.observe.stages import Execution, StageKind
@@ -58,7 +58,7 @@ async def idle_job_of(world: World, change: Callable[[Lists], object] = str) -> 
 
 def deps(lists: Lists) -> Dependencies:
     api, counts = cast(Api, lists), Counts()
-    return Dependencies(api, SETTINGS, Board(), counts, News(api, counts))
+    return Dependencies(api, SETTINGS, Board(), counts, EventRecorder(api, counts))
 
 
 async def test_a_job_that_trains_rests_until_its_next_clock_runs_out() -> None:

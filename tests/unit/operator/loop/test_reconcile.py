@@ -11,7 +11,7 @@ from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.loop import reconcile as module
 from pseudoreal_operator.loop.computing import Computer
 from pseudoreal_operator.loop.counts import Counts
-from pseudoreal_operator.loop.news import News
+from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, is_mistake, reconcile
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.board import Board
@@ -150,25 +150,25 @@ class Server:
         return next(c for c in self.applied[-1]["status"]["conditions"] if c["type"] == kind)
 
 
-class Deaf(News):
+class FakeRecorder(EventRecorder):
     """Records events instead of posting them."""
 
     def __init__(self) -> None:
         super().__init__(cast(Api, None), Counts())
-        self.told: list[Json] = []
+        self.posted: list[Json] = []
 
-    def tell(self, _job: Name, events: Any) -> None:
-        self.told += events
+    def post(self, _job: Name, events: Any) -> None:
+        self.posted += events
 
 
 async def _pass(
     server: Any,
     counts: Counts | None = None,
-    news: Deaf | None = None,
+    recorder: FakeRecorder | None = None,
     wrote: list[Json] | None = None,
     board: Board | None = None,
 ) -> float | None:
-    deps = Dependencies(cast(Api, server), SETTINGS, board or Board(), counts or Counts(), news or Deaf())
+    deps = Dependencies(cast(Api, server), SETTINGS, board or Board(), counts or Counts(), recorder or FakeRecorder())
     heard = [] if wrote is None else wrote
     return await reconcile(deps, Name("default", "good"), Callbacks(lambda _after: None, heard.append))
 
@@ -256,9 +256,9 @@ async def test_a_job_that_ends_and_whose_children_go_is_read_anew() -> None:
 @pytest.mark.parametrize("status", [404, 409, 429, 500])
 async def test_a_refused_status_is_for_another_pass(status: int) -> None:
     with pytest.raises(ApiException) as refused:
-        await _pass(Server(refusal=status), news=(news := Deaf()))
+        await _pass(Server(refusal=status), recorder=(recorder := FakeRecorder()))
     assert refused.value.status == status
-    assert news.told == [], "nothing is told that was not written"
+    assert recorder.posted == [], "no event is posted for a status that was not written"
 
 
 async def test_a_status_whose_text_is_refused_is_written_without_it() -> None:
@@ -323,34 +323,34 @@ async def test_a_status_that_is_too_large_is_refused(refusal: int) -> None:
 
 
 async def test_events_come_after_the_status_that_says_the_same() -> None:
-    await _pass(server := Server(), news=(news := Deaf()))
-    assert [event["reason"] for event in news.told] == ["Accepted", "PhaseStarted"]
+    await _pass(server := Server(), recorder=(recorder := FakeRecorder()))
+    assert [event["reason"] for event in recorder.posted] == ["Accepted", "PhaseStarted"]
     assert server.applied[0]["status"]["execution"] == 1
 
 
 @pytest.mark.parametrize("taken", [True, False])
 @pytest.mark.parametrize("error", [ApiException(status=409), TimeoutError(), ApiException(status=504)])
 async def test_events_of_a_status_whose_answer_was_lost_are_told_once(error: Exception, taken: bool) -> None:
-    news = Deaf()
+    recorder = FakeRecorder()
     server = Server(lost=error, taken=taken)
     with pytest.raises(type(error)):
-        await _pass(server, news=news)
-    assert news.told == []
+        await _pass(server, recorder=recorder)
+    assert recorder.posted == []
     if taken:
         server.remember()
-    await _pass(server, news=news)
+    await _pass(server, recorder=recorder)
     server.remember()
-    await _pass(server, news=news)
-    assert [event["reason"] for event in news.told].count("Accepted") == 1
+    await _pass(server, recorder=recorder)
+    assert [event["reason"] for event in recorder.posted].count("Accepted") == 1
 
 
 async def test_what_is_held_of_a_job_is_forgotten_with_it() -> None:
-    news = Deaf()
+    recorder = FakeRecorder()
     with pytest.raises(TimeoutError):
-        await _pass(Server(lost=TimeoutError(), taken=True), news=news)
-    assert len(news._held) == 1
-    news.forget(*news._held)
-    assert news._held == {}
+        await _pass(Server(lost=TimeoutError(), taken=True), recorder=recorder)
+    assert len(recorder._held) == 1
+    recorder.forget(*recorder._held)
+    assert recorder._held == {}
 
 
 INVALID = {"reason": "Invalid", "details": {"causes": [{"reason": "FieldValueRequired", "field": "spec.template"}]}}
@@ -425,7 +425,7 @@ async def test_a_plan_without_an_end_leaves_its_job_alone_until_the_spec_changes
             pass
 
     server = Server()
-    deps = Dependencies(cast(Api, server), SETTINGS, Board(), Counts(), Deaf(), computer=Computer(0.1))
+    deps = Dependencies(cast(Api, server), SETTINGS, Board(), Counts(), FakeRecorder(), computer=Computer(0.1))
     callbacks, name, before = Callbacks(lambda _after: None, lambda _body: None), Name("default", "good"), overruns()
     with monkeypatch.context() as patched:
         patched.setattr(module, "plan", endless)
@@ -452,7 +452,7 @@ def overruns() -> float:
 
 async def test_a_job_that_is_deleted_is_let_go_whatever_its_plan_costs() -> None:
     server = Server()
-    deps = Dependencies(cast(Api, server), SETTINGS, Board(), Counts(), Deaf())
+    deps = Dependencies(cast(Api, server), SETTINGS, Board(), Counts(), FakeRecorder())
     deps.left_alone.note("one", 1)
     server.body["metadata"]["deletionTimestamp"] = "now"
     with pytest.raises(JobDeleted):
