@@ -52,7 +52,7 @@ def first_sight(view: View) -> Decision | None:
         "Pending",
         progresses("Accepted", f"Phase {view.spec.phases[0].name} is about to start."),
         events=(Event(Reason.ACCEPTED, "The job is valid and starts with its first phase.", stage=0, execution=1),),
-        tries_children=True,
+        with_dry_run=True,
     )
 
 

@@ -42,7 +42,7 @@ class Decision:
     progressing: NewCondition
     events: tuple[Event, ...] = ()
     children: Stage | None = None
-    tries_children: bool = False
+    with_dry_run: bool = False
     """Whether to try the children of all stages in a dry run."""
     accepted: NewCondition = ACCEPTED
     suspended: NewCondition = NOT_SUSPENDED

@@ -45,11 +45,11 @@ KEPT_JOBS = {JobState.COMPLETE: 5, JobState.FAILED: 5}
 
 @dataclass(frozen=True)
 class Plan:
-    """Effects of one reconcile pass, carried out in this order: dry-run `trial`, stop pods, fail Jobs (`give_up`),
-    delete Jobs (all by name), apply manifests, write the status, post events."""
+    """Effects of one reconcile pass, carried out in this order: dry run, stop pods, fail Jobs (`give_up`), delete
+    Jobs (all by name), apply manifests, write the status, post events."""
 
     status: PseudoRealJobStatus
-    trial: tuple[dict[str, Any], ...] = ()
+    dry_run: tuple[dict[str, Any], ...] = ()
     """Manifests for a dry run before every other effect: the children of all stages, when the job is first seen,
     resumed or prolonged. An object that the API server rejects is found before weeks of training, not after them."""
     expire: bool = False
@@ -73,16 +73,18 @@ def plan(seen: Observed, now: datetime, settings: Settings) -> Plan:
     view = View(counting, now)
     decision = next((decision for rule in RULES if (decision := rule(view))), None) or start(view)
     decision = replace(decision, events=(*told, *decision.events))
-    return (_tried if decision.tries_children else _planned)(view, decision, settings)
+    return (_with_dry_run if decision.with_dry_run else _planned)(view, decision, settings)
 
 
-def _tried(view: View, decision: Decision, settings: Settings) -> Plan:
+def _with_dry_run(view: View, decision: Decision, settings: Settings) -> Plan:
     try:
         stages = all_stages(view.spec)
-        trial = [manifest for stage in stages for manifest in children(view.seen.job, stage, decision.status, settings)]
+        dry_run = [
+            manifest for stage in stages for manifest in children(view.seen.job, stage, decision.status, settings)
+        ]
     except Exception as error:  # a template may hold anything: report the error in the status
         return _planned(view, refuse(view.status, unforeseen(error), view.now), settings)
-    return replace(_planned(view, decision, settings), trial=tuple(trial))
+    return replace(_planned(view, decision, settings), dry_run=tuple(dry_run))
 
 
 def _afterwards(view: View) -> Plan:

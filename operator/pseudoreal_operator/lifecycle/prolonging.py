@@ -22,7 +22,7 @@ def train_on(view: View) -> Decision:
         f" with that at {view.stage.title}, from a checkpoint that is saved now"
     )
     decision = announce(view, view.status, Announcement("SpecChanged", text, (Reason.SPEC_CHANGED,)), wait=0)
-    return replace(decision, tries_children=True)
+    return replace(decision, with_dry_run=True)
 
 
 def ended_too_early(view: View, message: TerminationMessage) -> bool:

@@ -127,7 +127,7 @@ def resumed(view: View) -> Decision | None:
     number = status.execution
     told = Event(Reason.RESUMED, f"The job goes on with execution {number}.", view.stage.number, number, since or "")
     claim = progresses("Resumed", f"{view.stage.title} is about to go on.")
-    return Decision(status, _waiting_state(view), claim, events=(told,), tries_children=True)
+    return Decision(status, _waiting_state(view), claim, events=(told,), with_dry_run=True)
 
 
 def _still_suspended(view: View, sentence: str) -> Decision:

@@ -26,8 +26,8 @@ from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_co
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.loop.computing import Computer, LeftAlone, Overran
 from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.loop.dry_run import dry_run
 from pseudoreal_operator.loop.event_recorder import EventRecorder
-from pseudoreal_operator.loop.rehearsal import rehearse
 from pseudoreal_operator.loop.specs import Specs
 from pseudoreal_operator.loop.unforeseen import Told, tell_of_mistake, tell_of_refusal, tell_unreadable
 from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS
@@ -304,7 +304,7 @@ class _PlanExecutor:
     async def apply_children(self, wanted: Plan) -> ApiException | None:
         """Apply a plan's changes of children, after its dry run. Return the API server's rejection, or None."""
         try:
-            await rehearse(self.api, wanted.trial)
+            await dry_run(self.api, wanted.dry_run)
             await self._remove(wanted)
             for manifest in wanted.apply:
                 await make(self.api, manifest)

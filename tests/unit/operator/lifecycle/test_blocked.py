@@ -17,14 +17,14 @@ REFUSAL = "The API server refuses a change of this job's children: requests must
 def test_the_children_of_all_stages_are_tried_when_the_job_is_first_seen() -> None:
     world = World(make_job())
     first = world.plan()
-    assert (len([m for m in first.trial if m["kind"] == "Job"]), first.apply) == (3, ())
+    assert (len([m for m in first.dry_run if m["kind"] == "Job"]), first.apply) == (3, ())
     world.carry_out(first)
-    assert world.plan().trial == (), "once"
+    assert world.plan().dry_run == (), "once"
 
 
 def test_what_is_made_later_is_what_was_tried() -> None:
     world = World(make_job())
-    tried = {m["metadata"]["name"] for m in world.plan().trial if m["kind"] == "Job"}
+    tried = {m["metadata"]["name"] for m in world.plan().dry_run if m["kind"] == "Job"}
     world.run_fairly()
     assert {body["metadata"]["name"] for (kind, _), body in world.objects.items() if kind == "Job"} == tried
 
