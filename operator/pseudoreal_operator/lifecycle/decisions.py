@@ -193,7 +193,7 @@ def refuse(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Decisio
     return replace(_failed(status, "InvalidSpec", sentence, now), events=(told,), accepted=refused(sentence))
 
 
-def unforeseen(error: Exception) -> str:
+def sentence_of_pod_error(error: Exception) -> str:
     """Return a sentence for an error that the checks of the spec did not anticipate."""
     said = f"{type(error).__name__}: {clean(str(error))}"
     return f"No pods can be made of the spec: {said}. Most likely spec.pod.template is not as in a pod; correct it"

@@ -18,7 +18,7 @@ from pseudoreal_operator.changes import phase_with, status_with
 from pseudoreal_operator.failures.hang import seconds_to_stall
 from pseudoreal_operator.lifecycle.acceptance import problem_of
 from pseudoreal_operator.lifecycle.deadlines import active_deadline, blocked_deadline, exclusion_ends, startup_deadline
-from pseudoreal_operator.lifecycle.decisions import Decision, refuse, stands, unforeseen
+from pseudoreal_operator.lifecycle.decisions import Decision, refuse, sentence_of_pod_error, stands
 from pseudoreal_operator.lifecycle.elastic import moments_of
 from pseudoreal_operator.lifecycle.in_place import counted
 from pseudoreal_operator.lifecycle.placement import placement
@@ -83,7 +83,7 @@ def _with_dry_run(view: View, decision: Decision, settings: Settings) -> Plan:
             manifest for stage in stages for manifest in children(view.seen.job, stage, decision.status, settings)
         ]
     except Exception as error:  # a template may hold anything: report the error in the status
-        return _planned(view, refuse(view.status, unforeseen(error), view.now), settings)
+        return _planned(view, refuse(view.status, sentence_of_pod_error(error), view.now), settings)
     return replace(_planned(view, decision, settings), dry_run=tuple(dry_run))
 
 

@@ -28,8 +28,13 @@ from pseudoreal_operator.loop.computing import Computer, LeftAlone, Overran
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.dry_run import dry_run
 from pseudoreal_operator.loop.event_recorder import EventRecorder
+from pseudoreal_operator.loop.internal_error import (
+    UnreadableJobs,
+    report_internal_error,
+    report_rejection,
+    report_unreadable,
+)
 from pseudoreal_operator.loop.specs import Specs
-from pseudoreal_operator.loop.unforeseen import Told, tell_of_mistake, tell_of_refusal, tell_unreadable
 from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.board import Board, JobKey
@@ -86,7 +91,7 @@ class Dependencies:
     sightings: Sightings = field(default_factory=Sightings)
     large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
     """Held by passes over large jobs."""
-    unreadable: Told = field(default_factory=Told)
+    unreadable: UnreadableJobs = field(default_factory=UnreadableJobs)
     """Jobs whose status reports that they cannot be read."""
 
     def forget(self, namespace: str, uid: str) -> None:
@@ -120,7 +125,7 @@ async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> flo
         try:
             body = await _read_in_turn(deps, name, stack)
         except Unreadable as reason:
-            await tell_unreadable(deps.api, name, reason, deps.unreadable)
+            await report_unreadable(deps.api, name, reason, deps.unreadable)
             return None
         return await _reconcile(deps, body, callbacks)
 
@@ -137,7 +142,7 @@ async def _reconcile(deps: Dependencies, body: Json, callbacks: Callbacks) -> fl
     try:
         return await _pass(deps, body, callbacks)
     except StatusRefused as refusal:
-        await tell_of_refusal(deps.api, body, refusal)
+        await report_rejection(deps.api, body, refusal)
         raise
     except UNAVAILABLE:
         raise
@@ -145,14 +150,14 @@ async def _reconcile(deps: Dependencies, body: Json, callbacks: Callbacks) -> fl
         PLAN_OVERRUNS.inc()
         wait = deps.left_alone.note(uid, generation)
         log.error("plan_overran", error=str(error), generation=generation, left_alone_seconds=wait)
-        await tell_of_mistake(deps.api, body, error)
+        await report_internal_error(deps.api, body, error)
         return wait
     except Unreadable as reason:
-        await tell_of_mistake(deps.api, body, reason)
+        await report_internal_error(deps.api, body, reason)
         return None
     except Exception as error:
         deps.counts.internal_errors += 1
-        await tell_of_mistake(deps.api, body, error)
+        await report_internal_error(deps.api, body, error)
         raise
 
 
@@ -250,14 +255,14 @@ def _answer_to(refusal: ApiException, seen: Observed, now: datetime) -> Plan:
     """Return the plan that follows when the API server rejects a child. Raises the rejection if a retry of the pass
     is the answer."""
     text = f"The API server refuses a change of this job's children: {message_of(refusal)}"
-    if is_mistake(refusal):
+    if is_invalid_object(refusal):
         return plan_refusal(seen, text, now)
     if refusal.status in (*_INVALID, _FORBIDDEN) or refusal.status >= _SERVER_ERROR:
         return plan_blocked(seen, text, now)
     raise refusal
 
 
-def is_mistake(refusal: ApiException) -> bool:
+def is_invalid_object(refusal: ApiException) -> bool:
     """Return whether the object itself is invalid. Policies answer with the same codes, but only the API server's
     own validation names fields as causes. The API server prefixes a webhook's message, whatever the webhook puts
     into it."""

@@ -12,7 +12,7 @@ from pseudoreal_operator.loop import reconcile as module
 from pseudoreal_operator.loop.computing import Computer
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
-from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, is_mistake, reconcile
+from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, is_invalid_object, reconcile
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
@@ -358,7 +358,7 @@ POLICY = {"reason": "Invalid", "details": {"causes": [{"message": "no GPUs"}]}}
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "mistake"),
+    ("status", "said", "invalid"),
     [
         (422, INVALID | {"message": "spec.template.spec.containers[0].image: Required value"}, True),
         (400, {"reason": "BadRequest", "message": "unknown field"}, True),
@@ -371,8 +371,8 @@ POLICY = {"reason": "Invalid", "details": {"causes": [{"message": "no GPUs"}]}}
         (500, {}, False),
     ],
 )
-def test_mistakes_are_told_from_policies(status: int, said: Json, mistake: bool) -> None:
-    assert is_mistake(ApiException(status=status, body=json.dumps(said))) is mistake
+def test_invalid_objects_are_distinguished_from_policies(status: int, said: Json, invalid: bool) -> None:
+    assert is_invalid_object(ApiException(status=status, body=json.dumps(said))) is invalid
 
 
 @pytest.mark.parametrize(
