@@ -20,10 +20,10 @@ from pseudoreal_operator.endpoint.certificate import Certificate, kept_fresh
 from pseudoreal_operator.endpoint.identity import Identities
 from pseudoreal_operator.endpoint.server import Reports, serve_reports
 from pseudoreal_operator.logs import configure_logs
-from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.handlers import JobsWatch
+from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.metrics.registry import LEADER, REGISTRY
@@ -45,7 +45,10 @@ async def run(settings: Settings) -> None:
         api = await stack.enter_async_context(connect(fence=fence))
         identities = Identities(api, settings.namespaces) if settings.reports else None
         loop = Loop(
-            Dependencies(api, settings, board, counts, EventRecorder(api, counts)), identities, Census(REGISTRY), fence
+            Dependencies(api, settings, board, counts, EventRecorder(api, counts)),
+            identities,
+            JobMetrics(REGISTRY),
+            fence,
         )
         jobs = JobsWatch(loop, settings)
 

@@ -22,8 +22,8 @@ from pseudoreal_operator.cluster.finalizer import has_finalizer
 from pseudoreal_operator.cluster.retry import CONFLICT, UNAVAILABLE, Pause, pause_after
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.endpoint.identity import Identities
-from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.initial_list import IdleJob, find_idle_jobs
+from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.loop.logs import read_logs
 from pseudoreal_operator.loop.queue import WorkQueue
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, reconcile
@@ -232,11 +232,11 @@ class Loop:
     """Watches and passes of one operator, in its event loop. Every operator watches; only the leader makes passes."""
 
     def __init__(
-        self, deps: Dependencies, identities: Identities | None, census: Census, fence: Fence | None = None
+        self, deps: Dependencies, identities: Identities | None, job_metrics: JobMetrics, fence: Fence | None = None
     ) -> None:
         """`identities` receives the changes of pods as well, if pods report. While `fence` is closed no pass starts,
         because it could write nothing."""
-        self._deps, self._identities, self._census = deps, identities, census
+        self._deps, self._identities, self._job_metrics = deps, identities, job_metrics
         self._queue: WorkQueue[Name] = WorkQueue(
             self._pass, _failed, group=lambda name: name.namespace, is_open=lambda: fence is None or fence.is_open
         )
@@ -249,7 +249,7 @@ class Loop:
         """Uids of jobs that changed since a list of all jobs was requested: the list may hold older versions. None:
         no list is requested."""
         self._leads = False
-        census.be_silent()
+        job_metrics.pause()
         WAITING_JOBS.set_function(lambda: self._queue.depth if self._leads else 0)
 
     @property
@@ -286,7 +286,7 @@ class Loop:
             async with asyncio.timeout(_BEGIN_SECONDS):
                 await asyncio.gather(*(one.wait() for one in self._begun))
         self._leads = True
-        self._census.speak()
+        self._job_metrics.resume()
         await self._make_initial_list()
         async with self._deps.event_recorder.posting(), self._queue.workers(WORKERS, "worker of passes"):
             yield
@@ -360,7 +360,7 @@ class Loop:
             if change == "DELETED" or (not self._leads and _summary_of(body).ended):
                 self._deps.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
             self._router.job_changed(change, body, datetime.now(UTC))
-            self._census.see(change, body)
+            self._job_metrics.job_changed(change, body)
         except Exception as error:  # the pass over the job reports the error
             metadata = body.get("metadata") or {}
             log.warning("job_unreadable", name=metadata.get("name"), error=repr(error))
@@ -407,7 +407,7 @@ class Loop:
                     )
                     return _resynced(await reconcile(self._deps, name, callbacks))
             except JobDeleted:
-                self._census.forget(name)
+                self._job_metrics.forget(name)
                 self._router.gone(name, known)
                 return None
 

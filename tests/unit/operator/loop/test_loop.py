@@ -10,9 +10,9 @@ from pseudoreal_api.names import LABEL_JOB
 from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.loop import loop as module
-from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
+from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.loop.loop import RESYNC_SECONDS, Loop
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted
 from pseudoreal_operator.observe.board import Board
@@ -46,7 +46,7 @@ def job(name: str, uid: str = "", version: int = 1) -> Json:
 def made(server: Server) -> Loop:
     api, counts = cast(Api, server), Counts()
     deps = Dependencies(api, Settings("trainer:1", "IfNotPresent", ()), Board(), counts, EventRecorder(api, counts))
-    return Loop(deps, None, Census(CollectorRegistry()))
+    return Loop(deps, None, JobMetrics(CollectorRegistry()))
 
 
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Name]:

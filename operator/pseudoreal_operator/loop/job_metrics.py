@@ -27,13 +27,13 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class Census(Collector):
+class JobMetrics(Collector):
     """Versions of jobs by uid. The gauge of a job disappears with the job."""
 
     def __init__(self, registry: CollectorRegistry, now: Callable[[], datetime] = _now) -> None:
         self._now = now
         self._sights: dict[str, Sight] = {}
-        self._is_silent = False
+        self._is_paused = False
         registry.register(self)
 
         def counter(name: str, meaning: str, *labels: str) -> Counter:
@@ -52,16 +52,16 @@ class Census(Collector):
         delink = "Time from the end of a phase to the checkpoint that the next one begins with."
         self._delinks = histogram("delink", delink, _DELINK_SECONDS)
 
-    def be_silent(self) -> None:
+    def pause(self) -> None:
         """Stop counting while another operator counts, and only keep the newest version of each job."""
-        self._is_silent = True
+        self._is_paused = True
 
-    def speak(self) -> None:
-        self._is_silent = False
+    def resume(self) -> None:
+        self._is_paused = False
         for sight in self._sights.values():
             self._begin(sight)
 
-    def see(self, change: str | None, body: Json) -> None:
+    def job_changed(self, change: str | None, body: Json) -> None:
         """Process a change of a job from the watch. `change`: the event type; None: the job was there before."""
         uid = body["metadata"]["uid"]
         if change == "DELETED":
@@ -72,7 +72,7 @@ class Census(Collector):
         except ValueError:
             return  # the pass over the job reports it
         before, self._sights[uid] = self._sights.get(uid), after
-        if self._is_silent:
+        if self._is_paused:
             return
         if before is None:
             self._begin(after)
@@ -106,7 +106,7 @@ class Census(Collector):
             self._delinks.observe(delink)
 
     def collect(self) -> Iterator[Metric]:
-        sights = [] if self._is_silent else [*self._sights.values()]
+        sights = [] if self._is_paused else [*self._sights.values()]
         yield _tallied(
             "pseudoreal_jobs", "Jobs by status.state.", "state", Tally((one.namespace, one.state) for one in sights)
         )
