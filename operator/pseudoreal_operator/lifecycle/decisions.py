@@ -240,7 +240,7 @@ def restart_or_fail(view: View, why: Cause, *also_told: Reason) -> Decision:
     """Return the decision to start another execution if spec.restart allows one, else to fail the job. A later pass
     creates the children, when the execution's number is safe in the status. Events with the reasons `also_told`
     carry the same text as the event of the failed execution."""
-    status = results.with_checkpoints(view.status, view.words)
+    status = results.with_checkpoints(view.status, view.pods_with_deleted)
     exhausted = exhaustion(status, view.spec.restart, view.now, counts=why.counts)
     if exhausted:
         return fail(view, status, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {view.logs_command}")

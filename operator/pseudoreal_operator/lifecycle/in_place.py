@@ -64,7 +64,7 @@ def own_restarts(view: View) -> int:
 
 def _newest(view: View) -> list[_Said]:
     """Return the workers' accounts of the newest restart in place that any of them mentions."""
-    last = [(pod.index, pod.termination.message) for pod in view.words if pod.termination]
+    last = [(pod.index, pod.termination.message) for pod in view.pods_with_deleted if pod.termination]
     said = [(index, message.in_place) for index, message in last if message]
     said += [(heard.index, heard.restarted) for heard in view.speaking]
     known = [(index, in_place) for index, in_place in said if in_place]

@@ -52,7 +52,7 @@ UNWATCHED_SECONDS = 5.0
 def stage_done(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.COMPLETE:
         return None
-    message = results.result_of(view.stage, view.words)
+    message = results.result_of(view.stage, view.pods_with_deleted)
     if message is None:
         return _without_result(view, view.job)
     if ended_too_early(view, message):
@@ -98,7 +98,7 @@ def suspended(view: View) -> Decision | None:
     alive = [pod.name for pod in view.seen.every_pod if pod.is_alive]
     saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
-    status = results.with_checkpoints(results.with_saved(view.status, view.heard), view.words)
+    status = results.with_checkpoints(results.with_saved(view.status, view.heard), view.pods_with_deleted)
     return Decision(
         status_with(status, restart_after=None),
         "Suspended",
@@ -191,7 +191,7 @@ def running(view: View) -> Decision | None:
     status = settled(view, status)
     if view.job.queued:
         # Pods that the queue takes back save before they end.
-        status = results.with_checkpoints(results.with_saved(status, view.heard), view.words)
+        status = results.with_checkpoints(results.with_saved(status, view.heard), view.pods_with_deleted)
     doing = activity(view)
     events = (*untold(view), *noticed(view, doing), *taken_back(view))
     state = "Queued" if view.job.queued else _state_at(view.stage)
@@ -352,7 +352,7 @@ def _judged(view: View, missing: Missing, more: str = "") -> Decision:
     verdict = classify(view.job_name, view.pods, view.spec.restart.rules, missing)
     sentence = f"{verdict.sentence} {more}".rstrip()
     if verdict.action == "Fail":
-        status = results.with_checkpoints(view.status, view.words)
+        status = results.with_checkpoints(view.status, view.pods_with_deleted)
         return fail(view, status, verdict.reason, sentence)
     counts = verdict.action == "Restart"
     return restart_or_fail(view, Cause(verdict.reason, sentence, _origin(view, verdict.pod), counts))

@@ -94,7 +94,7 @@ def _taken(view: View, lost: _Lost, ready: Sequence[Pod], verdict: Verdict, rest
     counts, taken = verdict.action == "Restart", dict(zip(lost.workers, ready, strict=False))
     cause = Cause(verdict.reason, _sentence(view, lost, verdict), verdict.pod, counts)
     status = results.with_reports(started(view.status, view.stage), view.heard, view.now)
-    status = results.with_checkpoints(status, view.words)
+    status = results.with_checkpoints(status, view.pods_with_deleted)
     status = with_retry(remembered(view, status, cause, restart_in_place=restart), counts=counts)
     places = [f"spare pod {pod.name} takes the place of worker {worker}" for worker, pod in taken.items()]
     text = f"{cause.sentence} {'; '.join(places).capitalize()}"

@@ -388,12 +388,12 @@ class Loop:
         if self._identities:
             self._identities.pod_changed(change, pod)
         if change == "DELETED":
-            self._hear_last_words(pod)
+            self._store_termination_message(pod)
 
-    def _hear_last_words(self, pod: Json) -> None:
+    def _store_termination_message(self, pod: Json) -> None:
         uid = pod["metadata"]["labels"].get(LABEL_JOB_UID, "")
         if belongs_to(uid, pod):
-            self._deps.words.hear((pod["metadata"]["namespace"], uid), read_pod(pod))
+            self._deps.termination_messages.store((pod["metadata"]["namespace"], uid), read_pod(pod))
 
     async def _pass(self, name: Name) -> float | None:
         if idle := self._router.take_idle_job(name):

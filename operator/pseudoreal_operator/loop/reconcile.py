@@ -38,10 +38,10 @@ from pseudoreal_operator.loop.specs import Specs
 from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.board import Board, JobKey
-from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.observe.seats import memberships
 from pseudoreal_operator.observe.sightings import Sightings
+from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import Observed
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
@@ -84,7 +84,7 @@ class Dependencies:
     board: Board
     counts: Counts
     event_recorder: EventRecorder
-    words: LastWords = field(default_factory=LastWords)
+    termination_messages: TerminationMessages = field(default_factory=TerminationMessages)
     computer: Computer = field(default_factory=Computer)
     specs: Specs = field(default_factory=Specs)
     left_alone: LeftAlone = field(default_factory=LeftAlone)
@@ -97,7 +97,7 @@ class Dependencies:
     def forget(self, namespace: str, uid: str) -> None:
         """Drop everything that memory holds about a job."""
         self.board.forget((namespace, uid))
-        self.words.forget((namespace, uid))
+        self.termination_messages.forget((namespace, uid))
         self.sightings.forget((namespace, uid))
         self.event_recorder.forget(uid)
         self.left_alone.forget(uid)
@@ -201,7 +201,9 @@ async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float |
         deps.forget(*executor.key)
     else:
         deps.board.follow(executor.key, phases_to_finish(job.spec, status), callbacks.wake, memberships(status))
-    seen = await observe(deps.api, deps.board, deps.words, deps.sightings, job, status, now, callbacks.listed)
+    seen = await observe(
+        deps.api, deps.board, deps.termination_messages, deps.sightings, job, status, now, callbacks.listed
+    )
     return await _act(executor, seen, now)
 
 

@@ -12,7 +12,6 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.observe.board import Board, Speaker
-from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     has_no_pod_left,
@@ -24,6 +23,7 @@ from pseudoreal_operator.observe.reading import (
 from pseudoreal_operator.observe.seats import memberships, seated
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added
+from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import ChildJob, Observed, Pod, PodPhase
 
 Json = dict[str, Any]
@@ -35,7 +35,7 @@ _POD_JOB = "batch.kubernetes.io/job-name"
 async def observe(
     api: Api,
     board: Board,
-    words: LastWords,
+    termination_messages: TerminationMessages,
     sightings: Sightings,
     job: PseudoRealJob,
     status: PseudoRealJobStatus,
@@ -70,7 +70,7 @@ async def observe(
             others.append(claim)
         elif volume is not None:
             claims.append(claim)
-    gone = words.of_job((namespace, uid), [pod.name for pod in pods])
+    gone = termination_messages.of_job((namespace, uid), [pod.name for pod in pods])
     seen = together(board, job, status, jobs, pods, now, gone)
     return replace(
         seen,

@@ -368,7 +368,7 @@ class View:
         return sorted(set(range(self.workers)) - {pod.index for pod in self.pods})
 
     @cached_property
-    def words(self) -> list[Pod]:
+    def pods_with_deleted(self) -> list[Pod]:
         """Pods of the present execution, and its deleted pods whose termination messages are known."""
         return self.pods + [pod for pod in self.seen.gone if pod.execution == self.execution]
 

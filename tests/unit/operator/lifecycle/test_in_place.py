@@ -98,7 +98,7 @@ def test_where_nobody_says_why_no_pod_is_blamed(speaking: int, world: World) -> 
     assert (fault.reason, fault.pod, fault.restart_in_place) == ("PeerLost", None, 1)
 
 
-def test_last_words_count_where_no_report_arrived(world: World) -> None:
+def test_termination_messages_count_where_no_report_arrived(world: World) -> None:
     world.reports.clear()
     first, second = world.alive()
     world.finish(second, "Failed", in_place=died(2))

@@ -96,7 +96,7 @@ def test_after_a_new_checkpoint_the_wait_is_short_again(end: Ending) -> None:
     assert waits == [10, 20, 10, 20]
 
 
-def test_a_checkpoint_that_only_the_last_words_tell_of_is_progress() -> None:
+def test_a_checkpoint_that_only_a_termination_message_tells_of_is_progress() -> None:
     world = begun(spec__restart={"backoffSeconds": 10})
     preempt(world)
     go_on(world)
