@@ -28,7 +28,7 @@ from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.metrics.registry import LEADER, REGISTRY
 from pseudoreal_operator.metrics.server import serve_health, serve_metrics
-from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings, read_settings
 from pseudoreal_operator.tasks import running
 
@@ -36,7 +36,7 @@ from pseudoreal_operator.tasks import running
 async def run(settings: Settings) -> None:
     """Run the operator. Raises LeaseLost."""
     ending = _noted_signals()
-    board, counts = Board(), Counts()
+    report_store, counts = ReportStore(), Counts()
     REGISTRY.register(counts)
     async with AsyncExitStack() as stack:
         if settings.metrics_port is not None:
@@ -45,7 +45,7 @@ async def run(settings: Settings) -> None:
         api = await stack.enter_async_context(connect(fence=fence))
         identities = Identities(api, settings.namespaces) if settings.reports else None
         loop = Loop(
-            Dependencies(api, settings, board, counts, EventRecorder(api, counts)),
+            Dependencies(api, settings, report_store, counts, EventRecorder(api, counts)),
             identities,
             JobMetrics(REGISTRY),
             fence,
@@ -60,7 +60,9 @@ async def run(settings: Settings) -> None:
         watching = await stack.enter_async_context(connect(connections=0))
         await stack.enter_async_context(loop.watching(watching))
         certificate = _certificate(settings, loop)
-        reports = Reports(identities, board, authorities=certificate.beyond) if identities and certificate else None
+        reports = (
+            Reports(identities, report_store, authorities=certificate.beyond) if identities and certificate else None
+        )
         if certificate:
             # On a standby too: it must know the certificate that the leader still serves, and whose key is in no file
             # any more.

@@ -22,7 +22,7 @@ from pseudoreal_operator.endpoint.limits import Limiter
 from pseudoreal_operator.endpoint.strangers import Stranger, Strangers
 from pseudoreal_operator.endpoint.tls_buffers import take_small_buffers
 from pseudoreal_operator.metrics.registry import CONNECTIONS, HANDSHAKES_FAILED, REFUSED_CONNECTIONS
-from pseudoreal_operator.observe.board import Speaker
+from pseudoreal_operator.observe.report_store import Speaker
 from pseudoreal_operator.sockets import listening_socket
 
 MOST_CONNECTIONS = 4000

@@ -18,7 +18,7 @@ from pseudoreal_api.wire.reports import REPORT_SECONDS, RankReport
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.suspects import stragglers, suspects
-from pseudoreal_operator.observe.board import QUIET_SECONDS, UNHEARD_SECONDS, steps_of
+from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECONDS, steps_of
 from pseudoreal_operator.observe.view import Heard, Pod, PodPhase, View
 
 STALLS = ("StartStalled", "StepStalled", "CheckpointStalled")

@@ -13,7 +13,7 @@ from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.lifecycle.decisions import avoided, event, with_fault, with_retry
-from pseudoreal_operator.observe.board import QUIET_SECONDS
+from pseudoreal_operator.observe.report_store import QUIET_SECONDS
 from pseudoreal_operator.observe.seats import memberships
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import JobState, Observed, Pod, View

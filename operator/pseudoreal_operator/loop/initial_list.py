@@ -22,8 +22,8 @@ from pseudoreal_operator.cluster.finalizer import has_finalizer
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.observe.asked import phases_to_finish
-from pseudoreal_operator.observe.board import JobKey
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
+from pseudoreal_operator.observe.report_store import JobKey
 from pseudoreal_operator.observe.requests import together
 from pseudoreal_operator.observe.view import ChildJob, Pod
 from pseudoreal_operator.status.conditions import has_ended
@@ -110,8 +110,8 @@ async def _idle_job(
     if has_ended(status) or not status.phases:
         return None
     now = datetime.now(UTC)
-    deps.board.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), wake)
-    seen = together(deps.board, job, status, children.jobs, children.pods, now)
+    deps.report_store.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), wake)
+    seen = together(deps.report_store, job, status, children.jobs, children.pods, now)
     wanted = await run(plan, seen, now, deps.settings)
     return IdleJob(metadata["resourceVersion"], wanted.wake_after) if wanted == _nothing(wanted, status) else None
 

@@ -274,7 +274,7 @@ class Loop:
                     name = f"watch of {kind} in {namespace or 'all namespaces'}"
                     await stack.enter_async_context(running(name, watch.run(self._begun[-1])))
             await stack.enter_async_context(running("list of jobs", self._list_jobs()))
-            logs = read_logs(self._deps.api, self._deps.board)
+            logs = read_logs(self._deps.api, self._deps.report_store)
             await stack.enter_async_context(running("watch of silent pods", logs))
             yield
 

@@ -37,7 +37,7 @@ from pseudoreal_operator.loop.internal_error import (
 from pseudoreal_operator.loop.specs import Specs
 from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS
 from pseudoreal_operator.observe.asked import phases_to_finish
-from pseudoreal_operator.observe.board import Board, JobKey
+from pseudoreal_operator.observe.report_store import JobKey, ReportStore
 from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.observe.seats import memberships
 from pseudoreal_operator.observe.sightings import Sightings
@@ -81,7 +81,7 @@ class Dependencies:
 
     api: Api
     settings: Settings
-    board: Board
+    report_store: ReportStore
     counts: Counts
     event_recorder: EventRecorder
     termination_messages: TerminationMessages = field(default_factory=TerminationMessages)
@@ -96,7 +96,7 @@ class Dependencies:
 
     def forget(self, namespace: str, uid: str) -> None:
         """Drop everything that memory holds about a job."""
-        self.board.forget((namespace, uid))
+        self.report_store.forget((namespace, uid))
         self.termination_messages.forget((namespace, uid))
         self.sightings.forget((namespace, uid))
         self.event_recorder.forget(uid)
@@ -200,9 +200,9 @@ async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float |
     if has_ended(status):
         deps.forget(*executor.key)
     else:
-        deps.board.follow(executor.key, phases_to_finish(job.spec, status), callbacks.wake, memberships(status))
+        deps.report_store.follow(executor.key, phases_to_finish(job.spec, status), callbacks.wake, memberships(status))
     seen = await observe(
-        deps.api, deps.board, deps.termination_messages, deps.sightings, job, status, now, callbacks.listed
+        deps.api, deps.report_store, deps.termination_messages, deps.sightings, job, status, now, callbacks.listed
     )
     return await _act(executor, seen, now)
 

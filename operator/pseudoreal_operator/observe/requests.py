@@ -11,7 +11,6 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.bounds import Unreadable
-from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     has_no_pod_left,
@@ -20,6 +19,7 @@ from pseudoreal_operator.observe.reading import (
     read_job,
     read_pod,
 )
+from pseudoreal_operator.observe.report_store import ReportStore, Speaker
 from pseudoreal_operator.observe.seats import memberships, seated
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added
@@ -34,7 +34,7 @@ _POD_JOB = "batch.kubernetes.io/job-name"
 
 async def observe(
     api: Api,
-    board: Board,
+    report_store: ReportStore,
     termination_messages: TerminationMessages,
     sightings: Sightings,
     job: PseudoRealJob,
@@ -71,7 +71,7 @@ async def observe(
         elif volume is not None:
             claims.append(claim)
     gone = termination_messages.of_job((namespace, uid), [pod.name for pod in pods])
-    seen = together(board, job, status, jobs, pods, now, gone)
+    seen = together(report_store, job, status, jobs, pods, now, gone)
     return replace(
         seen,
         existing=seen.existing | {("PersistentVolumeClaim", claim) for claim in claims},
@@ -112,7 +112,7 @@ class _Found:
 
 
 def together(
-    board: Board,
+    report_store: ReportStore,
     job: PseudoRealJob,
     status: PseudoRealJobStatus,
     jobs: Sequence[ChildJob],
@@ -120,12 +120,12 @@ def together(
     now: datetime,
     gone: tuple[Pod, ...] = (),
 ) -> Observed:
-    """Return the observation of a job, its children and its pods' reports. From now on the board follows the pod of
-    rank 0."""
+    """Return the observation of a job, its children and its pods' reports. From now on the report store follows the
+    pod of rank 0."""
     key, execution = (job.metadata.namespace, job.metadata.uid), present(job, status, jobs)
     first = _first_index(status, execution)
     pod = _speaker(pods, execution, first)
-    board.listen(key, Speaker(key, pod.execution, first, pod.name) if pod else None, now)
+    report_store.listen(key, Speaker(key, pod.execution, first, pod.name) if pod else None, now)
     executions = {pod.execution for pod in pods if pod.is_alive} | ({execution} if execution else set())
     claim = claim_of(job)
     claims = {("PersistentVolumeClaim", claim)} if claim and has_claim(job, status, jobs) else set()
@@ -135,11 +135,11 @@ def together(
         jobs=tuple(jobs),
         pods=tuple(pods),
         existing=frozenset({("Job", one.name) for one in jobs} | claims),
-        heard=board.of_job(key, executions),
+        heard=report_store.of_job(key, executions),
         gone=gone,
-        unheard_since=board.unheard_since(key, now),
-        was_heard=board.was_heard(key),
-        path_is_cut=board.path_is_cut,
+        unheard_since=report_store.unheard_since(key, now),
+        was_heard=report_store.was_heard(key),
+        path_is_cut=report_store.path_is_cut,
     )
     return seated(seen)
 

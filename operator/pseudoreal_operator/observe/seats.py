@@ -12,7 +12,7 @@ from typing import TypeVar
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.reports import Membership, Takeover
 
-from pseudoreal_operator.observe.board import QUIET_SECONDS
+from pseudoreal_operator.observe.report_store import QUIET_SECONDS
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Heard, Observed, Pod, PodPhase
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.observe.board import JobKey
+from pseudoreal_operator.observe.report_store import JobKey
 from pseudoreal_operator.observe.view import ChildJob, Pod, PodPhase
 
 

@@ -7,7 +7,7 @@ finds its checkpoints without them.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pseudoreal_operator.observe.board import JobKey
+from pseudoreal_operator.observe.report_store import JobKey
 from pseudoreal_operator.observe.stages import Execution
 from pseudoreal_operator.observe.view import Pod
 

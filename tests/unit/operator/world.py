@@ -28,8 +28,8 @@ from pseudoreal_api.wire.reports import Activity, PodReport, RankReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
-from pseudoreal_operator.observe.board import Speaker, updated
 from pseudoreal_operator.observe.reading import belongs_to, is_orphan, read_job, read_pod
+from pseudoreal_operator.observe.report_store import Speaker, updated
 from pseudoreal_operator.observe.seats import memberships, seated, worker_of
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind

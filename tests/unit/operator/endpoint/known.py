@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_operator.endpoint.identity import Identities, Refused
-from pseudoreal_operator.observe.board import Speaker
+from pseudoreal_operator.observe.report_store import Speaker
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
 HOST = "operator.test"

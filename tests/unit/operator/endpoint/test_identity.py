@@ -11,7 +11,7 @@ from kubernetes.aio.client import ApiException
 from pseudoreal_operator.endpoint import identity
 from pseudoreal_operator.endpoint.identity import Identities, Refused, TokenPod, pod_of_review, speaker_of
 from pseudoreal_operator.endpoint.limits import Limiter
-from pseudoreal_operator.observe.board import Speaker
+from pseudoreal_operator.observe.report_store import Speaker
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
 from tests.unit.operator.endpoint.clock import HandClock

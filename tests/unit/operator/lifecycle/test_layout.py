@@ -6,8 +6,8 @@ import pytest
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.reports import PodReport, RankReport
-from pseudoreal_operator.observe.board import Speaker, updated
 from pseudoreal_operator.observe.reading import read_pod
+from pseudoreal_operator.observe.report_store import Speaker, updated
 
 from tests.unit.operator.lifecycle.steps import until
 from tests.unit.operator.world import UID, World, make_job

@@ -8,8 +8,8 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import Placement
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.lifecycle.placement import placement
-from pseudoreal_operator.observe.board import Speaker, updated
 from pseudoreal_operator.observe.reading import read_pod
+from pseudoreal_operator.observe.report_store import Speaker, updated
 from pseudoreal_operator.observe.view import View
 
 from tests.unit.operator.lifecycle.steps import until

@@ -11,7 +11,7 @@ from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.initial_list import IdleJob, find_idle_jobs
 from pseudoreal_operator.loop.reconcile import Dependencies
-from pseudoreal_operator.observe.board import Board, Speaker
+from pseudoreal_operator.observe.report_store import ReportStore, Speaker
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
 from tests.unit.operator.lifecycle.steps import until
@@ -58,7 +58,7 @@ async def idle_job_of(world: World, change: Callable[[Lists], object] = str) -> 
 
 def deps(lists: Lists) -> Dependencies:
     api, counts = cast(Api, lists), Counts()
-    return Dependencies(api, SETTINGS, Board(), counts, EventRecorder(api, counts))
+    return Dependencies(api, SETTINGS, ReportStore(), counts, EventRecorder(api, counts))
 
 
 async def test_a_job_that_trains_rests_until_its_next_clock_runs_out() -> None:
@@ -129,7 +129,7 @@ async def test_its_pods_are_heard_from_then_on() -> None:
     report = PodReport(ranks=[RankReport(rank=0, activity="starting", seconds=0, step=0)])
     speaker = Speaker(("default", UID), Execution("pseudo", StageKind.TRAIN, 1), 0, "pod")
     now = training().now
-    assert found.board.hear(speaker, report, now)
+    assert found.report_store.store(speaker, report, now)
     assert woken == [(NAME, 1.0)]
 
 

@@ -15,7 +15,7 @@ from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.loop.loop import RESYNC_SECONDS, Loop
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted
-from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings
 
 from tests.unit.operator.cluster import virtual_time
@@ -45,7 +45,9 @@ def job(name: str, uid: str = "", version: int = 1) -> Json:
 
 def made(server: Server) -> Loop:
     api, counts = cast(Api, server), Counts()
-    deps = Dependencies(api, Settings("trainer:1", "IfNotPresent", ()), Board(), counts, EventRecorder(api, counts))
+    deps = Dependencies(
+        api, Settings("trainer:1", "IfNotPresent", ()), ReportStore(), counts, EventRecorder(api, counts)
+    )
     return Loop(deps, None, JobMetrics(CollectorRegistry()))
 
 

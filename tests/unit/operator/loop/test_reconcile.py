@@ -14,7 +14,7 @@ from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, is_invalid_object, reconcile
 from pseudoreal_operator.metrics.registry import REGISTRY
-from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings
 
 from tests.support.jobs import good_job
@@ -166,9 +166,11 @@ async def _pass(
     counts: Counts | None = None,
     recorder: FakeRecorder | None = None,
     wrote: list[Json] | None = None,
-    board: Board | None = None,
+    report_store: ReportStore | None = None,
 ) -> float | None:
-    deps = Dependencies(cast(Api, server), SETTINGS, board or Board(), counts or Counts(), recorder or FakeRecorder())
+    deps = Dependencies(
+        cast(Api, server), SETTINGS, report_store or ReportStore(), counts or Counts(), recorder or FakeRecorder()
+    )
     heard = [] if wrote is None else wrote
     return await reconcile(deps, Name("default", "good"), Callbacks(lambda _after: None, heard.append))
 
@@ -229,12 +231,12 @@ async def test_a_status_that_was_not_taken_makes_no_children() -> None:
 
 
 async def test_a_job_that_ends_is_forgotten_in_the_same_pass() -> None:
-    server, board = Server(), Board()
+    server, report_store = Server(), ReportStore()
     server.body["spec"]["pod"] = {"template": {"spec": {"hostname": "mine"}}}
-    assert await _pass(server, board=board) is None
+    assert await _pass(server, report_store=report_store) is None
     assert server.condition("Failed")["status"] == "True"
     assert server.requests == 3
-    assert board._jobs == {}
+    assert report_store._jobs == {}
 
 
 async def test_a_job_that_has_ended_waits_for_what_it_deletes() -> None:
@@ -425,7 +427,7 @@ async def test_a_plan_without_an_end_leaves_its_job_alone_until_the_spec_changes
             pass
 
     server = Server()
-    deps = Dependencies(cast(Api, server), SETTINGS, Board(), Counts(), FakeRecorder(), computer=Computer(0.1))
+    deps = Dependencies(cast(Api, server), SETTINGS, ReportStore(), Counts(), FakeRecorder(), computer=Computer(0.1))
     callbacks, name, before = Callbacks(lambda _after: None, lambda _body: None), Name("default", "good"), overruns()
     with monkeypatch.context() as patched:
         patched.setattr(module, "plan", endless)
@@ -452,7 +454,7 @@ def overruns() -> float:
 
 async def test_a_job_that_is_deleted_is_let_go_whatever_its_plan_costs() -> None:
     server = Server()
-    deps = Dependencies(cast(Api, server), SETTINGS, Board(), Counts(), FakeRecorder())
+    deps = Dependencies(cast(Api, server), SETTINGS, ReportStore(), Counts(), FakeRecorder())
     deps.left_alone.note("one", 1)
     server.body["metadata"]["deletionTimestamp"] = "now"
     with pytest.raises(JobDeleted):

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Activity, PodReport, RankReport, SavedCheckpoint
-from pseudoreal_operator.observe.board import NEWS_PER_SECOND, NEWS_SECONDS, SOON_SECONDS, Board, Speaker, updated
+from pseudoreal_operator.observe.report_store import (
+    NEWS_PER_SECOND,
+    NEWS_SECONDS,
+    SOON_SECONDS,
+    ReportStore,
+    Speaker,
+    updated,
+)
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Heard
 
@@ -39,10 +46,10 @@ def told(*reports: PodReport) -> Heard:
 
 
 @pytest.fixture
-def board() -> Board:
-    board = Board()
-    board.follow(JOB, frozenset())
-    return board
+def report_store() -> ReportStore:
+    report_store = ReportStore()
+    report_store.follow(JOB, frozenset())
+    return report_store
 
 
 def test_the_first_report_of_a_pod_that_starts() -> None:
@@ -69,24 +76,24 @@ def test_what_ranks_did_before_they_were_restarted_in_place_is_forgotten() -> No
     assert (again.begun, again.progressed) == (after(1), after(2))
 
 
-def test_a_pod_hears_how_often_another_one_has_restarted_its_ranks(board: Board) -> None:
+def test_a_pod_hears_how_often_another_one_has_restarted_its_ranks(report_store: ReportStore) -> None:
     other = Speaker(JOB, EXECUTION, 1, "other")
     later = Speaker(JOB, EXECUTION._replace(number=2), 1, "later")
-    board.hear(SPEAKER, at(5), NOON)
-    assert board.restarts_in_place(SPEAKER, NOON) == 0
-    board.hear(other, PodReport(in_place=IN_PLACE), NOON)
-    assert (board.restarts_in_place(SPEAKER, NOON), board.restarts_in_place(other, NOON)) == (1, 1)
-    assert board.restarts_in_place(later, NOON) == 0
-    assert board.restarts_in_place(SPEAKER, after(21)) == 0, "a queue may have taken that pod back"
+    report_store.store(SPEAKER, at(5), NOON)
+    assert report_store.restarts_in_place(SPEAKER, NOON) == 0
+    report_store.store(other, PodReport(in_place=IN_PLACE), NOON)
+    assert (report_store.restarts_in_place(SPEAKER, NOON), report_store.restarts_in_place(other, NOON)) == (1, 1)
+    assert report_store.restarts_in_place(later, NOON) == 0
+    assert report_store.restarts_in_place(SPEAKER, after(21)) == 0, "a queue may have taken that pod back"
 
 
 def test_a_restart_in_place_wakes_the_job_soon() -> None:
     woken: list[float] = []
-    board = Board()
-    board.follow(JOB, frozenset(), woken.append)
+    report_store = ReportStore()
+    report_store.follow(JOB, frozenset(), woken.append)
     for report in (at(5), PodReport(in_place=IN_PLACE), at(4, "starting", in_place=IN_PLACE)):
         woken.clear()
-        board.hear(SPEAKER, report, NOON)
+        report_store.store(SPEAKER, report, NOON)
         assert woken == [SOON_SECONDS]
 
 
@@ -127,92 +134,92 @@ def test_what_a_report_does_not_repeat_stays_known() -> None:
     assert heard.report.checkpoint == SAVED
 
 
-def test_each_pod_and_each_execution_has_its_own_entry(board: Board) -> None:
+def test_each_pod_and_each_execution_has_its_own_entry(report_store: ReportStore) -> None:
     second = Execution("pseudo", StageKind.TRAIN, 2)
     for speaker in (SPEAKER, Speaker(JOB, EXECUTION, 1, "other"), Speaker(JOB, second, 0, "later")):
-        board.hear(speaker, at(speaker.index), NOON)
-    assert [(heard.execution, heard.index) for heard in board.of_job(JOB, {EXECUTION, second})] == [
+        report_store.store(speaker, at(speaker.index), NOON)
+    assert [(heard.execution, heard.index) for heard in report_store.of_job(JOB, {EXECUTION, second})] == [
         (EXECUTION, 0),
         (EXECUTION, 1),
         (second, 0),
     ]
 
 
-def test_the_next_pod_of_an_execution_begins_anew(board: Board) -> None:
+def test_the_next_pod_of_an_execution_begins_anew(report_store: ReportStore) -> None:
     """A queue took the first pod back, and has admitted the job again since."""
-    board.hear(SPEAKER, at(7), NOON)
-    board.listen(JOB, SPEAKER, NOON)
+    report_store.store(SPEAKER, at(7), NOON)
+    report_store.listen(JOB, SPEAKER, NOON)
     later = replace(SPEAKER, pod="its-successor")
-    board.hear(later, at(0, "starting"), after(9000))
-    (heard,) = board.of_job(JOB, {EXECUTION})
+    report_store.store(later, at(0, "starting"), after(9000))
+    (heard,) = report_store.of_job(JOB, {EXECUTION})
     assert (heard.pod, heard.first, heard.begun, heard.progressed) == ("its-successor", after(9000), None, None)
-    board.listen(JOB, later, after(9000))
-    assert board.most_silent(after(9021)) == later
+    report_store.listen(JOB, later, after(9000))
+    assert report_store.most_silent(after(9021)) == later
 
 
-def test_executions_that_are_not_asked_for_are_forgotten(board: Board) -> None:
-    board.hear(SPEAKER, at(1), NOON)
-    assert board.of_job(JOB, set()) == ()
-    assert board.of_job(JOB, {EXECUTION}) == ()
+def test_executions_that_are_not_asked_for_are_forgotten(report_store: ReportStore) -> None:
+    report_store.store(SPEAKER, at(1), NOON)
+    assert report_store.of_job(JOB, set()) == ()
+    assert report_store.of_job(JOB, {EXECUTION}) == ()
 
 
 def test_a_job_that_is_not_followed_is_not_heard() -> None:
-    board = Board()
-    assert not board.hear(SPEAKER, at(1), NOON)
-    board.read_log(SPEAKER, progress(1), NOON)
-    board.follow(JOB, frozenset())
-    assert board.of_job(JOB, {EXECUTION}) == ()
+    report_store = ReportStore()
+    assert not report_store.store(SPEAKER, at(1), NOON)
+    report_store.read_log(SPEAKER, progress(1), NOON)
+    report_store.follow(JOB, frozenset())
+    assert report_store.of_job(JOB, {EXECUTION}) == ()
 
 
-def test_pods_that_outlive_their_job_leave_nothing_behind(board: Board) -> None:
-    board.hear(SPEAKER, at(1), NOON)
-    board.forget(JOB)
-    board.hear(SPEAKER, at(2), NOON)
-    board.follow(JOB, frozenset())
-    assert board.of_job(JOB, {EXECUTION}) == ()
+def test_pods_that_outlive_their_job_leave_nothing_behind(report_store: ReportStore) -> None:
+    report_store.store(SPEAKER, at(1), NOON)
+    report_store.forget(JOB)
+    report_store.store(SPEAKER, at(2), NOON)
+    report_store.follow(JOB, frozenset())
+    assert report_store.of_job(JOB, {EXECUTION}) == ()
 
 
-def test_a_pod_in_another_namespace_does_not_speak_for_the_job(board: Board) -> None:
+def test_a_pod_in_another_namespace_does_not_speak_for_the_job(report_store: ReportStore) -> None:
     stranger = replace(SPEAKER, job=("elsewhere", JOB[1]))
-    assert not board.hear(stranger, at(1), NOON)
-    board.follow(JOB, frozenset({"pseudo"}))
-    assert board.of_job(JOB, {EXECUTION}) == ()
-    assert not board.answer(stranger, NOON).finish_phase
+    assert not report_store.store(stranger, at(1), NOON)
+    report_store.follow(JOB, frozenset({"pseudo"}))
+    assert report_store.of_job(JOB, {EXECUTION}) == ()
+    assert not report_store.answer(stranger, NOON).finish_phase
 
 
-def test_a_log_counts_where_it_is_ahead_of_the_reports(board: Board) -> None:
-    board.read_log(SPEAKER, progress(3), NOON)
-    board.read_log(SPEAKER, progress(3), after(9))
-    (heard,) = board.of_job(JOB, {EXECUTION})
+def test_a_log_counts_where_it_is_ahead_of_the_reports(report_store: ReportStore) -> None:
+    report_store.read_log(SPEAKER, progress(3), NOON)
+    report_store.read_log(SPEAKER, progress(3), after(9))
+    (heard,) = report_store.of_job(JOB, {EXECUTION})
     assert (heard.begun, heard.last, heard.report.progress) == (NOON, NOON, progress(3))
-    board.hear(SPEAKER, at(7), after(10))
-    board.read_log(SPEAKER, progress(6), after(20))
-    assert board.of_job(JOB, {EXECUTION})[0].last == after(10)
-    board.read_log(SPEAKER, progress(8), after(30))
-    (heard,) = board.of_job(JOB, {EXECUTION})
+    report_store.store(SPEAKER, at(7), after(10))
+    report_store.read_log(SPEAKER, progress(6), after(20))
+    assert report_store.of_job(JOB, {EXECUTION})[0].last == after(10)
+    report_store.read_log(SPEAKER, progress(8), after(30))
+    (heard,) = report_store.of_job(JOB, {EXECUTION})
     assert (heard.progressed, heard.report.progress) == (after(30), progress(8))
 
 
-def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_request(board: Board) -> None:
+def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_request(report_store: ReportStore) -> None:
     real = replace(SPEAKER, execution=Execution("real", StageKind.TRAIN, 1))
-    assert not board.answer(SPEAKER, NOON).finish_phase
-    board.follow(JOB, frozenset({"pseudo"}))
-    assert board.answer(SPEAKER, NOON).finish_phase
-    assert not board.answer(real, NOON).finish_phase
-    board.follow(JOB, frozenset())
-    assert not board.answer(SPEAKER, NOON).finish_phase
+    assert not report_store.answer(SPEAKER, NOON).finish_phase
+    report_store.follow(JOB, frozenset({"pseudo"}))
+    assert report_store.answer(SPEAKER, NOON).finish_phase
+    assert not report_store.answer(real, NOON).finish_phase
+    report_store.follow(JOB, frozenset())
+    assert not report_store.answer(SPEAKER, NOON).finish_phase
 
 
-def listening(at: datetime = NOON) -> Board:
-    board = Board()
-    board.follow(JOB, frozenset())
-    board.listen(JOB, SPEAKER, at)
-    return board
+def listening(at: datetime = NOON) -> ReportStore:
+    report_store = ReportStore()
+    report_store.follow(JOB, frozenset())
+    report_store.listen(JOB, SPEAKER, at)
+    return report_store
 
 
-def looks(board: Board, seconds: range) -> list[int]:
+def looks(report_store: ReportStore, seconds: range) -> list[int]:
     """Return the seconds at which the log of the pod is read, if the log has nothing to say."""
-    return [second for second in seconds if board.most_silent(after(second)) == SPEAKER]
+    return [second for second in seconds if report_store.most_silent(after(second)) == SPEAKER]
 
 
 def test_the_log_of_a_pod_that_stays_silent_is_looked_at_ever_more_rarely() -> None:
@@ -220,55 +227,55 @@ def test_the_log_of_a_pod_that_stays_silent_is_looked_at_ever_more_rarely() -> N
 
 
 def test_no_log_is_read_of_a_pod_that_reports() -> None:
-    board = listening()
+    report_store = listening()
     for second in range(0, 600, 10):
-        board.hear(SPEAKER, at(1), after(second))
-        assert looks(board, range(second, second + 10)) == []
-    assert looks(board, range(600, 800)) == [611, 671, 752], "until it falls silent"
+        report_store.store(SPEAKER, at(1), after(second))
+        assert looks(report_store, range(second, second + 10)) == []
+    assert looks(report_store, range(600, 800)) == [611, 671, 752], "until it falls silent"
 
 
 def test_a_log_that_tells_of_steps_is_looked_at_every_minute() -> None:
-    board, found = listening(), []
+    report_store, found = listening(), []
     for second in range(300):
-        if board.most_silent(after(second)):
+        if report_store.most_silent(after(second)):
             found.append(second)
-            board.read_log(SPEAKER, progress(second), after(second))
+            report_store.read_log(SPEAKER, progress(second), after(second))
     assert found == [21, 81, 141, 201, 261]
 
 
 def test_nobody_is_listened_to_where_no_pod_runs_and_each_execution_has_its_own_silence() -> None:
-    board = listening()
-    board.listen(JOB, None, after(1))
-    assert looks(board, range(100)) == []
-    board.listen(JOB, SPEAKER, after(100))
-    board.listen(JOB, SPEAKER, after(115))
-    assert looks(board, range(100, 130)) == [121], "since it runs"
+    report_store = listening()
+    report_store.listen(JOB, None, after(1))
+    assert looks(report_store, range(100)) == []
+    report_store.listen(JOB, SPEAKER, after(100))
+    report_store.listen(JOB, SPEAKER, after(115))
+    assert looks(report_store, range(100, 130)) == [121], "since it runs"
     stranger = ("elsewhere", JOB[1])
-    board.listen(stranger, replace(SPEAKER, job=stranger), NOON)
-    assert looks(board, range(500, 501)) == [500], "of the job that is followed"
-    board.forget(JOB)
-    assert board.most_silent(after(900)) is None
+    report_store.listen(stranger, replace(SPEAKER, job=stranger), NOON)
+    assert looks(report_store, range(500, 501)) == [500], "of the job that is followed"
+    report_store.forget(JOB)
+    assert report_store.most_silent(after(900)) is None
 
 
 def test_one_pod_at_a_time_the_longest_unread_first() -> None:
-    board = Board()
+    report_store = ReportStore()
     for number in range(3):
         job = ("default", str(number))
-        board.follow(job, frozenset())
-        board.listen(job, Speaker(job, EXECUTION, 0, f"pod-{number}"), after(-number))
-    read = [board.most_silent(after(100 + second)) for second in range(4)]
+        report_store.follow(job, frozenset())
+        report_store.listen(job, Speaker(job, EXECUTION, 0, f"pod-{number}"), after(-number))
+    read = [report_store.most_silent(after(100 + second)) for second in range(4)]
     assert [silent.pod if silent else None for silent in read] == ["pod-2", "pod-1", "pod-0", None]
 
 
 def test_thousands_of_jobs_together_are_not_woken_more_often_for_progress() -> None:
-    board, woken = Board(), list[float]()
+    report_store, woken = ReportStore(), list[float]()
     for number in range(1000):
-        board.follow(("default", str(number)), frozenset(), woken.append)
+        report_store.follow(("default", str(number)), frozenset(), woken.append)
     for step in range(3):
-        board.hear(replace(SPEAKER, job=("default", "7")), at(step, "computing" if step else "starting"), NOON)
+        report_store.store(replace(SPEAKER, job=("default", "7")), at(step, "computing" if step else "starting"), NOON)
     assert woken == [SOON_SECONDS, SOON_SECONDS, 1000 / NEWS_PER_SECOND], "what begins is told at once"
     woken.clear()
-    board.hear(replace(SPEAKER, job=("default", "8")), at(5), NOON)
+    report_store.store(replace(SPEAKER, job=("default", "8")), at(5), NOON)
     assert woken == [1000 / NEWS_PER_SECOND], "it trained before, and was not heard"
 
 
@@ -284,8 +291,8 @@ def test_thousands_of_jobs_together_are_not_woken_more_often_for_progress() -> N
     ],
 )
 def test_a_job_is_woken_by_what_is_new(reports: list[PodReport], wakes: list[float]) -> None:
-    board, woken = Board(), list[float]()
-    board.follow(JOB, frozenset(), woken.append)
+    report_store, woken = ReportStore(), list[float]()
+    report_store.follow(JOB, frozenset(), woken.append)
     for report in reports:
-        board.hear(SPEAKER, report, NOON)
+        report_store.store(SPEAKER, report, NOON)
     assert woken == wakes

@@ -102,7 +102,7 @@ class _Followed:
         return to if to and to.log_is_due(self.heard.get((to.speaker.execution, to.speaker.index)), now) else None
 
 
-class Board:
+class ReportStore:
     """Newest reports of each job that this operator follows. Other reports are rejected: pods of a deleted job may
     report until they end."""
 
@@ -127,7 +127,7 @@ class Board:
     def forget(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
 
-    def hear(self, speaker: Speaker, report: PodReport, now: datetime) -> bool:
+    def store(self, speaker: Speaker, report: PodReport, now: datetime) -> bool:
         """Store a report; return whether its job is followed."""
         followed = self._jobs.get(speaker.job)
         if followed is None:
