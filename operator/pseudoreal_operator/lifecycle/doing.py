@@ -152,9 +152,9 @@ def _at_work(view: View) -> NewCondition:
         return progresses("Delinking", f"{where} is delinking.")
     if view.seen.unheard_since is not None and (sentence := _unheard(view)):
         return progresses("Unheard", f"{where} {sentence}")
-    if view.speaking and not any(heard.begun for heard in view.speaking):
+    if view.reporting and not any(heard.begun for heard in view.reporting):
         return progresses("Starting", f"{where} is starting: its pods run, and no rank trains yet.")
-    if _is_to_finish(view) and any(heard.told_to_finish for heard in view.speaking):
+    if _is_to_finish(view) and any(heard.told_to_finish for heard in view.reporting):
         return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")
     before = find(view.status, "Progressing")
     straggler = straggler_sentence(view, known=before is not None and before.reason == "Straggling")

@@ -157,7 +157,7 @@ def _were_placed(view: View) -> bool:
 def _trains(view: View) -> bool:
     if view.job is None or view.job.state is not JobState.ACTIVE or view.job.queued:
         return False
-    begun = not view.speaking or any(heard.begun for heard in view.speaking)
+    begun = not view.reporting or any(heard.begun for heard in view.reporting)
     return begun and view.started_pods >= view.workers and all(pod.is_alive for pod in view.pods)
 
 

@@ -223,7 +223,7 @@ def deserted(view: View) -> Decision | None:
     if view.job.queued:
         return None  # the queue takes all pods back
     witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
-    waits = any(heard.waits_to_restart for heard in view.speaking)
+    waits = any(heard.waits_to_restart for heard in view.reporting)
     if not waits and not (witnesses and is_lost(view.seen, view.status, view.execution, view.now)):
         return None
     return _judged(view, Missing(workers=view.gone))

@@ -55,7 +55,7 @@ def taken_over(view: View) -> Decision | None:
         return None
     # A worker that lost its connection reports that it waits. A connection to a stuck pod may last long, so there may
     # be no report.
-    if lost.stuck is None and not any(heard.waits_to_restart for heard in view.speaking):
+    if lost.stuck is None and not any(heard.waits_to_restart for heard in view.reporting):
         return None
     verdict = _verdict(view, lost)
     counts = verdict.action == "Restart"

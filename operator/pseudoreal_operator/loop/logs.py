@@ -16,7 +16,7 @@ from pseudoreal_api.names import CONTAINER
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.metrics.registry import PATH_CUT, REPORTING_JOBS
 from pseudoreal_operator.observe.reading import newest_report
-from pseudoreal_operator.observe.report_store import ReportStore, Speaker
+from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 
 LOG_LINES = 50
 PAUSE_SECONDS = 1.0
@@ -46,12 +46,12 @@ def _show(report_store: ReportStore, now: datetime) -> None:
     PATH_CUT.set(report_store.path_is_cut)
 
 
-async def _read_log(api: Api, report_store: ReportStore, speaker: Speaker) -> None:
+async def _read_log(api: Api, report_store: ReportStore, reporter: ReportingPod) -> None:
     """Read one log. If it shows steps, the report store wakes the job."""
     try:
-        report = newest_report(await api.log_tail(speaker.job[0], speaker.pod, CONTAINER, LOG_LINES))
+        report = newest_report(await api.log_tail(reporter.job[0], reporter.pod, CONTAINER, LOG_LINES))
     except (ApiException, ClientError, OSError) as error:
-        log.debug("log_unreadable", pod=speaker.pod, error=str(error))
+        log.debug("log_unreadable", pod=reporter.pod, error=str(error))
         return
     if report is not None:
-        report_store.read_log(speaker, report, datetime.now(UTC))
+        report_store.read_log(reporter, report, datetime.now(UTC))

@@ -36,7 +36,7 @@ pod are ignored."""
 
 
 @dataclass(frozen=True)
-class Speaker:
+class ReportingPod:
     """A reporting pod, as its labels describe it."""
 
     job: JobKey
@@ -54,7 +54,7 @@ def _nobody(_after: float) -> None:
 class _Listening:
     """The running pod of rank 0 of an execution, which reports the progress."""
 
-    speaker: Speaker
+    reporter: ReportingPod
     since: datetime
     looked: datetime | None = None
     """Time at which its log was last read; None: never."""
@@ -99,7 +99,7 @@ class _Followed:
     def silent_pod(self, now: datetime) -> _Listening | None:
         """Return the pod of rank 0 if its log is due; else None."""
         to = self.listening
-        return to if to and to.log_is_due(self.heard.get((to.speaker.execution, to.speaker.index)), now) else None
+        return to if to and to.log_is_due(self.heard.get((to.reporter.execution, to.reporter.index)), now) else None
 
 
 class ReportStore:
@@ -127,22 +127,22 @@ class ReportStore:
     def forget(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
 
-    def store(self, speaker: Speaker, report: PodReport, now: datetime) -> bool:
+    def store(self, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
         """Store a report; return whether its job is followed."""
-        followed = self._jobs.get(speaker.job)
+        followed = self._jobs.get(reporter.job)
         if followed is None:
             return False
         was_unheard = followed.is_woken or followed.unheard_since(now, QUIET_SECONDS)
         followed.reported, followed.is_woken = now, False
-        if not self._take(followed, speaker, report, now) and was_unheard:
+        if not self._take(followed, reporter, report, now) and was_unheard:
             self._wake(followed, NEWS_SECONDS)
         return True
 
-    def _take(self, followed: _Followed, speaker: Speaker, report: PodReport, now: datetime) -> bool:
+    def _take(self, followed: _Followed, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
         """Store a report, or progress from a log; return whether the job is woken for it."""
-        key = (speaker.execution, speaker.index)
+        key = (reporter.execution, reporter.index)
         known = followed.heard.get(key)
-        followed.heard[key] = heard = updated(known, speaker, report, now)
+        followed.heard[key] = heard = updated(known, reporter, report, now)
         if (after := _wake_after(known, heard)) is not None:
             # After a restart of the operator, thousands of training pods report for the first time, so these are not
             # urgent.
@@ -154,40 +154,40 @@ class ReportStore:
         """Wake a job for news that many jobs may have at the same time."""
         followed.wake(max(after, len(self._jobs) / NEWS_PER_SECOND))
 
-    def listen(self, job: JobKey, speaker: Speaker | None, now: datetime) -> None:
+    def listen(self, job: JobKey, reporter: ReportingPod | None, now: datetime) -> None:
         """Set the running pod of rank 0 of the present execution; None: it does not run."""
         followed = self._jobs.get(job)
-        if followed is None or (followed.listening and followed.listening.speaker == speaker):
+        if followed is None or (followed.listening and followed.listening.reporter == reporter):
             return
-        followed.listening = None if speaker is None else _Listening(speaker, now)
+        followed.listening = None if reporter is None else _Listening(reporter, now)
 
-    def most_silent(self, now: datetime) -> Speaker | None:
+    def most_silent(self, now: datetime) -> ReportingPod | None:
         """Return the pod whose log is to be read next, and note the time; None if no log is due."""
         due = [silent for followed in self._jobs.values() if (silent := followed.silent_pod(now))]
         if not due:
             return None
         longest = min(due, key=lambda silent: silent.looked or silent.since)
         longest.looked = now
-        return longest.speaker
+        return longest.reporter
 
-    def read_log(self, speaker: Speaker, progress: ProgressReport, now: datetime) -> None:
+    def read_log(self, reporter: ReportingPod, progress: ProgressReport, now: datetime) -> None:
         """Process the log of a pod that does not report: either the pod makes steps, or it has made none since the
         previous reading."""
-        followed = self._jobs.get(speaker.job)
+        followed = self._jobs.get(reporter.job)
         if followed is None:
             return
-        key, to = (speaker.execution, speaker.index), followed.listening
-        known, before = followed.heard.get(key), to.line if to and to.speaker == speaker else None
+        key, to = (reporter.execution, reporter.index), followed.listening
+        known, before = followed.heard.get(key), to.line if to and to.reporter == reporter else None
         if known is None or progress.step > steps_of(known.report):
             ranks = [RankReport(rank=0, activity="computing", seconds=0, step=progress.step)]
-            self._take(followed, speaker, PodReport(ranks=ranks, progress=progress), now)
+            self._take(followed, reporter, PodReport(ranks=ranks, progress=progress), now)
         elif progress == before:
             followed.heard[key] = replace(known, log_stood=now)
             self._wake(followed, NEWS_SECONDS)
         elif before is not None:
             # Steps repeated from an older checkpoint are progress as well.
             followed.heard[key] = replace(known, progressed=now)
-        if to and to.speaker == speaker:
+        if to and to.reporter == reporter:
             to.line = progress
 
     def notice_silence(self, now: datetime) -> None:
@@ -222,32 +222,32 @@ class ReportStore:
         followed.heard = {key: heard for key, heard in followed.heard.items() if heard.execution in executions}
         return tuple(followed.heard.values())
 
-    def restarts_in_place(self, speaker: Speaker, now: datetime) -> int:
-        """Return the highest number of restarts in place of any pod of the speaker's execution. Silent pods are
+    def restarts_in_place(self, reporter: ReportingPod, now: datetime) -> int:
+        """Return the highest number of restarts in place of any pod of the reporter's execution. Silent pods are
         ignored, because a queue may have taken them back."""
-        followed = self._jobs.get(speaker.job, _Followed())
+        followed = self._jobs.get(reporter.job, _Followed())
         return max(
             (
                 heard.report.in_place.restarts
                 for heard in followed.heard.values()
-                if heard.execution == speaker.execution
+                if heard.execution == reporter.execution
                 and heard.report.in_place
                 and (now - heard.last).total_seconds() <= QUIET_SECONDS
             ),
             default=0,
         )
 
-    def answer(self, speaker: Speaker, now: datetime) -> ReportAnswer:
+    def answer(self, reporter: ReportingPod, now: datetime) -> ReportAnswer:
         """Return the answer to a stored report, and note whether it tells the pod to finish its phase."""
-        followed = self._jobs.get(speaker.job, _Followed())
-        finish, key = speaker.execution.phase in followed.finish, (speaker.execution, speaker.index)
+        followed = self._jobs.get(reporter.job, _Followed())
+        finish, key = reporter.execution.phase in followed.finish, (reporter.execution, reporter.index)
         if finish and (heard := followed.heard.get(key)) is not None and not heard.told_to_finish:
             followed.heard[key] = replace(heard, told_to_finish=True)
             followed.wake(SOON_SECONDS)
         return ReportAnswer(
             finish_phase=finish,
-            restarts_in_place=self.restarts_in_place(speaker, now),
-            membership=followed.members.get(speaker.execution),
+            restarts_in_place=self.restarts_in_place(reporter, now),
+            membership=followed.members.get(reporter.execution),
         )
 
 
@@ -260,10 +260,10 @@ def _is_path(jobs: "Counter[tuple[str, bool]]") -> bool:
     return silent >= LEAST_CUT_JOBS and 2 * silent > jobs.total() and 2 * len(cut) > len(namespaces)
 
 
-def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datetime) -> Heard:
+def updated(known: Heard | None, reporter: ReportingPod, report: PodReport, now: datetime) -> Heard:
     """Return the state of a pod after one more report. Pure."""
-    if known is None or known.pod != speaker.pod or known.report.in_place != report.in_place:
-        known = Heard(speaker.execution, speaker.index, speaker.pod, first=now, last=now, report=report)
+    if known is None or known.pod != reporter.pod or known.report.in_place != report.in_place:
+        known = Heard(reporter.execution, reporter.index, reporter.pod, first=now, last=now, report=report)
     grew = steps_of(report) > steps_of(known.report)
     at_work = grew or any(_is_at_work(rank) for rank in report.ranks)
     # A save may hold up the steps, and has its own clock.

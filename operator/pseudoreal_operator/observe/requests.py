@@ -19,7 +19,7 @@ from pseudoreal_operator.observe.reading import (
     read_job,
     read_pod,
 )
-from pseudoreal_operator.observe.report_store import ReportStore, Speaker
+from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.seats import memberships, seated
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added
@@ -124,8 +124,8 @@ def together(
     pod of rank 0."""
     key, execution = (job.metadata.namespace, job.metadata.uid), present(job, status, jobs)
     first = _first_index(status, execution)
-    pod = _speaker(pods, execution, first)
-    report_store.listen(key, Speaker(key, pod.execution, first, pod.name) if pod else None, now)
+    pod = _reporting_pod(pods, execution, first)
+    report_store.listen(key, ReportingPod(key, pod.execution, first, pod.name) if pod else None, now)
     executions = {pod.execution for pod in pods if pod.is_alive} | ({execution} if execution else set())
     claim = claim_of(job)
     claims = {("PersistentVolumeClaim", claim)} if claim and has_claim(job, status, jobs) else set()
@@ -176,7 +176,7 @@ def _first_index(status: PseudoRealJobStatus, execution: Execution | None) -> in
     return membership.pod_of(0) if membership else 0
 
 
-def _speaker(pods: Sequence[Pod], present: Execution | None, first: int) -> Pod | None:
+def _reporting_pod(pods: Sequence[Pod], present: Execution | None, first: int) -> Pod | None:
     """Return the pod of rank 0, which reports the progress, if it runs; else None."""
     if present is None or present.kind is not StageKind.TRAIN:
         return None

@@ -380,7 +380,7 @@ class View:
         )
 
     @cached_property
-    def speaking(self) -> list[Heard]:
+    def reporting(self) -> list[Heard]:
         """Reports of the pods that exist."""
         names = {pod.name for pod in self.pods}
         return [heard for heard in self.heard if heard.pod in names]
@@ -411,7 +411,7 @@ class View:
     @cached_property
     def said_first_ranks(self) -> dict[int, int]:
         """Worker number -> first rank, for each pod that has reported its ranks."""
-        said = {heard.index: first_rank_said(heard.report, self.ranks_per_pod) for heard in self.speaking}
+        said = {heard.index: first_rank_said(heard.report, self.ranks_per_pod) for heard in self.reporting}
         return {index: rank for index, rank in said.items() if rank is not None}
 
     @cached_property

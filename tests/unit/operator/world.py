@@ -29,7 +29,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.reading import belongs_to, is_orphan, read_job, read_pod
-from pseudoreal_operator.observe.report_store import Speaker, updated
+from pseudoreal_operator.observe.report_store import ReportingPod, updated
 from pseudoreal_operator.observe.seats import memberships, seated, worker_of
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind
@@ -127,12 +127,12 @@ class World:
         self, pod: Json, step: int, activity: Activity = "computing", in_place: InPlace | None = None, ranks: int = 1
     ) -> None:
         """Deliver a report of a pod to the operator."""
-        speaker = read_pod(pod)
-        sign = RankReport(rank=speaker.index, activity=activity, seconds=0, step=step)
-        known = self.reports.get(speaker.name)
-        who = Speaker(("default", UID), speaker.execution, speaker.index, speaker.name)
+        read = read_pod(pod)
+        sign = RankReport(rank=read.index, activity=activity, seconds=0, step=step)
+        known = self.reports.get(read.name)
+        reporter = ReportingPod(("default", UID), read.execution, read.index, read.name)
         report = PodReport(ranks=[sign] * ranks, in_place=in_place or pod.get("in_place"))
-        self.reports[speaker.name] = updated(known, who, report, self.now)
+        self.reports[read.name] = updated(known, reporter, report, self.now)
 
     def plan(self) -> Plan:
         return plan(self.observe(), self.now, SETTINGS)

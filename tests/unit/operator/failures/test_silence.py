@@ -9,7 +9,7 @@ import pytest
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.failures.hang import find_stall, seconds_to_stall
 from pseudoreal_operator.lifecycle.plan import plan
-from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECONDS, ReportStore, Speaker
+from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECONDS, ReportingPod, ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Observed, View
 from pseudoreal_operator.status.conditions import find
@@ -33,7 +33,7 @@ class Cluster:
         self.pods = [pod.name for pod in self.world.observe().pods]
         for number, key in enumerate(self.keys):
             self.report_store.follow(key, frozenset(), partial(self._wake, number))
-            self.report_store.listen(key, self.speaker(number), self.now)
+            self.report_store.listen(key, self.reporter(number), self.now)
 
     def _wake(self, job: int, _: float) -> None:
         self.woken[job] += 1
@@ -42,13 +42,13 @@ class Cluster:
     def now(self) -> datetime:
         return self.world.now
 
-    def speaker(self, job: int, index: int = 0) -> Speaker:
-        return Speaker(self.keys[job], EXECUTION, index, self.pods[index])
+    def reporter(self, job: int, index: int = 0) -> ReportingPod:
+        return ReportingPod(self.keys[job], EXECUTION, index, self.pods[index])
 
     def report(self, step: int, jobs: range | None = None, index: int = 0, activity: str = "computing") -> None:
         sign = RankReport(rank=index, activity=activity, seconds=0, step=step)
         for job in range(len(self.keys)) if jobs is None else jobs:
-            self.report_store.store(self.speaker(job, index), PodReport(ranks=[sign]), self.now)
+            self.report_store.store(self.reporter(job, index), PodReport(ranks=[sign]), self.now)
 
     def tick(self, seconds: float) -> None:
         self.world.tick(seconds)
@@ -76,7 +76,7 @@ class Cluster:
 
     def read_log(self, step: int, seconds: float = 0.0) -> None:
         line = progress(step).model_copy(update={"seconds": float(step)})
-        self.report_store.read_log(self.speaker(0), line, self.now + timedelta(seconds=seconds))
+        self.report_store.read_log(self.reporter(0), line, self.now + timedelta(seconds=seconds))
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_pods_that_never_begin_are_not_judged_by_silence(cluster: Cluster) -> No
 def test_a_save_is_not_judged_by_silence(cluster: Cluster) -> None:
     sign = RankReport(rank=0, activity="computing", seconds=0, step=5, saving_seconds=30)
     cluster.report(4)
-    cluster.report_store.store(cluster.speaker(0), PodReport(ranks=[sign]), cluster.now)
+    cluster.report_store.store(cluster.reporter(0), PodReport(ranks=[sign]), cluster.now)
     cluster.tick(7200)
     assert cluster.stall() == ""
 
@@ -312,7 +312,7 @@ def test_the_pods_of_a_phase_that_is_to_end_are_told_once() -> None:
     assert "told to end now as they report next" in cluster.says()[1]
     cluster.woken[0] = 0
     for _ in range(3):
-        assert cluster.report_store.answer(cluster.speaker(0), cluster.now).finish_phase
+        assert cluster.report_store.answer(cluster.reporter(0), cluster.now).finish_phase
     assert (cluster.says()[0], cluster.woken) == ("Finishing", [1])
     cluster.tick(5)
     cluster.report(6)

@@ -88,9 +88,9 @@ def test_a_pod_that_followed_another_one_waits_for_its_word(world: World) -> Non
     assert [fault.pod for fault in world.status.faults] == [second["metadata"]["name"]]
 
 
-@pytest.mark.parametrize("speaking", [1, 2])
-def test_where_nobody_says_why_no_pod_is_blamed(speaking: int, world: World) -> None:
-    for pod in world.alive()[:speaking]:
+@pytest.mark.parametrize("reporting", [1, 2])
+def test_where_nobody_says_why_no_pod_is_blamed(reporting: int, world: World) -> None:
+    for pod in world.alive()[:reporting]:
         world.report(pod, 10, "starting", followed())
     world.tick(21)
     world.settle()

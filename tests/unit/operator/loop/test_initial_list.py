@@ -11,7 +11,7 @@ from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.initial_list import IdleJob, find_idle_jobs
 from pseudoreal_operator.loop.reconcile import Dependencies
-from pseudoreal_operator.observe.report_store import ReportStore, Speaker
+from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
 from tests.unit.operator.lifecycle.steps import until
@@ -127,9 +127,9 @@ async def test_its_pods_are_heard_from_then_on() -> None:
     found = deps(lists)
     await find_idle_jobs(found, lambda name, after: woken.append((name, after)))
     report = PodReport(ranks=[RankReport(rank=0, activity="starting", seconds=0, step=0)])
-    speaker = Speaker(("default", UID), Execution("pseudo", StageKind.TRAIN, 1), 0, "pod")
+    reporter = ReportingPod(("default", UID), Execution("pseudo", StageKind.TRAIN, 1), 0, "pod")
     now = training().now
-    assert found.report_store.store(speaker, report, now)
+    assert found.report_store.store(reporter, report, now)
     assert woken == [(NAME, 1.0)]
 
 

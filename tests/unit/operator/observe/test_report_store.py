@@ -11,8 +11,8 @@ from pseudoreal_operator.observe.report_store import (
     NEWS_PER_SECOND,
     NEWS_SECONDS,
     SOON_SECONDS,
+    ReportingPod,
     ReportStore,
-    Speaker,
     updated,
 )
 from pseudoreal_operator.observe.stages import Execution, StageKind
@@ -22,7 +22,7 @@ from tests.unit.operator.observe.reports import progress
 
 JOB = ("default", "uid-1")
 EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
-SPEAKER = Speaker(JOB, EXECUTION, 0, "pod")
+REPORTER = ReportingPod(JOB, EXECUTION, 0, "pod")
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 SAVED = SavedCheckpoint(name="pseudo-4", step=4, seconds=3)
 
@@ -40,7 +40,7 @@ def told(*reports: PodReport) -> Heard:
     """Return the state of a pod after these reports, which came one per second."""
     heard = None
     for second, report in enumerate(reports):
-        heard = updated(heard, SPEAKER, report, after(second))
+        heard = updated(heard, REPORTER, report, after(second))
     assert heard
     return heard
 
@@ -77,14 +77,14 @@ def test_what_ranks_did_before_they_were_restarted_in_place_is_forgotten() -> No
 
 
 def test_a_pod_hears_how_often_another_one_has_restarted_its_ranks(report_store: ReportStore) -> None:
-    other = Speaker(JOB, EXECUTION, 1, "other")
-    later = Speaker(JOB, EXECUTION._replace(number=2), 1, "later")
-    report_store.store(SPEAKER, at(5), NOON)
-    assert report_store.restarts_in_place(SPEAKER, NOON) == 0
+    other = ReportingPod(JOB, EXECUTION, 1, "other")
+    later = ReportingPod(JOB, EXECUTION._replace(number=2), 1, "later")
+    report_store.store(REPORTER, at(5), NOON)
+    assert report_store.restarts_in_place(REPORTER, NOON) == 0
     report_store.store(other, PodReport(in_place=IN_PLACE), NOON)
-    assert (report_store.restarts_in_place(SPEAKER, NOON), report_store.restarts_in_place(other, NOON)) == (1, 1)
+    assert (report_store.restarts_in_place(REPORTER, NOON), report_store.restarts_in_place(other, NOON)) == (1, 1)
     assert report_store.restarts_in_place(later, NOON) == 0
-    assert report_store.restarts_in_place(SPEAKER, after(21)) == 0, "a queue may have taken that pod back"
+    assert report_store.restarts_in_place(REPORTER, after(21)) == 0, "a queue may have taken that pod back"
 
 
 def test_a_restart_in_place_wakes_the_job_soon() -> None:
@@ -93,7 +93,7 @@ def test_a_restart_in_place_wakes_the_job_soon() -> None:
     report_store.follow(JOB, frozenset(), woken.append)
     for report in (at(5), PodReport(in_place=IN_PLACE), at(4, "starting", in_place=IN_PLACE)):
         woken.clear()
-        report_store.store(SPEAKER, report, NOON)
+        report_store.store(REPORTER, report, NOON)
         assert woken == [SOON_SECONDS]
 
 
@@ -136,8 +136,8 @@ def test_what_a_report_does_not_repeat_stays_known() -> None:
 
 def test_each_pod_and_each_execution_has_its_own_entry(report_store: ReportStore) -> None:
     second = Execution("pseudo", StageKind.TRAIN, 2)
-    for speaker in (SPEAKER, Speaker(JOB, EXECUTION, 1, "other"), Speaker(JOB, second, 0, "later")):
-        report_store.store(speaker, at(speaker.index), NOON)
+    for reporter in (REPORTER, ReportingPod(JOB, EXECUTION, 1, "other"), ReportingPod(JOB, second, 0, "later")):
+        report_store.store(reporter, at(reporter.index), NOON)
     assert [(heard.execution, heard.index) for heard in report_store.of_job(JOB, {EXECUTION, second})] == [
         (EXECUTION, 0),
         (EXECUTION, 1),
@@ -147,9 +147,9 @@ def test_each_pod_and_each_execution_has_its_own_entry(report_store: ReportStore
 
 def test_the_next_pod_of_an_execution_begins_anew(report_store: ReportStore) -> None:
     """A queue took the first pod back, and has admitted the job again since."""
-    report_store.store(SPEAKER, at(7), NOON)
-    report_store.listen(JOB, SPEAKER, NOON)
-    later = replace(SPEAKER, pod="its-successor")
+    report_store.store(REPORTER, at(7), NOON)
+    report_store.listen(JOB, REPORTER, NOON)
+    later = replace(REPORTER, pod="its-successor")
     report_store.store(later, at(0, "starting"), after(9000))
     (heard,) = report_store.of_job(JOB, {EXECUTION})
     assert (heard.pod, heard.first, heard.begun, heard.progressed) == ("its-successor", after(9000), None, None)
@@ -158,29 +158,29 @@ def test_the_next_pod_of_an_execution_begins_anew(report_store: ReportStore) -> 
 
 
 def test_executions_that_are_not_asked_for_are_forgotten(report_store: ReportStore) -> None:
-    report_store.store(SPEAKER, at(1), NOON)
+    report_store.store(REPORTER, at(1), NOON)
     assert report_store.of_job(JOB, set()) == ()
     assert report_store.of_job(JOB, {EXECUTION}) == ()
 
 
 def test_a_job_that_is_not_followed_is_not_heard() -> None:
     report_store = ReportStore()
-    assert not report_store.store(SPEAKER, at(1), NOON)
-    report_store.read_log(SPEAKER, progress(1), NOON)
+    assert not report_store.store(REPORTER, at(1), NOON)
+    report_store.read_log(REPORTER, progress(1), NOON)
     report_store.follow(JOB, frozenset())
     assert report_store.of_job(JOB, {EXECUTION}) == ()
 
 
 def test_pods_that_outlive_their_job_leave_nothing_behind(report_store: ReportStore) -> None:
-    report_store.store(SPEAKER, at(1), NOON)
+    report_store.store(REPORTER, at(1), NOON)
     report_store.forget(JOB)
-    report_store.store(SPEAKER, at(2), NOON)
+    report_store.store(REPORTER, at(2), NOON)
     report_store.follow(JOB, frozenset())
     assert report_store.of_job(JOB, {EXECUTION}) == ()
 
 
-def test_a_pod_in_another_namespace_does_not_speak_for_the_job(report_store: ReportStore) -> None:
-    stranger = replace(SPEAKER, job=("elsewhere", JOB[1]))
+def test_a_pod_in_another_namespace_does_not_report_for_the_job(report_store: ReportStore) -> None:
+    stranger = replace(REPORTER, job=("elsewhere", JOB[1]))
     assert not report_store.store(stranger, at(1), NOON)
     report_store.follow(JOB, frozenset({"pseudo"}))
     assert report_store.of_job(JOB, {EXECUTION}) == ()
@@ -188,38 +188,38 @@ def test_a_pod_in_another_namespace_does_not_speak_for_the_job(report_store: Rep
 
 
 def test_a_log_counts_where_it_is_ahead_of_the_reports(report_store: ReportStore) -> None:
-    report_store.read_log(SPEAKER, progress(3), NOON)
-    report_store.read_log(SPEAKER, progress(3), after(9))
+    report_store.read_log(REPORTER, progress(3), NOON)
+    report_store.read_log(REPORTER, progress(3), after(9))
     (heard,) = report_store.of_job(JOB, {EXECUTION})
     assert (heard.begun, heard.last, heard.report.progress) == (NOON, NOON, progress(3))
-    report_store.store(SPEAKER, at(7), after(10))
-    report_store.read_log(SPEAKER, progress(6), after(20))
+    report_store.store(REPORTER, at(7), after(10))
+    report_store.read_log(REPORTER, progress(6), after(20))
     assert report_store.of_job(JOB, {EXECUTION})[0].last == after(10)
-    report_store.read_log(SPEAKER, progress(8), after(30))
+    report_store.read_log(REPORTER, progress(8), after(30))
     (heard,) = report_store.of_job(JOB, {EXECUTION})
     assert (heard.progressed, heard.report.progress) == (after(30), progress(8))
 
 
 def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_request(report_store: ReportStore) -> None:
-    real = replace(SPEAKER, execution=Execution("real", StageKind.TRAIN, 1))
-    assert not report_store.answer(SPEAKER, NOON).finish_phase
+    real = replace(REPORTER, execution=Execution("real", StageKind.TRAIN, 1))
+    assert not report_store.answer(REPORTER, NOON).finish_phase
     report_store.follow(JOB, frozenset({"pseudo"}))
-    assert report_store.answer(SPEAKER, NOON).finish_phase
+    assert report_store.answer(REPORTER, NOON).finish_phase
     assert not report_store.answer(real, NOON).finish_phase
     report_store.follow(JOB, frozenset())
-    assert not report_store.answer(SPEAKER, NOON).finish_phase
+    assert not report_store.answer(REPORTER, NOON).finish_phase
 
 
 def listening(at: datetime = NOON) -> ReportStore:
     report_store = ReportStore()
     report_store.follow(JOB, frozenset())
-    report_store.listen(JOB, SPEAKER, at)
+    report_store.listen(JOB, REPORTER, at)
     return report_store
 
 
 def looks(report_store: ReportStore, seconds: range) -> list[int]:
     """Return the seconds at which the log of the pod is read, if the log has nothing to say."""
-    return [second for second in seconds if report_store.most_silent(after(second)) == SPEAKER]
+    return [second for second in seconds if report_store.most_silent(after(second)) == REPORTER]
 
 
 def test_the_log_of_a_pod_that_stays_silent_is_looked_at_ever_more_rarely() -> None:
@@ -229,7 +229,7 @@ def test_the_log_of_a_pod_that_stays_silent_is_looked_at_ever_more_rarely() -> N
 def test_no_log_is_read_of_a_pod_that_reports() -> None:
     report_store = listening()
     for second in range(0, 600, 10):
-        report_store.store(SPEAKER, at(1), after(second))
+        report_store.store(REPORTER, at(1), after(second))
         assert looks(report_store, range(second, second + 10)) == []
     assert looks(report_store, range(600, 800)) == [611, 671, 752], "until it falls silent"
 
@@ -239,7 +239,7 @@ def test_a_log_that_tells_of_steps_is_looked_at_every_minute() -> None:
     for second in range(300):
         if report_store.most_silent(after(second)):
             found.append(second)
-            report_store.read_log(SPEAKER, progress(second), after(second))
+            report_store.read_log(REPORTER, progress(second), after(second))
     assert found == [21, 81, 141, 201, 261]
 
 
@@ -247,11 +247,11 @@ def test_nobody_is_listened_to_where_no_pod_runs_and_each_execution_has_its_own_
     report_store = listening()
     report_store.listen(JOB, None, after(1))
     assert looks(report_store, range(100)) == []
-    report_store.listen(JOB, SPEAKER, after(100))
-    report_store.listen(JOB, SPEAKER, after(115))
+    report_store.listen(JOB, REPORTER, after(100))
+    report_store.listen(JOB, REPORTER, after(115))
     assert looks(report_store, range(100, 130)) == [121], "since it runs"
     stranger = ("elsewhere", JOB[1])
-    report_store.listen(stranger, replace(SPEAKER, job=stranger), NOON)
+    report_store.listen(stranger, replace(REPORTER, job=stranger), NOON)
     assert looks(report_store, range(500, 501)) == [500], "of the job that is followed"
     report_store.forget(JOB)
     assert report_store.most_silent(after(900)) is None
@@ -262,7 +262,7 @@ def test_one_pod_at_a_time_the_longest_unread_first() -> None:
     for number in range(3):
         job = ("default", str(number))
         report_store.follow(job, frozenset())
-        report_store.listen(job, Speaker(job, EXECUTION, 0, f"pod-{number}"), after(-number))
+        report_store.listen(job, ReportingPod(job, EXECUTION, 0, f"pod-{number}"), after(-number))
     read = [report_store.most_silent(after(100 + second)) for second in range(4)]
     assert [silent.pod if silent else None for silent in read] == ["pod-2", "pod-1", "pod-0", None]
 
@@ -272,10 +272,10 @@ def test_thousands_of_jobs_together_are_not_woken_more_often_for_progress() -> N
     for number in range(1000):
         report_store.follow(("default", str(number)), frozenset(), woken.append)
     for step in range(3):
-        report_store.store(replace(SPEAKER, job=("default", "7")), at(step, "computing" if step else "starting"), NOON)
+        report_store.store(replace(REPORTER, job=("default", "7")), at(step, "computing" if step else "starting"), NOON)
     assert woken == [SOON_SECONDS, SOON_SECONDS, 1000 / NEWS_PER_SECOND], "what begins is told at once"
     woken.clear()
-    report_store.store(replace(SPEAKER, job=("default", "8")), at(5), NOON)
+    report_store.store(replace(REPORTER, job=("default", "8")), at(5), NOON)
     assert woken == [1000 / NEWS_PER_SECOND], "it trained before, and was not heard"
 
 
@@ -294,5 +294,5 @@ def test_a_job_is_woken_by_what_is_new(reports: list[PodReport], wakes: list[flo
     report_store, woken = ReportStore(), list[float]()
     report_store.follow(JOB, frozenset(), woken.append)
     for report in reports:
-        report_store.store(SPEAKER, report, NOON)
+        report_store.store(REPORTER, report, NOON)
     assert woken == wakes
