@@ -121,10 +121,10 @@ def _is_to_finish(view: View) -> bool:
 def _unheard(view: View) -> str | None:
     """Return the second part of a sentence on an execution whose pods do not report; None if none ever did and no
     feature needs their reports."""
-    was_heard, needs = view.seen.was_heard, list(_needs_reports(view))
-    if not was_heard and not needs:
+    has_reported, needs = view.seen.has_reported, list(_needs_reports(view))
+    if not has_reported and not needs:
         return None
-    since = f"since {view.seen.unheard_since:%Y-%m-%d %H:%M:%S} UTC" if was_heard else "so far"
+    since = f"since {view.seen.silent_since:%Y-%m-%d %H:%M:%S} UTC" if has_reported else "so far"
     others = "; most jobs are silent, so it is the path" if view.seen.path_is_cut else ""
     lacks = f" Until they are, {'; '.join(needs)}." if needs else ""
     remedy = "see that no NetworkPolicy keeps them from the operator's Service, and that they trust its certificate"
@@ -150,11 +150,11 @@ def _at_work(view: View) -> NewCondition:
     where = f"Execution {view.execution.number} at {view.stage.title}"
     if view.stage.kind is StageKind.DELINK:
         return progresses("Delinking", f"{where} is delinking.")
-    if view.seen.unheard_since is not None and (sentence := _unheard(view)):
+    if view.seen.silent_since is not None and (sentence := _unheard(view)):
         return progresses("Unheard", f"{where} {sentence}")
-    if view.reporting and not any(heard.begun for heard in view.reporting):
+    if view.reporting and not any(last_report.begun for last_report in view.reporting):
         return progresses("Starting", f"{where} is starting: its pods run, and no rank trains yet.")
-    if _is_to_finish(view) and any(heard.told_to_finish for heard in view.reporting):
+    if _is_to_finish(view) and any(last_report.told_to_finish for last_report in view.reporting):
         return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")
     before = find(view.status, "Progressing")
     straggler = straggler_sentence(view, known=before is not None and before.reason == "Straggling")

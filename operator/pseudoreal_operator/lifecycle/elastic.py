@@ -151,13 +151,17 @@ def _were_placed(view: View) -> bool:
     then not a lack of room."""
     known, this = view.status.placement, view.execution
     all_had = known is not None and (known.phase_name, known.execution) == (this.phase, this.number)
-    return all_had or any(not pod.is_alive for pod in view.pods) or any(heard.begun for heard in view.heard)
+    return (
+        all_had
+        or any(not pod.is_alive for pod in view.pods)
+        or any(last_report.begun for last_report in view.last_reports)
+    )
 
 
 def _trains(view: View) -> bool:
     if view.job is None or view.job.state is not JobState.ACTIVE or view.job.queued:
         return False
-    begun = not view.reporting or any(heard.begun for heard in view.reporting)
+    begun = not view.reporting or any(last_report.begun for last_report in view.reporting)
     return begun and view.started_pods >= view.workers and all(pod.is_alive for pod in view.pods)
 
 

@@ -66,7 +66,7 @@ def _newest(view: View) -> list[_Said]:
     """Return the workers' accounts of the newest restart in place that any of them mentions."""
     last = [(pod.index, pod.termination.message) for pod in view.pods_with_deleted if pod.termination]
     said = [(index, message.in_place) for index, message in last if message]
-    said += [(heard.index, heard.restarted) for heard in view.reporting]
+    said += [(last_report.index, last_report.restarted) for last_report in view.reporting]
     known = [(index, in_place) for index, in_place in said if in_place]
     newest = max((in_place.restarts for _, in_place in known), default=0)
     return [(index, in_place) for index, in_place in known if in_place.restarts == newest]
@@ -78,7 +78,7 @@ def _is_whole(view: View, said: list[_Said]) -> bool:
     if any(not in_place.peer_lost for _, in_place in said) or len({index for index, _ in said}) >= view.workers:
         return True
     has_ended = view.job is not None and view.job.state is not JobState.ACTIVE
-    since = [heard.first for heard in view.reporting if heard.restarted]
+    since = [last_report.first for last_report in view.reporting if last_report.restarted]
     return has_ended or any((view.now - first).total_seconds() > QUIET_SECONDS for first in since)
 
 

@@ -98,7 +98,7 @@ def suspended(view: View) -> Decision | None:
     alive = [pod.name for pod in view.seen.every_pod if pod.is_alive]
     saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
-    status = results.with_checkpoints(results.with_saved(view.status, view.heard), view.pods_with_deleted)
+    status = results.with_checkpoints(results.with_saved(view.status, view.last_reports), view.pods_with_deleted)
     return Decision(
         status_with(status, restart_after=None),
         "Suspended",
@@ -184,14 +184,14 @@ def hung(view: View) -> Decision | None:
 def running(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.ACTIVE:
         return None
-    status = results.with_reports(started(view.status, view.stage), view.heard, view.now)
+    status = results.with_reports(started(view.status, view.stage), view.last_reports, view.now)
     if status.execution_time is None:
         # The pass that created the Job died before it could write this time.
         status = status_with(status, execution_time=view.job.begun or clock.to_text(view.now))
     status = settled(view, status)
     if view.job.queued:
         # Pods that the queue takes back save before they end.
-        status = results.with_checkpoints(results.with_saved(status, view.heard), view.pods_with_deleted)
+        status = results.with_checkpoints(results.with_saved(status, view.last_reports), view.pods_with_deleted)
     doing = activity(view)
     events = (*untold(view), *noticed(view, doing), *taken_back(view))
     state = "Queued" if view.job.queued else _state_at(view.stage)
@@ -223,7 +223,7 @@ def deserted(view: View) -> Decision | None:
     if view.job.queued:
         return None  # the queue takes all pods back
     witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
-    waits = any(heard.waits_to_restart for heard in view.reporting)
+    waits = any(last_report.waits_to_restart for last_report in view.reporting)
     if not waits and not (witnesses and is_lost(view.seen, view.status, view.execution, view.now)):
         return None
     return _judged(view, Missing(workers=view.gone))

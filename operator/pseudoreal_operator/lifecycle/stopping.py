@@ -81,7 +81,7 @@ def _waits_in_vain(seen: Observed, execution: Execution) -> bool:
         return False
     if not any(pod.is_alive for pod in pods):
         return sum(pod.has_succeeded for pod in pods) < max((pod.workers for pod in (*pods, *spares)), default=0)
-    waits = any(one.waits_to_restart for one in seen.heard if one.execution == execution)
+    waits = any(one.waits_to_restart for one in seen.last_reports if one.execution == execution)
     return waits and any(pod.phase is PodPhase.FAILED for pod in pods)
 
 

@@ -135,10 +135,10 @@ def together(
         jobs=tuple(jobs),
         pods=tuple(pods),
         existing=frozenset({("Job", one.name) for one in jobs} | claims),
-        heard=report_store.of_job(key, executions),
+        last_reports=report_store.of_job(key, executions),
         gone=gone,
-        unheard_since=report_store.unheard_since(key, now),
-        was_heard=report_store.was_heard(key),
+        silent_since=report_store.silent_since(key, now),
+        has_reported=report_store.has_reported(key),
         path_is_cut=report_store.path_is_cut,
     )
     return seated(seen)

@@ -14,9 +14,9 @@ from pseudoreal_api.wire.reports import Membership, Takeover
 
 from pseudoreal_operator.observe.report_store import QUIET_SECONDS
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import Heard, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.view import LastReport, Observed, Pod, PodPhase
 
-_Numbered = TypeVar("_Numbered", Pod, Heard)
+_Numbered = TypeVar("_Numbered", Pod, LastReport)
 
 
 def memberships(status: PseudoRealJobStatus) -> dict[Execution, Membership]:
@@ -39,8 +39,8 @@ def seated(seen: Observed) -> Observed:
         pods=tuple(seats.only_workers(seen.pods)),
         spares=tuple(pod for pod in apart if pod.index >= seats.workers[pod.execution]),
         replaced=tuple(pod for pod in apart if pod.index < seats.workers[pod.execution]),
-        heard=tuple(seats.only_workers(seen.heard)),
-        heard_apart=tuple(one for one in seen.heard if seats.worker(one.execution, one.index) is None),
+        last_reports=tuple(seats.only_workers(seen.last_reports)),
+        non_worker_reports=tuple(one for one in seen.last_reports if seats.worker(one.execution, one.index) is None),
         gone=tuple(seats.only_workers(seen.gone)),
     )
 
@@ -55,7 +55,7 @@ def worker_of(status: PseudoRealJobStatus, pod: Pod) -> int | None:
 def ready_spares(seen: Observed, execution: Execution, now: datetime) -> list[Pod]:
     """Return the spare pods of the execution that are ready for a takeover, which they learn from the answers to
     their reports."""
-    speak = {one.pod for one in seen.heard_apart if (now - one.last).total_seconds() <= QUIET_SECONDS}
+    speak = {one.pod for one in seen.non_worker_reports if (now - one.last).total_seconds() <= QUIET_SECONDS}
     own = (pod for pod in seen.spares if pod.execution == execution and pod.name in speak)
     ready = (pod for pod in own if pod.phase is PodPhase.RUNNING and pod.leaves_by is None and pod.disruption is None)
     return sorted(ready, key=lambda pod: pod.index)

@@ -157,7 +157,7 @@ def runs_on(pod: Pod, now: datetime) -> bool:
 
 
 @dataclass(frozen=True)
-class Heard:
+class LastReport:
     """State of a training pod from its reports since its ranks were last restarted in place. All times are of the
     operator's clock."""
 
@@ -204,18 +204,18 @@ class Observed:
     existing: frozenset[tuple[str, str]] = frozenset()
     foreign: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()
-    heard: tuple[Heard, ...] = ()
+    last_reports: tuple[LastReport, ...] = ()
     gone: tuple[Pod, ...] = ()
     """Deleted pods whose termination messages are known."""
     spares: tuple[Pod, ...] = ()
     """Spare pods that replace no worker; `pods` are workers only."""
     replaced: tuple[Pod, ...] = ()
     """Pods that spare pods have replaced."""
-    heard_apart: tuple[Heard, ...] = ()
+    non_worker_reports: tuple[LastReport, ...] = ()
     """Reports of pods that are not workers."""
-    unheard_since: datetime | None = None
+    silent_since: datetime | None = None
     """Time since which no report of its running pods arrives; None: reports arrive, or the silence is short."""
-    was_heard: bool = False
+    has_reported: bool = False
     """Whether a report of its running pods ever arrived."""
     path_is_cut: bool = False
     """Whether the reports of most jobs do not arrive: then the network path is at fault, not a pod."""
@@ -373,17 +373,18 @@ class View:
         return self.pods + [pod for pod in self.seen.gone if pod.execution == self.execution]
 
     @cached_property
-    def heard(self) -> list[Heard]:
+    def last_reports(self) -> list[LastReport]:
         """Reports of the present execution's workers, in the order of their numbers."""
         return sorted(
-            (heard for heard in self.seen.heard if heard.execution == self.execution), key=attrgetter("index")
+            (last_report for last_report in self.seen.last_reports if last_report.execution == self.execution),
+            key=attrgetter("index"),
         )
 
     @cached_property
-    def reporting(self) -> list[Heard]:
+    def reporting(self) -> list[LastReport]:
         """Reports of the pods that exist."""
         names = {pod.name for pod in self.pods}
-        return [heard for heard in self.heard if heard.pod in names]
+        return [last_report for last_report in self.last_reports if last_report.pod in names]
 
     @property
     def started_pods(self) -> int:
@@ -411,7 +412,9 @@ class View:
     @cached_property
     def said_first_ranks(self) -> dict[int, int]:
         """Worker number -> first rank, for each pod that has reported its ranks."""
-        said = {heard.index: first_rank_said(heard.report, self.ranks_per_pod) for heard in self.reporting}
+        said = {
+            last_report.index: first_rank_said(last_report.report, self.ranks_per_pod) for last_report in self.reporting
+        }
         return {index: rank for index, rank in said.items() if rank is not None}
 
     @cached_property

@@ -33,7 +33,7 @@ from pseudoreal_operator.observe.report_store import ReportingPod, updated
 from pseudoreal_operator.observe.seats import memberships, seated, worker_of
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import RUN_ON_SECONDS, Heard, JobState, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.view import RUN_ON_SECONDS, JobState, LastReport, Observed, Pod, PodPhase
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
 from pseudoreal_trainer.checkpoint.fence import Fence
@@ -67,7 +67,7 @@ class World:
     """(phase, kind of stage) of each stage whose result is on the checkpoint volume."""
     begun: set[str] = field(default_factory=set)
     """Names of Jobs that were running by some status: such a name must never be used again."""
-    reports: dict[str, Heard] = field(default_factory=dict)
+    reports: dict[str, LastReport] = field(default_factory=dict)
     """Reports that the operator has received, by the name of the pod; it forgets them when it dies."""
     made: int = 0
     nodes: int | None = None
@@ -114,12 +114,12 @@ class World:
             jobs=tuple(dated_jobs),
             pods=tuple(dated_pods),
             existing=frozenset((kind, body["metadata"]["name"]) for (kind, _), body in self.objects.items()),
-            heard=self.heard(),
+            last_reports=self.last_reports(),
             orphans=tuple(name for name, body in self.pods.items() if is_orphan(UID, body)),
         )
         return seated(seen)
 
-    def heard(self) -> tuple[Heard, ...]:
+    def last_reports(self) -> tuple[LastReport, ...]:
         pods = [read_pod(body) for body in self.pods.values()]
         return tuple(self.reports[pod.name] for pod in pods if pod.name in self.reports)
 

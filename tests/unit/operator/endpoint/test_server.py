@@ -76,8 +76,8 @@ async def test_a_good_report_is_stored_and_answered(endpoint: Endpoint, report_s
     answer = await endpoint.post()
     assert answer.status == 200
     assert ReportAnswer.model_validate_json(await answer.text()) == ReportAnswer(finish_phase=False)
-    (heard,) = report_store.of_job(JOB, {EXECUTION})
-    assert (heard.execution, heard.index, heard.report) == (EXECUTION, 0, REPORT)
+    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    assert (last_report.execution, last_report.index, last_report.report) == (EXECUTION, 0, REPORT)
 
 
 async def test_reports_are_counted_by_the_status_of_the_answer(endpoint: Endpoint) -> None:
@@ -207,7 +207,7 @@ async def test_one_pod_does_not_use_up_the_reports_of_another(
     for _ in range(7):
         await endpoint.post()
     assert (await endpoint.post(token="other")).status == 200
-    assert {heard.index for heard in report_store.of_job(JOB, {EXECUTION})} == {0, 1}
+    assert {last_report.index for last_report in report_store.of_job(JOB, {EXECUTION})} == {0, 1}
 
 
 async def test_a_flood_of_unknown_tokens(endpoint: Endpoint) -> None:

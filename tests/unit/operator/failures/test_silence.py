@@ -58,9 +58,9 @@ class Cluster:
         key = self.keys[job]
         return replace(
             self.world.observe(),
-            heard=self.report_store.of_job(key, {EXECUTION}),
-            unheard_since=self.report_store.unheard_since(key, self.now),
-            was_heard=self.report_store.was_heard(key),
+            last_reports=self.report_store.of_job(key, {EXECUTION}),
+            silent_since=self.report_store.silent_since(key, self.now),
+            has_reported=self.report_store.has_reported(key),
             path_is_cut=self.report_store.path_is_cut,
         )
 

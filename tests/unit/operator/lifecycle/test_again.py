@@ -85,7 +85,7 @@ def tell(world: World) -> None:
     """Deliver the request to the pods, in the answers to their reports."""
     for pod in world.alive():
         world.report(pod, 1)
-    world.reports = {name: replace(heard, told_to_finish=True) for name, heard in world.reports.items()}
+    world.reports = {name: replace(last_report, told_to_finish=True) for name, last_report in world.reports.items()}
     world.settle()
 
 

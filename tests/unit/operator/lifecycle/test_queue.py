@@ -228,14 +228,14 @@ def test_the_next_pods_are_not_judged_by_what_those_before_them_said() -> None:
     world = begun(**QUEUE, spec__hang={"stepSeconds": 100})
     (pod,) = world.alive()
     world.report(pod, 3)
-    said = world.heard()
+    said = world.last_reports()
     preempted(world, "Yielded")
     world.tick(HOURS)
     world.admit("sim-pseudo-e1")
     look(world)
     for start in (str, run_pods):
         start(world)
-        wanted = plan(replace(world.observe(), heard=said), world.now, SETTINGS)
+        wanted = plan(replace(world.observe(), last_reports=said), world.now, SETTINGS)
         assert (wanted.status.restarts, wanted.status.execution, wanted.stop) == (0, 1, ())
         assert wanted.wake_after != 0
 

@@ -12,7 +12,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import PROGRESS_SECONDS, Plan, plan
 from pseudoreal_operator.lifecycle.rules import UNWATCHED_SECONDS
 from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STUCK_SECONDS
-from pseudoreal_operator.observe.view import Heard, Observed, Pod, PodPhase, Termination
+from pseudoreal_operator.observe.view import LastReport, Observed, Pod, PodPhase, Termination
 
 from tests.unit.operator.lifecycle.steps import begun, until
 from tests.unit.operator.observe.reports import progress
@@ -40,13 +40,13 @@ def ended_pod(world: World, step: int, outcome: Any = "Yielded", phase: PodPhase
     return Pod("gone", execution, 0, phase, termination=Termination(75, "Error", "", message))
 
 
-def saved(world: World, step: int) -> Heard:
+def saved(world: World, step: int) -> LastReport:
     (pod,) = world.observe().pods
     report = PodReport(
         ranks=[RankReport(rank=0, activity="ended", seconds=0, step=step)],
         checkpoint=SavedCheckpoint(name=f"pseudo-{step}", step=step, seconds=0),
     )
-    return Heard(pod.execution, 0, pod.name, first=world.now, last=world.now, report=report, begun=world.now)
+    return LastReport(pod.execution, 0, pod.name, first=world.now, last=world.now, report=report, begun=world.now)
 
 
 def latest(wanted: Plan) -> str | None:
@@ -92,7 +92,8 @@ def test_progress_that_came_too_soon_is_written_when_it_is_due() -> None:
     def said(step: int) -> Observed:
         report = PodReport(ranks=[RankReport(rank=0, activity="ended", seconds=0, step=step)], progress=progress(step))
         return replace(
-            world.observe(), heard=(Heard(pod.execution, 0, pod.name, world.now, world.now, report, begun=world.now),)
+            world.observe(),
+            last_reports=(LastReport(pod.execution, 0, pod.name, world.now, world.now, report, begun=world.now),),
         )
 
     world.carry_out(planned(world, said(1)))
@@ -161,9 +162,9 @@ def test_a_suspended_job_shows_the_checkpoint_of_a_pod_that_is_gone() -> None:
     world.settle()
     seen = replace(world.observe(), pods=())
     assert latest(planned(world, seen)) is None
-    assert latest(planned(world, replace(seen, heard=(report,)))) == "pseudo-7"
+    assert latest(planned(world, replace(seen, last_reports=(report,)))) == "pseudo-7"
     for gone in ((words,), ()):
-        wanted = planned(world, replace(seen, heard=(report,), gone=gone))
+        wanted = planned(world, replace(seen, last_reports=(report,), gone=gone))
         assert latest(wanted) == "pseudo-9", "an older report takes nothing back"
         seen = replace(seen, status=wanted.status)
 

@@ -16,7 +16,7 @@ from pseudoreal_operator.observe.report_store import (
     updated,
 )
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import Heard
+from pseudoreal_operator.observe.view import LastReport
 
 from tests.unit.operator.observe.reports import progress
 
@@ -36,13 +36,13 @@ def at(step: int, activity: Activity = "computing", saving_seconds: float | None
     return PodReport(ranks=[sign], **says)
 
 
-def told(*reports: PodReport) -> Heard:
+def told(*reports: PodReport) -> LastReport:
     """Return the state of a pod after these reports, which came one per second."""
-    heard = None
+    last_report = None
     for second, report in enumerate(reports):
-        heard = updated(heard, REPORTER, report, after(second))
-    assert heard
-    return heard
+        last_report = updated(last_report, REPORTER, report, after(second))
+    assert last_report
+    return last_report
 
 
 @pytest.fixture
@@ -53,25 +53,25 @@ def report_store() -> ReportStore:
 
 
 def test_the_first_report_of_a_pod_that_starts() -> None:
-    heard = told(at(0, "starting"))
-    assert (heard.first, heard.last, heard.begun, heard.progressed) == (NOON, NOON, None, None)
+    last_report = told(at(0, "starting"))
+    assert (last_report.first, last_report.last, last_report.begun, last_report.progressed) == (NOON, NOON, None, None)
 
 
 def test_a_pod_has_begun_when_one_of_its_ranks_is_at_work() -> None:
     ranks = [RankReport(rank=rank, activity="starting", seconds=0, step=0) for rank in (0, 1)]
     half = PodReport(ranks=[ranks[0], ranks[1].model_copy(update={"activity": "computing"})])
-    heard = told(PodReport(ranks=ranks), half, at(1))
-    assert heard.begun == after(1)
-    assert heard.first == NOON
+    last_report = told(PodReport(ranks=ranks), half, at(1))
+    assert last_report.begun == after(1)
+    assert last_report.first == NOON
 
 
 IN_PLACE = InPlace(restarts=1, peer_lost=False, message="killed")
 
 
 def test_what_ranks_did_before_they_were_restarted_in_place_is_forgotten() -> None:
-    heard = told(at(4), at(5), PodReport(in_place=IN_PLACE), at(0, "starting", in_place=IN_PLACE))
-    assert (heard.first, heard.begun, heard.progressed) == (after(2), None, None)
-    assert heard.restarted == IN_PLACE
+    last_report = told(at(4), at(5), PodReport(in_place=IN_PLACE), at(0, "starting", in_place=IN_PLACE))
+    assert (last_report.first, last_report.begun, last_report.progressed) == (after(2), None, None)
+    assert last_report.restarted == IN_PLACE
     again = told(at(5), at(4, in_place=IN_PLACE), at(5, in_place=IN_PLACE))
     assert (again.begun, again.progressed) == (after(1), after(2))
 
@@ -108,37 +108,39 @@ def test_an_operator_that_comes_later_sees_that_steps_were_made() -> None:
 
 
 def test_a_save_counts_as_progress_while_it_goes_on() -> None:
-    heard = told(at(4), at(4, saving_seconds=1), at(4, saving_seconds=2), at(4), at(4))
-    assert heard.progressed == after(2)
+    last_report = told(at(4), at(4, saving_seconds=1), at(4, saving_seconds=2), at(4), at(4))
+    assert last_report.progressed == after(2)
 
 
 def test_steps_that_a_pod_resumes_at_are_no_steps_that_it_made() -> None:
-    heard = told(at(100, "starting"), at(100))
-    assert (heard.begun, heard.progressed) == (after(1), None)
+    last_report = told(at(100, "starting"), at(100))
+    assert (last_report.begun, last_report.progressed) == (after(1), None)
 
 
 def test_the_newest_step_is_remembered_by_its_moment() -> None:
-    heard = told(at(1), at(2), at(2), at(2))
-    assert (heard.progressed, heard.last) == (after(1), after(3))
+    last_report = told(at(1), at(2), at(2), at(2))
+    assert (last_report.progressed, last_report.last) == (after(1), after(3))
 
 
 def test_a_pod_without_ranks_makes_no_steps() -> None:
-    heard = told(PodReport(), PodReport())
-    assert (heard.begun, heard.progressed) == (None, None)
+    last_report = told(PodReport(), PodReport())
+    assert (last_report.begun, last_report.progressed) == (None, None)
 
 
 def test_what_a_report_does_not_repeat_stays_known() -> None:
-    heard = told(at(4, progress=progress(4), checkpoint=SAVED), at(5))
-    assert heard.report.ranks[0].step == 5
-    assert heard.report.progress == progress(4)
-    assert heard.report.checkpoint == SAVED
+    last_report = told(at(4, progress=progress(4), checkpoint=SAVED), at(5))
+    assert last_report.report.ranks[0].step == 5
+    assert last_report.report.progress == progress(4)
+    assert last_report.report.checkpoint == SAVED
 
 
 def test_each_pod_and_each_execution_has_its_own_entry(report_store: ReportStore) -> None:
     second = Execution("pseudo", StageKind.TRAIN, 2)
     for reporter in (REPORTER, ReportingPod(JOB, EXECUTION, 1, "other"), ReportingPod(JOB, second, 0, "later")):
         report_store.store(reporter, at(reporter.index), NOON)
-    assert [(heard.execution, heard.index) for heard in report_store.of_job(JOB, {EXECUTION, second})] == [
+    assert [
+        (last_report.execution, last_report.index) for last_report in report_store.of_job(JOB, {EXECUTION, second})
+    ] == [
         (EXECUTION, 0),
         (EXECUTION, 1),
         (second, 0),
@@ -151,8 +153,13 @@ def test_the_next_pod_of_an_execution_begins_anew(report_store: ReportStore) -> 
     report_store.listen(JOB, REPORTER, NOON)
     later = replace(REPORTER, pod="its-successor")
     report_store.store(later, at(0, "starting"), after(9000))
-    (heard,) = report_store.of_job(JOB, {EXECUTION})
-    assert (heard.pod, heard.first, heard.begun, heard.progressed) == ("its-successor", after(9000), None, None)
+    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    assert (last_report.pod, last_report.first, last_report.begun, last_report.progressed) == (
+        "its-successor",
+        after(9000),
+        None,
+        None,
+    )
     report_store.listen(JOB, later, after(9000))
     assert report_store.most_silent(after(9021)) == later
 
@@ -190,14 +197,14 @@ def test_a_pod_in_another_namespace_does_not_report_for_the_job(report_store: Re
 def test_a_log_counts_where_it_is_ahead_of_the_reports(report_store: ReportStore) -> None:
     report_store.read_log(REPORTER, progress(3), NOON)
     report_store.read_log(REPORTER, progress(3), after(9))
-    (heard,) = report_store.of_job(JOB, {EXECUTION})
-    assert (heard.begun, heard.last, heard.report.progress) == (NOON, NOON, progress(3))
+    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    assert (last_report.begun, last_report.last, last_report.report.progress) == (NOON, NOON, progress(3))
     report_store.store(REPORTER, at(7), after(10))
     report_store.read_log(REPORTER, progress(6), after(20))
     assert report_store.of_job(JOB, {EXECUTION})[0].last == after(10)
     report_store.read_log(REPORTER, progress(8), after(30))
-    (heard,) = report_store.of_job(JOB, {EXECUTION})
-    assert (heard.progressed, heard.report.progress) == (after(30), progress(8))
+    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    assert (last_report.progressed, last_report.report.progress) == (after(30), progress(8))
 
 
 def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_request(report_store: ReportStore) -> None:
