@@ -12,9 +12,9 @@ from pseudoreal_operator.lifecycle.in_place import of_this_execution
 from pseudoreal_operator.lifecycle.stopping import may_be_replaced
 from pseudoreal_operator.lifecycle.waiting import obstacle_of
 from pseudoreal_operator.observe.asked import phases_to_finish
-from pseudoreal_operator.observe.seats import memberships, ready_spares
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import PodPhase, View
+from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
 from pseudoreal_operator.status.conditions import NewCondition, find
 from pseudoreal_operator.status.events import Event, Reason
 

@@ -14,9 +14,9 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.lifecycle.decisions import avoided, event, with_fault, with_retry
 from pseudoreal_operator.observe.report_store import QUIET_SECONDS
-from pseudoreal_operator.observe.seats import memberships
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import JobState, Observed, Pod, View
+from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_operator.status.events import Event, Reason
 
 _Said = tuple[int, InPlace]

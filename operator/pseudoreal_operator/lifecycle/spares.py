@@ -28,9 +28,9 @@ from pseudoreal_operator.lifecycle.decisions import (
 )
 from pseudoreal_operator.lifecycle.in_place import known_restarts, own_restarts
 from pseudoreal_operator.lifecycle.stopping import is_stuck
-from pseudoreal_operator.observe.seats import memberships, ready_spares
 from pseudoreal_operator.observe.stages import StageKind, started
 from pseudoreal_operator.observe.view import JobState, LastReport, Pod, PodPhase, View
+from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
 from pseudoreal_operator.status.events import Reason
 
 

@@ -11,9 +11,9 @@ from pseudoreal_api.wire.messages import ExitCode
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.classify import classify, has_code, is_for_another_pod, lost_its_peer
-from pseudoreal_operator.observe.seats import memberships, ready_spares
 from pseudoreal_operator.observe.stages import Execution
 from pseudoreal_operator.observe.view import RUN_ON_SECONDS, JobState, Observed, Pod, PodPhase, ended_at
+from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
 
 STOP_SECONDS = 5
 """Grace period in seconds of pods that cannot save: enough to write their termination messages."""

@@ -20,11 +20,11 @@ from pseudoreal_operator.observe.reading import (
     read_pod,
 )
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
-from pseudoreal_operator.observe.seats import memberships, seated
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added
 from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import ChildJob, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.worker_assignment import memberships, with_worker_indices
 
 Json = dict[str, Any]
 
@@ -141,7 +141,7 @@ def together(
         has_reported=report_store.has_reported(key),
         path_is_cut=report_store.path_is_cut,
     )
-    return seated(seen)
+    return with_worker_indices(seen)
 
 
 def has_claim(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> bool:

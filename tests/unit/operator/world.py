@@ -30,10 +30,10 @@ from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.reading import belongs_to, is_orphan, read_job, read_pod
 from pseudoreal_operator.observe.report_store import ReportingPod, updated
-from pseudoreal_operator.observe.seats import memberships, seated, worker_of
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import RUN_ON_SECONDS, JobState, LastReport, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.worker_assignment import memberships, with_worker_indices, worker_of
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
 from pseudoreal_trainer.checkpoint.fence import Fence
@@ -117,7 +117,7 @@ class World:
             last_reports=self.last_reports(),
             orphans=tuple(name for name, body in self.pods.items() if is_orphan(UID, body)),
         )
-        return seated(seen)
+        return with_worker_indices(seen)
 
     def last_reports(self) -> tuple[LastReport, ...]:
         pods = [read_pod(body) for body in self.pods.values()]

@@ -7,8 +7,8 @@ from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Membership
 from pseudoreal_operator.lifecycle.stopping import SPARE_SECONDS, STUCK_SECONDS
 from pseudoreal_operator.observe.reading import read_pod
-from pseudoreal_operator.observe.seats import memberships
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_trainer.errors import TrainingError
 
 from tests.support.jobs import good_job

@@ -1,6 +1,6 @@
 """Worker assignment: worker N is the pod with completion index N, unless a spare pod has replaced it. Pure.
 
-All other code knows pods by their worker numbers, and never takes a waiting spare pod for a worker.
+All other code knows pods by their worker indices, and never takes a waiting spare pod for a worker.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,25 +29,27 @@ def memberships(status: PseudoRealJobStatus) -> dict[Execution, Membership]:
     return {Execution(known.phase_name, StageKind.TRAIN, known.execution): membership}
 
 
-def seated(seen: Observed) -> Observed:
-    """Return the observation with worker numbers as `index`; pods that are not workers are listed separately. Must
+def with_worker_indices(seen: Observed) -> Observed:
+    """Return the observation with worker indices as `index`; pods that are not workers are listed separately. Must
     be called once: the API server and the pods' reports number pods by their completion indices."""
-    seats = _Seats(memberships(seen.status), _workers(seen))
-    apart = [pod for pod in seen.pods if seats.worker(pod.execution, pod.index) is None]
+    assignment = _Assignment(memberships(seen.status), _workers(seen))
+    others = [pod for pod in seen.pods if assignment.worker(pod.execution, pod.index) is None]
     return replace(
         seen,
-        pods=tuple(seats.only_workers(seen.pods)),
-        spares=tuple(pod for pod in apart if pod.index >= seats.workers[pod.execution]),
-        replaced=tuple(pod for pod in apart if pod.index < seats.workers[pod.execution]),
-        last_reports=tuple(seats.only_workers(seen.last_reports)),
-        non_worker_reports=tuple(one for one in seen.last_reports if seats.worker(one.execution, one.index) is None),
-        gone=tuple(seats.only_workers(seen.gone)),
+        pods=tuple(assignment.only_workers(seen.pods)),
+        spares=tuple(pod for pod in others if pod.index >= assignment.workers[pod.execution]),
+        replaced=tuple(pod for pod in others if pod.index < assignment.workers[pod.execution]),
+        last_reports=tuple(assignment.only_workers(seen.last_reports)),
+        non_worker_reports=tuple(
+            one for one in seen.last_reports if assignment.worker(one.execution, one.index) is None
+        ),
+        gone=tuple(assignment.only_workers(seen.gone)),
     )
 
 
 def worker_of(status: PseudoRealJobStatus, pod: Pod) -> int | None:
-    """Return the worker number of a pod whose `index` is still its completion index; None: the pod is not a worker."""
-    return _Seats(memberships(status), {pod.execution: pod.workers} if pod.workers else {}).worker(
+    """Return the worker index of a pod whose `index` is still its completion index; None: the pod is not a worker."""
+    return _Assignment(memberships(status), {pod.execution: pod.workers} if pod.workers else {}).worker(
         pod.execution, pod.index
     )
 
@@ -55,31 +57,31 @@ def worker_of(status: PseudoRealJobStatus, pod: Pod) -> int | None:
 def ready_spares(seen: Observed, execution: Execution, now: datetime) -> list[Pod]:
     """Return the spare pods of the execution that are ready for a takeover, which they learn from the answers to
     their reports."""
-    speak = {one.pod for one in seen.non_worker_reports if (now - one.last).total_seconds() <= QUIET_SECONDS}
-    own = (pod for pod in seen.spares if pod.execution == execution and pod.name in speak)
+    reporting = {one.pod for one in seen.non_worker_reports if (now - one.last).total_seconds() <= QUIET_SECONDS}
+    own = (pod for pod in seen.spares if pod.execution == execution and pod.name in reporting)
     ready = (pod for pod in own if pod.phase is PodPhase.RUNNING and pod.leaves_by is None and pod.disruption is None)
     return sorted(ready, key=lambda pod: pod.index)
 
 
 @dataclass(frozen=True)
-class _Seats:
+class _Assignment:
     members: dict[Execution, Membership]
     workers: dict[Execution, int]
     """Known numbers of workers, by execution."""
 
     def worker(self, execution: Execution, index: int) -> int | None:
-        """Return the worker number of the pod with this completion index; None: the pod is not a worker."""
+        """Return the worker index of the pod with this completion index; None: the pod is not a worker."""
         workers, membership = self.workers.get(execution, inf), self.members.get(execution)
         if membership is not None:
             return membership.worker_of(index, workers)
         return index if index < workers else None
 
-    def only_workers(self, those: Iterable[_Numbered]) -> Iterator[_Numbered]:
-        for one in those:
+    def only_workers(self, numbered: Iterable[_Numbered]) -> Iterator[_Numbered]:
+        for one in numbered:
             if (worker := self.worker(one.execution, one.index)) is not None:
                 yield one if worker == one.index else replace(one, index=worker)
 
 
 def _workers(seen: Observed) -> dict[Execution, int]:
-    told = {pod.execution: pod.workers for pod in seen.pods if pod.workers}
-    return told | {job.execution: job.workers for job in seen.jobs if job.workers}
+    known = {pod.execution: pod.workers for pod in seen.pods if pod.workers}
+    return known | {job.execution: job.workers for job in seen.jobs if job.workers}
