@@ -28,7 +28,7 @@ GROWTH = 10
 """Minimum time that a phase has fewer workers before all are tried again, as a multiple of patienceSeconds."""
 
 
-def shrunk(view: View) -> Decision | None:
+def scaled_down(view: View) -> Decision | None:
     """Continue with fewer workers when an elastic phase has waited too long for nodes, or for its queue."""
     moment = _patience_ends(view)
     if moment is None or view.now < moment:
@@ -42,7 +42,7 @@ def shrunk(view: View) -> Decision | None:
     return _with_fewer(view, view.status, fewer, why)
 
 
-def bereaved(view: View) -> Decision | None:
+def abandon_stuck_pods(view: View) -> Decision | None:
     """Continue with fewer workers when all that is left of earlier executions is, for too long, pods on lost nodes.
     Each of these pods has lost a peer, without which it can neither train nor save, so it need not be waited for."""
     moment, left = _given_up_at(view), _left(view)
@@ -57,7 +57,7 @@ def bereaved(view: View) -> Decision | None:
     return _with_fewer(view, status, fewer, why)
 
 
-def grown(view: View) -> Decision | None:
+def scaled_up(view: View) -> Decision | None:
     """Try all workers again when an elastic phase has trained with fewer for long enough."""
     known = view.status.elastic
     if known is None or known.grow_after is None or view.now < clock.from_text(known.grow_after):
@@ -70,7 +70,7 @@ def grown(view: View) -> Decision | None:
     return announce(view, status_with(view.status, elastic=tried), _told(text), wait=0)
 
 
-def settled(view: View, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
+def without_elastic_state(view: View, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
     """Return the status of a running execution. Once all workers of the phase have started, the status forgets that
     some were missing."""
     if status.elastic is None or not _is_elastic(view) or view.started_pods < _phase(view).workers:

@@ -34,9 +34,15 @@ from pseudoreal_operator.lifecycle.decisions import (
     untold,
 )
 from pseudoreal_operator.lifecycle.doing import activity, noticed, taken_back
-from pseudoreal_operator.lifecycle.elastic import bereaved, grown, is_abandoned, settled, shrunk
+from pseudoreal_operator.lifecycle.elastic import (
+    abandon_stuck_pods,
+    is_abandoned,
+    scaled_down,
+    scaled_up,
+    without_elastic_state,
+)
 from pseudoreal_operator.lifecycle.prolonging import ended_too_early, train_longer, train_on
-from pseudoreal_operator.lifecycle.spares import taken_over
+from pseudoreal_operator.lifecycle.spares import spare_took_over
 from pseudoreal_operator.lifecycle.stopping import is_lost, is_stuck
 from pseudoreal_operator.observe.asked import open_requests
 from pseudoreal_operator.observe.stages import Stage, StageKind, current_stage, is_started, last_steps_of, started
@@ -188,7 +194,7 @@ def running(view: View) -> Decision | None:
     if status.execution_time is None:
         # The pass that created the Job died before it could write this time.
         status = status_with(status, execution_time=view.job.begun or clock.to_text(view.now))
-    status = settled(view, status)
+    status = without_elastic_state(view, status)
     if view.job.queued:
         # Pods that the queue takes back save before they end.
         status = results.with_checkpoints(results.with_saved(status, view.last_reports), view.pods_with_deleted)
@@ -198,7 +204,7 @@ def running(view: View) -> Decision | None:
     return Decision(status, state, doing, events=events, children=view.stage, wake_after=None)
 
 
-def lost(view: View) -> Decision | None:
+def pod_stuck(view: View) -> Decision | None:
     """End the execution when a pod cannot be ended, for instance on a node that is off: its Job and its peers wait
     for it. A stuck pod that is not a worker matters only once all workers have ended."""
     if view.job is None or view.job.state is not JobState.ACTIVE:
@@ -215,7 +221,7 @@ def _every_pod(view: View) -> Iterator[Pod]:
     return (pod for pod in view.seen.every_pod if pod.execution == view.execution)
 
 
-def deserted(view: View) -> Decision | None:
+def worker_missing(view: View) -> Decision | None:
     """End the execution when a pod is missing without a termination message, for instance together with its node,
     and a peer lost its connection to the pod: the peer has ended, or waits in vain to restart its ranks in place."""
     if view.job is None or view.job.state is not JobState.ACTIVE or not view.gone:
@@ -235,7 +241,7 @@ def execution_failed(view: View) -> Decision | None:
     return _judged(view, Missing(workers=view.gone))
 
 
-def vanished(view: View) -> Decision | None:
+def child_job_deleted(view: View) -> Decision | None:
     """Start a new execution when the status says that the present one began and its Job does not exist."""
     if not is_started(view.status.phases, view.stage) or view.status.restart_after is not None:
         return None
@@ -252,7 +258,7 @@ def backing_off(view: View) -> Decision | None:
     return Decision(view.status, "Restarting", stands("Restarting", text), wake_after=wait)
 
 
-def leftovers(view: View) -> Decision | None:
+def await_cleanup(view: View) -> Decision | None:
     """Wait for objects of earlier executions, and of a deleted job of the same name. Executions must not overlap,
     and a job must not share names of children with a deleted one."""
     waited_for = (pod for pod in view.seen.every_pod if pod.is_alive and not _is_harmless(view, pod))
@@ -313,25 +319,25 @@ RULES = (
     resumed,
     repeated,
     replanned,
-    shrunk,
-    grown,
+    scaled_down,
+    scaled_up,
     delink_overdue,
     kept_from_nodes,
     never_started,
     hung,
-    # Before `lost` and `deserted`, which end the execution because of the same pods.
-    taken_over,
-    lost,
-    deserted,
+    # Before `pod_stuck` and `worker_missing`, which end the execution because of the same pods.
+    spare_took_over,
+    pod_stuck,
+    worker_missing,
     # Accepts every active Job, so after all rules that end an execution early.
     running,
     execution_failed,
-    # From here on the present execution has no Job; `vanished` does not test that itself.
-    vanished,
+    # From here on the present execution has no Job; `child_job_deleted` does not test that itself.
+    child_job_deleted,
     backing_off,
-    # Before `leftovers`, which would wait for the pods that `bereaved` gives up.
-    bereaved,
-    leftovers,
+    # Before `await_cleanup`, which would wait for the pods that `abandon_stuck_pods` abandons.
+    abandon_stuck_pods,
+    await_cleanup,
 )
 """Rules in order of evaluation; `start` applies if no rule does."""
 

@@ -44,7 +44,7 @@ class _Lost:
     stuck."""
 
 
-def taken_over(view: View) -> Decision | None:
+def spare_took_over(view: View) -> Decision | None:
     """Let spare pods replace lost workers, when other workers wait for these and enough spare pods are ready."""
     if view.stage.kind is not StageKind.TRAIN or view.job is None or view.job.state is not JobState.ACTIVE:
         return None
