@@ -224,7 +224,7 @@ def _every_pod(view: View) -> Iterator[Pod]:
 def worker_missing(view: View) -> Decision | None:
     """End the execution when a pod is missing without a termination message, for instance together with its node,
     and a peer lost its connection to the pod: the peer has ended, or waits in vain to restart its ranks in place."""
-    if view.job is None or view.job.state is not JobState.ACTIVE or not view.gone:
+    if view.job is None or view.job.state is not JobState.ACTIVE or not view.missing_workers:
         return None
     if view.job.queued:
         return None  # the queue takes all pods back
@@ -232,13 +232,13 @@ def worker_missing(view: View) -> Decision | None:
     waits = any(last_report.waits_to_restart for last_report in view.reporting)
     if not waits and not (witnesses and is_lost(view.seen, view.status, view.execution, view.now)):
         return None
-    return _judged(view, Missing(workers=view.gone))
+    return _judged(view, Missing(workers=view.missing_workers))
 
 
 def execution_failed(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.FAILED:
         return None
-    return _judged(view, Missing(workers=view.gone))
+    return _judged(view, Missing(workers=view.missing_workers))
 
 
 def child_job_deleted(view: View) -> Decision | None:

@@ -68,12 +68,12 @@ def spare_took_over(view: View) -> Decision | None:
 def _lost(view: View) -> _Lost:
     failed = [pod.index for pod in view.pods if pod.phase is PodPhase.FAILED]
     stuck = [pod for pod in view.pods if is_stuck(pod, view.now)]
-    workers = sorted({*view.gone, *failed, *(pod.index for pod in stuck)})
+    workers = sorted({*view.missing_workers, *failed, *(pod.index for pod in stuck)})
     return _Lost(tuple(workers), next(iter(stuck), None))
 
 
 def _verdict(view: View, lost: _Lost) -> Verdict:
-    missing = Missing(stuck=lost.stuck, workers=view.gone)
+    missing = Missing(stuck=lost.stuck, workers=view.missing_workers)
     return classify(view.job_name, view.pods, view.spec.restart.rules, missing)
 
 

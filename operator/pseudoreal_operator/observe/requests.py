@@ -70,8 +70,8 @@ async def observe(
             others.append(claim)
         elif volume is not None:
             claims.append(claim)
-    gone = termination_messages.of_job((namespace, uid), [pod.name for pod in pods])
-    seen = together(report_store, job, status, jobs, pods, now, gone)
+    deleted_pods = termination_messages.of_job((namespace, uid), [pod.name for pod in pods])
+    seen = together(report_store, job, status, jobs, pods, now, deleted_pods)
     return replace(
         seen,
         existing=seen.existing | {("PersistentVolumeClaim", claim) for claim in claims},
@@ -118,7 +118,7 @@ def together(
     jobs: Sequence[ChildJob],
     pods: Sequence[Pod],
     now: datetime,
-    gone: tuple[Pod, ...] = (),
+    deleted_pods: tuple[Pod, ...] = (),
 ) -> Observed:
     """Return the observation of a job, its children and its pods' reports. From now on the report store follows the
     pod of rank 0."""
@@ -136,7 +136,7 @@ def together(
         pods=tuple(pods),
         existing=frozenset({("Job", one.name) for one in jobs} | claims),
         last_reports=report_store.of_job(key, executions),
-        gone=gone,
+        deleted_pods=deleted_pods,
         silent_since=report_store.silent_since(key, now),
         has_reported=report_store.has_reported(key),
         path_is_cut=report_store.path_is_cut,

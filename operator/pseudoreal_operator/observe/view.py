@@ -205,7 +205,7 @@ class Observed:
     foreign: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()
     last_reports: tuple[LastReport, ...] = ()
-    gone: tuple[Pod, ...] = ()
+    deleted_pods: tuple[Pod, ...] = ()
     """Deleted pods whose termination messages are known."""
     spares: tuple[Pod, ...] = ()
     """Spare pods that replace no worker; `pods` are workers only."""
@@ -361,7 +361,7 @@ class View:
         return sorted((pod for pod in self.seen.pods if pod.execution == self.execution), key=attrgetter("index"))
 
     @property
-    def gone(self) -> list[int]:
+    def missing_workers(self) -> list[int]:
         """Numbers of missing workers: their pods do not exist, although the operator has not ended them."""
         if self.job is None or self.job.given_up:
             return []
@@ -370,7 +370,7 @@ class View:
     @cached_property
     def pods_with_deleted(self) -> list[Pod]:
         """Pods of the present execution, and its deleted pods whose termination messages are known."""
-        return self.pods + [pod for pod in self.seen.gone if pod.execution == self.execution]
+        return self.pods + [pod for pod in self.seen.deleted_pods if pod.execution == self.execution]
 
     @cached_property
     def last_reports(self) -> list[LastReport]:

@@ -43,7 +43,7 @@ def with_worker_indices(seen: Observed) -> Observed:
         non_worker_reports=tuple(
             one for one in seen.last_reports if assignment.worker(one.execution, one.index) is None
         ),
-        gone=tuple(assignment.only_workers(seen.gone)),
+        deleted_pods=tuple(assignment.only_workers(seen.deleted_pods)),
     )
 
 

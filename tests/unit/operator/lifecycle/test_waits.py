@@ -163,8 +163,8 @@ def test_a_suspended_job_shows_the_checkpoint_of_a_pod_that_is_gone() -> None:
     seen = replace(world.observe(), pods=())
     assert latest(planned(world, seen)) is None
     assert latest(planned(world, replace(seen, last_reports=(report,)))) == "pseudo-7"
-    for gone in ((words,), ()):
-        wanted = planned(world, replace(seen, last_reports=(report,), gone=gone))
+    for deleted in ((words,), ()):
+        wanted = planned(world, replace(seen, last_reports=(report,), deleted_pods=deleted))
         assert latest(wanted) == "pseudo-9", "an older report takes nothing back"
         seen = replace(seen, status=wanted.status)
 
@@ -173,7 +173,7 @@ def test_a_result_is_not_lost_with_its_pod() -> None:
     world = begun()
     words = ended_pod(world, 10, "Succeeded", PodPhase.SUCCEEDED)
     world.finish_all()
-    seen = replace(world.observe(), pods=(), gone=(words,))
+    seen = replace(world.observe(), pods=(), deleted_pods=(words,))
     wanted = planned(world, seen)
     assert (wanted.status.phases[0].state, wanted.status.phases[0].end_checkpoint) == ("Complete", "pseudo-10")
-    assert planned(world, replace(seen, gone=())).status.execution == 2, "without it the phase runs again"
+    assert planned(world, replace(seen, deleted_pods=())).status.execution == 2, "without it the phase runs again"
