@@ -21,11 +21,11 @@ LEAST_CUT_JOBS = 2
 
 SOON_SECONDS = 1.0
 """Seconds until a job is woken after a pod has begun or ended its steps."""
-NEWS_SECONDS = 10.0
+PROGRESS_SECONDS = 10.0
 """Seconds until a job is woken after progress: as often as progress is written."""
-NEWS_PER_SECOND = 20.0
+WAKES_PER_SECOND = 20.0
 """Wake-ups per second of all jobs together, for progress and for training pods that were not heard before; with more
-news, each wake-up waits longer."""
+of them, each wake-up waits longer."""
 LOG_SECONDS = 60.0
 """Minimum seconds between two readings of the log of a silent pod. As long as the log has nothing new either, each
 wait is as long as the pod has been silent before."""
@@ -137,7 +137,7 @@ class ReportStore:
         was_unheard = followed.is_woken or followed.silent_since(now, QUIET_SECONDS)
         followed.reported, followed.is_woken = now, False
         if not self._take(followed, reporter, report, now) and was_unheard:
-            self._wake(followed, NEWS_SECONDS)
+            self._wake(followed, PROGRESS_SECONDS)
         return True
 
     def _take(self, followed: _Followed, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
@@ -153,8 +153,8 @@ class ReportStore:
         return after is not None
 
     def _wake(self, followed: _Followed, after: float) -> None:
-        """Wake a job for news that many jobs may have at the same time."""
-        followed.wake(max(after, len(self._jobs) / NEWS_PER_SECOND))
+        """Wake a job for a change that many jobs may have at the same time."""
+        followed.wake(max(after, len(self._jobs) / WAKES_PER_SECOND))
 
     def listen(self, job: JobKey, reporter: ReportingPod | None, now: datetime) -> None:
         """Set the running pod of rank 0 of the present execution; None: it does not run."""
@@ -185,7 +185,7 @@ class ReportStore:
             self._take(followed, reporter, PodReport(ranks=ranks, progress=progress), now)
         elif progress == before:
             followed.last_reports[key] = replace(known, log_stood=now)
-            self._wake(followed, NEWS_SECONDS)
+            self._wake(followed, PROGRESS_SECONDS)
         elif before is not None:
             # Steps repeated from an older checkpoint are progress as well.
             followed.last_reports[key] = replace(known, progressed=now)
@@ -199,7 +199,7 @@ class ReportStore:
         for followed in self._jobs.values():
             if not followed.is_woken and followed.silent_since(now, UNHEARD_SECONDS):
                 followed.is_woken = True
-                self._wake(followed, NEWS_SECONDS)
+                self._wake(followed, PROGRESS_SECONDS)
 
     def silent_since(self, job: JobKey, now: datetime) -> datetime | None:
         followed = self._jobs.get(job)
@@ -300,7 +300,7 @@ def _wake_after(known: LastReport | None, last_report: LastReport) -> float | No
         return SOON_SECONDS
     if (known.begun is None) != (last_report.begun is None) or _has_ended(known) != _has_ended(last_report):
         return SOON_SECONDS
-    return None if _essence(known) == _essence(last_report) else NEWS_SECONDS
+    return None if _essence(known) == _essence(last_report) else PROGRESS_SECONDS
 
 
 def _essence(last_report: LastReport) -> tuple[int, str | None]:
