@@ -81,7 +81,7 @@ def _unheard_seconds(view: View) -> float:
 
 def _is_cut_off(view: View) -> bool:
     """Return whether a pod of the execution is silent while most jobs are."""
-    return view.seen.path_is_cut and any(_is_silent(view, last_report) for last_report in view.reporting)
+    return view.observed.path_is_cut and any(_is_silent(view, last_report) for last_report in view.reporting)
 
 
 @remembered

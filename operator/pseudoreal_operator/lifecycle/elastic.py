@@ -167,7 +167,7 @@ def _trains(view: View) -> bool:
 
 def _left(view: View) -> list[Pod]:
     """Return pods of earlier executions that have not ended and that are still waited for."""
-    others = (pod for pod in view.seen.pods if pod.execution != view.execution)
+    others = (pod for pod in view.observed.pods if pod.execution != view.execution)
     return [pod for pod in others if pod.is_alive and not is_abandoned(pod, view.status)]
 
 

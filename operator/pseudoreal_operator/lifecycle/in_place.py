@@ -26,21 +26,21 @@ _Said = tuple[int, InPlace]
 def counted(view: View) -> tuple[Observed, tuple[Event, ...]]:
     """Return the observation with newly counted restarts in place in its status, and their events."""
     if not view.status.phases or view.stage.kind is not StageKind.TRAIN or view.job is None:
-        return view.seen, ()
+        return view.observed, ()
     said, known = _newest(view), known_restarts(view)
     if not said or (number := said[0][1].restarts) <= known or not _is_whole(view, said):
-        return view.seen, ()
+        return view.observed, ()
     index, newest = min(said, key=lambda one: (one[1].peer_lost, one[0]))
     origin = None if newest.peer_lost else next((pod for pod in view.pods if pod.index == index), None)
     message = _sentence(index, newest, origin)
-    status = view.seen.status
+    status = view.observed.status
     for each in range(known + 1, number + 1):
         # Where earlier restarts began is not known any more.
         status = _with_restart(view, status, each, origin if each == number else None)
     phase, execution = view.execution.phase, view.execution.number
     newest_here = RestartsInPlace(phase=phase, execution=execution, restarts=number, message=message)
     status = status_with(status, restarts_in_place=newest_here)
-    return replace(view.seen, status=status), tuple(_events(view, status, number, message))
+    return replace(view.observed, status=status), tuple(_events(view, status, number, message))
 
 
 def known_restarts(view: View) -> int:

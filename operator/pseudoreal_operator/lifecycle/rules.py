@@ -101,7 +101,7 @@ def _without_result(view: View, job: ChildJob) -> Decision:
 def suspended(view: View) -> Decision | None:
     if not view.spec.suspend:
         return None
-    alive = [pod.name for pod in view.seen.every_pod if pod.is_alive]
+    alive = [pod.name for pod in view.observed.every_pod if pod.is_alive]
     saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
     status = results.with_checkpoints(results.with_saved(view.status, view.last_reports), view.pods_with_deleted)
@@ -218,7 +218,7 @@ def pod_stuck(view: View) -> Decision | None:
 
 
 def _every_pod(view: View) -> Iterator[Pod]:
-    return (pod for pod in view.seen.every_pod if pod.execution == view.execution)
+    return (pod for pod in view.observed.every_pod if pod.execution == view.execution)
 
 
 def worker_missing(view: View) -> Decision | None:
@@ -230,7 +230,7 @@ def worker_missing(view: View) -> Decision | None:
         return None  # the queue takes all pods back
     witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
     waits = any(last_report.waits_to_restart for last_report in view.reporting)
-    if not waits and not (witnesses and is_lost(view.seen, view.status, view.execution, view.now)):
+    if not waits and not (witnesses and is_lost(view.observed, view.status, view.execution, view.now)):
         return None
     return _judged(view, Missing(workers=view.missing_workers))
 
@@ -261,24 +261,24 @@ def backing_off(view: View) -> Decision | None:
 def await_cleanup(view: View) -> Decision | None:
     """Wait for objects of earlier executions, and of a deleted job of the same name. Executions must not overlap,
     and a job must not share names of children with a deleted one."""
-    waited_for = (pod for pod in view.seen.every_pod if pod.is_alive and not _is_harmless(view, pod))
+    waited_for = (pod for pod in view.observed.every_pod if pod.is_alive and not _is_harmless(view, pod))
     old, wait = next(waited_for, None), None
     if old:
         text = (
             f"Waiting for pod {old.name} of an earlier execution to end. If its node {old.node or '(none)'} is lost,"
             f" delete the pod: kubectl delete pod {old.name} -n {view.metadata.namespace} --force"
         )
-    elif view.seen.orphans:
+    elif view.observed.orphans:
         # The Job was deleted without this pod. The checkpoint fence keeps the pod from committing, but the pod holds
         # GPUs.
-        pod = view.seen.orphans[0]
+        pod = view.observed.orphans[0]
         text = (
             f"Waiting for pod {pod} to end, which belongs to no Job any more. To go on without it, delete it:"
             f" kubectl delete pod {pod} -n {view.metadata.namespace}"
         )
         wait = UNWATCHED_SECONDS
-    elif view.seen.foreign:
-        text = f"Waiting until {view.seen.foreign[0]} of a deleted job of the same name is gone."
+    elif view.observed.foreign:
+        text = f"Waiting until {view.observed.foreign[0]} of a deleted job of the same name is gone."
         wait = UNWATCHED_SECONDS
     else:
         return None
@@ -290,7 +290,7 @@ def _is_harmless(view: View, pod: Pod) -> bool:
     worker and so has nothing to commit."""
     if is_abandoned(pod, view.status):
         return True
-    return pod not in view.seen.pods and is_stuck(pod, view.now)
+    return pod not in view.observed.pods and is_stuck(pod, view.now)
 
 
 def start(view: View) -> Decision:

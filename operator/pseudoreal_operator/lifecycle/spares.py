@@ -50,7 +50,7 @@ def spare_took_over(view: View) -> Decision | None:
         return None
     if view.job.queued or not view.job.outlives_pods:
         return None
-    lost, ready = _lost(view), ready_spares(view.seen, view.execution, view.now)
+    lost, ready = _lost(view), ready_spares(view.observed, view.execution, view.now)
     if not 0 < len(lost.workers) <= min(len(ready), view.workers - 1):
         return None
     # A worker that lost its connection reports that it waits. A connection to a stuck pod may last long, so there may

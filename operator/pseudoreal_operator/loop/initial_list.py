@@ -111,8 +111,8 @@ async def _idle_job(
         return None
     now = datetime.now(UTC)
     deps.report_store.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), wake)
-    seen = together(deps.report_store, job, status, children.jobs, children.pods, now)
-    wanted = await run(plan, seen, now, deps.settings)
+    observed = together(deps.report_store, job, status, children.jobs, children.pods, now)
+    wanted = await run(plan, observed, now, deps.settings)
     return IdleJob(metadata["resourceVersion"], wanted.wake_after) if wanted == _nothing(wanted, status) else None
 
 

@@ -201,15 +201,15 @@ async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float |
         deps.forget(*executor.key)
     else:
         deps.report_store.follow(executor.key, phases_to_finish(job.spec, status), callbacks.wake, memberships(status))
-    seen = await observe(
+    observed = await observe(
         deps.api, deps.report_store, deps.termination_messages, deps.sightings, job, status, now, callbacks.listed
     )
-    return await _act(executor, seen, now)
+    return await _act(executor, observed, now)
 
 
-async def _act(executor: "_PlanExecutor", seen: Observed, now: datetime) -> float | None:
+async def _act(executor: "_PlanExecutor", observed: Observed, now: datetime) -> float | None:
     run, settings = executor.deps.computer.run, executor.deps.settings
-    wanted = await run(plan, seen, now, settings)
+    wanted = await run(plan, observed, now, settings)
     if wanted.expire:
         await executor.expire()
         return None
@@ -218,22 +218,22 @@ async def _act(executor: "_PlanExecutor", seen: Observed, now: datetime) -> floa
         # status.
         refusal = await executor.apply_children(wanted)
     except NameConflict as conflict:
-        return await executor.apply_without_children(await run(plan_conflict, seen, str(conflict), now))
+        return await executor.apply_without_children(await run(plan_conflict, observed, str(conflict), now))
     except NotServed as missing:
-        return await executor.apply_without_children(await run(plan_blocked, seen, str(missing), now))
+        return await executor.apply_without_children(await run(plan_blocked, observed, str(missing), now))
     if refusal is None:
-        return await _go_on(await executor.write_status(wanted), seen, wanted, now)
-    wait = await executor.apply_without_children(await run(_answer_to, refusal, seen, now))
+        return await _go_on(await executor.write_status(wanted), observed, wanted, now)
+    wait = await executor.apply_without_children(await run(_answer_to, refusal, observed, now))
     return _spread(wait, refusal) if wait else wait
 
 
-async def _go_on(executor: "_PlanExecutor", seen: Observed, done: Plan, now: datetime) -> float | None:
+async def _go_on(executor: "_PlanExecutor", observed: Observed, done: Plan, now: datetime) -> float | None:
     """Continue after a plan was carried out; return the seconds until the next pass. If the job was just accepted or
     has just ended, only its status was written: all other observations still hold and are not read again."""
-    then = replace(seen, status=executor.status)
-    if has_ended(executor.status) and not has_ended(seen.status):
+    then = replace(observed, status=executor.status)
+    if has_ended(executor.status) and not has_ended(observed.status):
         return _at_the_end(executor, await executor.deps.computer.run(plan, then, now, executor.deps.settings))
-    if not seen.status.phases and executor.status.phases:
+    if not observed.status.phases and executor.status.phases:
         return await _act(executor, then, now)
     return done.wake_after
 
@@ -253,14 +253,14 @@ def _spread(wait: float, refusal: ApiException) -> float:
     return max(wait * (1 - random() / 4), pause.seconds if pause.binding else 0.0)
 
 
-def _answer_to(refusal: ApiException, seen: Observed, now: datetime) -> Plan:
+def _answer_to(refusal: ApiException, observed: Observed, now: datetime) -> Plan:
     """Return the plan that follows when the API server rejects a child. Raises the rejection if a retry of the pass
     is the answer."""
     text = f"The API server refuses a change of this job's children: {message_of(refusal)}"
     if is_invalid_object(refusal):
-        return plan_refusal(seen, text, now)
+        return plan_refusal(observed, text, now)
     if refusal.status in (*_INVALID, _FORBIDDEN) or refusal.status >= _SERVER_ERROR:
-        return plan_blocked(seen, text, now)
+        return plan_blocked(observed, text, now)
     raise refusal
 
 

@@ -71,10 +71,10 @@ async def observe(
         elif volume is not None:
             claims.append(claim)
     deleted_pods = termination_messages.of_job((namespace, uid), [pod.name for pod in pods])
-    seen = together(report_store, job, status, jobs, pods, now, deleted_pods)
+    observed = together(report_store, job, status, jobs, pods, now, deleted_pods)
     return replace(
-        seen,
-        existing=seen.existing | {("PersistentVolumeClaim", claim) for claim in claims},
+        observed,
+        existing=observed.existing | {("PersistentVolumeClaim", claim) for claim in claims},
         foreign=tuple(others),
         orphans=tuple(found.orphans),
     )
@@ -129,7 +129,7 @@ def together(
     executions = {pod.execution for pod in pods if pod.is_alive} | ({execution} if execution else set())
     claim = claim_of(job)
     claims = {("PersistentVolumeClaim", claim)} if claim and has_claim(job, status, jobs) else set()
-    seen = Observed(
+    observed = Observed(
         job=job,
         status=status,
         jobs=tuple(jobs),
@@ -141,7 +141,7 @@ def together(
         has_reported=report_store.has_reported(key),
         path_is_cut=report_store.path_is_cut,
     )
-    return with_worker_indices(seen)
+    return with_worker_indices(observed)
 
 
 def has_claim(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> bool:

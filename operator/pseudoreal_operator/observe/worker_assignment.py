@@ -29,21 +29,21 @@ def memberships(status: PseudoRealJobStatus) -> dict[Execution, Membership]:
     return {Execution(known.phase_name, StageKind.TRAIN, known.execution): membership}
 
 
-def with_worker_indices(seen: Observed) -> Observed:
+def with_worker_indices(observed: Observed) -> Observed:
     """Return the observation with worker indices as `index`; pods that are not workers are listed separately. Must
     be called once: the API server and the pods' reports number pods by their completion indices."""
-    assignment = _Assignment(memberships(seen.status), _workers(seen))
-    others = [pod for pod in seen.pods if assignment.worker(pod.execution, pod.index) is None]
+    assignment = _Assignment(memberships(observed.status), _workers(observed))
+    others = [pod for pod in observed.pods if assignment.worker(pod.execution, pod.index) is None]
     return replace(
-        seen,
-        pods=tuple(assignment.only_workers(seen.pods)),
+        observed,
+        pods=tuple(assignment.only_workers(observed.pods)),
         spares=tuple(pod for pod in others if pod.index >= assignment.workers[pod.execution]),
         replaced=tuple(pod for pod in others if pod.index < assignment.workers[pod.execution]),
-        last_reports=tuple(assignment.only_workers(seen.last_reports)),
+        last_reports=tuple(assignment.only_workers(observed.last_reports)),
         non_worker_reports=tuple(
-            one for one in seen.last_reports if assignment.worker(one.execution, one.index) is None
+            one for one in observed.last_reports if assignment.worker(one.execution, one.index) is None
         ),
-        deleted_pods=tuple(assignment.only_workers(seen.deleted_pods)),
+        deleted_pods=tuple(assignment.only_workers(observed.deleted_pods)),
     )
 
 
@@ -54,11 +54,11 @@ def worker_of(status: PseudoRealJobStatus, pod: Pod) -> int | None:
     )
 
 
-def ready_spares(seen: Observed, execution: Execution, now: datetime) -> list[Pod]:
+def ready_spares(observed: Observed, execution: Execution, now: datetime) -> list[Pod]:
     """Return the spare pods of the execution that are ready for a takeover, which they learn from the answers to
     their reports."""
-    reporting = {one.pod for one in seen.non_worker_reports if (now - one.last).total_seconds() <= QUIET_SECONDS}
-    own = (pod for pod in seen.spares if pod.execution == execution and pod.name in reporting)
+    reporting = {one.pod for one in observed.non_worker_reports if (now - one.last).total_seconds() <= QUIET_SECONDS}
+    own = (pod for pod in observed.spares if pod.execution == execution and pod.name in reporting)
     ready = (pod for pod in own if pod.phase is PodPhase.RUNNING and pod.leaves_by is None and pod.disruption is None)
     return sorted(ready, key=lambda pod: pod.index)
 
@@ -82,6 +82,6 @@ class _Assignment:
                 yield one if worker == one.index else replace(one, index=worker)
 
 
-def _workers(seen: Observed) -> dict[Execution, int]:
-    known = {pod.execution: pod.workers for pod in seen.pods if pod.workers}
-    return known | {job.execution: job.workers for job in seen.jobs if job.workers}
+def _workers(observed: Observed) -> dict[Execution, int]:
+    known = {pod.execution: pod.workers for pod in observed.pods if pod.workers}
+    return known | {job.execution: job.workers for job in observed.jobs if job.workers}
