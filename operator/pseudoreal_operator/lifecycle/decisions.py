@@ -47,7 +47,7 @@ class Decision:
     accepted: NewCondition = ACCEPTED
     suspended: NewCondition = NOT_SUSPENDED
     ended: NewCondition | None = None
-    wake_after: float | None = 0.0
+    requeue_after: float | None = 0.0
     """Seconds until the next pass; 0: at once; None: when something changes."""
 
 

@@ -60,7 +60,7 @@ class Plan:
     delete: tuple[str, ...] = ()
     apply: tuple[dict[str, Any], ...] = ()
     events: tuple[Event, ...] = ()
-    wake_after: float | None = None
+    requeue_after: float | None = None
     """Seconds until the next pass; None: wait for a change."""
 
 
@@ -101,7 +101,7 @@ def _afterwards(view: View) -> Plan:
     status = status_with(observed.status, observed_generation=view.metadata.generation)
     kept = view.spec.clean_up.children == "Keep"
     jobs = tuple(_jobs_in_the_way(view) if kept else (job.name for job in observed.jobs if not job.deleting))
-    return Plan(status, stop=_pods_to_end(view), delete=jobs, wake_after=min(waits, default=None))
+    return Plan(status, stop=_pods_to_end(view), delete=jobs, requeue_after=min(waits, default=None))
 
 
 def plan_refusal(observed: Observed, sentence: str, now: datetime) -> Plan:
@@ -142,7 +142,7 @@ def _blocked(observed: Observed, why: NewCondition, now: datetime) -> Plan:
     deadline = blocked_deadline(View(replace(observed, status=status), now))
     if deadline is not None and deadline > now:
         waits.append((deadline - now).total_seconds())
-    return replace(standing, status=status, wake_after=min(waits))
+    return replace(standing, status=status, requeue_after=min(waits))
 
 
 def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: NewCondition, now: datetime) -> Plan:
@@ -171,7 +171,7 @@ def _planned(view: View, decision: Decision, settings: Settings | None) -> Plan:
         delete=() if announced else (*_jobs_in_the_way(view, execution), *_old_jobs(view)),
         apply=tuple(made),
         events=decision.events,
-        wake_after=min([*_waits(view, decision), *unhurried_by], default=None),
+        requeue_after=min([*_waits(view, decision), *unhurried_by], default=None),
     )
 
 
@@ -291,7 +291,7 @@ def _old_jobs(view: View) -> Iterator[str]:
 def _waits(view: View, decision: Decision) -> list[float]:
     """Return the seconds until the pass that the decision asks for, and until each moment at which a clock runs out.
     Watches and reports signal every other change, so a job that does not change needs no pass."""
-    waits = [] if decision.wake_after is None else [decision.wake_after]
+    waits = [] if decision.requeue_after is None else [decision.requeue_after]
     waits += [(moment - view.now).total_seconds() for moment in moments(view.observed, view.now)]
     if not decision.ended and decision.suspended.status != "True":
         waits += _deadlines(view, decision)

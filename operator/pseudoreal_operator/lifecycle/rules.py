@@ -111,7 +111,7 @@ def suspended(view: View) -> Decision | None:
         stands("Suspended", "The job is suspended."),
         events=() if conditions.holds(view.status, "Suspended") else (_suspension(view, text),),
         suspended=NewCondition("Suspended", "True", "Requested", text),
-        wake_after=None,
+        requeue_after=None,
     )
 
 
@@ -145,7 +145,7 @@ def _still_suspended(view: View, sentence: str) -> Decision:
         "Suspended",
         stands("InvalidSpec", text),
         suspended=NewCondition("Suspended", "True", "InvalidSpec", text),
-        wake_after=None,
+        requeue_after=None,
     )
 
 
@@ -201,7 +201,7 @@ def running(view: View) -> Decision | None:
     doing = activity(view)
     events = (*untold(view), *noticed(view, doing), *taken_back(view))
     state = "Queued" if view.job.queued else _state_at(view.stage)
-    return Decision(status, state, doing, events=events, children=view.stage, wake_after=None)
+    return Decision(status, state, doing, events=events, children=view.stage, requeue_after=None)
 
 
 def pod_stuck(view: View) -> Decision | None:
@@ -255,7 +255,7 @@ def backing_off(view: View) -> Decision | None:
     before = conditions.find(view.status, "Progressing")
     text = before.message if before else f"The next execution starts not before {after}."
     wait = (clock.from_text(after) - view.now).total_seconds()
-    return Decision(view.status, "Restarting", stands("Restarting", text), wake_after=wait)
+    return Decision(view.status, "Restarting", stands("Restarting", text), requeue_after=wait)
 
 
 def await_cleanup(view: View) -> Decision | None:
@@ -282,7 +282,7 @@ def await_cleanup(view: View) -> Decision | None:
         wait = UNWATCHED_SECONDS
     else:
         return None
-    return Decision(view.status, _waiting_state(view), stands("AwaitingCleanup", text), wake_after=wait)
+    return Decision(view.status, _waiting_state(view), stands("AwaitingCleanup", text), requeue_after=wait)
 
 
 def _is_harmless(view: View, pod: Pod) -> bool:
@@ -304,7 +304,7 @@ def start(view: View) -> Decision:
         progresses("Starting", f"Execution {view.execution.number} at {view.stage.title} starts."),
         events=tuple(start_events(view)),
         children=view.stage,
-        wake_after=None,
+        requeue_after=None,
     )
 
 

@@ -59,8 +59,8 @@ class _Children:
             self.are_strange = True
 
 
-async def find_idle_jobs(deps: Dependencies, wake: Callable[[Name, float], None]) -> dict[Name, IdleJob]:
-    """Return the idle jobs. `wake` requests a pass over a job in so many seconds."""
+async def find_idle_jobs(deps: Dependencies, requeue: Callable[[Name, float], None]) -> dict[Name, IdleJob]:
+    """Return the idle jobs. `requeue` requests a pass over a job in so many seconds."""
     idle: dict[Name, IdleJob] = {}
     for namespace in deps.settings.namespaces or (None,):
         children = await _children(deps, namespace)
@@ -68,7 +68,7 @@ async def find_idle_jobs(deps: Dependencies, wake: Callable[[Name, float], None]
             name = Name(body["metadata"]["namespace"], body["metadata"]["name"])
             try:
                 found = await _idle_job(
-                    deps, body, children[name.namespace, body["metadata"]["uid"]], partial(wake, name)
+                    deps, body, children[name.namespace, body["metadata"]["uid"]], partial(requeue, name)
                 )
             except Exception:  # one job must not keep the operator from all others; its pass reports the error
                 found = None
@@ -97,7 +97,7 @@ async def _children(deps: Dependencies, namespace: str | None) -> dict[JobKey, _
 
 
 async def _idle_job(
-    deps: Dependencies, body: Json, children: _Children, wake: Callable[[float], None]
+    deps: Dependencies, body: Json, children: _Children, requeue: Callable[[float], None]
 ) -> IdleJob | None:
     metadata = body["metadata"]
     if "deletionTimestamp" in metadata or has_finalizer(metadata) or children.are_strange:
@@ -110,12 +110,12 @@ async def _idle_job(
     if has_ended(status) or not status.phases:
         return None
     now = datetime.now(UTC)
-    deps.report_store.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), wake)
+    deps.report_store.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), requeue)
     observed = together(deps.report_store, job, status, children.jobs, children.pods, now)
     wanted = await run(plan, observed, now, deps.settings)
-    return IdleJob(metadata["resourceVersion"], wanted.wake_after) if wanted == _nothing(wanted, status) else None
+    return IdleJob(metadata["resourceVersion"], wanted.requeue_after) if wanted == _nothing(wanted, status) else None
 
 
 def _nothing(wanted: Plan, status: PseudoRealJobStatus) -> Plan:
     """Return the plan that changes nothing."""
-    return Plan(status, wake_after=wanted.wake_after)
+    return Plan(status, requeue_after=wanted.requeue_after)

@@ -47,7 +47,7 @@ def _show(report_store: ReportStore, now: datetime) -> None:
 
 
 async def _read_log(api: Api, report_store: ReportStore, reporter: ReportingPod) -> None:
-    """Read one log. If it shows steps, the report store wakes the job."""
+    """Read one log. If it shows steps, the report store queues the job again."""
     try:
         report = newest_report(await api.log_tail(reporter.job[0], reporter.pod, CONTAINER, LOG_LINES))
     except (ApiException, ClientError, OSError) as error:

@@ -107,7 +107,7 @@ class Dependencies:
 class Callbacks:
     """Callbacks of a pass over a job."""
 
-    wake: Callable[[float], None]
+    requeue: Callable[[float], None]
     """Requests a pass in so many seconds; may be called at any time."""
     wrote: Callable[[Json], None]
     """Receives the job after a status write, so that the watch event of this write causes no pass."""
@@ -200,7 +200,9 @@ async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float |
     if has_ended(status):
         deps.forget(*executor.key)
     else:
-        deps.report_store.follow(executor.key, phases_to_finish(job.spec, status), callbacks.wake, memberships(status))
+        deps.report_store.follow(
+            executor.key, phases_to_finish(job.spec, status), callbacks.requeue, memberships(status)
+        )
     observed = await observe(
         deps.api, deps.report_store, deps.termination_messages, deps.sightings, job, status, now, callbacks.listed
     )
@@ -235,15 +237,15 @@ async def _go_on(executor: "_PlanExecutor", observed: Observed, done: Plan, now:
         return _at_the_end(executor, await executor.deps.computer.run(plan, then, now, executor.deps.settings))
     if not observed.status.phases and executor.status.phases:
         return await _act(executor, then, now)
-    return done.wake_after
+    return done.requeue_after
 
 
 def _at_the_end(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
     """Return the seconds until the next pass over a job that has just ended: 0 if anything is left to do."""
-    if afterwards != Plan(executor.status, wake_after=afterwards.wake_after):
+    if afterwards != Plan(executor.status, requeue_after=afterwards.requeue_after):
         return 0.0
     executor.deps.forget(*executor.key)
-    return afterwards.wake_after
+    return afterwards.requeue_after
 
 
 def _spread(wait: float, refusal: ApiException) -> float:
@@ -323,7 +325,7 @@ class _PlanExecutor:
         """Apply a plan that creates no children; return the seconds until the next pass."""
         await self._remove(wanted)
         await self.write_status(wanted)
-        return wanted.wake_after
+        return wanted.requeue_after
 
     async def write_status(self, wanted: Plan) -> "_PlanExecutor":
         """Write the status of a plan and post its events; return the executor that has the written status. Events

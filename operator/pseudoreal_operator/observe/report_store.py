@@ -20,12 +20,12 @@ LEAST_CUT_JOBS = 2
 """Minimum number of silent jobs for a fault of the network path."""
 
 SOON_SECONDS = 1.0
-"""Seconds until a job is woken after a pod has begun or ended its steps."""
+"""Seconds until a job is queued again after a pod has begun or ended its steps."""
 PROGRESS_SECONDS = 10.0
-"""Seconds until a job is woken after progress: as often as progress is written."""
-WAKES_PER_SECOND = 20.0
-"""Wake-ups per second of all jobs together, for progress and for training pods that were not heard before; with more
-of them, each wake-up waits longer."""
+"""Seconds until a job is queued again after progress: as often as progress is written."""
+REQUEUES_PER_SECOND = 20.0
+"""Passes requested per second for all jobs together, for progress and for training pods that were not heard before;
+with more of them, each pass waits longer."""
 LOG_SECONDS = 60.0
 """Minimum seconds between two readings of the log of a silent pod. As long as the log has nothing new either, each
 wait is as long as the pod has been silent before."""
@@ -46,8 +46,8 @@ class ReportingPod:
     """Name of the pod."""
 
 
-def _nobody(_after: float) -> None:
-    """Wake no job."""
+def _queue_nothing(_after: float) -> None:
+    """Queue no job."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class _Listening:
 
 @dataclass
 class _Followed:
-    wake: Callable[[float], None] = _nobody
+    requeue: Callable[[float], None] = _queue_nothing
     finish: frozenset[str] = frozenset()
     """Names of the phases that are to end now."""
     members: Mapping[Execution, Membership] = field(default_factory=dict)
@@ -82,8 +82,8 @@ class _Followed:
     listening: _Listening | None = None
     reported: datetime | None = None
     """Time at which the last report of any of its pods arrived; None: none has."""
-    is_woken: bool = False
-    """Whether the job was already woken because all of its pods are silent."""
+    is_requeued: bool = False
+    """Whether the job was already queued again because all of its pods are silent."""
 
     def silent_since(self, now: datetime, seconds: float) -> datetime | None:
         """Return since when no report arrives, if pods run and the silence is longer than `seconds`; else None."""
@@ -118,13 +118,13 @@ class ReportStore:
         self,
         job: JobKey,
         finish: frozenset[str],
-        wake: Callable[[float], None] = _nobody,
+        requeue: Callable[[float], None] = _queue_nothing,
         members: Mapping[Execution, Membership] = MappingProxyType({}),
     ) -> None:
-        """Follow a job. `finish`: phases that are to end now, if they train. `wake`: called with seconds when
+        """Follow a job. `finish`: phases that are to end now, if they train. `requeue`: called with seconds when
         reports require a pass. `members`: memberships in the stored status; pods are told no others."""
         followed = self._jobs.setdefault(job, _Followed())
-        followed.finish, followed.wake, followed.members = finish, wake, members
+        followed.finish, followed.requeue, followed.members = finish, requeue, members
 
     def forget(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
@@ -134,27 +134,27 @@ class ReportStore:
         followed = self._jobs.get(reporter.job)
         if followed is None:
             return False
-        was_unheard = followed.is_woken or followed.silent_since(now, QUIET_SECONDS)
-        followed.reported, followed.is_woken = now, False
+        was_unheard = followed.is_requeued or followed.silent_since(now, QUIET_SECONDS)
+        followed.reported, followed.is_requeued = now, False
         if not self._take(followed, reporter, report, now) and was_unheard:
-            self._wake(followed, PROGRESS_SECONDS)
+            self._requeue_in_turn(followed, PROGRESS_SECONDS)
         return True
 
     def _take(self, followed: _Followed, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
-        """Store a report, or progress from a log; return whether the job is woken for it."""
+        """Store a report, or progress from a log; return whether the job is queued again for it."""
         key = (reporter.execution, reporter.index)
         known = followed.last_reports.get(key)
         followed.last_reports[key] = last_report = updated(known, reporter, report, now)
-        if (after := _wake_after(known, last_report)) is not None:
+        if (after := _requeue_after(known, last_report)) is not None:
             # After a restart of the operator, thousands of training pods report for the first time, so these are not
             # urgent.
             is_urgent = after <= SOON_SECONDS and not (known is None and last_report.begun)
-            followed.wake(after) if is_urgent else self._wake(followed, after)
+            followed.requeue(after) if is_urgent else self._requeue_in_turn(followed, after)
         return after is not None
 
-    def _wake(self, followed: _Followed, after: float) -> None:
-        """Wake a job for a change that many jobs may have at the same time."""
-        followed.wake(max(after, len(self._jobs) / WAKES_PER_SECOND))
+    def _requeue_in_turn(self, followed: _Followed, after: float) -> None:
+        """Queue a job again for a change that many jobs may have at the same time."""
+        followed.requeue(max(after, len(self._jobs) / REQUEUES_PER_SECOND))
 
     def listen(self, job: JobKey, reporter: ReportingPod | None, now: datetime) -> None:
         """Set the running pod of rank 0 of the present execution; None: it does not run."""
@@ -185,7 +185,7 @@ class ReportStore:
             self._take(followed, reporter, PodReport(ranks=ranks, progress=progress), now)
         elif progress == before:
             followed.last_reports[key] = replace(known, log_stood=now)
-            self._wake(followed, PROGRESS_SECONDS)
+            self._requeue_in_turn(followed, PROGRESS_SECONDS)
         elif before is not None:
             # Steps repeated from an older checkpoint are progress as well.
             followed.last_reports[key] = replace(known, progressed=now)
@@ -193,13 +193,13 @@ class ReportStore:
             to.line = progress
 
     def notice_silence(self, now: datetime) -> None:
-        """Update `path_is_cut`, and wake each job once when all of its pods have fallen silent. Must be called
+        """Update `path_is_cut`, and queue each job again once when all of its pods have fallen silent. Must be called
         periodically."""
         self.path_is_cut = _is_path(self.silent_jobs(now))
         for followed in self._jobs.values():
-            if not followed.is_woken and followed.silent_since(now, UNHEARD_SECONDS):
-                followed.is_woken = True
-                self._wake(followed, PROGRESS_SECONDS)
+            if not followed.is_requeued and followed.silent_since(now, UNHEARD_SECONDS):
+                followed.is_requeued = True
+                self._requeue_in_turn(followed, PROGRESS_SECONDS)
 
     def silent_since(self, job: JobKey, now: datetime) -> datetime | None:
         followed = self._jobs.get(job)
@@ -249,7 +249,7 @@ class ReportStore:
         finish, key = reporter.execution.phase in followed.finish, (reporter.execution, reporter.index)
         if finish and (last_report := followed.last_reports.get(key)) is not None and not last_report.told_to_finish:
             followed.last_reports[key] = replace(last_report, told_to_finish=True)
-            followed.wake(SOON_SECONDS)
+            followed.requeue(SOON_SECONDS)
         return ReportAnswer(
             finish_phase=finish,
             restarts_in_place=self.restarts_in_place(reporter, now),
@@ -290,7 +290,7 @@ def updated(known: LastReport | None, reporter: ReportingPod, report: PodReport,
     )
 
 
-def _wake_after(known: LastReport | None, last_report: LastReport) -> float | None:
+def _requeue_after(known: LastReport | None, last_report: LastReport) -> float | None:
     """Return the seconds until the job needs a pass for a report; None: the report changes nothing."""
     if (
         known is None

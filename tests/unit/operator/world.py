@@ -165,7 +165,7 @@ class World:
             or wanted.delete
             or wanted.events
             or wanted.status != self.status
-            or wanted.wake_after == 0
+            or wanted.requeue_after == 0
         )
 
     def _tell(self, wanted: Plan) -> None:

@@ -151,7 +151,7 @@ def overdue_delink(**delink: Any) -> World:
     assert transition
     assert (transition.id, transition.from_phase, transition.to_phase) == ("pseudo-real-e1", "pseudo", "real")
     assert clock.from_text(transition.deadline) - clock.from_text(transition.start_time) == timedelta(seconds=400)
-    assert (world.plan().wake_after or 0) <= 400
+    assert (world.plan().requeue_after or 0) <= 400
     world.tick(400)
     world.carry_out(world.plan())
     return world

@@ -23,7 +23,7 @@ def test_the_first_pass_writes_the_status_and_makes_nothing() -> None:
         1,
         ["Pending", "Pending"],
     )
-    assert first.wake_after == 0
+    assert first.requeue_after == 0
 
 
 def test_the_conditions_of_a_job_that_trains() -> None:
@@ -159,7 +159,7 @@ def test_a_job_that_cannot_be_resolved_is_refused_at_first_sight() -> None:
 
 def test_a_deadline_ends_the_job_and_frees_its_pods() -> None:
     world = begun(spec__deadlines={"activeSeconds": 60})
-    assert (world.plan().wake_after or 0) <= 60
+    assert (world.plan().requeue_after or 0) <= 60
     world.tick(60)
     world.carry_out(world.plan())
     assert claims(world)["Failed"] == ("True", "DeadlineExceeded")
@@ -329,7 +329,7 @@ def test_what_the_api_server_refuses_for_now_is_said() -> None:
     before = claims(world)
     wanted = plan_blocked(world.observe(), "exceeded quota", world.now)
     assert wanted.status.execution == world.status.execution
-    assert wanted.wake_after
+    assert wanted.requeue_after
     world.carry_out(wanted)
     assert claims(world) == before | {"Progressing": ("False", "Blocked")}
     assert message(world, "Progressing") == "exceeded quota"
@@ -347,7 +347,7 @@ def test_a_refusal_after_the_end_takes_nothing_back(outcome: Outcome) -> None:
     for refused in (plan_blocked, plan_refusal):
         wanted = refused(world.observe(), "the server is shutting down", world.now)
         assert (wanted.status, wanted.events) == (ended, ())
-        assert wanted.wake_after, "the clean-up is tried again"
+        assert wanted.requeue_after, "the clean-up is tried again"
 
 
 def test_a_job_that_cannot_be_read_waits_and_its_pods_run_on() -> None:

@@ -69,7 +69,7 @@ def test_each_wait_is_longer_than_the_one_before(first: int, waits: list[int], e
     for seconds in waits:
         end(world)
         assert wait_of(world) == seconds
-        assert seconds == 0 or world.plan().wake_after == seconds
+        assert seconds == 0 or world.plan().requeue_after == seconds
         go_on(world)
 
 

@@ -55,20 +55,20 @@ def latest(wanted: Plan) -> str | None:
 
 def test_a_job_is_not_looked_at_before_something_changes_whether_it_runs_or_is_suspended() -> None:
     world = begun()
-    assert world.plan().wake_after is None
+    assert world.plan().requeue_after is None
     world.set(suspend=True)
     world.settle()
-    assert world.plan().wake_after is None
+    assert world.plan().requeue_after is None
     for pod in world.alive():
         world.vanish(pod)
     world.settle()
-    assert world.plan().wake_after is None
+    assert world.plan().requeue_after is None
 
 
 def test_a_job_that_has_ended_is_not_looked_at() -> None:
     world = World(make_job())
     world.run_fairly()
-    assert (world.status.state, world.plan().wake_after) == ("Complete", None)
+    assert (world.status.state, world.plan().requeue_after) == ("Complete", None)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_clock_that_runs_out_wakes_the_job(limits: dict[str, Any], wait: float
     world = begun(**limits)
     (pod,) = world.alive()
     world.report(pod, 0, "starting")
-    assert world.plan().wake_after == pytest.approx(wait)
+    assert world.plan().requeue_after == pytest.approx(wait)
 
 
 def test_progress_that_came_too_soon_is_written_when_it_is_due() -> None:
@@ -97,19 +97,19 @@ def test_progress_that_came_too_soon_is_written_when_it_is_due() -> None:
         )
 
     world.carry_out(planned(world, said(1)))
-    assert planned(world, said(1)).wake_after is None
+    assert planned(world, said(1)).requeue_after is None
     world.tick(3)
     wanted = planned(world, said(2))
-    assert (wanted.status, wanted.wake_after) == (world.status, PROGRESS_SECONDS - 3)
+    assert (wanted.status, wanted.requeue_after) == (world.status, PROGRESS_SECONDS - 3)
     world.tick(PROGRESS_SECONDS - 3)
     wanted = planned(world, said(2))
     assert wanted.status.progress is not None
-    assert (wanted.status.progress.step, wanted.wake_after) == (2, None)
+    assert (wanted.status.progress.step, wanted.requeue_after) == (2, None)
 
 
 def test_a_deadline_that_was_kept_wakes_nobody() -> None:
     world = begun(spec__deadlines={"startupSeconds": 9})
-    assert world.plan().wake_after is None
+    assert world.plan().requeue_after is None
 
 
 def test_the_clock_of_a_step_starts_with_each_of_them() -> None:
@@ -117,9 +117,9 @@ def test_the_clock_of_a_step_starts_with_each_of_them() -> None:
     (pod,) = world.alive()
     for step in (1, 2):
         world.report(pod, step)
-        assert world.plan().wake_after == pytest.approx(30.1)
+        assert world.plan().requeue_after == pytest.approx(30.1)
         world.tick(20)
-    assert world.plan().wake_after == pytest.approx(10.1)
+    assert world.plan().requeue_after == pytest.approx(10.1)
     world.tick(10.1)
     world.report(pod, 2)
     assert world.plan().status.execution == 2
@@ -131,7 +131,7 @@ def test_pods_that_do_not_start_wake_the_job_at_their_deadline() -> None:
     world.control()
     world.settle()
     world.tick(2)
-    assert world.plan().wake_after == 7
+    assert world.plan().requeue_after == 7
 
 
 def test_a_pod_that_lost_its_peer_and_one_that_is_to_leave_wake_the_job_in_time() -> None:
@@ -139,9 +139,9 @@ def test_a_pod_that_lost_its_peer_and_one_that_is_to_leave_wake_the_job_in_time(
     first, second = world.alive()
     world.finish(first, **LOST_PEER)
     world.settle()
-    assert world.plan().wake_after == ORIGIN_SECONDS
+    assert world.plan().requeue_after == ORIGIN_SECONDS
     second["metadata"]["deletionTimestamp"] = clock.to_text(world.now - timedelta(seconds=STUCK_SECONDS - 2))
-    assert world.plan().wake_after == 2
+    assert world.plan().requeue_after == 2
 
 
 def test_pods_of_an_earlier_execution_are_awaited_by_their_watch_and_garbage_by_looking() -> None:
@@ -149,9 +149,9 @@ def test_pods_of_an_earlier_execution_are_awaited_by_their_watch_and_garbage_by_
     world.objects.pop(("Job", world.active_jobs()[0]))
     world.carry_out(world.plan())
     world.tick(60)
-    assert (world.plan().apply, world.plan().wake_after) == ((), None), "the pod of the deleted Job runs"
+    assert (world.plan().apply, world.plan().requeue_after) == ((), None), "the pod of the deleted Job runs"
     seen = replace(world.observe(), pods=(), foreign=("sim-pseudo-e2",))
-    assert planned(world, seen).wake_after == UNWATCHED_SECONDS
+    assert planned(world, seen).requeue_after == UNWATCHED_SECONDS
 
 
 def test_a_suspended_job_shows_the_checkpoint_of_a_pod_that_is_gone() -> None:

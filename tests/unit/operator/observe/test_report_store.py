@@ -9,8 +9,8 @@ from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Activity, PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.observe.report_store import (
     PROGRESS_SECONDS,
+    REQUEUES_PER_SECOND,
     SOON_SECONDS,
-    WAKES_PER_SECOND,
     ReportingPod,
     ReportStore,
     updated,
@@ -280,10 +280,10 @@ def test_thousands_of_jobs_together_are_not_woken_more_often_for_progress() -> N
         report_store.follow(("default", str(number)), frozenset(), woken.append)
     for step in range(3):
         report_store.store(replace(REPORTER, job=("default", "7")), at(step, "computing" if step else "starting"), NOON)
-    assert woken == [SOON_SECONDS, SOON_SECONDS, 1000 / WAKES_PER_SECOND], "what begins is told at once"
+    assert woken == [SOON_SECONDS, SOON_SECONDS, 1000 / REQUEUES_PER_SECOND], "what begins is told at once"
     woken.clear()
     report_store.store(replace(REPORTER, job=("default", "8")), at(5), NOON)
-    assert woken == [1000 / WAKES_PER_SECOND], "it trained before, and was not heard"
+    assert woken == [1000 / REQUEUES_PER_SECOND], "it trained before, and was not heard"
 
 
 @pytest.mark.parametrize(
