@@ -118,7 +118,7 @@ class EventRouter:
         elif known is None and (wait := first_pass(body, now)) is not None:
             self._begin(name, wait, was_there=change is None)
 
-    def wrote(self, body: Json) -> None:
+    def status_written(self, body: Json) -> None:
         """Store the summary of a job that a pass has just written, so that the watch event of this write causes no
         pass. The write succeeds only at the version that the pass has read, so nothing but the status is newer."""
         known = self._summaries.get(name_of(body), {})
@@ -403,7 +403,7 @@ class Loop:
             try:
                 with PASS_SECONDS.time():
                     callbacks = Callbacks(
-                        partial(self._queue.add, name), self._router.wrote, partial(self._listed, name)
+                        partial(self._queue.add, name), self._router.status_written, partial(self._listed, name)
                     )
                     return _resynced(await reconcile(self._deps, name, callbacks))
             except JobDeleted:

@@ -109,7 +109,7 @@ class Callbacks:
 
     requeue: Callable[[float], None]
     """Requests a pass in so many seconds; may be called at any time."""
-    wrote: Callable[[Json], None]
+    status_written: Callable[[Json], None]
     """Receives the job after a status write, so that the watch event of this write causes no pass."""
     listed: Callable[[int], None] = lambda _: None
     """Receives the number of children that were listed."""
@@ -187,7 +187,7 @@ async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float |
     run = deps.computer.run
     metadata = JobMetadata.model_validate(body["metadata"])
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
-    executor = _PlanExecutor(deps, metadata, status, body["metadata"]["resourceVersion"], callbacks.wrote)
+    executor = _PlanExecutor(deps, metadata, status, body["metadata"]["resourceVersion"], callbacks.status_written)
     # Events of an earlier status write that got no answer: post them if its status turns out to be stored.
     deps.event_recorder.post(executor.name, deps.event_recorder.take_held(metadata.uid, status))
     try:
@@ -292,7 +292,7 @@ class _PlanExecutor:
     metadata: JobMetadata
     status: PseudoRealJobStatus
     version: str
-    wrote: Callable[[Json], None]
+    status_written: Callable[[Json], None]
 
     @property
     def api(self) -> Api:
@@ -392,5 +392,5 @@ class _PlanExecutor:
         metadata = {"name": name, "namespace": namespace, "resourceVersion": self.version}
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.to_dict()}
         body = await self.api.apply(manifest, "status")
-        self.wrote(body)
+        self.status_written(body)
         return replace(self, status=status, version=body["metadata"]["resourceVersion"])

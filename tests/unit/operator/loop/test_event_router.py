@@ -111,7 +111,7 @@ def test_the_echo_of_our_own_status_wakes_nobody() -> None:
 def test_what_a_pass_has_written_itself_is_no_news_and_what_others_wrote_is() -> None:
     asked = Asked()
     asked.job(None)
-    asked.router.wrote(job(ended="Complete"))
+    asked.router.status_written(job(ended="Complete"))
     assert asked.job(ended="Complete") == []
     assert asked.job(ended="Complete", generation=2) == [(JOB, 0.0)]
 
@@ -120,7 +120,7 @@ def test_what_a_pass_has_written_of_a_job_that_is_gone_is_forgotten() -> None:
     asked = Asked()
     asked.job(None)
     asked.job("DELETED")
-    asked.router.wrote(job())
+    asked.router.status_written(job())
     assert asked.child(phase="Running") == []
 
 
