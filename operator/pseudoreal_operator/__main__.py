@@ -20,15 +20,15 @@ from pseudoreal_operator.endpoint.certificate import Certificate, kept_fresh
 from pseudoreal_operator.endpoint.identity import Identities
 from pseudoreal_operator.endpoint.server import Reports, serve_reports
 from pseudoreal_operator.logs import configure_logs
-from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.handlers import JobsWatch
+from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.loop.loop import Loop
-from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.reconcile import Means
+from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.metrics.registry import LEADER, REGISTRY
 from pseudoreal_operator.metrics.server import serve_health, serve_metrics
-from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings, read_settings
 from pseudoreal_operator.tasks import running
 
@@ -36,7 +36,7 @@ from pseudoreal_operator.tasks import running
 async def run(settings: Settings) -> None:
     """Run the operator. Raises LeaseLost."""
     ending = _noted_signals()
-    board, counts = Board(), Counts()
+    report_store, counts = ReportStore(), Counts()
     REGISTRY.register(counts)
     async with AsyncExitStack() as stack:
         if settings.metrics_port is not None:
@@ -44,7 +44,12 @@ async def run(settings: Settings) -> None:
         fence = Fence() if settings.lease else None
         api = await stack.enter_async_context(connect(fence=fence))
         identities = Identities(api, settings.namespaces) if settings.reports else None
-        loop = Loop(Means(api, settings, board, counts, News(api, counts)), identities, Census(REGISTRY), fence)
+        loop = Loop(
+            Dependencies(api, settings, report_store, counts, EventRecorder(api, counts)),
+            identities,
+            JobMetrics(REGISTRY),
+            fence,
+        )
         jobs = JobsWatch(loop, settings)
 
         def said() -> dict[str, int]:
@@ -55,7 +60,9 @@ async def run(settings: Settings) -> None:
         watching = await stack.enter_async_context(connect(connections=0))
         await stack.enter_async_context(loop.watching(watching))
         certificate = _certificate(settings, loop)
-        reports = Reports(identities, board, authorities=certificate.beyond) if identities and certificate else None
+        reports = (
+            Reports(identities, report_store, authorities=certificate.beyond) if identities and certificate else None
+        )
         if certificate:
             # On a standby too: it must know the certificate that the leader still serves, and whose key is in no file
             # any more.

@@ -14,9 +14,9 @@ from pseudoreal_api.status.status import Condition, PhaseStatus, Progress, Pseud
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.ranks import first_ranks_of
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
-from pseudoreal_operator.observe.seats import worker_of
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod
+from pseudoreal_operator.observe.worker_assignment import worker_of
 from pydantic import ValidationError
 
 Json = dict[str, Any]

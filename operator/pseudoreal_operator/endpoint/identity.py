@@ -18,8 +18,8 @@ from pseudoreal_api.wire.reports import REPORT_AUDIENCE
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.endpoint.address import sources_of
 from pseudoreal_operator.endpoint.limits import Clock, Limiter
-from pseudoreal_operator.observe.board import Speaker
 from pseudoreal_operator.observe.reading import read_pod
+from pseudoreal_operator.observe.report_store import ReportingPod
 from pseudoreal_operator.observe.stages import StageKind
 
 Json = dict[str, Any]
@@ -77,7 +77,7 @@ class _Belief:
     until: float
     pod: str
     """Uid of the pod."""
-    speaker: Speaker
+    reporter: ReportingPod
 
 
 class Identities:
@@ -106,7 +106,7 @@ class Identities:
             Limiter(REFUSALS_PER_SECOND * NETWORK_FACTOR, REFUSALS_AT_ONCE * NETWORK_FACTOR, clock),
         )
 
-    async def of(self, token: str, address: str) -> Speaker:
+    async def of(self, token: str, address: str) -> ReportingPod:
         """Return the pod that reports with a token. Raises Refused; ApiException, ClientError or OSError if the API
         server cannot tell."""
         # Keep a digest, not the secret; a digest is short however long the token is.
@@ -114,7 +114,7 @@ class Identities:
         now, sources = self._clock(), sources_of(address)
         belief = self._known.get(key)
         if belief is not None and now < belief.until:
-            return belief.speaker
+            return belief.reporter
         until, refused = self._denied.get(key, (0.0, None))
         if refused is not None and now < until:
             raise Refused(refused.status, str(refused))
@@ -123,7 +123,7 @@ class Identities:
         if not (self._may_be_refused(sources) and self._gets_review(share)):
             raise Refused(429, "too many unknown tokens; report again later")
         try:
-            pod, speaker = await self._reviewed(token)
+            pod, reporter = await self._reviewed(token)
         except Refused as refusal:
             _keep(self._denied, key, (now + DENIED_SECONDS, refusal))
             _keep(self._doubted, sources[0], now + DOUBTED_SECONDS)
@@ -133,8 +133,8 @@ class Identities:
             raise
         for source, limit in zip(sources, self._refusals, strict=False):
             limit.give_back(source)
-        self._remember(key, _Belief(now + self._lifetime(claims), pod, speaker))
-        return speaker
+        self._remember(key, _Belief(now + self._lifetime(claims), pod, reporter))
+        return reporter
 
     def _may_be_refused(self, sources: tuple[str, ...]) -> bool:
         return all(limit.allows(source) for source, limit in zip(sources, self._refusals, strict=False))
@@ -158,21 +158,21 @@ class Identities:
         if change == "DELETED":
             self._gone.append(pod)
         known = self._known.get(self._tokens.get(pod, ""))
-        if known is not None and (change == "DELETED" or not _speaks_as(known.speaker, body)):
+        if known is not None and (change == "DELETED" or not _reports_as(known.reporter, body)):
             self._forget(pod)
 
     def changes_missed(self) -> None:
         self._known.clear()
         self._tokens.clear()
 
-    async def _reviewed(self, token: str) -> tuple[str, Speaker]:
+    async def _reviewed(self, token: str) -> tuple[str, ReportingPod]:
         pod = pod_of_review(await self._api.ask(_review(token)))
         if self._namespaces and pod.namespace not in self._namespaces:
             raise Refused(403, f"this operator does not watch namespace {pod.namespace}")
         body = await self._api.find("Pod", pod.namespace, pod.name)
         if body is None or body["metadata"]["uid"] != pod.uid:
             raise Refused(403, f"pod {pod.name} of this token is gone")
-        return pod.uid, speaker_of(body)
+        return pod.uid, reporting_pod_of(body)
 
     def _remember(self, key: str, belief: _Belief) -> None:
         if belief.pod in self._gone:
@@ -211,9 +211,9 @@ def _namespace_of(claims: Json) -> str:
     return str(account).removeprefix(_USER).split(":")[0][:_MOST_NAMESPACE] if is_account else _NOBODY
 
 
-def _speaks_as(speaker: Speaker, body: Json) -> bool:
+def _reports_as(reporter: ReportingPod, body: Json) -> bool:
     try:
-        return speaker_of(body) == speaker
+        return reporting_pod_of(body) == reporter
     except Refused:
         return False
 
@@ -232,7 +232,7 @@ def pod_of_review(review: Json) -> TokenPod:
     return TokenPod(account.removeprefix(_USER).split(":")[0], name, uid)
 
 
-def speaker_of(body: Json) -> Speaker:
+def reporting_pod_of(body: Json) -> ReportingPod:
     """Return the reporting pod as its labels describe it. Raises Refused for a pod that trains nothing."""
     metadata = body["metadata"]
     stranger = Refused(403, f"pod {metadata['name']} trains no PseudoRealJob")
@@ -242,7 +242,7 @@ def speaker_of(body: Json) -> Speaker:
         raise stranger from None
     if pod.execution.kind is not StageKind.TRAIN:
         raise stranger
-    return Speaker((metadata["namespace"], job), pod.execution, pod.index, pod.name)
+    return ReportingPod((metadata["namespace"], job), pod.execution, pod.index, pod.name)
 
 
 def _review(token: str) -> Json:

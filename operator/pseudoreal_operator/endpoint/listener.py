@@ -22,7 +22,7 @@ from pseudoreal_operator.endpoint.limits import Limiter
 from pseudoreal_operator.endpoint.strangers import Stranger, Strangers
 from pseudoreal_operator.endpoint.tls_buffers import take_small_buffers
 from pseudoreal_operator.metrics.registry import CONNECTIONS, HANDSHAKES_FAILED, REFUSED_CONNECTIONS
-from pseudoreal_operator.observe.board import Speaker
+from pseudoreal_operator.observe.report_store import ReportingPod
 from pseudoreal_operator.sockets import listening_socket
 
 MOST_CONNECTIONS = 4000
@@ -61,10 +61,10 @@ class Listener:
         """Set when a stranger may have a handshake."""
         self._meeting: dict[RequestHandler, asyncio.Future[None]] = {}
         """Connections of strangers -> future that a valid token resolves."""
-        self._speakers: OrderedDict[Speaker, RequestHandler] = OrderedDict()
+        self._reporters: OrderedDict[ReportingPod, RequestHandler] = OrderedDict()
         """Pods -> their connections; the pod that was silent for longest comes first."""
         CONNECTIONS.labels(known="false").set_function(lambda: len(self._strangers))
-        CONNECTIONS.labels(known="true").set_function(lambda: len(self._speakers))
+        CONNECTIONS.labels(known="true").set_function(lambda: len(self._reporters))
 
     @asynccontextmanager
     async def listening(self, server: web.Server, port: int) -> AsyncIterator[int]:
@@ -80,20 +80,20 @@ class Listener:
                     task.cancel()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def recognize(self, handler: RequestHandler, speaker: Speaker) -> None:
+    def recognize(self, handler: RequestHandler, reporter: ReportingPod) -> None:
         """Note that a connection has brought the valid token of a pod, and close the pod's previous connection."""
         if (meeting := self._meeting.get(handler)) is not None and not meeting.done():
             meeting.set_result(None)
-        before = self._speakers.pop(speaker, None)
+        before = self._reporters.pop(reporter, None)
         if before is not None and before is not handler:
             before.force_close()
         if _is_open(handler):
-            self._speakers[speaker] = handler
-        while self._speakers and (len(self._speakers) > self._most or not _is_open(self._most_silent())):
-            self._speakers.popitem(last=False)[1].force_close()
+            self._reporters[reporter] = handler
+        while self._reporters and (len(self._reporters) > self._most or not _is_open(self._most_silent())):
+            self._reporters.popitem(last=False)[1].force_close()
 
     def _most_silent(self) -> RequestHandler:
-        return next(iter(self._speakers.values()))
+        return next(iter(self._reporters.values()))
 
     async def _accept(self, listening: socket.socket, server: web.Server) -> None:
         loop = asyncio.get_running_loop()

@@ -20,8 +20,8 @@ from pseudoreal_operator.endpoint.identity import Identities, Refused
 from pseudoreal_operator.endpoint.limits import Clock, Limiter
 from pseudoreal_operator.endpoint.listener import IDLE_SECONDS, Listener
 from pseudoreal_operator.metrics.registry import REPORTS
-from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.observe.reading import read_report
+from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 
 PER_SECOND, BURST = 1.0, 5.0
 """Limits on the reports of one pod, which sends one every few seconds."""
@@ -32,7 +32,7 @@ _AGAIN_LATER = (429, 503)
 _STAYS = (200, 503)
 """Statuses after which a connection stays open. A client that is rejected needs a handshake for each attempt, and
 handshakes are limited."""
-_SPEAKER = web.RequestKey("speaker", Speaker)
+_REPORTER = web.RequestKey("reporting_pod", ReportingPod)
 
 log = structlog.get_logger()
 
@@ -43,33 +43,33 @@ class Reports:
     def __init__(
         self,
         identities: Identities,
-        board: Board,
+        report_store: ReportStore,
         clock: Clock = time.monotonic,
         authorities: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         """`authorities` maps the digest of the CAs that a pod trusts to the CAs that it is to trust, as
         `Certificate.beyond` does; None: no others."""
-        self._identities, self._board, self._authorities = identities, board, authorities
+        self._identities, self._report_store, self._authorities = identities, report_store, authorities
         # Per pod, not per token: its owner may create as many tokens as they like.
         self._limiter = Limiter(PER_SECOND, BURST, clock)
         self._complaints = Limiter(per_second=0.1, burst=1, clock=clock)
 
     async def receive(self, request: web.Request) -> web.Response:
         try:
-            speaker = request[_SPEAKER] = await self._speaker(request)
-            if not self._limiter.allows(speaker):
+            reporter = request[_REPORTER] = await self._reporter(request)
+            if not self._limiter.allows(reporter):
                 raise Refused(429, "one report a second is enough")
             report, now = await _report(request), datetime.now(UTC)
-            if not self._board.hear(speaker, report, now):
+            if not self._report_store.store(reporter, report, now):
                 raise Refused(503, "the operator does not follow the job of this pod yet, or not any more")
         except Refused as refusal:
             headers = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in _AGAIN_LATER else {}
             return web.Response(status=refusal.status, text=str(refusal), headers=headers)
         trusts = self._authorities(request.headers.get(REPORT_AUTHORITIES, ""))
-        answer = self._board.answer(speaker, now).model_copy(update={"authorities": trusts})
+        answer = self._report_store.answer(reporter, now).model_copy(update={"authorities": trusts})
         return web.Response(text=answer.to_json(), content_type="application/json")
 
-    async def _speaker(self, request: web.Request) -> Speaker:
+    async def _reporter(self, request: web.Request) -> ReportingPod:
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
         if kind != "Bearer" or not token:
             raise Refused(401, "send the projected token as Authorization: Bearer")
@@ -110,8 +110,8 @@ def application(reports: Reports, listener: Listener) -> web.Application:
         REPORTS.labels(status=answer.status).inc()
         if answer.status not in _STAYS:
             answer.force_close()
-        elif _SPEAKER in request:
-            listener.recognize(request.protocol, request[_SPEAKER])
+        elif _REPORTER in request:
+            listener.recognize(request.protocol, request[_REPORTER])
         return answer
 
     made = web.Application(client_max_size=REPORT_BYTES, middlewares=[counted])

@@ -18,8 +18,8 @@ from pseudoreal_api.wire.reports import REPORT_SECONDS, RankReport
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.suspects import stragglers, suspects
-from pseudoreal_operator.observe.board import QUIET_SECONDS, UNHEARD_SECONDS, steps_of
-from pseudoreal_operator.observe.view import Heard, Pod, PodPhase, View
+from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECONDS, steps_of
+from pseudoreal_operator.observe.view import LastReport, Pod, PodPhase, View
 
 STALLS = ("StartStalled", "StepStalled", "CheckpointStalled")
 """Reasons of a Stall."""
@@ -64,24 +64,24 @@ def seconds_to_stall(view: View) -> float | None:
     """Return the seconds until one of the clocks may have run out; None if none runs. A clock that has run out
     without a witness since is checked again while pods report."""
     unheard = _unheard_seconds(view)
-    speaks = unheard <= QUIET_SECONDS
-    if speaks and _is_cut_off(view):
+    reports = unheard <= QUIET_SECONDS
+    if reports and _is_cut_off(view):
         return UNHEARD_SECONDS
     clocks = [clock for clock in _clocks(view) if not clock.is_over(unheard)]
     running = [clock.allowed - clock.waited for clock in clocks if clock.waited <= clock.allowed]
-    return min([*running, *([REPORT_SECONDS] if speaks and len(running) < len(clocks) else [])], default=None)
+    return min([*running, *([REPORT_SECONDS] if reports and len(running) < len(clocks) else [])], default=None)
 
 
 def _unheard_seconds(view: View) -> float:
     """Return the seconds since a report, or a log with nothing new, last told the state of the execution."""
-    said = [heard.last for heard in view.speaking]
-    said += [heard.log_stood for heard in view.speaking if heard.log_stood]
+    said = [last_report.last for last_report in view.reporting]
+    said += [last_report.log_stood for last_report in view.reporting if last_report.log_stood]
     return _seconds(view, max(said, default=view.now))
 
 
 def _is_cut_off(view: View) -> bool:
     """Return whether a pod of the execution is silent while most jobs are."""
-    return view.seen.path_is_cut and any(_is_silent(view, heard) for heard in view.speaking)
+    return view.observed.path_is_cut and any(_is_silent(view, last_report) for last_report in view.reporting)
 
 
 @remembered
@@ -90,29 +90,29 @@ def _clocks(view: View) -> list[_Clock]:
 
 
 def _each_clock(view: View) -> Iterator[_Clock]:
-    if not view.speaking or _all_ended(view.speaking):
+    if not view.reporting or _all_ended(view.reporting):
         return
     if _is_cut_off(view):
         return
     clocks = view.spec.hang
-    begun = [heard.begun for heard in view.speaking if heard.begun]
+    begun = [last_report.begun for last_report in view.reporting if last_report.begun]
     if not begun and view.started_pods < view.workers:
         return  # pods that wait for a node have their own deadline
     if not begun:
-        waited = _seconds(view, max([heard.first for heard in view.speaking] + _starts(view)))
+        waited = _seconds(view, max([last_report.first for last_report in view.reporting] + _starts(view)))
         yield _Clock("StartStalled", "first step", waited, clocks.start_seconds, "hang.startSeconds")
         return
     what = "commit of the checkpoint that is being saved"
     for saving in sorted(_saving_seconds(view), reverse=True)[:1]:
         yield _Clock("CheckpointStalled", what, saving, clocks.checkpoint_seconds, "hang.checkpointSeconds")
-    last = max(begun + [heard.progressed for heard in view.speaking if heard.progressed])
+    last = max(begun + [last_report.progressed for last_report in view.reporting if last_report.progressed])
     yield _Clock("StepStalled", "step", _seconds(view, last), clocks.step_seconds, "hang.stepSeconds")
 
 
 def _starts(view: View) -> list[datetime]:
     """Return the start times of pods that have not reported yet: such a pod may have only just started."""
-    heard = {heard.index for heard in view.speaking}
-    return [clock.from_text(pod.started) for pod in view.pods if pod.started and pod.index not in heard]
+    reporting = {last_report.index for last_report in view.reporting}
+    return [clock.from_text(pod.started) for pod in view.pods if pod.started and pod.index not in reporting]
 
 
 def straggler_sentence(view: View, *, known: bool) -> str | None:
@@ -133,7 +133,7 @@ def straggler_sentence(view: View, *, known: bool) -> str | None:
 
 def _stall(view: View, over: _Clock) -> Stall:
     ranks = _suspects(view)
-    step = max(steps_of(heard.report) for heard in view.speaking)
+    step = max(steps_of(last_report.report) for last_report in view.reporting)
     named = "; ".join(_describe(view, rank) for rank in ranks[:_NAMED])
     blame = named or _nobody(view)
     sentence = f"No {over.missing} for {over.allowed} s (spec.{over.field}) at step {step}: {blame}."
@@ -143,11 +143,11 @@ def _stall(view: View, over: _Clock) -> Stall:
 def _suspects(view: View) -> list[int]:
     """Return the suspected ranks in order. Pods that fell silent, or never reported, while others report come first:
     they cannot even report that they wait."""
-    quiet = [heard for heard in view.speaking if _is_silent(view, heard)]
+    quiet = [last_report for last_report in view.reporting if _is_silent(view, last_report)]
     # Include pods whose ranks have not begun; exclude deleted pods.
     firsts = {pod.index: view.first_rank(pod) for pod in view.pods}
-    silent = [firsts[heard.index] for heard in quiet if heard.index in firsts]
-    if len(quiet) < len(view.speaking) and (mute := [*silent, *_unheard(view)]):
+    silent = [firsts[last_report.index] for last_report in quiet if last_report.index in firsts]
+    if len(quiet) < len(view.reporting) and (mute := [*silent, *_unheard(view)]):
         return mute
     signs = _signs(view)
     return suspects(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
@@ -155,17 +155,17 @@ def _suspects(view: View) -> list[int]:
 
 def _unheard(view: View) -> list[int]:
     """Return the first rank of each running pod that has never reported."""
-    heard = {heard.index for heard in view.speaking}
-    return [view.first_rank(pod) for pod in view.pods if pod.phase is PodPhase.RUNNING and pod.index not in heard]
+    reporting = {last_report.index for last_report in view.reporting}
+    return [view.first_rank(pod) for pod in view.pods if pod.phase is PodPhase.RUNNING and pod.index not in reporting]
 
 
 def _describe(view: View, rank: int) -> str:
-    heard = next((h for h in view.speaking if any(sign.rank == rank for sign in h.report.ranks)), None)
-    if heard is None:
+    last_report = next((h for h in view.reporting if any(sign.rank == rank for sign in h.report.ranks)), None)
+    if last_report is None:
         return f"{_where(view, rank)} was never heard"
-    sign = next(sign for sign in heard.report.ranks if sign.rank == rank)
-    if _is_silent(view, heard):
-        return f"{_where(view, rank)} has not been heard since {heard.last:%H:%M:%S} UTC"
+    sign = next(sign for sign in last_report.report.ranks if sign.rank == rank)
+    if _is_silent(view, last_report):
+        return f"{_where(view, rank)} has not been heard since {last_report.last:%H:%M:%S} UTC"
     if sign.process in ("T", "Z"):
         return f"{_where(view, rank)} is {'stopped' if sign.process == 'T' else 'dead'}"
     doing = f" ({sign.doing})" if sign.doing else ""
@@ -188,27 +188,27 @@ def _where(view: View, rank: int) -> str:
 
 
 def _signs(view: View) -> list[RankReport]:
-    return [sign for heard in view.speaking for sign in heard.report.ranks]
+    return [sign for last_report in view.reporting for sign in last_report.report.ranks]
 
 
 def _saving_seconds(view: View) -> Iterator[float]:
-    newest = max((heard.progressed for heard in view.speaking if heard.progressed), default=None)
-    for heard in view.speaking:
+    newest = max((last_report.progressed for last_report in view.reporting if last_report.progressed), default=None)
+    for last_report in view.reporting:
         # All ranks save together: if others have progressed since, a pod that fell silent has saved as well.
-        if _is_silent(view, heard) and newest and newest > heard.last:
+        if _is_silent(view, last_report) and newest and newest > last_report.last:
             continue
-        for sign in heard.report.ranks:
+        for sign in last_report.report.ranks:
             if sign.saving_seconds is not None:
-                yield sign.saving_seconds + _seconds(view, heard.last)
+                yield sign.saving_seconds + _seconds(view, last_report.last)
 
 
-def _all_ended(heard: list[Heard]) -> bool:
-    signs = [sign for one in heard for sign in one.report.ranks]
+def _all_ended(last_reports: list[LastReport]) -> bool:
+    signs = [sign for one in last_reports for sign in one.report.ranks]
     return bool(signs) and all(sign.activity == "ended" for sign in signs)
 
 
-def _is_silent(view: View, heard: Heard) -> bool:
-    return _seconds(view, heard.last) > QUIET_SECONDS
+def _is_silent(view: View, last_report: LastReport) -> bool:
+    return _seconds(view, last_report.last) > QUIET_SECONDS
 
 
 def _seconds(view: View, since: datetime) -> float:

@@ -13,7 +13,7 @@ from pseudoreal_api.wire.messages import ProgressReport, TerminationMessage
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import PhaseFields, phase_with, status_with
 from pseudoreal_operator.observe.stages import Stage, StageKind, changed
-from pseudoreal_operator.observe.view import Heard, Pod, PodPhase
+from pseudoreal_operator.observe.view import LastReport, Pod, PodPhase
 
 _LARGE = 1e6
 
@@ -50,18 +50,20 @@ def with_checkpoints(status: PseudoRealJobStatus, pods: Iterable[Pod]) -> Pseudo
     return status_with(status, checkpoint=checkpoint)
 
 
-def with_saved(status: PseudoRealJobStatus, heard: Sequence[Heard]) -> PseudoRealJobStatus:
+def with_saved(status: PseudoRealJobStatus, last_reports: Sequence[LastReport]) -> PseudoRealJobStatus:
     """Return the status with the newest checkpoint that the pods of an execution reported; the pods may have ended
     since."""
     known = status.checkpoint
-    newer = [one for one in heard if one.report.checkpoint and not (known and known.step > one.report.checkpoint.step)]
+    newer = [
+        one for one in last_reports if one.report.checkpoint and not (known and known.step > one.report.checkpoint.step)
+    ]
     silent = [replace(one, report=one.report.model_copy(update={"progress": None})) for one in newer]
     return with_reports(status, silent, max((one.last for one in newer), default=datetime.min))
 
 
-def with_reports(status: PseudoRealJobStatus, heard: Sequence[Heard], now: datetime) -> PseudoRealJobStatus:
+def with_reports(status: PseudoRealJobStatus, last_reports: Sequence[LastReport], now: datetime) -> PseudoRealJobStatus:
     """Return the status with the reports of the running execution's pods."""
-    for one in heard:
+    for one in last_reports:
         report = one.report
         status = _with_layout(status, one.execution.phase, report.layout)
         if report.progress:

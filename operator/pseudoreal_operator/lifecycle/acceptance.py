@@ -13,7 +13,7 @@ from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.lifecycle.decisions import Decision, progresses, refuse, unforeseen
+from pseudoreal_operator.lifecycle.decisions import Decision, progresses, refuse, sentence_of_pod_error
 from pseudoreal_operator.manifests.network import check_network
 from pseudoreal_operator.observe.stages import first_phases
 from pseudoreal_operator.observe.view import View
@@ -52,7 +52,7 @@ def first_sight(view: View) -> Decision | None:
         "Pending",
         progresses("Accepted", f"Phase {view.spec.phases[0].name} is about to start."),
         events=(Event(Reason.ACCEPTED, "The job is valid and starts with its first phase.", stage=0, execution=1),),
-        tries_children=True,
+        with_dry_run=True,
     )
 
 
@@ -65,7 +65,7 @@ def problem_of(spec: PseudoRealJobSpec, phases: int | None = None) -> str | None
     except ValueError as error:
         return clean(str(error))
     except Exception as error:  # a template may hold anything; raised here, it would fail every pass over the job
-        return unforeseen(error)
+        return sentence_of_pod_error(error)
     return None
 
 

@@ -42,12 +42,12 @@ class Decision:
     progressing: NewCondition
     events: tuple[Event, ...] = ()
     children: Stage | None = None
-    tries_children: bool = False
+    with_dry_run: bool = False
     """Whether to try the children of all stages in a dry run."""
     accepted: NewCondition = ACCEPTED
     suspended: NewCondition = NOT_SUSPENDED
     ended: NewCondition | None = None
-    wake_after: float | None = 0.0
+    requeue_after: float | None = 0.0
     """Seconds until the next pass; 0: at once; None: when something changes."""
 
 
@@ -193,7 +193,7 @@ def refuse(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Decisio
     return replace(_failed(status, "InvalidSpec", sentence, now), events=(told,), accepted=refused(sentence))
 
 
-def unforeseen(error: Exception) -> str:
+def sentence_of_pod_error(error: Exception) -> str:
     """Return a sentence for an error that the checks of the spec did not anticipate."""
     said = f"{type(error).__name__}: {clean(str(error))}"
     return f"No pods can be made of the spec: {said}. Most likely spec.pod.template is not as in a pod; correct it"
@@ -240,7 +240,7 @@ def restart_or_fail(view: View, why: Cause, *also_told: Reason) -> Decision:
     """Return the decision to start another execution if spec.restart allows one, else to fail the job. A later pass
     creates the children, when the execution's number is safe in the status. Events with the reasons `also_told`
     carry the same text as the event of the failed execution."""
-    status = results.with_checkpoints(view.status, view.words)
+    status = results.with_checkpoints(view.status, view.pods_with_deleted)
     exhausted = exhaustion(status, view.spec.restart, view.now, counts=why.counts)
     if exhausted:
         return fail(view, status, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {view.logs_command}")

@@ -12,9 +12,9 @@ from pseudoreal_operator.lifecycle.in_place import of_this_execution
 from pseudoreal_operator.lifecycle.stopping import may_be_replaced
 from pseudoreal_operator.lifecycle.waiting import obstacle_of
 from pseudoreal_operator.observe.asked import phases_to_finish
-from pseudoreal_operator.observe.seats import memberships, ready_spares
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import PodPhase, View
+from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
 from pseudoreal_operator.status.conditions import NewCondition, find
 from pseudoreal_operator.status.events import Event, Reason
 
@@ -38,7 +38,7 @@ def noticed(view: View, doing: NewCondition) -> tuple[Event, ...]:
 def taken_back(view: View) -> Iterator[Event]:
     """Yield the event that a queue takes running pods back, the first time that a pass sees it."""
     since = view.status.queued_since
-    if since is None or view.seen.status.queued_since is not None or not view.seen.status.replicas.ready:
+    if since is None or view.observed.status.queued_since is not None or not view.observed.status.replicas.ready:
         return
     text = (
         f"The queue takes the pods of execution {view.execution.number} back: they save and end. It goes on from there"
@@ -52,7 +52,7 @@ def activity(view: View) -> NewCondition:
     if view.job.queued:
         return stands("Queued", why_queued(view.job, view.spec.scheduling.queue) + prospect(view))
     failed = next((pod for pod in view.pods if pod.phase is PodPhase.FAILED), None)
-    if failed and may_be_replaced(view.seen, view.execution, view.now):
+    if failed and may_be_replaced(view.observed, view.execution, view.now):
         return stands("Ending", f"Pod {failed.name} has ended; a spare pod may take its place.")
     if failed:
         return stands(
@@ -110,7 +110,7 @@ def _spare_pods(view: View) -> str:
     wanted = view.spec.phases[view.stage.index].spares
     if wanted == 0:
         return ""
-    ready = len(ready_spares(view.seen, view.execution, view.now))
+    ready = len(ready_spares(view.observed, view.execution, view.now))
     return f" {ready} of {wanted} spare pods wait{'s' * (ready == 1)} to take a place."
 
 
@@ -121,11 +121,11 @@ def _is_to_finish(view: View) -> bool:
 def _unheard(view: View) -> str | None:
     """Return the second part of a sentence on an execution whose pods do not report; None if none ever did and no
     feature needs their reports."""
-    was_heard, needs = view.seen.was_heard, list(_needs_reports(view))
-    if not was_heard and not needs:
+    has_reported, needs = view.observed.has_reported, list(_needs_reports(view))
+    if not has_reported and not needs:
         return None
-    since = f"since {view.seen.unheard_since:%Y-%m-%d %H:%M:%S} UTC" if was_heard else "so far"
-    others = "; most jobs are silent, so it is the path" if view.seen.path_is_cut else ""
+    since = f"since {view.observed.silent_since:%Y-%m-%d %H:%M:%S} UTC" if has_reported else "so far"
+    others = "; most jobs are silent, so it is the path" if view.observed.path_is_cut else ""
     lacks = f" Until they are, {'; '.join(needs)}." if needs else ""
     remedy = "see that no NetworkPolicy keeps them from the operator's Service, and that they trust its certificate"
     if view.spec.network.host_network:
@@ -150,11 +150,11 @@ def _at_work(view: View) -> NewCondition:
     where = f"Execution {view.execution.number} at {view.stage.title}"
     if view.stage.kind is StageKind.DELINK:
         return progresses("Delinking", f"{where} is delinking.")
-    if view.seen.unheard_since is not None and (sentence := _unheard(view)):
+    if view.observed.silent_since is not None and (sentence := _unheard(view)):
         return progresses("Unheard", f"{where} {sentence}")
-    if view.speaking and not any(heard.begun for heard in view.speaking):
+    if view.reporting and not any(last_report.begun for last_report in view.reporting):
         return progresses("Starting", f"{where} is starting: its pods run, and no rank trains yet.")
-    if _is_to_finish(view) and any(heard.told_to_finish for heard in view.speaking):
+    if _is_to_finish(view) and any(last_report.told_to_finish for last_report in view.reporting):
         return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")
     before = find(view.status, "Progressing")
     straggler = straggler_sentence(view, known=before is not None and before.reason == "Straggling")

@@ -28,7 +28,7 @@ GROWTH = 10
 """Minimum time that a phase has fewer workers before all are tried again, as a multiple of patienceSeconds."""
 
 
-def shrunk(view: View) -> Decision | None:
+def scaled_down(view: View) -> Decision | None:
     """Continue with fewer workers when an elastic phase has waited too long for nodes, or for its queue."""
     moment = _patience_ends(view)
     if moment is None or view.now < moment:
@@ -42,7 +42,7 @@ def shrunk(view: View) -> Decision | None:
     return _with_fewer(view, view.status, fewer, why)
 
 
-def bereaved(view: View) -> Decision | None:
+def abandon_stuck_pods(view: View) -> Decision | None:
     """Continue with fewer workers when all that is left of earlier executions is, for too long, pods on lost nodes.
     Each of these pods has lost a peer, without which it can neither train nor save, so it need not be waited for."""
     moment, left = _given_up_at(view), _left(view)
@@ -57,7 +57,7 @@ def bereaved(view: View) -> Decision | None:
     return _with_fewer(view, status, fewer, why)
 
 
-def grown(view: View) -> Decision | None:
+def scaled_up(view: View) -> Decision | None:
     """Try all workers again when an elastic phase has trained with fewer for long enough."""
     known = view.status.elastic
     if known is None or known.grow_after is None or view.now < clock.from_text(known.grow_after):
@@ -70,7 +70,7 @@ def grown(view: View) -> Decision | None:
     return announce(view, status_with(view.status, elastic=tried), _told(text), wait=0)
 
 
-def settled(view: View, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
+def without_elastic_state(view: View, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
     """Return the status of a running execution. Once all workers of the phase have started, the status forgets that
     some were missing."""
     if status.elastic is None or not _is_elastic(view) or view.started_pods < _phase(view).workers:
@@ -151,19 +151,23 @@ def _were_placed(view: View) -> bool:
     then not a lack of room."""
     known, this = view.status.placement, view.execution
     all_had = known is not None and (known.phase_name, known.execution) == (this.phase, this.number)
-    return all_had or any(not pod.is_alive for pod in view.pods) or any(heard.begun for heard in view.heard)
+    return (
+        all_had
+        or any(not pod.is_alive for pod in view.pods)
+        or any(last_report.begun for last_report in view.last_reports)
+    )
 
 
 def _trains(view: View) -> bool:
     if view.job is None or view.job.state is not JobState.ACTIVE or view.job.queued:
         return False
-    begun = not view.speaking or any(heard.begun for heard in view.speaking)
+    begun = not view.reporting or any(last_report.begun for last_report in view.reporting)
     return begun and view.started_pods >= view.workers and all(pod.is_alive for pod in view.pods)
 
 
 def _left(view: View) -> list[Pod]:
     """Return pods of earlier executions that have not ended and that are still waited for."""
-    others = (pod for pod in view.seen.pods if pod.execution != view.execution)
+    others = (pod for pod in view.observed.pods if pod.execution != view.execution)
     return [pod for pod in others if pod.is_alive and not is_abandoned(pod, view.status)]
 
 

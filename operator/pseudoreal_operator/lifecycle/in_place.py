@@ -13,10 +13,10 @@ from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.lifecycle.decisions import avoided, event, with_fault, with_retry
-from pseudoreal_operator.observe.board import QUIET_SECONDS
-from pseudoreal_operator.observe.seats import memberships
+from pseudoreal_operator.observe.report_store import QUIET_SECONDS
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import JobState, Observed, Pod, View
+from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_operator.status.events import Event, Reason
 
 _Said = tuple[int, InPlace]
@@ -26,21 +26,21 @@ _Said = tuple[int, InPlace]
 def counted(view: View) -> tuple[Observed, tuple[Event, ...]]:
     """Return the observation with newly counted restarts in place in its status, and their events."""
     if not view.status.phases or view.stage.kind is not StageKind.TRAIN or view.job is None:
-        return view.seen, ()
+        return view.observed, ()
     said, known = _newest(view), known_restarts(view)
     if not said or (number := said[0][1].restarts) <= known or not _is_whole(view, said):
-        return view.seen, ()
+        return view.observed, ()
     index, newest = min(said, key=lambda one: (one[1].peer_lost, one[0]))
     origin = None if newest.peer_lost else next((pod for pod in view.pods if pod.index == index), None)
     message = _sentence(index, newest, origin)
-    status = view.seen.status
+    status = view.observed.status
     for each in range(known + 1, number + 1):
         # Where earlier restarts began is not known any more.
         status = _with_restart(view, status, each, origin if each == number else None)
     phase, execution = view.execution.phase, view.execution.number
     newest_here = RestartsInPlace(phase=phase, execution=execution, restarts=number, message=message)
     status = status_with(status, restarts_in_place=newest_here)
-    return replace(view.seen, status=status), tuple(_events(view, status, number, message))
+    return replace(view.observed, status=status), tuple(_events(view, status, number, message))
 
 
 def known_restarts(view: View) -> int:
@@ -64,9 +64,9 @@ def own_restarts(view: View) -> int:
 
 def _newest(view: View) -> list[_Said]:
     """Return the workers' accounts of the newest restart in place that any of them mentions."""
-    last = [(pod.index, pod.termination.message) for pod in view.words if pod.termination]
+    last = [(pod.index, pod.termination.message) for pod in view.pods_with_deleted if pod.termination]
     said = [(index, message.in_place) for index, message in last if message]
-    said += [(heard.index, heard.restarted) for heard in view.speaking]
+    said += [(last_report.index, last_report.restarted) for last_report in view.reporting]
     known = [(index, in_place) for index, in_place in said if in_place]
     newest = max((in_place.restarts for _, in_place in known), default=0)
     return [(index, in_place) for index, in_place in known if in_place.restarts == newest]
@@ -78,7 +78,7 @@ def _is_whole(view: View, said: list[_Said]) -> bool:
     if any(not in_place.peer_lost for _, in_place in said) or len({index for index, _ in said}) >= view.workers:
         return True
     has_ended = view.job is not None and view.job.state is not JobState.ACTIVE
-    since = [heard.first for heard in view.speaking if heard.restarted]
+    since = [last_report.first for last_report in view.reporting if last_report.restarted]
     return has_ended or any((view.now - first).total_seconds() > QUIET_SECONDS for first in since)
 
 

@@ -11,7 +11,7 @@ from pseudoreal_operator.observe.view import View
 def placement(view: View) -> Placement | None:
     """Return the placement of the present execution once the nodes of all its ranks are known; until then the
     previous one."""
-    known = view.seen.status.placement
+    known = view.observed.status.placement
     if not _trains(view.status):
         return known
     nodes = {pod.index: pod.node for pod in sorted(view.pods, key=lambda pod: pod.is_alive) if pod.node}

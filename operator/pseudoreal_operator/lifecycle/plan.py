@@ -18,7 +18,7 @@ from pseudoreal_operator.changes import phase_with, status_with
 from pseudoreal_operator.failures.hang import seconds_to_stall
 from pseudoreal_operator.lifecycle.acceptance import problem_of
 from pseudoreal_operator.lifecycle.deadlines import active_deadline, blocked_deadline, exclusion_ends, startup_deadline
-from pseudoreal_operator.lifecycle.decisions import Decision, refuse, stands, unforeseen
+from pseudoreal_operator.lifecycle.decisions import Decision, refuse, sentence_of_pod_error, stands
 from pseudoreal_operator.lifecycle.elastic import moments_of
 from pseudoreal_operator.lifecycle.in_place import counted
 from pseudoreal_operator.lifecycle.placement import placement
@@ -45,11 +45,11 @@ KEPT_JOBS = {JobState.COMPLETE: 5, JobState.FAILED: 5}
 
 @dataclass(frozen=True)
 class Plan:
-    """Effects of one reconcile pass, carried out in this order: dry-run `trial`, stop pods, fail Jobs (`give_up`),
-    delete Jobs (all by name), apply manifests, write the status, post events."""
+    """Effects of one reconcile pass, carried out in this order: dry run, stop pods, fail Jobs (`give_up`), delete
+    Jobs (all by name), apply manifests, write the status, post events."""
 
     status: PseudoRealJobStatus
-    trial: tuple[dict[str, Any], ...] = ()
+    dry_run: tuple[dict[str, Any], ...] = ()
     """Manifests for a dry run before every other effect: the children of all stages, when the job is first seen,
     resumed or prolonged. An object that the API server rejects is found before weeks of training, not after them."""
     expire: bool = False
@@ -60,55 +60,57 @@ class Plan:
     delete: tuple[str, ...] = ()
     apply: tuple[dict[str, Any], ...] = ()
     events: tuple[Event, ...] = ()
-    wake_after: float | None = None
+    requeue_after: float | None = None
     """Seconds until the next pass; None: wait for a change."""
 
 
-def plan(seen: Observed, now: datetime, settings: Settings) -> Plan:
+def plan(observed: Observed, now: datetime, settings: Settings) -> Plan:
     """Return the plan of one reconcile pass: count restarts in place, then let the first rule that applies decide."""
-    view = View(seen, now)
-    if conditions.has_ended(seen.status):
+    view = View(observed, now)
+    if conditions.has_ended(observed.status):
         return _afterwards(view)
     counting, told = counted(view)
     view = View(counting, now)
     decision = next((decision for rule in RULES if (decision := rule(view))), None) or start(view)
     decision = replace(decision, events=(*told, *decision.events))
-    return (_tried if decision.tries_children else _planned)(view, decision, settings)
+    return (_with_dry_run if decision.with_dry_run else _planned)(view, decision, settings)
 
 
-def _tried(view: View, decision: Decision, settings: Settings) -> Plan:
+def _with_dry_run(view: View, decision: Decision, settings: Settings) -> Plan:
     try:
         stages = all_stages(view.spec)
-        trial = [manifest for stage in stages for manifest in children(view.seen.job, stage, decision.status, settings)]
+        dry_run = [
+            manifest for stage in stages for manifest in children(view.observed.job, stage, decision.status, settings)
+        ]
     except Exception as error:  # a template may hold anything: report the error in the status
-        return _planned(view, refuse(view.status, unforeseen(error), view.now), settings)
-    return replace(_planned(view, decision, settings), trial=tuple(trial))
+        return _planned(view, refuse(view.status, sentence_of_pod_error(error), view.now), settings)
+    return replace(_planned(view, decision, settings), dry_run=tuple(dry_run))
 
 
 def _afterwards(view: View) -> Plan:
     """Return the plan for a job that has ended: end its pods, and delete its Jobs or, if spec.cleanUp.children is
     Keep, only the Jobs that still run. Once ttlSecondsAfterFinished is over, delete the job itself."""
-    seen, ttl = view.seen, view.spec.deadlines.ttl_seconds_after_finished
-    waits = [(moment - view.now).total_seconds() for moment in moments(seen, view.now)]
-    if ttl is not None and seen.status.completion_time:
-        left = (clock.from_text(seen.status.completion_time) + timedelta(seconds=ttl) - view.now).total_seconds()
+    observed, ttl = view.observed, view.spec.deadlines.ttl_seconds_after_finished
+    waits = [(moment - view.now).total_seconds() for moment in moments(observed, view.now)]
+    if ttl is not None and observed.status.completion_time:
+        left = (clock.from_text(observed.status.completion_time) + timedelta(seconds=ttl) - view.now).total_seconds()
         if left <= 0:
-            return Plan(seen.status, expire=True)
+            return Plan(observed.status, expire=True)
         waits.append(left)
     # Tools that compare generations (kstatus: Flux, kpt, Helm) read an older observedGeneration as work in progress.
-    status = status_with(seen.status, observed_generation=view.metadata.generation)
+    status = status_with(observed.status, observed_generation=view.metadata.generation)
     kept = view.spec.clean_up.children == "Keep"
-    jobs = tuple(_jobs_in_the_way(view) if kept else (job.name for job in seen.jobs if not job.deleting))
-    return Plan(status, stop=_pods_to_end(view), delete=jobs, wake_after=min(waits, default=None))
+    jobs = tuple(_jobs_in_the_way(view) if kept else (job.name for job in observed.jobs if not job.deleting))
+    return Plan(status, stop=_pods_to_end(view), delete=jobs, requeue_after=min(waits, default=None))
 
 
-def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
+def plan_refusal(observed: Observed, sentence: str, now: datetime) -> Plan:
     """Return the plan for a job whose children the API server rejects as invalid. A job that has begun is blocked,
     not failed: its children were valid before, so a new policy or another release of Kubernetes rejects them, and
     the trained state is not given up for that reason."""
-    view = View(seen, now)
+    view = View(observed, now)
     if conditions.has_ended(view.status) or has_begun(view.status):
-        return plan_blocked(seen, sentence, now)
+        return plan_blocked(observed, sentence, now)
     return _planned(view, refuse(view.status, sentence, now), settings=None)
 
 
@@ -118,29 +120,29 @@ def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence
     return _standing(metadata, status, stands("Unreadable", sentence), now)
 
 
-def plan_blocked(seen: Observed, sentence: str, now: datetime) -> Plan:
+def plan_blocked(observed: Observed, sentence: str, now: datetime) -> Plan:
     """Return the plan for a job whose children the API server rejects for now: by a quota, by a policy, or because
     the API server itself fails."""
-    return _blocked(seen, stands("Blocked", sentence), now)
+    return _blocked(observed, stands("Blocked", sentence), now)
 
 
-def plan_conflict(seen: Observed, sentence: str, now: datetime) -> Plan:
+def plan_conflict(observed: Observed, sentence: str, now: datetime) -> Plan:
     """Return the plan for a job if the name of one of its children is taken by an object that does not belong to the
     job."""
-    return _blocked(seen, stands("NameConflict", sentence), now)
+    return _blocked(observed, stands("NameConflict", sentence), now)
 
 
-def _blocked(seen: Observed, why: NewCondition, now: datetime) -> Plan:
+def _blocked(observed: Observed, why: NewCondition, now: datetime) -> Plan:
     """Return the plan for a job that waits until the API server accepts its children. Each wait is as long as all
     earlier waits together, so that jobs held up by a quota send few requests."""
-    standing, ended = _standing(seen.job.metadata, seen.status, why, now), conditions.has_ended(seen.status)
-    since = (seen.status.completion_time if ended else seen.status.blocked_since) or clock.to_text(now)
+    standing, ended = _standing(observed.job.metadata, observed.status, why, now), conditions.has_ended(observed.status)
+    since = (observed.status.completion_time if ended else observed.status.blocked_since) or clock.to_text(now)
     status = standing.status if ended else status_with(standing.status, blocked_since=since)
     waits = [max(BLOCKED_SECONDS, (now - clock.from_text(since)).total_seconds()), MOST_BLOCKED_SECONDS]
-    deadline = blocked_deadline(View(replace(seen, status=status), now))
+    deadline = blocked_deadline(View(replace(observed, status=status), now))
     if deadline is not None and deadline > now:
         waits.append((deadline - now).total_seconds())
-    return replace(standing, status=status, wake_after=min(waits))
+    return replace(standing, status=status, requeue_after=min(waits))
 
 
 def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: NewCondition, now: datetime) -> Plan:
@@ -155,13 +157,13 @@ def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: NewCondit
 def _planned(view: View, decision: Decision, settings: Settings | None) -> Plan:
     status = _described(view, decision)
     status = status_with(status, replicas=_replicas(view, decision), placement=placement(view))
-    status, unhurried_by = _unhurried(view.seen.status, status, view.now)
+    status, unhurried_by = _unhurried(view.observed.status, status, view.now)
     execution = decision.children.execution(decision.status.execution) if decision.children else None
     made = _made(view, decision, settings) if settings else []
     # The status must say why a Job is deleted (a new execution's number, or the job's end) before the Job is deleted.
     # If an operator died between the two in the other order, the next pass would conclude that someone else deleted the
     # Job.
-    announced = status.execution > view.seen.status.execution > 0 or decision.ended is not None
+    announced = status.execution > view.observed.status.execution > 0 or decision.ended is not None
     return Plan(
         status,
         stop=_pods_to_end(view),
@@ -169,25 +171,25 @@ def _planned(view: View, decision: Decision, settings: Settings | None) -> Plan:
         delete=() if announced else (*_jobs_in_the_way(view, execution), *_old_jobs(view)),
         apply=tuple(made),
         events=decision.events,
-        wake_after=min([*_waits(view, decision), *unhurried_by], default=None),
+        requeue_after=min([*_waits(view, decision), *unhurried_by], default=None),
     )
 
 
 def _made(view: View, decision: Decision, settings: Settings) -> list[dict[str, Any]]:
     if decision.children is None:
         return []
-    volume, execution = claim(view.seen.job), decision.children.execution(decision.status.execution)
-    made = [volume] if volume and identity(volume) not in view.seen.existing else []
-    if any(child.execution == execution for child in view.seen.jobs):
+    volume, execution = claim(view.observed.job), decision.children.execution(decision.status.execution)
+    made = [volume] if volume and identity(volume) not in view.observed.existing else []
+    if any(child.execution == execution for child in view.observed.jobs):
         # The Job is created last, so all other children exist.
         return made
-    return [*made, *children(view.seen.job, decision.children, decision.status, settings)]
+    return [*made, *children(view.observed.job, decision.children, decision.status, settings)]
 
 
 def _described(view: View, decision: Decision) -> PseudoRealJobStatus:
     """Return the status to write: the decision's status, completed with conditions, state, phase times and served
     requests."""
-    old, generation, now = view.seen.status, view.metadata.generation, view.now
+    old, generation, now = view.observed.status, view.metadata.generation, view.now
     problem = None if decision.ended else problem_of(view.spec)
     accepted = refused(problem) if problem else decision.accepted
     wanted = [accepted, decision.progressing, conditions.delinked(decision.status.phases), decision.suspended]
@@ -248,14 +250,14 @@ def _unhurried(
 
 
 def _pods_to_end(view: View) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*pods_to_stop(view.seen, view.now), *pods_to_release(view))))
+    return tuple(dict.fromkeys((*pods_to_stop(view.observed, view.now), *pods_to_release(view))))
 
 
 def _jobs_in_the_way(view: View, execution: Execution | None = None) -> Iterator[str]:
     """Return the names of running Jobs other than the Job of `execution`. A Job whose workers have all succeeded is
     left out: the status must have its result before the Job is deleted, and then the Job ends by itself, unless a
     container other than the trainer keeps running (`never_ends`)."""
-    running = (job for job in view.seen.jobs if job.state is JobState.ACTIVE and not job.deleting)
+    running = (job for job in view.observed.jobs if job.state is JobState.ACTIVE and not job.deleting)
     others = (job for job in running if job.execution != execution)
     return (job.name for job in others if not view.is_done(job) or never_ends(view, job))
 
@@ -269,7 +271,7 @@ def _lost_jobs(view: View, execution: Execution | None) -> tuple[str, ...]:
         return ()
     if any(pod.lingers for pod in view.pods):
         return ()
-    return (job.name,) if is_lost(view.seen, view.status, view.execution, view.now) else ()
+    return (job.name,) if is_lost(view.observed, view.status, view.execution, view.now) else ()
 
 
 def _old_jobs(view: View) -> Iterator[str]:
@@ -280,7 +282,7 @@ def _old_jobs(view: View) -> Iterator[str]:
     """
     stage = current_stage(view.status.phases)
     present = stage.execution(view.status.execution) if stage else None
-    newest_first = sorted(view.seen.jobs, key=lambda job: (job.ended or "", job.execution.number), reverse=True)
+    newest_first = sorted(view.observed.jobs, key=lambda job: (job.ended or "", job.execution.number), reverse=True)
     for state, kept in KEPT_JOBS.items():
         ended = [job for job in newest_first if job.state is state and job.execution != present]
         yield from (job.name for job in ended[kept:] if not job.deleting)
@@ -289,8 +291,8 @@ def _old_jobs(view: View) -> Iterator[str]:
 def _waits(view: View, decision: Decision) -> list[float]:
     """Return the seconds until the pass that the decision asks for, and until each moment at which a clock runs out.
     Watches and reports signal every other change, so a job that does not change needs no pass."""
-    waits = [] if decision.wake_after is None else [decision.wake_after]
-    waits += [(moment - view.now).total_seconds() for moment in moments(view.seen, view.now)]
+    waits = [] if decision.requeue_after is None else [decision.requeue_after]
+    waits += [(moment - view.now).total_seconds() for moment in moments(view.observed, view.now)]
     if not decision.ended and decision.suspended.status != "True":
         waits += _deadlines(view, decision)
         waits += [(moment - view.now).total_seconds() for moment in moments_of(view)]

@@ -22,7 +22,7 @@ def train_on(view: View) -> Decision:
         f" with that at {view.stage.title}, from a checkpoint that is saved now"
     )
     decision = announce(view, view.status, Announcement("SpecChanged", text, (Reason.SPEC_CHANGED,)), wait=0)
-    return replace(decision, tries_children=True)
+    return replace(decision, with_dry_run=True)
 
 
 def ended_too_early(view: View, message: TerminationMessage) -> bool:
@@ -35,7 +35,7 @@ def ended_too_early(view: View, message: TerminationMessage) -> bool:
 
 def train_longer(view: View, message: TerminationMessage) -> Decision:
     """Return the decision to continue from the end of a phase that was prolonged in the meantime."""
-    status = results.with_checkpoints(view.status, view.words)
+    status = results.with_checkpoints(view.status, view.pods_with_deleted)
     text = (
         f"{view.stage.title.capitalize()} has ended at step {message.step}, and is to train until step"
         f" {last_steps(view.spec)[view.stage.index]} now. Execution {status.execution + 1} goes on from checkpoint"

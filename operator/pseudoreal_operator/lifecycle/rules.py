@@ -34,9 +34,15 @@ from pseudoreal_operator.lifecycle.decisions import (
     untold,
 )
 from pseudoreal_operator.lifecycle.doing import activity, noticed, taken_back
-from pseudoreal_operator.lifecycle.elastic import bereaved, grown, is_abandoned, settled, shrunk
+from pseudoreal_operator.lifecycle.elastic import (
+    abandon_stuck_pods,
+    is_abandoned,
+    scaled_down,
+    scaled_up,
+    without_elastic_state,
+)
 from pseudoreal_operator.lifecycle.prolonging import ended_too_early, train_longer, train_on
-from pseudoreal_operator.lifecycle.spares import taken_over
+from pseudoreal_operator.lifecycle.spares import spare_took_over
 from pseudoreal_operator.lifecycle.stopping import is_lost, is_stuck
 from pseudoreal_operator.observe.asked import open_requests
 from pseudoreal_operator.observe.stages import Stage, StageKind, current_stage, is_started, last_steps_of, started
@@ -52,7 +58,7 @@ UNWATCHED_SECONDS = 5.0
 def stage_done(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.COMPLETE:
         return None
-    message = results.result_of(view.stage, view.words)
+    message = results.result_of(view.stage, view.pods_with_deleted)
     if message is None:
         return _without_result(view, view.job)
     if ended_too_early(view, message):
@@ -95,17 +101,17 @@ def _without_result(view: View, job: ChildJob) -> Decision:
 def suspended(view: View) -> Decision | None:
     if not view.spec.suspend:
         return None
-    alive = [pod.name for pod in view.seen.every_pod if pod.is_alive]
+    alive = [pod.name for pod in view.observed.every_pod if pod.is_alive]
     saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
-    status = results.with_checkpoints(results.with_saved(view.status, view.heard), view.words)
+    status = results.with_checkpoints(results.with_saved(view.status, view.last_reports), view.pods_with_deleted)
     return Decision(
         status_with(status, restart_after=None),
         "Suspended",
         stands("Suspended", "The job is suspended."),
         events=() if conditions.holds(view.status, "Suspended") else (_suspension(view, text),),
         suspended=NewCondition("Suspended", "True", "Requested", text),
-        wake_after=None,
+        requeue_after=None,
     )
 
 
@@ -127,7 +133,7 @@ def resumed(view: View) -> Decision | None:
     number = status.execution
     told = Event(Reason.RESUMED, f"The job goes on with execution {number}.", view.stage.number, number, since or "")
     claim = progresses("Resumed", f"{view.stage.title} is about to go on.")
-    return Decision(status, _waiting_state(view), claim, events=(told,), tries_children=True)
+    return Decision(status, _waiting_state(view), claim, events=(told,), with_dry_run=True)
 
 
 def _still_suspended(view: View, sentence: str) -> Decision:
@@ -139,7 +145,7 @@ def _still_suspended(view: View, sentence: str) -> Decision:
         "Suspended",
         stands("InvalidSpec", text),
         suspended=NewCondition("Suspended", "True", "InvalidSpec", text),
-        wake_after=None,
+        requeue_after=None,
     )
 
 
@@ -184,21 +190,21 @@ def hung(view: View) -> Decision | None:
 def running(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.ACTIVE:
         return None
-    status = results.with_reports(started(view.status, view.stage), view.heard, view.now)
+    status = results.with_reports(started(view.status, view.stage), view.last_reports, view.now)
     if status.execution_time is None:
         # The pass that created the Job died before it could write this time.
         status = status_with(status, execution_time=view.job.begun or clock.to_text(view.now))
-    status = settled(view, status)
+    status = without_elastic_state(view, status)
     if view.job.queued:
         # Pods that the queue takes back save before they end.
-        status = results.with_checkpoints(results.with_saved(status, view.heard), view.words)
+        status = results.with_checkpoints(results.with_saved(status, view.last_reports), view.pods_with_deleted)
     doing = activity(view)
     events = (*untold(view), *noticed(view, doing), *taken_back(view))
     state = "Queued" if view.job.queued else _state_at(view.stage)
-    return Decision(status, state, doing, events=events, children=view.stage, wake_after=None)
+    return Decision(status, state, doing, events=events, children=view.stage, requeue_after=None)
 
 
-def lost(view: View) -> Decision | None:
+def pod_stuck(view: View) -> Decision | None:
     """End the execution when a pod cannot be ended, for instance on a node that is off: its Job and its peers wait
     for it. A stuck pod that is not a worker matters only once all workers have ended."""
     if view.job is None or view.job.state is not JobState.ACTIVE:
@@ -212,30 +218,30 @@ def lost(view: View) -> Decision | None:
 
 
 def _every_pod(view: View) -> Iterator[Pod]:
-    return (pod for pod in view.seen.every_pod if pod.execution == view.execution)
+    return (pod for pod in view.observed.every_pod if pod.execution == view.execution)
 
 
-def deserted(view: View) -> Decision | None:
+def worker_missing(view: View) -> Decision | None:
     """End the execution when a pod is missing without a termination message, for instance together with its node,
     and a peer lost its connection to the pod: the peer has ended, or waits in vain to restart its ranks in place."""
-    if view.job is None or view.job.state is not JobState.ACTIVE or not view.gone:
+    if view.job is None or view.job.state is not JobState.ACTIVE or not view.missing_workers:
         return None
     if view.job.queued:
         return None  # the queue takes all pods back
     witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
-    waits = any(heard.waits_to_restart for heard in view.speaking)
-    if not waits and not (witnesses and is_lost(view.seen, view.status, view.execution, view.now)):
+    waits = any(last_report.waits_to_restart for last_report in view.reporting)
+    if not waits and not (witnesses and is_lost(view.observed, view.status, view.execution, view.now)):
         return None
-    return _judged(view, Missing(workers=view.gone))
+    return _judged(view, Missing(workers=view.missing_workers))
 
 
 def execution_failed(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.FAILED:
         return None
-    return _judged(view, Missing(workers=view.gone))
+    return _judged(view, Missing(workers=view.missing_workers))
 
 
-def vanished(view: View) -> Decision | None:
+def child_job_deleted(view: View) -> Decision | None:
     """Start a new execution when the status says that the present one began and its Job does not exist."""
     if not is_started(view.status.phases, view.stage) or view.status.restart_after is not None:
         return None
@@ -249,34 +255,34 @@ def backing_off(view: View) -> Decision | None:
     before = conditions.find(view.status, "Progressing")
     text = before.message if before else f"The next execution starts not before {after}."
     wait = (clock.from_text(after) - view.now).total_seconds()
-    return Decision(view.status, "Restarting", stands("Restarting", text), wake_after=wait)
+    return Decision(view.status, "Restarting", stands("Restarting", text), requeue_after=wait)
 
 
-def leftovers(view: View) -> Decision | None:
+def await_cleanup(view: View) -> Decision | None:
     """Wait for objects of earlier executions, and of a deleted job of the same name. Executions must not overlap,
     and a job must not share names of children with a deleted one."""
-    waited_for = (pod for pod in view.seen.every_pod if pod.is_alive and not _is_harmless(view, pod))
+    waited_for = (pod for pod in view.observed.every_pod if pod.is_alive and not _is_harmless(view, pod))
     old, wait = next(waited_for, None), None
     if old:
         text = (
             f"Waiting for pod {old.name} of an earlier execution to end. If its node {old.node or '(none)'} is lost,"
             f" delete the pod: kubectl delete pod {old.name} -n {view.metadata.namespace} --force"
         )
-    elif view.seen.orphans:
+    elif view.observed.orphans:
         # The Job was deleted without this pod. The checkpoint fence keeps the pod from committing, but the pod holds
         # GPUs.
-        pod = view.seen.orphans[0]
+        pod = view.observed.orphans[0]
         text = (
             f"Waiting for pod {pod} to end, which belongs to no Job any more. To go on without it, delete it:"
             f" kubectl delete pod {pod} -n {view.metadata.namespace}"
         )
         wait = UNWATCHED_SECONDS
-    elif view.seen.foreign:
-        text = f"Waiting until {view.seen.foreign[0]} of a deleted job of the same name is gone."
+    elif view.observed.foreign:
+        text = f"Waiting until {view.observed.foreign[0]} of a deleted job of the same name is gone."
         wait = UNWATCHED_SECONDS
     else:
         return None
-    return Decision(view.status, _waiting_state(view), stands("AwaitingCleanup", text), wake_after=wait)
+    return Decision(view.status, _waiting_state(view), stands("AwaitingCleanup", text), requeue_after=wait)
 
 
 def _is_harmless(view: View, pod: Pod) -> bool:
@@ -284,7 +290,7 @@ def _is_harmless(view: View, pod: Pod) -> bool:
     worker and so has nothing to commit."""
     if is_abandoned(pod, view.status):
         return True
-    return pod not in view.seen.pods and is_stuck(pod, view.now)
+    return pod not in view.observed.pods and is_stuck(pod, view.now)
 
 
 def start(view: View) -> Decision:
@@ -298,7 +304,7 @@ def start(view: View) -> Decision:
         progresses("Starting", f"Execution {view.execution.number} at {view.stage.title} starts."),
         events=tuple(start_events(view)),
         children=view.stage,
-        wake_after=None,
+        requeue_after=None,
     )
 
 
@@ -313,25 +319,25 @@ RULES = (
     resumed,
     repeated,
     replanned,
-    shrunk,
-    grown,
+    scaled_down,
+    scaled_up,
     delink_overdue,
     kept_from_nodes,
     never_started,
     hung,
-    # Before `lost` and `deserted`, which end the execution because of the same pods.
-    taken_over,
-    lost,
-    deserted,
+    # Before `pod_stuck` and `worker_missing`, which end the execution because of the same pods.
+    spare_took_over,
+    pod_stuck,
+    worker_missing,
     # Accepts every active Job, so after all rules that end an execution early.
     running,
     execution_failed,
-    # From here on the present execution has no Job; `vanished` does not test that itself.
-    vanished,
+    # From here on the present execution has no Job; `child_job_deleted` does not test that itself.
+    child_job_deleted,
     backing_off,
-    # Before `leftovers`, which would wait for the pods that `bereaved` gives up.
-    bereaved,
-    leftovers,
+    # Before `await_cleanup`, which would wait for the pods that `abandon_stuck_pods` abandons.
+    abandon_stuck_pods,
+    await_cleanup,
 )
 """Rules in order of evaluation; `start` applies if no rule does."""
 
@@ -352,7 +358,7 @@ def _judged(view: View, missing: Missing, more: str = "") -> Decision:
     verdict = classify(view.job_name, view.pods, view.spec.restart.rules, missing)
     sentence = f"{verdict.sentence} {more}".rstrip()
     if verdict.action == "Fail":
-        status = results.with_checkpoints(view.status, view.words)
+        status = results.with_checkpoints(view.status, view.pods_with_deleted)
         return fail(view, status, verdict.reason, sentence)
     counts = verdict.action == "Restart"
     return restart_or_fail(view, Cause(verdict.reason, sentence, _origin(view, verdict.pod), counts))

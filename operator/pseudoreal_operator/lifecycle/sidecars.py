@@ -21,15 +21,15 @@ _NAMED = 3
 
 def pods_to_release(view: View) -> Iterator[str]:
     """Yield the names of pods that only other containers keep, and from which nothing is left to be read."""
-    for pod in (pod for pod in view.seen.every_pod if pod.runs_on):
-        is_read = _is_over(view, pod.execution) or pod in view.seen.replaced
+    for pod in (pod for pod in view.observed.every_pod if pod.runs_on):
+        is_read = _is_over(view, pod.execution) or pod in view.observed.replaced
         if is_read and not leaves_soon(pod, view.now):
             yield pod.name
 
 
 def never_ends(view: View, job: ChildJob) -> bool:
     """Return whether a Job waits for containers that keep running, although the status has its outcome."""
-    kept = any(pod.runs_on for pod in view.seen.every_pod if pod.execution == job.execution)
+    kept = any(pod.runs_on for pod in view.observed.every_pod if pod.execution == job.execution)
     return kept and _is_over(view, job.execution)
 
 
@@ -51,6 +51,6 @@ def _is_over(view: View, execution: Execution) -> bool:
     """Return whether the stored status has the outcome of the execution."""
     if not view.status.phases:
         return False
-    if conditions.has_ended(view.seen.status) or current_stage(view.status.phases) is None:
+    if conditions.has_ended(view.observed.status) or current_stage(view.status.phases) is None:
         return True
     return execution != view.execution

@@ -28,9 +28,9 @@ from pseudoreal_operator.lifecycle.decisions import (
 )
 from pseudoreal_operator.lifecycle.in_place import known_restarts, own_restarts
 from pseudoreal_operator.lifecycle.stopping import is_stuck
-from pseudoreal_operator.observe.seats import memberships, ready_spares
 from pseudoreal_operator.observe.stages import StageKind, started
-from pseudoreal_operator.observe.view import Heard, JobState, Pod, PodPhase, View
+from pseudoreal_operator.observe.view import JobState, LastReport, Pod, PodPhase, View
+from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
 from pseudoreal_operator.status.events import Reason
 
 
@@ -44,18 +44,18 @@ class _Lost:
     stuck."""
 
 
-def taken_over(view: View) -> Decision | None:
+def spare_took_over(view: View) -> Decision | None:
     """Let spare pods replace lost workers, when other workers wait for these and enough spare pods are ready."""
     if view.stage.kind is not StageKind.TRAIN or view.job is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued or not view.job.outlives_pods:
         return None
-    lost, ready = _lost(view), ready_spares(view.seen, view.execution, view.now)
+    lost, ready = _lost(view), ready_spares(view.observed, view.execution, view.now)
     if not 0 < len(lost.workers) <= min(len(ready), view.workers - 1):
         return None
     # A worker that lost its connection reports that it waits. A connection to a stuck pod may last long, so there may
     # be no report.
-    if lost.stuck is None and not any(heard.waits_to_restart for heard in view.speaking):
+    if lost.stuck is None and not any(last_report.waits_to_restart for last_report in view.reporting):
         return None
     verdict = _verdict(view, lost)
     counts = verdict.action == "Restart"
@@ -68,12 +68,12 @@ def taken_over(view: View) -> Decision | None:
 def _lost(view: View) -> _Lost:
     failed = [pod.index for pod in view.pods if pod.phase is PodPhase.FAILED]
     stuck = [pod for pod in view.pods if is_stuck(pod, view.now)]
-    workers = sorted({*view.gone, *failed, *(pod.index for pod in stuck)})
+    workers = sorted({*view.missing_workers, *failed, *(pod.index for pod in stuck)})
     return _Lost(tuple(workers), next(iter(stuck), None))
 
 
 def _verdict(view: View, lost: _Lost) -> Verdict:
-    missing = Missing(stuck=lost.stuck, workers=view.gone)
+    missing = Missing(stuck=lost.stuck, workers=view.missing_workers)
     return classify(view.job_name, view.pods, view.spec.restart.rules, missing)
 
 
@@ -81,20 +81,20 @@ def _next_restart(view: View) -> int:
     """Return a restart number that no pod can have reached. Pods that wait for a restart cannot begin it without the
     lost pod; pods that train may already wait for the next restart without having reported it."""
     before = memberships(view.status).get(view.execution)
-    reached = [known_restarts(view), before.restart if before else 0, *map(_reached, view.heard)]
+    reached = [known_restarts(view), before.restart if before else 0, *map(_reached, view.last_reports)]
     return 1 + max(reached)
 
 
-def _reached(heard: Heard) -> int:
-    known = heard.report.in_place.restarts if heard.report.in_place else 0
-    return known if heard.waits_to_restart else known + 1
+def _reached(last_report: LastReport) -> int:
+    known = last_report.report.in_place.restarts if last_report.report.in_place else 0
+    return known if last_report.waits_to_restart else known + 1
 
 
 def _taken(view: View, lost: _Lost, ready: Sequence[Pod], verdict: Verdict, restart: int) -> Decision:
     counts, taken = verdict.action == "Restart", dict(zip(lost.workers, ready, strict=False))
     cause = Cause(verdict.reason, _sentence(view, lost, verdict), verdict.pod, counts)
-    status = results.with_reports(started(view.status, view.stage), view.heard, view.now)
-    status = results.with_checkpoints(status, view.words)
+    status = results.with_reports(started(view.status, view.stage), view.last_reports, view.now)
+    status = results.with_checkpoints(status, view.pods_with_deleted)
     status = with_retry(remembered(view, status, cause, restart_in_place=restart), counts=counts)
     places = [f"spare pod {pod.name} takes the place of worker {worker}" for worker, pod in taken.items()]
     text = f"{cause.sentence} {'; '.join(places).capitalize()}"

@@ -11,9 +11,9 @@ from pseudoreal_api.wire.messages import ExitCode
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.classify import classify, has_code, is_for_another_pod, lost_its_peer
-from pseudoreal_operator.observe.seats import memberships, ready_spares
 from pseudoreal_operator.observe.stages import Execution
 from pseudoreal_operator.observe.view import RUN_ON_SECONDS, JobState, Observed, Pod, PodPhase, ended_at
+from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
 
 STOP_SECONDS = 5
 """Grace period in seconds of pods that cannot save: enough to write their termination messages."""
@@ -27,77 +27,77 @@ STUCK_SECONDS = 15.0
 """Seconds after the end of its grace period at which a pod that still exists counts as stuck."""
 
 
-def pods_to_stop(seen: Observed, now: datetime) -> tuple[str, ...]:
+def pods_to_stop(observed: Observed, now: datetime) -> tuple[str, ...]:
     """Return the names of pods that are alive, cannot save, and have more than STOP_SECONDS left."""
     return tuple(
         pod.name
-        for execution in dict.fromkeys(pod.execution for pod in seen.pods)
-        if is_lost(seen, seen.status, execution, now)
-        for pod in pods_of(seen, execution)
+        for execution in dict.fromkeys(pod.execution for pod in observed.pods)
+        if is_lost(observed, observed.status, execution, now)
+        for pod in pods_of(observed, execution)
         if pod.is_alive and not leaves_soon(pod, now)
     )
 
 
-def pods_of(seen: Observed, execution: Execution) -> list[Pod]:
-    return [pod for pod in seen.pods if pod.execution == execution]
+def pods_of(observed: Observed, execution: Execution) -> list[Pod]:
+    return [pod for pod in observed.pods if pod.execution == execution]
 
 
-def is_lost(seen: Observed, status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
+def is_lost(observed: Observed, status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
     """Return whether the ranks of an execution can neither train nor save together any more. `status`: the newest
     status."""
     if any(fault.execution == execution.number and fault.restart_in_place is None for fault in status.faults):
         return True
-    if may_be_replaced(seen, execution, now):
+    if may_be_replaced(observed, execution, now):
         return False
-    if _waits_in_vain(seen, execution):
+    if _waits_in_vain(observed, execution):
         return True
-    gone = list(_gone(pods_of(seen, execution), now))
+    gone = list(_gone(pods_of(observed, execution), now))
     if any(not lost_its_peer(pod) for pod in gone):
         return True
     # All of these pods blame a peer: the pod where the fault began reports within ORIGIN_SECONDS, or never.
     return any(now >= ended_at(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in gone)
 
 
-def may_be_replaced(seen: Observed, execution: Execution, now: datetime) -> bool:
+def may_be_replaced(observed: Observed, execution: Execution, now: datetime) -> bool:
     """Return whether spare pods may still replace the pods that the execution has lost: until SPARE_SECONDS are
     over, the other pods may report that they wait for a replacement."""
-    ready = ready_spares(seen, execution, now)
-    if not ready or execution.number < seen.status.execution:
+    ready = ready_spares(observed, execution, now)
+    if not ready or execution.number < observed.status.execution:
         return False
-    pods = pods_of(seen, execution)
+    pods = pods_of(observed, execution)
     lost = [pod for pod in pods if pod.phase is PodPhase.FAILED or is_stuck(pod, now)]
     if not 0 < len(lost) <= min(len(ready), len(pods) - 1):
         return False
     limit = timedelta(seconds=SPARE_SECONDS)
     in_time = all(now < ended_at(pod, now) + limit for pod in lost)
-    return in_time and is_for_another_pod(classify("", pods, seen.job.spec.restart.rules))
+    return in_time and is_for_another_pod(classify("", pods, observed.job.spec.restart.rules))
 
 
-def _waits_in_vain(seen: Observed, execution: Execution) -> bool:
+def _waits_in_vain(observed: Observed, execution: Execution) -> bool:
     """Return whether pods of a phase with spare pods wait for a pod that has ended: a worker waits for its peer, or
     only spare pods are left. Their wait would be long."""
-    pods, spares = pods_of(seen, execution), [pod for pod in seen.spares if pod.execution == execution]
-    if not spares and execution not in memberships(seen.status):
+    pods, spares = pods_of(observed, execution), [pod for pod in observed.spares if pod.execution == execution]
+    if not spares and execution not in memberships(observed.status):
         return False
     if not any(pod.is_alive for pod in pods):
         return sum(pod.has_succeeded for pod in pods) < max((pod.workers for pod in (*pods, *spares)), default=0)
-    waits = any(one.waits_to_restart for one in seen.heard if one.execution == execution)
+    waits = any(one.waits_to_restart for one in observed.last_reports if one.execution == execution)
     return waits and any(pod.phase is PodPhase.FAILED for pod in pods)
 
 
-def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
+def moments(observed: Observed, now: datetime) -> Iterator[datetime]:
     """Yield future moments at which the passage of time alone may change which pods are to be stopped, or which are
     lost."""
-    going_on = {pod.execution for pod in seen.every_pod if pod.is_alive}
-    going_on |= {job.execution for job in seen.jobs if job.state is JobState.ACTIVE}
-    timed = (pod for pod in seen.every_pod if pod.leaves_by or pod.runs_on or pod.phase is PodPhase.FAILED)
+    going_on = {pod.execution for pod in observed.every_pod if pod.is_alive}
+    going_on |= {job.execution for job in observed.jobs if job.state is JobState.ACTIVE}
+    timed = (pod for pod in observed.every_pod if pod.leaves_by or pod.runs_on or pod.phase is PodPhase.FAILED)
     for pod in (pod for pod in timed if pod.execution in going_on):
         if pod.is_alive and pod.leaves_by:
             waits = [(clock.from_text(pod.leaves_by), STUCK_SECONDS)]
         else:
             limits = [RUN_ON_SECONDS] if pod.runs_on else []
             if pod.phase is PodPhase.FAILED:
-                limits += [ORIGIN_SECONDS, SPARE_SECONDS] if seen.spares else [ORIGIN_SECONDS]
+                limits += [ORIGIN_SECONDS, SPARE_SECONDS] if observed.spares else [ORIGIN_SECONDS]
             waits = [(ended_at(pod, now), seconds) for seconds in limits]
         yield from (moment for since, limit in waits if (moment := since + timedelta(seconds=limit)) > now)
 

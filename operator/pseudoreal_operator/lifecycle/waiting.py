@@ -22,7 +22,7 @@ def obstacle_of(view: View) -> Obstacle | None:
 def _on_the_claim(view: View) -> str:
     """Return a sentence on the claim created for the job; empty if there is none, or nothing to say about it. No
     object that the operator reads tells the capabilities of the claim's storage class."""
-    made = claim(view.seen.job)
+    made = claim(view.observed.job)
     if made is None or _MANY not in made["spec"].get("accessModes", ()):
         return ""
     name = made["metadata"]["name"]

@@ -15,8 +15,8 @@ from pseudoreal_api.names import CONTAINER
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.metrics.registry import PATH_CUT, REPORTING_JOBS
-from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.observe.reading import newest_report
+from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 
 LOG_LINES = 50
 PAUSE_SECONDS = 1.0
@@ -25,33 +25,33 @@ PAUSE_SECONDS = 1.0
 log = structlog.get_logger()
 
 
-async def read_logs(api: Api, board: Board) -> NoReturn:
+async def read_logs(api: Api, report_store: ReportStore) -> NoReturn:
     while True:
         await asyncio.sleep(PAUSE_SECONDS)
         try:
             now = datetime.now(UTC)
-            board.notice_silence(now)
-            _show(board, now)
-            if silent := board.most_silent(now):
-                await _read_log(api, board, silent)
+            report_store.notice_silence(now)
+            _show(report_store, now)
+            if silent := report_store.most_silent(now):
+                await _read_log(api, report_store, silent)
         except Exception as error:
             log.error("log_not_read", exc_info=error)
 
 
-def _show(board: Board, now: datetime) -> None:
-    jobs = board.silent_jobs(now)
+def _show(report_store: ReportStore, now: datetime) -> None:
+    jobs = report_store.silent_jobs(now)
     for is_silent in (False, True):
         heard = sum(count for (_, silent), count in jobs.items() if silent is is_silent)
         REPORTING_JOBS.labels(heard=str(not is_silent).lower()).set(heard)
-    PATH_CUT.set(board.path_is_cut)
+    PATH_CUT.set(report_store.path_is_cut)
 
 
-async def _read_log(api: Api, board: Board, speaker: Speaker) -> None:
-    """Read one log. If it shows steps, the board wakes the job."""
+async def _read_log(api: Api, report_store: ReportStore, reporter: ReportingPod) -> None:
+    """Read one log. If it shows steps, the report store queues the job again."""
     try:
-        report = newest_report(await api.log_tail(speaker.job[0], speaker.pod, CONTAINER, LOG_LINES))
+        report = newest_report(await api.log_tail(reporter.job[0], reporter.pod, CONTAINER, LOG_LINES))
     except (ApiException, ClientError, OSError) as error:
-        log.debug("log_unreadable", pod=speaker.pod, error=str(error))
+        log.debug("log_unreadable", pod=reporter.pod, error=str(error))
         return
     if report is not None:
-        board.read_log(speaker, report, datetime.now(UTC))
+        report_store.read_log(reporter, report, datetime.now(UTC))

@@ -22,14 +22,14 @@ from pseudoreal_operator.cluster.finalizer import has_finalizer
 from pseudoreal_operator.cluster.retry import CONFLICT, UNAVAILABLE, Pause, pause_after
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.endpoint.identity import Identities
-from pseudoreal_operator.loop.census import Census
-from pseudoreal_operator.loop.first_look import Rest, first_look
+from pseudoreal_operator.loop.initial_list import IdleJob, find_idle_jobs
+from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.loop.logs import read_logs
 from pseudoreal_operator.loop.queue import WorkQueue
-from pseudoreal_operator.loop.reconcile import Calls, Gone, Means, reconcile
+from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, reconcile
 from pseudoreal_operator.metrics.registry import NO_ANSWER, PASS_ERRORS, PASS_SECONDS, WAITING_JOBS
+from pseudoreal_operator.observe.change_filter import ChangeFilter
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
-from pseudoreal_operator.observe.told import Told
 from pseudoreal_operator.tasks import running
 
 Json = dict[str, Any]
@@ -49,7 +49,7 @@ must not hold up the others."""
 log = structlog.get_logger()
 
 
-class Wish(NamedTuple):
+class JobSummary(NamedTuple):
     """Summary of a job: a pass is due when it changes. Most events of a job are the echo of the operator's own
     status writes."""
 
@@ -57,7 +57,7 @@ class Wish(NamedTuple):
     deleting: bool
     has_finalizer: bool
     ended: bool
-    told: bool
+    has_status: bool
     """Whether the job has a status."""
 
 
@@ -71,71 +71,71 @@ class Queue(Protocol):
     def forget(self, key: Name) -> None: ...
 
 
-class Wakeups:
+class EventRouter:
     """Event router: forwards to a queue those watch events of jobs and children that change anything for a pass. It
     keeps a summary of each job and a hash of each child; a pass reads everything else itself."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._wishes: dict[Name, dict[str, Wish]] = {}
+        self._summaries: dict[Name, dict[str, JobSummary]] = {}
         """Summaries of jobs, by name and uid: events of a deleted job may arrive after events of its successor."""
         self._changed: set[Name] | None = None
         """Jobs that have changed since the initial list began; None before and after the initial list."""
-        self._resting: dict[Name, Rest] = {}
-        self._told = Told()
+        self._idle: dict[Name, IdleJob] = {}
+        self._filter = ChangeFilter()
 
-    def first_look_begins(self) -> None:
+    def initial_list_begins(self) -> None:
         self._changed = set()
 
-    def rest(self, found: Mapping[Name, Rest]) -> None:
+    def store_idle_jobs(self, found: Mapping[Name, IdleJob]) -> None:
         """Store the result of the initial list: these jobs need no first pass, unless they have changed since."""
         changed, self._changed = self._changed or set(), None
-        self._resting = {name: rest for name, rest in found.items() if name not in changed}
+        self._idle = {name: idle for name, idle in found.items() if name not in changed}
 
-    def rest_of(self, name: Name) -> Rest | None:
-        """Return how the job rests, if this is its first pass and it has not changed since the initial list; else
+    def take_idle_job(self, name: Name) -> IdleJob | None:
+        """Return the idle job, if this is its first pass and it has not changed since the initial list; else
         None."""
-        return self._resting.pop(name, None)
+        return self._idle.pop(name, None)
 
-    def has_changed(self, name: Name) -> None:
+    def invalidate_initial_list(self, name: Name) -> None:
         """Discard the initial list's result for the job: its next pass reads the job itself."""
-        self._resting.pop(name, None)
+        self._idle.pop(name, None)
         if self._changed is not None:
             self._changed.add(name)
 
     def job_changed(self, change: str | None, body: Json, now: datetime) -> None:
         """Process a change of a job. `change`: the event type; None for a job that was there before."""
-        name, uid, wish = name_of(body), body["metadata"]["uid"], _wish(body)
-        known = self._wishes.get(name, {}).get(uid)
+        name, uid, summary = name_of(body), body["metadata"]["uid"], _summary_of(body)
+        known = self._summaries.get(name, {}).get(uid)
         if change is not None or self._is_newer(name, body):
-            self.has_changed(name)
+            self.invalidate_initial_list(name)
         if change == "DELETED":
             self._drop(name, uid)
             return
-        self._wishes.setdefault(name, {})[uid] = wish
-        if known is not None and known != wish:
+        self._summaries.setdefault(name, {})[uid] = summary
+        if known is not None and known != summary:
             self._queue.add(name)
         elif known is None and (wait := first_pass(body, now)) is not None:
             self._begin(name, wait, was_there=change is None)
 
-    def wrote(self, body: Json) -> None:
+    def status_written(self, body: Json) -> None:
         """Store the summary of a job that a pass has just written, so that the watch event of this write causes no
         pass. The write succeeds only at the version that the pass has read, so nothing but the status is newer."""
-        known = self._wishes.get(name_of(body), {})
+        known = self._summaries.get(name_of(body), {})
         if (uid := body["metadata"]["uid"]) in known:
-            known[uid] = _wish(body)
+            known[uid] = _summary_of(body)
 
     def uids_of(self, name: Name) -> frozenset[str]:
         """Return the uids of the known jobs of that name."""
-        return frozenset(self._wishes.get(name, {}))
+        return frozenset(self._summaries.get(name, {}))
 
     def gone(self, name: Name, uids: frozenset[str]) -> None:
         """Forget jobs that are gone, although a watch may not have reported it."""
-        wishes = self._wishes.get(name, {})
+        summaries = self._summaries.get(name, {})
         for uid in uids:
-            wishes.pop(uid, None)
-        if not wishes:
-            self._wishes.pop(name, None)
+            summaries.pop(uid, None)
+        if not summaries:
+            self._summaries.pop(name, None)
 
     def listed(self, names: set[Name], known: frozenset[Name]) -> None:
         """Queue a pass over each known job that a list of all jobs lacks. `known`: the jobs known when the list
@@ -144,7 +144,7 @@ class Wakeups:
             self._queue.add_backlog(name)
 
     def known(self) -> frozenset[Name]:
-        return frozenset(self._wishes)
+        return frozenset(self._summaries)
 
     def _begin(self, name: Name, wait: float, *, was_there: bool) -> None:
         """Request the first pass over a job. Jobs that were there before go to the backlog: after a start there may
@@ -155,33 +155,33 @@ class Wakeups:
             self._queue.add(name, wait)
 
     def _is_newer(self, name: Name, body: Json) -> bool:
-        rest = self._resting.get(name)
-        return rest is not None and rest.version != body["metadata"]["resourceVersion"]
+        idle = self._idle.get(name)
+        return idle is not None and idle.version != body["metadata"]["resourceVersion"]
 
     def child_changed(self, kind: str, change: str, body: Json) -> None:
         """Queue the job of a changed child. If the job has ended, only a child that is still alive needs a pass."""
-        if (after := self._told.take(kind, change, body)) is None:
+        if (delay := self._filter.delay(kind, change, body)) is None:
             return
         metadata = body["metadata"]
         name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
-        self.has_changed(name)
-        wishes = self._wishes.get(name, {}).values()
-        if any(not wish.ended for wish in wishes) or (wishes and change != "DELETED" and _lives(body)):
-            self._queue.add(name, after)
+        self.invalidate_initial_list(name)
+        summaries = self._summaries.get(name, {}).values()
+        if any(not summary.ended for summary in summaries) or (summaries and change != "DELETED" and _lives(body)):
+            self._queue.add(name, delay)
 
     def child_changes_missed(self) -> None:
-        self._told.forget_all()
-        for name, wishes in self._wishes.items():
-            if any(not wish.ended for wish in wishes.values()):
+        self._filter.forget_all()
+        for name, summaries in self._summaries.items():
+            if any(not summary.ended for summary in summaries.values()):
                 self._queue.add_backlog(name)
 
     def _drop(self, name: Name, uid: str) -> None:
-        wishes = self._wishes.get(name, {})
-        wishes.pop(uid, None)
-        if wishes:
+        summaries = self._summaries.get(name, {})
+        summaries.pop(uid, None)
+        if summaries:
             self._queue.add(name)
         else:
-            self._wishes.pop(name, None)
+            self._summaries.pop(name, None)
             self._queue.forget(name)
 
 
@@ -192,10 +192,10 @@ def name_of(body: Json) -> Name:
 def first_pass(body: Json, now: datetime) -> float | None:
     """Return the seconds until a newly found job needs a pass; None: it has ended or is being deleted, and nothing
     is left to do."""
-    wish, spec = _wish(body), body.get("spec") or {}
-    if wish.has_finalizer or not (wish.ended or wish.deleting):
+    summary, spec = _summary_of(body), body.get("spec") or {}
+    if summary.has_finalizer or not (summary.ended or summary.deleting):
         return 0.0
-    if wish.deleting:
+    if summary.deleting:
         return None
     if (spec.get("cleanUp") or {}).get("children") == "Delete":
         return 0.0
@@ -206,14 +206,14 @@ def first_pass(body: Json, now: datetime) -> float | None:
     return max(0.0, (clock.from_text(done) + timedelta(seconds=lifetime) - now).total_seconds())
 
 
-def _wish(body: Json) -> Wish:
+def _summary_of(body: Json) -> JobSummary:
     metadata, status = body["metadata"], body.get("status") or {}
-    return Wish(
+    return JobSummary(
         generation=metadata.get("generation", 0),
         deleting="deletionTimestamp" in metadata,
         has_finalizer=has_finalizer(metadata),
         ended=_holds(status, "Complete") or _holds(status, "Failed"),
-        told=bool(status),
+        has_status=bool(status),
     )
 
 
@@ -231,23 +231,25 @@ def _holds(status: Json, condition: str) -> bool:
 class Loop:
     """Watches and passes of one operator, in its event loop. Every operator watches; only the leader makes passes."""
 
-    def __init__(self, means: Means, identities: Identities | None, census: Census, fence: Fence | None = None) -> None:
+    def __init__(
+        self, deps: Dependencies, identities: Identities | None, job_metrics: JobMetrics, fence: Fence | None = None
+    ) -> None:
         """`identities` receives the changes of pods as well, if pods report. While `fence` is closed no pass starts,
         because it could write nothing."""
-        self._means, self._identities, self._census = means, identities, census
+        self._deps, self._identities, self._job_metrics = deps, identities, job_metrics
         self._queue: WorkQueue[Name] = WorkQueue(
             self._pass, _failed, group=lambda name: name.namespace, is_open=lambda: fence is None or fence.is_open
         )
-        self._wakeups = Wakeups(self._queue)
+        self._router = EventRouter(self._queue)
         self._begun: list[asyncio.Event] = []
         """One event for each watch of children, set once the watch misses no change any more."""
         self._jobs_missed = asyncio.Event()
         self._jobs_listed = asyncio.Event()
-        self._told_meanwhile: set[str] | None = None
+        self._changed_meanwhile: set[str] | None = None
         """Uids of jobs that changed since a list of all jobs was requested: the list may hold older versions. None:
         no list is requested."""
         self._leads = False
-        census.be_silent()
+        job_metrics.pause()
         WAITING_JOBS.set_function(lambda: self._queue.depth if self._leads else 0)
 
     @property
@@ -264,7 +266,7 @@ class Loop:
     async def watching(self, api: Api) -> AsyncIterator[None]:
         """Watch, without making passes. `api` has its own connections, because each watch occupies one."""
         async with AsyncExitStack() as stack:
-            for namespace in self._means.settings.namespaces or (None,):
+            for namespace in self._deps.settings.namespaces or (None,):
                 for kind in WATCHED_CHILDREN:
                     told = partial(self._child_changed, kind)
                     watch = Watch(api, kind, namespace, LABEL_JOB, told, self._changes_missed)
@@ -272,7 +274,7 @@ class Loop:
                     name = f"watch of {kind} in {namespace or 'all namespaces'}"
                     await stack.enter_async_context(running(name, watch.run(self._begun[-1])))
             await stack.enter_async_context(running("list of jobs", self._list_jobs()))
-            logs = read_logs(self._means.api, self._means.board)
+            logs = read_logs(self._deps.api, self._deps.report_store)
             await stack.enter_async_context(running("watch of silent pods", logs))
             yield
 
@@ -284,34 +286,34 @@ class Loop:
             async with asyncio.timeout(_BEGIN_SECONDS):
                 await asyncio.gather(*(one.wait() for one in self._begun))
         self._leads = True
-        self._census.speak()
-        await self._first_look()
-        async with self._means.news.posting(), self._queue.workers(WORKERS, "worker of passes"):
+        self._job_metrics.resume()
+        await self._make_initial_list()
+        async with self._deps.event_recorder.posting(), self._queue.workers(WORKERS, "worker of passes"):
             yield
 
     def use_authorities(self, authorities: str) -> None:
         """Set the certificate authorities by which the pods of new executions verify the operator."""
-        settings = replace(self._means.settings, report_ca=authorities or None)
-        self._means = replace(self._means, settings=settings)
+        settings = replace(self._deps.settings, report_ca=authorities or None)
+        self._deps = replace(self._deps, settings=settings)
 
-    async def _first_look(self) -> None:
-        resting: dict[Name, Rest] = {}
-        self._wakeups.first_look_begins()
+    async def _make_initial_list(self) -> None:
+        idle: dict[Name, IdleJob] = {}
+        self._router.initial_list_begins()
         try:
-            resting = await first_look(self._means, self._heard_of)
+            idle = await find_idle_jobs(self._deps, self._heard_of)
         # Whatever the error is, all jobs then have a pass.
         except Exception as error:
             log.info("first_look_failed", error=f"{type(error).__name__}: {error}")
-        self._wakeups.rest(resting)
-        log.info("first_look", resting=len(resting))
+        self._router.store_idle_jobs(idle)
+        log.info("first_look", resting=len(idle))
 
     def _heard_of(self, name: Name, after: float) -> None:
-        self._wakeups.has_changed(name)
+        self._router.invalidate_initial_list(name)
         self._queue.add(name, after)
 
     def jobs_missed(self) -> None:
         """Request a list of all jobs, because changes may have been missed."""
-        self._told_meanwhile = set()
+        self._changed_meanwhile = set()
         self._jobs_missed.set()
 
     async def _list_jobs(self) -> NoReturn:
@@ -325,7 +327,7 @@ class Loop:
                 failures = 0
                 self._jobs_listed.set()
                 if not self._jobs_missed.is_set():
-                    self._told_meanwhile = None
+                    self._changed_meanwhile = None
             except Exception as error:
                 failures += 1
                 self._jobs_missed.set()
@@ -334,31 +336,31 @@ class Loop:
                 await asyncio.sleep(pause)
 
     async def _list_jobs_once(self) -> None:
-        known, found = self._wakeups.known(), set[Name]()
+        known, found = self._router.known(), set[Name]()
 
         def skipped(body: Json, _reason: Unreadable) -> None:
             with suppress(KeyError):
                 found.add(name_of(body))
                 self.job_unreadable(*name_of(body))
 
-        for namespace in self._means.settings.namespaces or (None,):
-            async for body in self._means.api.each("PseudoRealJob", namespace, skipped=skipped):
+        for namespace in self._deps.settings.namespaces or (None,):
+            async for body in self._deps.api.each("PseudoRealJob", namespace, skipped=skipped):
                 found.add(name_of(body))
-                if body["metadata"]["uid"] not in (self._told_meanwhile or ()):
+                if body["metadata"]["uid"] not in (self._changed_meanwhile or ()):
                     self.job_changed(None, body)
                 # Yield to the other tasks, such as the renewal of the Lease.
                 await asyncio.sleep(0)
-        self._wakeups.listed(found, known)
+        self._router.listed(found, known)
 
     def job_changed(self, change: str | None, body: Json) -> None:
         try:
-            if change is not None and self._told_meanwhile is not None:
-                self._told_meanwhile.add(body["metadata"]["uid"])
+            if change is not None and self._changed_meanwhile is not None:
+                self._changed_meanwhile.add(body["metadata"]["uid"])
             # The leader's passes forget jobs that have ended. A standby makes no passes, so it forgets them here.
-            if change == "DELETED" or (not self._leads and _wish(body).ended):
-                self._means.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
-            self._wakeups.job_changed(change, body, datetime.now(UTC))
-            self._census.see(change, body)
+            if change == "DELETED" or (not self._leads and _summary_of(body).ended):
+                self._deps.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
+            self._router.job_changed(change, body, datetime.now(UTC))
+            self._job_metrics.job_changed(change, body)
         except Exception as error:  # the pass over the job reports the error
             metadata = body.get("metadata") or {}
             log.warning("job_unreadable", name=metadata.get("name"), error=repr(error))
@@ -370,7 +372,7 @@ class Loop:
 
     def _child_changed(self, kind: str, change: str, body: Json) -> None:
         takers: list[Callable[[str, Json], None]] = [self._pod_changed] if kind == "Pod" else []
-        takers.append(partial(self._wakeups.child_changed, kind))
+        takers.append(partial(self._router.child_changed, kind))
         for take in takers:
             try:
                 take(change, body)
@@ -378,7 +380,7 @@ class Loop:
                 log.warning("child_unreadable", kind=kind, name=body["metadata"].get("name"), error=repr(error))
 
     def _changes_missed(self) -> None:
-        self._wakeups.child_changes_missed()
+        self._router.child_changes_missed()
         if self._identities:
             self._identities.changes_missed()
 
@@ -386,25 +388,27 @@ class Loop:
         if self._identities:
             self._identities.pod_changed(change, pod)
         if change == "DELETED":
-            self._hear_last_words(pod)
+            self._store_termination_message(pod)
 
-    def _hear_last_words(self, pod: Json) -> None:
+    def _store_termination_message(self, pod: Json) -> None:
         uid = pod["metadata"]["labels"].get(LABEL_JOB_UID, "")
         if belongs_to(uid, pod):
-            self._means.words.hear((pod["metadata"]["namespace"], uid), read_pod(pod))
+            self._deps.termination_messages.store((pod["metadata"]["namespace"], uid), read_pod(pod))
 
     async def _pass(self, name: Name) -> float | None:
-        if rest := self._wakeups.rest_of(name):
-            return _resynced(rest.wait)
-        known = self._wakeups.uids_of(name)
+        if idle := self._router.take_idle_job(name):
+            return _resynced(idle.wait)
+        known = self._router.uids_of(name)
         with structlog.contextvars.bound_contextvars(job=f"{name.namespace}/{name.name}"):
             try:
                 with PASS_SECONDS.time():
-                    calls = Calls(partial(self._queue.add, name), self._wakeups.wrote, partial(self._listed, name))
-                    return _resynced(await reconcile(self._means, name, calls))
-            except Gone:
-                self._census.forget(name)
-                self._wakeups.gone(name, known)
+                    callbacks = Callbacks(
+                        partial(self._queue.add, name), self._router.status_written, partial(self._listed, name)
+                    )
+                    return _resynced(await reconcile(self._deps, name, callbacks))
+            except JobDeleted:
+                self._job_metrics.forget(name)
+                self._router.gone(name, known)
                 return None
 
     def _listed(self, name: Name, children: int) -> None:

@@ -2,8 +2,9 @@
 
 Invariants: a key has one pass at a time. A key that is added during its pass gets another pass afterwards, so no
 wake-up is lost. A pass that comes early also serves the passes requested for later, and says itself when the next one
-is due. Groups of keys, which are namespaces, take turns, and no group has all of several workers. News come before the
-backlog, except in every fourth pass, so neither waits until the other is empty. A worker survives any error of a pass.
+is due. Groups of keys, which are namespaces, take turns, and no group has all of several workers. Changes come before
+the backlog, except in every fourth pass, so neither waits until the other is empty. A worker survives any error of a
+pass.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ from pseudoreal_operator.tasks import let_go, running
 
 FINISH_SECONDS = 5.0
 """Seconds that a pass has to end when the operator shuts down; a pass is a few requests."""
-_NEWS_IN_A_ROW = 3
-"""Number of passes over news after which one pass over the backlog follows."""
+_CHANGES_IN_A_ROW = 3
+"""Number of passes over changes after which one pass over the backlog follows."""
 _OTHERS_SHARE = 0.25
 """Share of the workers that one group leaves to other groups: at least one of several workers."""
 _CLOSED_SECONDS = 0.25
@@ -169,7 +170,7 @@ class WorkQueue(Generic[Key]):
 
     def _take(self) -> Key | None:
         """Remove and return the key whose turn it is; None if no key may have a pass now."""
-        is_backlogs_turn = self._news_in_a_row >= _NEWS_IN_A_ROW
+        is_backlogs_turn = self._news_in_a_row >= _CHANGES_IN_A_ROW
         lines = (self._backlog, self._news) if is_backlogs_turn else (self._news, self._backlog)
         for line in lines:
             while (key := line.take(self._has_room)) is not None:

@@ -26,18 +26,23 @@ from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_co
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.loop.computing import Computer, LeftAlone, Overran
 from pseudoreal_operator.loop.counts import Counts
-from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.rehearsal import rehearse
+from pseudoreal_operator.loop.dry_run import dry_run
+from pseudoreal_operator.loop.event_recorder import EventRecorder
+from pseudoreal_operator.loop.internal_error import (
+    UnreadableJobs,
+    report_internal_error,
+    report_rejection,
+    report_unreadable,
+)
 from pseudoreal_operator.loop.specs import Specs
-from pseudoreal_operator.loop.unforeseen import Told, tell_of_mistake, tell_of_refusal, tell_unreadable
 from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS
 from pseudoreal_operator.observe.asked import phases_to_finish
-from pseudoreal_operator.observe.board import Board, JobKey
-from pseudoreal_operator.observe.last_words import LastWords
+from pseudoreal_operator.observe.report_store import JobKey, ReportStore
 from pseudoreal_operator.observe.requests import observe
-from pseudoreal_operator.observe.seats import memberships
 from pseudoreal_operator.observe.sightings import Sightings
+from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import Observed
+from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
 from pseudoreal_operator.status.events import to_manifests
@@ -66,177 +71,181 @@ class StatusRefused(ApiException):
         self.body, self.headers = refusal.body, refusal.headers
 
 
-class Gone(Exception):
+class JobDeleted(Exception):
     """The job is deleted, or is being deleted; the garbage collector deletes its children."""
 
 
 @dataclass(frozen=True)
-class Means:
+class Dependencies:
     """Dependencies that all passes share."""
 
     api: Api
     settings: Settings
-    board: Board
+    report_store: ReportStore
     counts: Counts
-    news: News
-    words: LastWords = field(default_factory=LastWords)
+    event_recorder: EventRecorder
+    termination_messages: TerminationMessages = field(default_factory=TerminationMessages)
     computer: Computer = field(default_factory=Computer)
     specs: Specs = field(default_factory=Specs)
     left_alone: LeftAlone = field(default_factory=LeftAlone)
     sightings: Sightings = field(default_factory=Sightings)
     large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
     """Held by passes over large jobs."""
-    unreadable: Told = field(default_factory=Told)
+    unreadable: UnreadableJobs = field(default_factory=UnreadableJobs)
     """Jobs whose status reports that they cannot be read."""
 
     def forget(self, namespace: str, uid: str) -> None:
         """Drop everything that memory holds about a job."""
-        self.board.forget((namespace, uid))
-        self.words.forget((namespace, uid))
+        self.report_store.forget((namespace, uid))
+        self.termination_messages.forget((namespace, uid))
         self.sightings.forget((namespace, uid))
-        self.news.forget(uid)
+        self.event_recorder.forget(uid)
         self.left_alone.forget(uid)
 
 
 @dataclass(frozen=True)
-class Calls:
+class Callbacks:
     """Callbacks of a pass over a job."""
 
-    wake: Callable[[float], None]
+    requeue: Callable[[float], None]
     """Requests a pass in so many seconds; may be called at any time."""
-    wrote: Callable[[Json], None]
+    status_written: Callable[[Json], None]
     """Receives the job after a status write, so that the watch event of this write causes no pass."""
     listed: Callable[[int], None] = lambda _: None
     """Receives the number of children that were listed."""
 
 
-async def reconcile(means: Means, name: Name, calls: Calls) -> float | None:
+async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> float | None:
     """Make a pass over a job. Return the seconds until the next pass is due; None: wait for a change.
 
-    Raises Gone. Raises an error of UNAVAILABLE if the API server fails; another pass then continues. Any other error is
-    a bug of the operator, which the job's status reports.
+    Raises JobDeleted. Raises an error of UNAVAILABLE if the API server fails; another pass then continues. Any other
+    error is a bug of the operator, which the job's status reports.
     """
     async with AsyncExitStack() as stack:
         try:
-            body = await _read_in_turn(means, name, stack)
+            body = await _read_in_turn(deps, name, stack)
         except Unreadable as reason:
-            await tell_unreadable(means.api, name, reason, means.unreadable)
+            await report_unreadable(deps.api, name, reason, deps.unreadable)
             return None
-        return await _reconcile(means, body, calls)
+        return await _reconcile(deps, body, callbacks)
 
 
-async def _reconcile(means: Means, body: Json, calls: Calls) -> float | None:
+async def _reconcile(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
     if has_finalizer(body["metadata"]):
-        await take_off(means.api, body["metadata"])
+        await take_off(deps.api, body["metadata"])
         return 0.0
     if "deletionTimestamp" in body["metadata"]:
-        raise Gone
+        raise JobDeleted
     uid, generation = body["metadata"]["uid"], body["metadata"].get("generation", 0)
-    if (wait := means.left_alone.wait(uid, generation)) is not None:
+    if (wait := deps.left_alone.wait(uid, generation)) is not None:
         return wait
     try:
-        return await _pass(means, body, calls)
+        return await _pass(deps, body, callbacks)
     except StatusRefused as refusal:
-        await tell_of_refusal(means.api, body, refusal)
+        await report_rejection(deps.api, body, refusal)
         raise
     except UNAVAILABLE:
         raise
     except Overran as error:
         PLAN_OVERRUNS.inc()
-        wait = means.left_alone.note(uid, generation)
+        wait = deps.left_alone.note(uid, generation)
         log.error("plan_overran", error=str(error), generation=generation, left_alone_seconds=wait)
-        await tell_of_mistake(means.api, body, error)
+        await report_internal_error(deps.api, body, error)
         return wait
     except Unreadable as reason:
-        await tell_of_mistake(means.api, body, reason)
+        await report_internal_error(deps.api, body, reason)
         return None
     except Exception as error:
-        means.counts.internal_errors += 1
-        await tell_of_mistake(means.api, body, error)
+        deps.counts.internal_errors += 1
+        await report_internal_error(deps.api, body, error)
         raise
 
 
-async def _read_in_turn(means: Means, name: Name, stack: AsyncExitStack) -> Json:
-    """Return the job. A pass over a large job waits for its turn, which lasts until `stack` is closed. Raises Gone
-    or Unreadable."""
+async def _read_in_turn(deps: Dependencies, name: Name, stack: AsyncExitStack) -> Json:
+    """Return the job. A pass over a large job waits for its turn, which lasts until `stack` is closed. Raises
+    JobDeleted or Unreadable."""
     try:
-        return await _read(means.api, name, _ORDINARY_BYTES)
+        return await _read(deps.api, name, _ORDINARY_BYTES)
     except Unreadable:
-        await stack.enter_async_context(means.large)
-        return await _read(means.api, name, MOST_BYTES)
+        await stack.enter_async_context(deps.large)
+        return await _read(deps.api, name, MOST_BYTES)
 
 
 async def _read(api: Api, name: Name, most: int) -> Json:
-    """Return the job as the API server has it. Raises Gone or Unreadable. A list must confirm that the job is gone:
-    a single answer of 404 may have other reasons, such as a CRD that is being replaced."""
+    """Return the job as the API server has it. Raises JobDeleted or Unreadable. A list must confirm that the job is
+    gone: a single answer of 404 may have other reasons, such as a CRD that is being replaced."""
     found = await api.find_within(most, "PseudoRealJob", *name)
     if found is not None:
         return found
     if await api.is_listed("PseudoRealJob", *name):
         raise ApiException(status=404, reason="The job was not found, and it is there")
-    raise Gone
+    raise JobDeleted
 
 
-async def _pass(means: Means, body: Json, calls: Calls) -> float | None:
+async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
     now = datetime.now(UTC)
-    run = means.computer.run
+    run = deps.computer.run
     metadata = JobMetadata.model_validate(body["metadata"])
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
-    hands = _Hands(means, metadata, status, body["metadata"]["resourceVersion"], calls.wrote)
+    executor = _PlanExecutor(deps, metadata, status, body["metadata"]["resourceVersion"], callbacks.status_written)
     # Events of an earlier status write that got no answer: post them if its status turns out to be stored.
-    means.news.tell(hands.name, means.news.settle(metadata.uid, status))
+    deps.event_recorder.post(executor.name, deps.event_recorder.take_held(metadata.uid, status))
     try:
-        job = await run(means.specs.job, body)
+        job = await run(deps.specs.job, body)
     except ValidationError as error:
         sentence = f"This release of the operator cannot read the job: {clean(str(error))}"
-        return await hands.carry_out(plan_unreadable(metadata, status, sentence, now))
+        return await executor.apply_without_children(plan_unreadable(metadata, status, sentence, now))
     if not job.spec.is_managed_here:
         return None
     if has_ended(status):
-        means.forget(*hands.key)
+        deps.forget(*executor.key)
     else:
-        means.board.follow(hands.key, phases_to_finish(job.spec, status), calls.wake, memberships(status))
-    seen = await observe(means.api, means.board, means.words, means.sightings, job, status, now, calls.listed)
-    return await _act(hands, seen, now)
+        deps.report_store.follow(
+            executor.key, phases_to_finish(job.spec, status), callbacks.requeue, memberships(status)
+        )
+    observed = await observe(
+        deps.api, deps.report_store, deps.termination_messages, deps.sightings, job, status, now, callbacks.listed
+    )
+    return await _act(executor, observed, now)
 
 
-async def _act(hands: "_Hands", seen: Observed, now: datetime) -> float | None:
-    run, settings = hands.means.computer.run, hands.means.settings
-    wanted = await run(plan, seen, now, settings)
+async def _act(executor: "_PlanExecutor", observed: Observed, now: datetime) -> float | None:
+    run, settings = executor.deps.computer.run, executor.deps.settings
+    wanted = await run(plan, observed, now, settings)
     if wanted.expire:
-        await hands.expire()
+        await executor.expire()
         return None
     try:
         # Children before the status: if the operator dies in between, the next pass finds them and completes the
         # status.
-        refusal = await hands.try_children(wanted)
+        refusal = await executor.apply_children(wanted)
     except NameConflict as conflict:
-        return await hands.carry_out(await run(plan_conflict, seen, str(conflict), now))
+        return await executor.apply_without_children(await run(plan_conflict, observed, str(conflict), now))
     except NotServed as missing:
-        return await hands.carry_out(await run(plan_blocked, seen, str(missing), now))
+        return await executor.apply_without_children(await run(plan_blocked, observed, str(missing), now))
     if refusal is None:
-        return await _go_on(await hands.told(wanted), seen, wanted, now)
-    wait = await hands.carry_out(await run(_answer_to, refusal, seen, now))
+        return await _go_on(await executor.write_status(wanted), observed, wanted, now)
+    wait = await executor.apply_without_children(await run(_answer_to, refusal, observed, now))
     return _spread(wait, refusal) if wait else wait
 
 
-async def _go_on(hands: "_Hands", seen: Observed, done: Plan, now: datetime) -> float | None:
+async def _go_on(executor: "_PlanExecutor", observed: Observed, done: Plan, now: datetime) -> float | None:
     """Continue after a plan was carried out; return the seconds until the next pass. If the job was just accepted or
     has just ended, only its status was written: all other observations still hold and are not read again."""
-    then = replace(seen, status=hands.status)
-    if has_ended(hands.status) and not has_ended(seen.status):
-        return _at_the_end(hands, await hands.means.computer.run(plan, then, now, hands.means.settings))
-    if not seen.status.phases and hands.status.phases:
-        return await _act(hands, then, now)
-    return done.wake_after
+    then = replace(observed, status=executor.status)
+    if has_ended(executor.status) and not has_ended(observed.status):
+        return _at_the_end(executor, await executor.deps.computer.run(plan, then, now, executor.deps.settings))
+    if not observed.status.phases and executor.status.phases:
+        return await _act(executor, then, now)
+    return done.requeue_after
 
 
-def _at_the_end(hands: "_Hands", afterwards: Plan) -> float | None:
+def _at_the_end(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
     """Return the seconds until the next pass over a job that has just ended: 0 if anything is left to do."""
-    if afterwards != Plan(hands.status, wake_after=afterwards.wake_after):
+    if afterwards != Plan(executor.status, requeue_after=afterwards.requeue_after):
         return 0.0
-    hands.means.forget(*hands.key)
-    return afterwards.wake_after
+    executor.deps.forget(*executor.key)
+    return afterwards.requeue_after
 
 
 def _spread(wait: float, refusal: ApiException) -> float:
@@ -246,18 +255,18 @@ def _spread(wait: float, refusal: ApiException) -> float:
     return max(wait * (1 - random() / 4), pause.seconds if pause.binding else 0.0)
 
 
-def _answer_to(refusal: ApiException, seen: Observed, now: datetime) -> Plan:
+def _answer_to(refusal: ApiException, observed: Observed, now: datetime) -> Plan:
     """Return the plan that follows when the API server rejects a child. Raises the rejection if a retry of the pass
     is the answer."""
     text = f"The API server refuses a change of this job's children: {message_of(refusal)}"
-    if is_mistake(refusal):
-        return plan_refusal(seen, text, now)
+    if is_invalid_object(refusal):
+        return plan_refusal(observed, text, now)
     if refusal.status in (*_INVALID, _FORBIDDEN) or refusal.status >= _SERVER_ERROR:
-        return plan_blocked(seen, text, now)
+        return plan_blocked(observed, text, now)
     raise refusal
 
 
-def is_mistake(refusal: ApiException) -> bool:
+def is_invalid_object(refusal: ApiException) -> bool:
     """Return whether the object itself is invalid. Policies answer with the same codes, but only the API server's
     own validation names fields as causes. The API server prefixes a webhook's message, whatever the webhook puts
     into it."""
@@ -275,19 +284,19 @@ def _is_refusal(error: ApiException) -> bool:
 
 
 @dataclass(frozen=True)
-class _Hands:
+class _PlanExecutor:
     """Plan executor for one job. `status` and `version` are those of the object that the plan was made for. `wrote`
     receives the job after each status write."""
 
-    means: Means
+    deps: Dependencies
     metadata: JobMetadata
     status: PseudoRealJobStatus
     version: str
-    wrote: Callable[[Json], None]
+    status_written: Callable[[Json], None]
 
     @property
     def api(self) -> Api:
-        return self.means.api
+        return self.deps.api
 
     @property
     def name(self) -> Name:
@@ -301,10 +310,10 @@ class _Hands:
         await self.api.delete("PseudoRealJob", self.metadata.namespace, self.metadata.name, self.metadata.uid)
         log.info("expired", completed=self.status.completion_time)
 
-    async def try_children(self, wanted: Plan) -> ApiException | None:
+    async def apply_children(self, wanted: Plan) -> ApiException | None:
         """Apply a plan's changes of children, after its dry run. Return the API server's rejection, or None."""
         try:
-            await rehearse(self.api, wanted.trial)
+            await dry_run(self.api, wanted.dry_run)
             await self._remove(wanted)
             for manifest in wanted.apply:
                 await make(self.api, manifest)
@@ -312,13 +321,13 @@ class _Hands:
             return refusal
         return None
 
-    async def carry_out(self, wanted: Plan) -> float | None:
-        """Carry out a plan that creates no children; return the seconds until the next pass."""
+    async def apply_without_children(self, wanted: Plan) -> float | None:
+        """Apply a plan that creates no children; return the seconds until the next pass."""
         await self._remove(wanted)
-        await self.told(wanted)
-        return wanted.wake_after
+        await self.write_status(wanted)
+        return wanted.requeue_after
 
-    async def told(self, wanted: Plan) -> "_Hands":
+    async def write_status(self, wanted: Plan) -> "_PlanExecutor":
         """Write the status of a plan and post its events; return the executor that has the written status. Events
         come after the status that records their transition, and nothing waits for them."""
         now, instance = datetime.now(UTC), socket.gethostname()
@@ -330,9 +339,9 @@ class _Hands:
             except UNAVAILABLE:
                 # The API server may have stored the status nevertheless; the next pass finds out, and then posts the
                 # events.
-                self.means.news.hold(self.metadata.uid, wanted.status, events)
+                self.deps.event_recorder.hold(self.metadata.uid, wanted.status, events)
                 raise
-        self.means.news.tell(self.name, events)
+        self.deps.event_recorder.post(self.name, events)
         return after
 
     async def _remove(self, wanted: Plan) -> None:
@@ -348,7 +357,7 @@ class _Hands:
             await self.api.delete("Job", namespace, name)
             log.info("deleted", kind="Job", name=name)
 
-    async def _write(self, status: PseudoRealJobStatus) -> "_Hands":
+    async def _write(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
         """Write the status; return the executor that has the written status. A rejected status is written without
         its texts, and then without figures, so that no foreign text stops a job. Raises StatusRefused if that is
         rejected too."""
@@ -363,8 +372,8 @@ class _Hands:
             if less == tried:
                 continue
             tried = less
-            self.means.counts.refused_statuses += 1
-            count, said = self.means.counts.refused_statuses, message_of(refusal)
+            self.deps.counts.refused_statuses += 1
+            count, said = self.deps.counts.refused_statuses, message_of(refusal)
             log.error("status_refused", status=refusal.status, error=said, texts=texts_of(status), count=count)
             if less == self.status:
                 return self
@@ -376,12 +385,12 @@ class _Hands:
                 refusal = error
         raise StatusRefused(refusal)
 
-    async def _apply(self, status: PseudoRealJobStatus) -> "_Hands":
+    async def _apply(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
         # With resourceVersion, a job that was changed after it was read gives a conflict, and so does another job of
         # that name: the API server writes a status without comparing uids.
         name, namespace = self.metadata.name, self.metadata.namespace
         metadata = {"name": name, "namespace": namespace, "resourceVersion": self.version}
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.to_dict()}
         body = await self.api.apply(manifest, "status")
-        self.wrote(body)
+        self.status_written(body)
         return replace(self, status=status, version=body["metadata"]["resourceVersion"])

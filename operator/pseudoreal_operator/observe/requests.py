@@ -11,8 +11,6 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.bounds import Unreadable
-from pseudoreal_operator.observe.board import Board, Speaker
-from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     has_no_pod_left,
@@ -21,10 +19,12 @@ from pseudoreal_operator.observe.reading import (
     read_job,
     read_pod,
 )
-from pseudoreal_operator.observe.seats import memberships, seated
+from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added
+from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import ChildJob, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.worker_assignment import memberships, with_worker_indices
 
 Json = dict[str, Any]
 
@@ -34,8 +34,8 @@ _POD_JOB = "batch.kubernetes.io/job-name"
 
 async def observe(
     api: Api,
-    board: Board,
-    words: LastWords,
+    report_store: ReportStore,
+    termination_messages: TerminationMessages,
     sightings: Sightings,
     job: PseudoRealJob,
     status: PseudoRealJobStatus,
@@ -70,11 +70,11 @@ async def observe(
             others.append(claim)
         elif volume is not None:
             claims.append(claim)
-    gone = words.of_job((namespace, uid), [pod.name for pod in pods])
-    seen = together(board, job, status, jobs, pods, now, gone)
+    deleted_pods = termination_messages.of_job((namespace, uid), [pod.name for pod in pods])
+    observed = together(report_store, job, status, jobs, pods, now, deleted_pods)
     return replace(
-        seen,
-        existing=seen.existing | {("PersistentVolumeClaim", claim) for claim in claims},
+        observed,
+        existing=observed.existing | {("PersistentVolumeClaim", claim) for claim in claims},
         foreign=tuple(others),
         orphans=tuple(found.orphans),
     )
@@ -112,36 +112,36 @@ class _Found:
 
 
 def together(
-    board: Board,
+    report_store: ReportStore,
     job: PseudoRealJob,
     status: PseudoRealJobStatus,
     jobs: Sequence[ChildJob],
     pods: Sequence[Pod],
     now: datetime,
-    gone: tuple[Pod, ...] = (),
+    deleted_pods: tuple[Pod, ...] = (),
 ) -> Observed:
-    """Return the observation of a job, its children and its pods' reports. From now on the board follows the pod of
-    rank 0."""
+    """Return the observation of a job, its children and its pods' reports. From now on the report store follows the
+    pod of rank 0."""
     key, execution = (job.metadata.namespace, job.metadata.uid), present(job, status, jobs)
     first = _first_index(status, execution)
-    pod = _speaker(pods, execution, first)
-    board.listen(key, Speaker(key, pod.execution, first, pod.name) if pod else None, now)
+    pod = _reporting_pod(pods, execution, first)
+    report_store.listen(key, ReportingPod(key, pod.execution, first, pod.name) if pod else None, now)
     executions = {pod.execution for pod in pods if pod.is_alive} | ({execution} if execution else set())
     claim = claim_of(job)
     claims = {("PersistentVolumeClaim", claim)} if claim and has_claim(job, status, jobs) else set()
-    seen = Observed(
+    observed = Observed(
         job=job,
         status=status,
         jobs=tuple(jobs),
         pods=tuple(pods),
         existing=frozenset({("Job", one.name) for one in jobs} | claims),
-        heard=board.of_job(key, executions),
-        gone=gone,
-        unheard_since=board.unheard_since(key, now),
-        was_heard=board.was_heard(key),
-        path_is_cut=board.path_is_cut,
+        last_reports=report_store.of_job(key, executions),
+        deleted_pods=deleted_pods,
+        silent_since=report_store.silent_since(key, now),
+        has_reported=report_store.has_reported(key),
+        path_is_cut=report_store.path_is_cut,
     )
-    return seated(seen)
+    return with_worker_indices(observed)
 
 
 def has_claim(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> bool:
@@ -176,7 +176,7 @@ def _first_index(status: PseudoRealJobStatus, execution: Execution | None) -> in
     return membership.pod_of(0) if membership else 0
 
 
-def _speaker(pods: Sequence[Pod], present: Execution | None, first: int) -> Pod | None:
+def _reporting_pod(pods: Sequence[Pod], present: Execution | None, first: int) -> Pod | None:
     """Return the pod of rank 0, which reports the progress, if it runs; else None."""
     if present is None or present.kind is not StageKind.TRAIN:
         return None

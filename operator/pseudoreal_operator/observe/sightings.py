@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.observe.board import JobKey
+from pseudoreal_operator.observe.report_store import JobKey
 from pseudoreal_operator.observe.view import ChildJob, Pod, PodPhase
 
 
@@ -89,11 +89,11 @@ class Sightings:
         """Return the children of the job with bounded times."""
         known = self._jobs.get(job, _Seen())
         # Only present children are stored again, so deleted ones are forgotten.
-        seen = self._jobs[job] = _Seen(last=now)
+        observed = self._jobs[job] = _Seen(last=now)
 
         def child(name: str) -> _Child:
             before = known.last if name in known.children else None
-            fields = seen.children[name] = known.children.get(name, {})
+            fields = observed.children[name] = known.children.get(name, {})
             return _Child(now, before, fields)
 
         dated_jobs = [_dated_job(one, child(one.name)) for one in jobs]

@@ -157,7 +157,7 @@ def runs_on(pod: Pod, now: datetime) -> bool:
 
 
 @dataclass(frozen=True)
-class Heard:
+class LastReport:
     """State of a training pod from its reports since its ranks were last restarted in place. All times are of the
     operator's clock."""
 
@@ -204,18 +204,18 @@ class Observed:
     existing: frozenset[tuple[str, str]] = frozenset()
     foreign: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()
-    heard: tuple[Heard, ...] = ()
-    gone: tuple[Pod, ...] = ()
+    last_reports: tuple[LastReport, ...] = ()
+    deleted_pods: tuple[Pod, ...] = ()
     """Deleted pods whose termination messages are known."""
     spares: tuple[Pod, ...] = ()
     """Spare pods that replace no worker; `pods` are workers only."""
     replaced: tuple[Pod, ...] = ()
     """Pods that spare pods have replaced."""
-    heard_apart: tuple[Heard, ...] = ()
+    non_worker_reports: tuple[LastReport, ...] = ()
     """Reports of pods that are not workers."""
-    unheard_since: datetime | None = None
+    silent_since: datetime | None = None
     """Time since which no report of its running pods arrives; None: reports arrive, or the silence is short."""
-    was_heard: bool = False
+    has_reported: bool = False
     """Whether a report of its running pods ever arrived."""
     path_is_cut: bool = False
     """Whether the reports of most jobs do not arrive: then the network path is at fault, not a pod."""
@@ -277,25 +277,25 @@ class View:
     """Observations of a job, judged at one time. `execution` and everything that depends on it exist only while a
     stage is left to do."""
 
-    seen: Observed
+    observed: Observed
     now: datetime
 
     @property
     def spec(self) -> PseudoRealJobSpec:
-        return self.seen.job.spec
+        return self.observed.job.spec
 
     @property
     def metadata(self) -> JobMetadata:
-        return self.seen.job.metadata
+        return self.observed.job.metadata
 
     @cached_property
     def status(self) -> PseudoRealJobStatus:
         """Status with an execution number that no child exceeds (even if a status was lost), with phases that were
         added to the spec, and with clocks moved on by the time in a queue."""
-        executions = [job.execution for job in self.seen.jobs] + [pod.execution for pod in self.seen.every_pod]
-        newest = max([1, self.seen.status.execution, *(execution.number for execution in executions)])
-        phases = with_added(self.seen.status.phases, self.spec)
-        status = status_with(self.seen.status, execution=newest, phases=phases)
+        executions = [job.execution for job in self.observed.jobs] + [pod.execution for pod in self.observed.every_pod]
+        newest = max([1, self.observed.status.execution, *(execution.number for execution in executions)])
+        phases = with_added(self.observed.status.phases, self.spec)
+        status = status_with(self.observed.status, execution=newest, phases=phases)
         stage = current_stage(status.phases)
         return with_queue(status, self._job_of(stage.execution(newest)) if stage else None, self.now)
 
@@ -326,7 +326,7 @@ class View:
         return self._job_of(self.execution)
 
     def _job_of(self, execution: Execution) -> ChildJob | None:
-        found = next((job for job in self.seen.jobs if job.execution == execution), None)
+        found = next((job for job in self.observed.jobs if job.execution == execution), None)
         if found and self.is_done(found):
             return replace(found, state=JobState.COMPLETE)
         if found and self._is_kept_alone(found):
@@ -338,52 +338,53 @@ class View:
         worker fails the Job in the end, a stuck one keeps it, and so does a pod in which another container keeps
         running."""
         ended_otherwise = job.state is JobState.FAILED or any(
-            pod.execution == job.execution for pod in (*self.seen.spares, *self.seen.replaced)
+            pod.execution == job.execution for pod in (*self.observed.spares, *self.observed.replaced)
         )
         return (ended_otherwise or self._has_pod_that_runs_on(job)) and self._all_succeeded(job)
 
     def _is_kept_alone(self, job: ChildJob) -> bool:
         """Return whether no trainer of the Job is alive and only other containers keep its pods: the Job controller
         counts such pods as running. The caller has excluded that all workers succeeded."""
-        left = any(pod.is_alive for pod in self.seen.pods if pod.execution == job.execution)
+        left = any(pod.is_alive for pod in self.observed.pods if pod.execution == job.execution)
         return job.state is JobState.ACTIVE and not job.queued and not left and self._has_pod_that_runs_on(job)
 
     def _has_pod_that_runs_on(self, job: ChildJob) -> bool:
-        return any(pod.execution == job.execution and runs_on(pod, self.now) for pod in self.seen.pods_kept)
+        return any(pod.execution == job.execution and runs_on(pod, self.now) for pod in self.observed.pods_kept)
 
     def _all_succeeded(self, job: ChildJob) -> bool:
         """Return whether all workers have succeeded, in whichever pods."""
-        done = {pod.index for pod in self.seen.pods if pod.execution == job.execution and pod.has_succeeded}
+        done = {pod.index for pod in self.observed.pods if pod.execution == job.execution and pod.has_succeeded}
         return job.workers is not None and done == set(range(job.workers))
 
     @cached_property
     def pods(self) -> list[Pod]:
-        return sorted((pod for pod in self.seen.pods if pod.execution == self.execution), key=attrgetter("index"))
+        return sorted((pod for pod in self.observed.pods if pod.execution == self.execution), key=attrgetter("index"))
 
     @property
-    def gone(self) -> list[int]:
+    def missing_workers(self) -> list[int]:
         """Numbers of missing workers: their pods do not exist, although the operator has not ended them."""
         if self.job is None or self.job.given_up:
             return []
         return sorted(set(range(self.workers)) - {pod.index for pod in self.pods})
 
     @cached_property
-    def words(self) -> list[Pod]:
+    def pods_with_deleted(self) -> list[Pod]:
         """Pods of the present execution, and its deleted pods whose termination messages are known."""
-        return self.pods + [pod for pod in self.seen.gone if pod.execution == self.execution]
+        return self.pods + [pod for pod in self.observed.deleted_pods if pod.execution == self.execution]
 
     @cached_property
-    def heard(self) -> list[Heard]:
+    def last_reports(self) -> list[LastReport]:
         """Reports of the present execution's workers, in the order of their numbers."""
         return sorted(
-            (heard for heard in self.seen.heard if heard.execution == self.execution), key=attrgetter("index")
+            (last_report for last_report in self.observed.last_reports if last_report.execution == self.execution),
+            key=attrgetter("index"),
         )
 
     @cached_property
-    def speaking(self) -> list[Heard]:
+    def reporting(self) -> list[LastReport]:
         """Reports of the pods that exist."""
         names = {pod.name for pod in self.pods}
-        return [heard for heard in self.heard if heard.pod in names]
+        return [last_report for last_report in self.last_reports if last_report.pod in names]
 
     @property
     def started_pods(self) -> int:
@@ -405,13 +406,15 @@ class View:
     @cached_property
     def _first_ranks(self) -> dict[int, int]:
         # After a restart the operator has no reports yet, but the status has the ranks.
-        known = first_ranks_of(self.seen.status.placement, self.execution) | self.said_first_ranks
+        known = first_ranks_of(self.observed.status.placement, self.execution) | self.said_first_ranks
         return first_ranks(self.workers, self.ranks_per_pod, known)
 
     @cached_property
     def said_first_ranks(self) -> dict[int, int]:
         """Worker number -> first rank, for each pod that has reported its ranks."""
-        said = {heard.index: first_rank_said(heard.report, self.ranks_per_pod) for heard in self.speaking}
+        said = {
+            last_report.index: first_rank_said(last_report.report, self.ranks_per_pod) for last_report in self.reporting
+        }
         return {index: rank for index, rank in said.items() if rank is not None}
 
     @cached_property

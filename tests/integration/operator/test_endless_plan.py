@@ -20,14 +20,14 @@ def run_with_endless_plans(environment: dict[str, str]) -> None:
     """Run an operator with an endless plan function for the first generation of the job `endless`."""
     os.environ.update(environment)
     from pseudoreal_operator.lifecycle.plan import plan
-    from pseudoreal_operator.loop import first_look, reconcile
+    from pseudoreal_operator.loop import initial_list, reconcile
 
     def endless(seen: Any, *rest: Any) -> Any:
         while (seen.job.metadata.name, seen.job.metadata.generation) == ("endless", 1):
             pass
         return plan(seen, *rest)
 
-    for module in (reconcile, first_look):
+    for module in (reconcile, initial_list):
         vars(module)["plan"] = endless
     run(environment)
 

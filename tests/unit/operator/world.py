@@ -28,12 +28,12 @@ from pseudoreal_api.wire.reports import Activity, PodReport, RankReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
-from pseudoreal_operator.observe.board import Speaker, updated
 from pseudoreal_operator.observe.reading import belongs_to, is_orphan, read_job, read_pod
-from pseudoreal_operator.observe.seats import memberships, seated, worker_of
+from pseudoreal_operator.observe.report_store import ReportingPod, updated
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import RUN_ON_SECONDS, Heard, JobState, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.view import RUN_ON_SECONDS, JobState, LastReport, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.worker_assignment import memberships, with_worker_indices, worker_of
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
 from pseudoreal_trainer.checkpoint.fence import Fence
@@ -67,7 +67,7 @@ class World:
     """(phase, kind of stage) of each stage whose result is on the checkpoint volume."""
     begun: set[str] = field(default_factory=set)
     """Names of Jobs that were running by some status: such a name must never be used again."""
-    reports: dict[str, Heard] = field(default_factory=dict)
+    reports: dict[str, LastReport] = field(default_factory=dict)
     """Reports that the operator has received, by the name of the pod; it forgets them when it dies."""
     made: int = 0
     nodes: int | None = None
@@ -114,12 +114,12 @@ class World:
             jobs=tuple(dated_jobs),
             pods=tuple(dated_pods),
             existing=frozenset((kind, body["metadata"]["name"]) for (kind, _), body in self.objects.items()),
-            heard=self.heard(),
+            last_reports=self.last_reports(),
             orphans=tuple(name for name, body in self.pods.items() if is_orphan(UID, body)),
         )
-        return seated(seen)
+        return with_worker_indices(seen)
 
-    def heard(self) -> tuple[Heard, ...]:
+    def last_reports(self) -> tuple[LastReport, ...]:
         pods = [read_pod(body) for body in self.pods.values()]
         return tuple(self.reports[pod.name] for pod in pods if pod.name in self.reports)
 
@@ -127,12 +127,12 @@ class World:
         self, pod: Json, step: int, activity: Activity = "computing", in_place: InPlace | None = None, ranks: int = 1
     ) -> None:
         """Deliver a report of a pod to the operator."""
-        speaker = read_pod(pod)
-        sign = RankReport(rank=speaker.index, activity=activity, seconds=0, step=step)
-        known = self.reports.get(speaker.name)
-        who = Speaker(("default", UID), speaker.execution, speaker.index, speaker.name)
+        read = read_pod(pod)
+        sign = RankReport(rank=read.index, activity=activity, seconds=0, step=step)
+        known = self.reports.get(read.name)
+        reporter = ReportingPod(("default", UID), read.execution, read.index, read.name)
         report = PodReport(ranks=[sign] * ranks, in_place=in_place or pod.get("in_place"))
-        self.reports[speaker.name] = updated(known, who, report, self.now)
+        self.reports[read.name] = updated(known, reporter, report, self.now)
 
     def plan(self) -> Plan:
         return plan(self.observe(), self.now, SETTINGS)
@@ -165,7 +165,7 @@ class World:
             or wanted.delete
             or wanted.events
             or wanted.status != self.status
-            or wanted.wake_after == 0
+            or wanted.requeue_after == 0
         )
 
     def _tell(self, wanted: Plan) -> None:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_operator.endpoint.identity import Identities, Refused
-from pseudoreal_operator.observe.board import Speaker
+from pseudoreal_operator.observe.report_store import ReportingPod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
 HOST = "operator.test"
 JOB = ("default", "job-uid")
-POD = Speaker(JOB, Execution("pseudo", StageKind.TRAIN, 1), 0, "pod-0")
+POD = ReportingPod(JOB, Execution("pseudo", StageKind.TRAIN, 1), 0, "pod-0")
 
 
 class Known(Identities):
@@ -19,7 +19,7 @@ class Known(Identities):
     def __init__(self) -> None:
         """Create no API client and no caches, unlike the base class."""
 
-    async def of(self, token: str, address: str) -> Speaker:
+    async def of(self, token: str, address: str) -> ReportingPod:
         del address
         if not token.startswith("pod-"):
             raise Refused(401, "the token is not valid")

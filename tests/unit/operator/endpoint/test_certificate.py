@@ -18,7 +18,7 @@ from pseudoreal_api.wire.reports import REPORT_PATH, PodReport, RankReport
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_operator.endpoint.certificate import HOLD_SECONDS, Certificate, kept_fresh
 from pseudoreal_operator.endpoint.server import Reports, bounded
-from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import ReportServer
 from pseudoreal_trainer.pod.endpoint import Endpoint
 from structlog.testing import capture_logs
@@ -120,9 +120,9 @@ def certificate(secret: Secret, clock: HandClock, told: list[str]) -> Certificat
 
 
 async def served(certificate: Certificate, folder: Path) -> AsyncIterator[Pods]:
-    board = Board()
-    board.follow(JOB, frozenset())
-    reports = Reports(Known(), board, authorities=certificate.beyond)
+    report_store = ReportStore()
+    report_store.follow(JOB, frozenset())
+    reports = Reports(Known(), report_store, authorities=certificate.beyond)
     async with bounded(reports, certificate.context, 0) as port:
         yield Pods(folder, port)
 

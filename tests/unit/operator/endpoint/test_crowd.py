@@ -14,7 +14,7 @@ from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_operator.endpoint import listener, strangers
 from pseudoreal_operator.endpoint.server import Reports, bounded
 from pseudoreal_operator.metrics.registry import REGISTRY
-from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.report_store import ReportStore
 
 from tests.unit.operator.endpoint.known import HOST, JOB, Known, served
 
@@ -33,9 +33,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 async def port(authority: Authority) -> AsyncIterator[int]:
-    board = Board()
-    board.follow(JOB, frozenset())
-    async with bounded(Reports(Known(), board), served(authority), 0) as port:
+    report_store = ReportStore()
+    report_store.follow(JOB, frozenset())
+    async with bounded(Reports(Known(), report_store), served(authority), 0) as port:
         yield port
 
 
@@ -231,9 +231,9 @@ async def test_of_too_many_pods_those_lose_their_connections_that_were_silent_fo
     authority: Authority, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "MOST_CONNECTIONS", 2)
-    board = Board()
-    board.follow(JOB, frozenset())
-    async with bounded(Reports(Known(), board), served(authority), 0) as port:
+    report_store = ReportStore()
+    report_store.follow(JOB, frozenset())
+    async with bounded(Reports(Known(), report_store), served(authority), 0) as port:
         ends = [await connect(port, trusted, "127.0.0.9") for _ in range(3)]
         for number in (0, 1, 0, 2):
             assert await post(ends[number], f"pod-{number}") == 200

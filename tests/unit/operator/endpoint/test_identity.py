@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.endpoint import identity
-from pseudoreal_operator.endpoint.identity import Identities, Refused, TokenPod, pod_of_review, speaker_of
+from pseudoreal_operator.endpoint.identity import Identities, Refused, TokenPod, pod_of_review, reporting_pod_of
 from pseudoreal_operator.endpoint.limits import Limiter
-from pseudoreal_operator.observe.board import Speaker
+from pseudoreal_operator.observe.report_store import ReportingPod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
 from tests.unit.operator.endpoint.clock import HandClock
 from tests.unit.operator.endpoint.fake_api import FakeApi, pod_body, review_of
 
-SPEAKER = Speaker(("default", "job-uid"), Execution("pseudo", StageKind.TRAIN, 1), 0, "j-pseudo-e1-0")
+REPORTER = ReportingPod(("default", "job-uid"), Execution("pseudo", StageKind.TRAIN, 1), 0, "j-pseudo-e1-0")
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_reviews_that_are_refused(review: dict[str, Any], status: int, says: str
 def test_the_speaker_is_what_the_labels_say() -> None:
     body = pod_body(index=3, **{"phase": "real", "execution": "7"})
     name, execution = body["metadata"]["name"], Execution("real", StageKind.TRAIN, 7)
-    assert speaker_of(body) == Speaker(("default", "job-uid"), execution, 3, name)
+    assert reporting_pod_of(body) == ReportingPod(("default", "job-uid"), execution, 3, name)
 
 
 @pytest.mark.parametrize("missing", ["job-uid", "phase", "stage", "execution"])
@@ -88,27 +88,27 @@ def test_a_pod_without_one_of_our_labels_is_a_stranger(missing: str) -> None:
     body = pod_body()
     del body["metadata"]["labels"][f"pseudoreal.dev/{missing}"]
     with pytest.raises(Refused, match="trains no PseudoRealJob"):
-        speaker_of(body)
+        reporting_pod_of(body)
 
 
 @pytest.mark.parametrize("wrong", [{"stage": "delink"}, {"stage": "king"}, {"execution": "first"}])
 def test_a_pod_that_does_not_train_is_a_stranger(wrong: dict[str, Any]) -> None:
     with pytest.raises(Refused, match="trains no PseudoRealJob") as caught:
-        speaker_of(pod_body(**wrong))
+        reporting_pod_of(pod_body(**wrong))
     assert caught.value.status == 403
 
 
 def test_a_pod_without_labels_is_a_stranger() -> None:
     with pytest.raises(Refused, match="trains no PseudoRealJob"):
-        speaker_of({"metadata": {"name": "p", "namespace": "default", "uid": "u"}})
+        reporting_pod_of({"metadata": {"name": "p", "namespace": "default", "uid": "u"}})
 
 
 async def test_a_token_is_reviewed_once_in_its_life(identities: Identities, api: FakeApi, clock: HandClock) -> None:
     for _ in range(720):
-        assert await identities.of("good", "10.0.0.1") == SPEAKER
+        assert await identities.of("good", "10.0.0.1") == REPORTER
         clock.now += 5
     assert api.reviews == 1
-    assert await identities.of("good", "10.0.0.1") == SPEAKER
+    assert await identities.of("good", "10.0.0.1") == REPORTER
     assert api.reviews == 2
 
 
@@ -118,7 +118,7 @@ async def test_a_pod_that_is_deleted_is_refused_as_soon_as_its_watch_tells(
     await identities.of("good", "10.0.0.1")
     identities.pod_changed("MODIFIED", pod_body())
     body = api.pods.pop("j-pseudo-e1-0")
-    assert await identities.of("good", "10.0.0.1") == SPEAKER
+    assert await identities.of("good", "10.0.0.1") == REPORTER
     identities.pod_changed("DELETED", body)
     refused = await refusal(identities, "good")
     assert (refused.status, str(refused)) == (403, "pod j-pseudo-e1-0 of this token is gone")
@@ -135,12 +135,12 @@ async def test_a_pod_that_is_deleted_while_its_token_is_reviewed_is_not_believed
 
 async def test_a_pod_whose_labels_change_speaks_for_somebody_else(identities: Identities, api: FakeApi) -> None:
     await identities.of("good", "10.0.0.1")
-    for labels, expected in (({"job-uid": "other"}, ("default", "other")), ({"phase": "real"}, SPEAKER.job)):
+    for labels, expected in (({"job-uid": "other"}, ("default", "other")), ({"phase": "real"}, REPORTER.job)):
         changed: Any = labels
         body = api.pods["j-pseudo-e1-0"] = pod_body(**changed)
         identities.pod_changed("MODIFIED", body)
-        speaker = await identities.of("good", "10.0.0.1")
-        assert (speaker.job, speaker.execution.phase) == (expected, labels.get("phase", "pseudo"))
+        reporter = await identities.of("good", "10.0.0.1")
+        assert (reporter.job, reporter.execution.phase) == (expected, labels.get("phase", "pseudo"))
     identities.pod_changed("MODIFIED", pod_body(stage="king"))
     reviews = api.reviews
     await identities.of("good", "10.0.0.1")
@@ -172,7 +172,7 @@ async def test_a_refusal_is_remembered_for_a_while(identities: Identities, api: 
     refused = await refusal(identities, "late", "10.0.0.7")
     assert (refused.status, api.reviews) == (401, 1)
     clock.now += identity.DENIED_SECONDS
-    assert await identities.of("late", "10.0.0.1") == SPEAKER
+    assert await identities.of("late", "10.0.0.1") == REPORTER
 
 
 async def test_of_refusals_no_more_are_remembered_than_fit(
@@ -199,7 +199,7 @@ async def test_who_floods_the_operator_with_wrong_tokens_silences_only_himself(
     assert statuses == [401] * identity.REFUSALS_AT_ONCE + [429] * 10
     assert api.reviews == identity.REFUSALS_AT_ONCE
     assert (await refusal(identities, "good")).status == 429
-    assert await identities.of("good", "10.0.0.2") == SPEAKER
+    assert await identities.of("good", "10.0.0.2") == REPORTER
     clock.now += 1
     assert (await refusal(identities, "wrong")).status == 401
     assert (await refusal(identities, "wronger")).status == 429
@@ -209,8 +209,8 @@ async def test_many_good_pods_may_share_an_address(identities: Identities, api: 
     pods = identity.REFUSALS_AT_ONCE + 10
     for number in range(pods):
         api.add(f"good-{number}", name=f"j-pseudo-e1-{number}", uid=f"pod-{number}", index=number)
-    speakers = {await identities.of(f"good-{number}", "10.0.0.1") for number in range(pods)}
-    assert len(speakers) == pods
+    reporters = {await identities.of(f"good-{number}", "10.0.0.1") for number in range(pods)}
+    assert len(reporters) == pods
 
 
 async def test_the_api_server_is_spared_whoever_asks(identities: Identities, api: FakeApi) -> None:
@@ -238,7 +238,7 @@ async def test_a_flood_of_one_namespace_leaves_reviews_for_the_others(
     assert await flood(range(250)) == identity.REVIEWS_AT_ONCE / 2
     honest = claiming("system:serviceaccount:default:default")
     api.add(honest)
-    assert await identities.of(honest, "10.1.0.1") == SPEAKER
+    assert await identities.of(honest, "10.1.0.1") == REPORTER
     clock.now += 1
     assert await flood(range(250, 400)) > identity.SHARE_PER_SECOND, "whoever asks has what nobody else needs"
     assert identities._reviews.left("all") > identity.REVIEWS_AT_ONCE / 2 - identity.SHARE_PER_SECOND - 1
@@ -253,7 +253,7 @@ async def test_who_forges_tokens_of_a_namespace_takes_no_reviews_from_it(identit
     assert share == identity.SHARE_AT_ONCE
     honest = claiming("system:serviceaccount:default:default", salt="honest")
     api.add(honest)
-    assert await identities.of(honest, "10.1.0.1") == SPEAKER
+    assert await identities.of(honest, "10.1.0.1") == REPORTER
 
 
 async def test_addresses_of_one_network_have_their_refusals_together(identities: Identities) -> None:
@@ -276,7 +276,7 @@ async def test_a_review_is_believed_until_its_token_expires(
     api.add(token)
     for seconds, reviews in ((0, 1), (believed - 1, 1), (1, 2)):
         clock.now += seconds
-        assert await identities.of(token, "10.0.0.1") == SPEAKER
+        assert await identities.of(token, "10.0.0.1") == REPORTER
         assert api.reviews == reviews
 
 
@@ -294,7 +294,7 @@ async def test_a_known_token_is_heard_in_a_flood(identities: Identities) -> None
     await identities.of("good", "10.0.0.1")
     for number in range(300):
         await refusal(identities, f"wrong-{number}", f"10.0.1.{number}")
-    assert await identities.of("good", "10.0.0.1") == SPEAKER
+    assert await identities.of("good", "10.0.0.1") == REPORTER
 
 
 async def test_an_api_server_that_fails_is_no_refusal_and_is_asked_again(identities: Identities, api: FakeApi) -> None:
@@ -303,7 +303,7 @@ async def test_an_api_server_that_fails_is_no_refusal_and_is_asked_again(identit
         with pytest.raises(type(failure)):
             await identities.of("good", "10.0.0.1")
     api.failure = None
-    assert await identities.of("good", "10.0.0.1") == SPEAKER
+    assert await identities.of("good", "10.0.0.1") == REPORTER
 
 
 async def test_the_oldest_token_is_forgotten_when_there_are_too_many(

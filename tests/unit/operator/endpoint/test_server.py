@@ -20,7 +20,7 @@ from pseudoreal_operator.endpoint import listener, server
 from pseudoreal_operator.endpoint.identity import REFUSALS_AT_ONCE, Identities
 from pseudoreal_operator.endpoint.server import Reports, bounded
 from pseudoreal_operator.metrics.registry import REGISTRY
-from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from structlog.testing import capture_logs
 
@@ -54,30 +54,30 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def board() -> Board:
-    board = Board()
-    board.follow(JOB, frozenset())
-    return board
+def report_store() -> ReportStore:
+    report_store = ReportStore()
+    report_store.follow(JOB, frozenset())
+    return report_store
 
 
 @pytest.fixture
 async def endpoint(
-    request: pytest.FixtureRequest, api: FakeApi, board: Board, clock: HandClock, authority: Authority
+    request: pytest.FixtureRequest, api: FakeApi, report_store: ReportStore, clock: HandClock, authority: Authority
 ) -> AsyncIterator[Endpoint]:
     if "impatient" in request.fixturenames:
         request.getfixturevalue("impatient")
-    reports = Reports(Identities(api, (), clock), board, clock)
+    reports = Reports(Identities(api, (), clock), report_store, clock)
     trusted = ssl.create_default_context(cafile=str(authority.certificate))
     async with bounded(reports, served(authority), port=0) as port, ClientSession() as session:
         yield Endpoint(session, f"https://127.0.0.1:{port}{REPORT_PATH}", trusted)
 
 
-async def test_a_good_report_is_heard_and_answered(endpoint: Endpoint, board: Board) -> None:
+async def test_a_good_report_is_stored_and_answered(endpoint: Endpoint, report_store: ReportStore) -> None:
     answer = await endpoint.post()
     assert answer.status == 200
     assert ReportAnswer.model_validate_json(await answer.text()) == ReportAnswer(finish_phase=False)
-    (heard,) = board.of_job(JOB, {EXECUTION})
-    assert (heard.execution, heard.index, heard.report) == (EXECUTION, 0, REPORT)
+    (last_report,) = report_store.of_job(JOB, {EXECUTION})
+    assert (last_report.execution, last_report.index, last_report.report) == (EXECUTION, 0, REPORT)
 
 
 async def test_reports_are_counted_by_the_status_of_the_answer(endpoint: Endpoint) -> None:
@@ -91,10 +91,10 @@ async def test_reports_are_counted_by_the_status_of_the_answer(endpoint: Endpoin
     assert [counted(status) for status in (200, 400, 413)] == [number + 1 for number in before]
 
 
-async def test_the_answer_carries_the_wish_to_finish_the_phase(endpoint: Endpoint, board: Board) -> None:
-    board.follow(JOB, frozenset({"pseudo"}))
+async def test_the_answer_carries_the_wish_to_finish_the_phase(endpoint: Endpoint, report_store: ReportStore) -> None:
+    report_store.follow(JOB, frozenset({"pseudo"}))
     assert await (await endpoint.post()).json() == {"finishPhase": True, "restartsInPlace": 0}
-    board.follow(JOB, frozenset({"real"}))
+    report_store.follow(JOB, frozenset({"real"}))
     assert await (await endpoint.post()).json() == {"finishPhase": False, "restartsInPlace": 0}
 
 
@@ -109,11 +109,11 @@ async def test_the_answer_carries_the_wish_to_finish_the_phase(endpoint: Endpoin
         ('{"ranks": [{"rank": 0, "activity": "computing", "seconds": 0, "step": -1}]}', "ranks.0.step: Input should"),
     ],
 )
-async def test_garbage(endpoint: Endpoint, board: Board, body: Any, says: str) -> None:
+async def test_garbage(endpoint: Endpoint, report_store: ReportStore, body: Any, says: str) -> None:
     answer = await endpoint.post(body)
     assert answer.status == 400
     assert says in await answer.text()
-    assert board.of_job(JOB, {EXECUTION}) == ()
+    assert report_store.of_job(JOB, {EXECUTION}) == ()
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ async def test_a_report_needs_a_token(endpoint: Endpoint, api: FakeApi, header: 
     assert api.reviews == 0
 
 
-async def test_a_bad_token(endpoint: Endpoint, board: Board) -> None:
+async def test_a_bad_token(endpoint: Endpoint, report_store: ReportStore) -> None:
     answer = await endpoint.post(token="forged")
     assert answer.status == 401
     assert "not valid" in await answer.text()
-    assert board.of_job(JOB, {EXECUTION}) == ()
+    assert report_store.of_job(JOB, {EXECUTION}) == ()
 
 
 async def test_a_pod_that_does_not_train(endpoint: Endpoint, api: FakeApi) -> None:
@@ -161,10 +161,10 @@ async def test_a_pod_that_does_not_train(endpoint: Endpoint, api: FakeApi) -> No
     assert await answer.text() == "pod j-real-delink-e1-0 trains no PseudoRealJob"
 
 
-async def test_a_report_that_is_too_long(endpoint: Endpoint, board: Board) -> None:
+async def test_a_report_that_is_too_long(endpoint: Endpoint, report_store: ReportStore) -> None:
     answer = await endpoint.post("x" * (REPORT_BYTES + 1))
     assert answer.status == 413
-    assert board.of_job(JOB, {EXECUTION}) == ()
+    assert report_store.of_job(JOB, {EXECUTION}) == ()
 
 
 async def test_a_report_without_a_length_that_is_too_long(endpoint: Endpoint) -> None:
@@ -200,12 +200,14 @@ async def test_new_tokens_do_not_let_a_pod_report_more_often(endpoint: Endpoint,
     assert statuses == [200] * 5 + [429] * 2
 
 
-async def test_one_pod_does_not_use_up_the_reports_of_another(endpoint: Endpoint, api: FakeApi, board: Board) -> None:
+async def test_one_pod_does_not_use_up_the_reports_of_another(
+    endpoint: Endpoint, api: FakeApi, report_store: ReportStore
+) -> None:
     api.add("other", name="j-pseudo-e1-1", uid="other-uid", index=1)
     for _ in range(7):
         await endpoint.post()
     assert (await endpoint.post(token="other")).status == 200
-    assert {heard.index for heard in board.of_job(JOB, {EXECUTION})} == {0, 1}
+    assert {last_report.index for last_report in report_store.of_job(JOB, {EXECUTION})} == {0, 1}
 
 
 async def test_a_flood_of_unknown_tokens(endpoint: Endpoint) -> None:
@@ -234,22 +236,22 @@ async def test_an_api_server_that_cannot_tell(endpoint: Endpoint, api: FakeApi, 
     assert (await endpoint.post()).status == 200
 
 
-async def test_a_pod_whose_job_is_not_followed_yet_reports_again(endpoint: Endpoint, board: Board) -> None:
-    board.forget(JOB)
+async def test_a_pod_whose_job_is_not_followed_yet_reports_again(endpoint: Endpoint, report_store: ReportStore) -> None:
+    report_store.forget(JOB)
     answer = await endpoint.post()
     assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
     assert "does not follow the job" in await answer.text()
-    board.follow(JOB, frozenset())
+    report_store.follow(JOB, frozenset())
     assert (await endpoint.post()).status == 200
 
 
 async def test_a_mistake_of_ours_is_logged_and_answered(
-    endpoint: Endpoint, board: Board, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint, report_store: ReportStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(board, "hear", fail)
+    monkeypatch.setattr(report_store, "store", fail)
     with capture_logs() as logs:
         statuses = [(await endpoint.post()).status for _ in range(3)]
     assert statuses == [500] * 3

@@ -11,7 +11,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.failures.hang import find_stall
 from pseudoreal_operator.lifecycle.plan import plan
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import Heard, Observed, PodPhase, View
+from pseudoreal_operator.observe.view import LastReport, Observed, PodPhase, View
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
@@ -34,7 +34,9 @@ def sign(rank: int, activity: str = "waiting", **changes: Any) -> RankReport:
     return RankReport.model_validate(values | changes)
 
 
-def heard(world: World, *signs: RankReport, ago: float = 1, stepped: float | None = 61, begun: bool = True) -> Observed:
+def observed(
+    world: World, *signs: RankReport, ago: float = 1, stepped: float | None = 61, begun: bool = True
+) -> Observed:
     """Return the observation after two pods with one rank each reported `ago` seconds ago; their last step was
     `stepped` seconds ago."""
 
@@ -46,7 +48,7 @@ def heard(world: World, *signs: RankReport, ago: float = 1, stepped: float | Non
     execution = Execution("real", StageKind.TRAIN, 1)
     names = {pod.index: pod.name for pod in world.observe().pods if pod.execution == execution}
     seen = [
-        Heard(
+        LastReport(
             execution,
             one.rank,
             names[one.rank],
@@ -58,7 +60,7 @@ def heard(world: World, *signs: RankReport, ago: float = 1, stepped: float | Non
         )
         for one in signs
     ]
-    return replace(world.observe(), heard=tuple(seen))
+    return replace(world.observe(), last_reports=tuple(seen))
 
 
 def stall(world: World, seen: Observed) -> tuple[str, str]:
@@ -68,7 +70,7 @@ def stall(world: World, seen: Observed) -> tuple[str, str]:
 
 def test_a_rank_alone_is_named() -> None:
     world = training()
-    seen = heard(world, sign(0, "computing"))
+    seen = observed(world, sign(0, "computing"))
     assert (
         "step 7: rank 0 on pod" in stall(world, replace(seen, pods=tuple(pod for pod in seen.pods if not pod.index)))[1]
     )
@@ -77,7 +79,7 @@ def test_a_rank_alone_is_named() -> None:
 def test_where_nobody_is_to_blame_it_is_said_what_all_do() -> None:
     world = training()
     for activity in ("waiting", "computing"):
-        assert f"all of them are {activity}." in stall(world, heard(world, sign(0, activity), sign(1, activity)))[1]
+        assert f"all of them are {activity}." in stall(world, observed(world, sign(0, activity), sign(1, activity)))[1]
 
 
 @pytest.mark.parametrize(
@@ -92,23 +94,23 @@ def test_where_nobody_is_to_blame_it_is_said_what_all_do() -> None:
 )
 def test_each_clock_has_its_word(what: dict[str, Any], reason: str) -> None:
     world = training()
-    assert stall(world, heard(world, sign(0), sign(1, "computing"), **what))[0] == reason
+    assert stall(world, observed(world, sign(0), sign(1, "computing"), **what))[0] == reason
 
 
 def test_a_save_has_a_clock_of_its_own() -> None:
     world = training()
-    seen = heard(world, sign(0), sign(1, saving_seconds=100), stepped=1)
+    seen = observed(world, sign(0), sign(1, saving_seconds=100), stepped=1)
     assert stall(world, seen)[0] == "CheckpointStalled"
-    assert stall(world, heard(world, sign(0), sign(1, saving_seconds=98), stepped=1)) == ("", "")
+    assert stall(world, observed(world, sign(0), sign(1, saving_seconds=98), stepped=1)) == ("", "")
 
 
 def test_a_pod_that_fell_silent_in_a_save_has_saved_if_the_others_went_on() -> None:
     world = training(stepSeconds=10_000)
-    seen = heard(world, sign(0, "computing"), sign(1, saving_seconds=5), stepped=1)
-    silent = replace(seen.heard[1], last=world.now - timedelta(seconds=200), progressed=None)
-    assert stall(world, replace(seen, heard=(seen.heard[0], silent))) == ("", "")
-    waits = replace(seen.heard[0], progressed=world.now - timedelta(seconds=201))
-    assert stall(world, replace(seen, heard=(waits, silent)))[0] == "CheckpointStalled"
+    seen = observed(world, sign(0, "computing"), sign(1, saving_seconds=5), stepped=1)
+    silent = replace(seen.last_reports[1], last=world.now - timedelta(seconds=200), progressed=None)
+    assert stall(world, replace(seen, last_reports=(seen.last_reports[0], silent))) == ("", "")
+    waits = replace(seen.last_reports[0], progressed=world.now - timedelta(seconds=201))
+    assert stall(world, replace(seen, last_reports=(waits, silent)))[0] == "CheckpointStalled"
 
 
 def test_nothing_is_judged_that_was_never_heard() -> None:
@@ -119,14 +121,14 @@ def test_nothing_is_judged_that_was_never_heard() -> None:
 
 def test_ranks_that_have_ended_do_not_hang() -> None:
     world = training()
-    assert stall(world, heard(world, sign(0, "ended"), sign(1, "ended"), stepped=600)) == ("", "")
+    assert stall(world, observed(world, sign(0, "ended"), sign(1, "ended"), stepped=600)) == ("", "")
 
 
 def test_clocks_start_anew_with_each_execution() -> None:
     world = training()
-    seen = heard(world, sign(0), sign(1, "computing"))
-    old = tuple(replace(one, execution=Execution("real", StageKind.TRAIN, 0)) for one in seen.heard)
-    assert stall(world, replace(seen, heard=old)) == ("", "")
+    seen = observed(world, sign(0), sign(1, "computing"))
+    old = tuple(replace(one, execution=Execution("real", StageKind.TRAIN, 0)) for one in seen.last_reports)
+    assert stall(world, replace(seen, last_reports=old)) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_clocks_start_anew_with_each_execution() -> None:
 )
 def test_the_rank_its_pod_and_its_node_are_named(signs: tuple[RankReport, ...], says: str) -> None:
     world = training()
-    sentence = stall(world, heard(world, *signs))[1]
+    sentence = stall(world, observed(world, *signs))[1]
     assert says in sentence
     assert "rank" in sentence
     assert "on pod sim-real-e1-" in bare(sentence)
@@ -149,16 +151,16 @@ def test_the_rank_its_pod_and_its_node_are_named(signs: tuple[RankReport, ...], 
 
 def test_a_pod_that_fell_silent_is_blamed_first() -> None:
     world = training()
-    seen = heard(world, sign(0), sign(1))
-    silent = replace(seen.heard[1], last=seen.heard[1].first)
-    sentence = stall(world, replace(seen, heard=(seen.heard[0], silent)))[1]
+    seen = observed(world, sign(0), sign(1))
+    silent = replace(seen.last_reports[1], last=seen.last_reports[1].first)
+    sentence = stall(world, replace(seen, last_reports=(seen.last_reports[0], silent)))[1]
     assert "node node-1, has not been heard since" in sentence
     assert "node-0" not in sentence
 
 
 def test_a_pod_that_never_spoke_is_named_once_all_of_them_run() -> None:
     world = training()
-    seen = heard(world, sign(0, "starting", step=0), stepped=None, begun=False)
+    seen = observed(world, sign(0, "starting", step=0), stepped=None, begun=False)
     assert "node node-1, was never heard" in stall(world, seen)[1]
     waiting = tuple(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)
     assert stall(world, replace(seen, pods=waiting)) == ("", "")
@@ -172,37 +174,37 @@ def test_a_pod_that_came_late_has_its_time(seconds: int, reason: str) -> None:
     started = {"startedAt": clock.to_text(world.now - timedelta(seconds=seconds))}
     late = next(pod for pod in world.alive() if pod["spec"]["nodeName"] == "node-1")
     late["status"]["containerStatuses"] = [{"name": CONTAINER, "state": {"running": started}}]
-    seen = heard(world, sign(0), stepped=None, begun=False)
-    seen = replace(seen, heard=(replace(seen.heard[0], report=PodReport()),))
+    seen = observed(world, sign(0), stepped=None, begun=False)
+    seen = replace(seen, last_reports=(replace(seen.last_reports[0], report=PodReport()),))
     assert stall(world, seen)[0] == reason
 
 
 def test_pods_that_run_and_do_not_meet_have_not_started() -> None:
     """No rank starts before all pods have met, so no rank has been reported."""
     world = training()
-    seen = heard(world, sign(0), sign(1), stepped=None, begun=False)
-    seen = replace(seen, heard=tuple(replace(one, report=PodReport()) for one in seen.heard))
+    seen = observed(world, sign(0), sign(1), stepped=None, begun=False)
+    seen = replace(seen, last_reports=tuple(replace(one, report=PodReport()) for one in seen.last_reports))
     reason, sentence = stall(world, seen)
     assert reason == "StartStalled"
     assert "have not met at rank 0 on pod sim-real-e1" in bare(sentence)
     assert "no rank has begun" in sentence
-    silent = replace(seen.heard[1], last=seen.heard[1].first)
-    assert "rank 1 on pod" in stall(world, replace(seen, heard=(seen.heard[0], silent)))[1]
+    silent = replace(seen.last_reports[1], last=seen.last_reports[1].first)
+    assert "rank 1 on pod" in stall(world, replace(seen, last_reports=(seen.last_reports[0], silent)))[1]
     waiting = tuple(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)
     assert stall(world, replace(seen, pods=waiting)) == ("", "")
 
 
 def test_the_clock_of_the_start_begins_with_the_last_pod() -> None:
     world = training()
-    seen = heard(world, sign(0, "starting", step=0), sign(1, "starting", step=0), stepped=None, begun=False)
+    seen = observed(world, sign(0, "starting", step=0), sign(1, "starting", step=0), stepped=None, begun=False)
     assert stall(world, seen)[0] == "StartStalled"
-    late = replace(seen.heard[1], first=seen.heard[1].last)
-    assert stall(world, replace(seen, heard=(seen.heard[0], late))) == ("", "")
+    late = replace(seen.last_reports[1], first=seen.last_reports[1].last)
+    assert stall(world, replace(seen, last_reports=(seen.last_reports[0], late))) == ("", "")
 
 
 def acted(action: str) -> World:
     world = training(action=action)
-    wanted = plan(heard(world, sign(0), sign(1, "computing")), world.now, SETTINGS)
+    wanted = plan(observed(world, sign(0), sign(1, "computing")), world.now, SETTINGS)
     world.carry_out(wanted)
     return world
 
@@ -238,7 +240,7 @@ def test_fail_ends_the_job() -> None:
 def test_a_straggler_is_named_and_left_alone() -> None:
     world = training()
     signs = (sign(0, busy_seconds=1.0, activity="computing"), sign(1, busy_seconds=9.0, activity="computing"))
-    wanted = plan(heard(world, *signs, stepped=1), world.now, SETTINGS)
+    wanted = plan(observed(world, *signs, stepped=1), world.now, SETTINGS)
     world.carry_out(wanted)
     progressing = find(world.status, "Progressing")
     assert progressing
@@ -264,10 +266,10 @@ def noticed(world: World, *looks: Observed) -> list[str]:
 def test_a_rank_at_the_bound_of_a_straggler_is_told_of_once() -> None:
     world = training()
     busy = [2.95 + 0.1 * (number % 2) for number in range(50)]
-    looks = [heard(world, sign(0, busy_seconds=1.0), sign(1, busy_seconds=seconds), stepped=1) for seconds in busy]
+    looks = [observed(world, sign(0, busy_seconds=1.0), sign(1, busy_seconds=seconds), stepped=1) for seconds in busy]
     assert len(noticed(world, *looks)) == 1
     clearly = [
-        heard(world, sign(0, busy_seconds=1.0), sign(1, busy_seconds=seconds), stepped=1) for seconds in (2.3, 9)
+        observed(world, sign(0, busy_seconds=1.0), sign(1, busy_seconds=seconds), stepped=1) for seconds in (2.3, 9)
     ]
     again = noticed(world, *clearly)
     assert len(again) == 1
@@ -277,7 +279,7 @@ def test_a_rank_at_the_bound_of_a_straggler_is_told_of_once() -> None:
 def test_another_rank_that_straggles_is_another_event() -> None:
     world = training()
     looks = [
-        heard(world, sign(0, busy_seconds=first), sign(1, busy_seconds=second), stepped=1)
+        observed(world, sign(0, busy_seconds=first), sign(1, busy_seconds=second), stepped=1)
         for first, second in ((1.0, 9.0), (1.0, 1.0), (9.0, 1.0))
     ]
     assert len(set(noticed(world, *looks))) == 2
@@ -287,7 +289,7 @@ def test_steps_that_all_take_too_long_are_one_event() -> None:
     """With action Report the operator does nothing about slow steps, so each of them is noticed."""
     world = training(action="Report")
     looks = [
-        heard(world, sign(0, "computing", step=step), sign(1, step=step), stepped=stepped)
+        observed(world, sign(0, "computing", step=step), sign(1, step=step), stepped=stepped)
         for step in range(60)
         for stepped in (61, 1)
     ]

@@ -10,7 +10,7 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.failures import results
 from pseudoreal_operator.observe.reading import progress_of, read_pod, read_report
 from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, first_phases
-from pseudoreal_operator.observe.view import Heard
+from pseudoreal_operator.observe.view import LastReport
 
 from tests.unit.operator.world import World, make_job
 
@@ -90,8 +90,8 @@ def test_no_report_makes_a_status_that_cannot_be_written(
         except ValueError:
             continue
         execution = Execution("pseudo", StageKind.TRAIN, 1)
-        heard = Heard(execution, 0, "p", first=WORLD.now, last=WORLD.now, report=report)
-        check(results.with_reports(fresh(), [heard], WORLD.now))
+        last_report = LastReport(execution, 0, "p", first=WORLD.now, last=WORLD.now, report=report)
+        check(results.with_reports(fresh(), [last_report], WORLD.now))
         assert all(sign.step < 2**63 and sign.seconds <= 1e10 for sign in report.ranks)
     line = progress_of(json.dumps(PROGRESS | progress | {"event": "progress"}))
     if line is not None:

@@ -9,7 +9,7 @@ import pytest
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.failures.hang import find_stall, seconds_to_stall
 from pseudoreal_operator.lifecycle.plan import plan
-from pseudoreal_operator.observe.board import QUIET_SECONDS, UNHEARD_SECONDS, Board, Speaker
+from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECONDS, ReportingPod, ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Observed, View
 from pseudoreal_operator.status.conditions import find
@@ -23,17 +23,17 @@ EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
 
 
 class Cluster:
-    """Identical jobs, whose pods report to the board. `world` stands for any of them."""
+    """Identical jobs, whose pods send reports. `world` stands for any of them."""
 
     def __init__(self, jobs: int = 1, namespaces: int = 1, **changes: Any) -> None:
         self.world = begun(**changes)
-        self.board = Board()
+        self.report_store = ReportStore()
         self.woken = [0] * jobs
         self.keys = [(f"team-{number % namespaces}", str(number)) for number in range(jobs)]
         self.pods = [pod.name for pod in self.world.observe().pods]
         for number, key in enumerate(self.keys):
-            self.board.follow(key, frozenset(), partial(self._wake, number))
-            self.board.listen(key, self.speaker(number), self.now)
+            self.report_store.follow(key, frozenset(), partial(self._wake, number))
+            self.report_store.listen(key, self.reporter(number), self.now)
 
     def _wake(self, job: int, _: float) -> None:
         self.woken[job] += 1
@@ -42,26 +42,26 @@ class Cluster:
     def now(self) -> datetime:
         return self.world.now
 
-    def speaker(self, job: int, index: int = 0) -> Speaker:
-        return Speaker(self.keys[job], EXECUTION, index, self.pods[index])
+    def reporter(self, job: int, index: int = 0) -> ReportingPod:
+        return ReportingPod(self.keys[job], EXECUTION, index, self.pods[index])
 
     def report(self, step: int, jobs: range | None = None, index: int = 0, activity: str = "computing") -> None:
         sign = RankReport(rank=index, activity=activity, seconds=0, step=step)
         for job in range(len(self.keys)) if jobs is None else jobs:
-            self.board.hear(self.speaker(job, index), PodReport(ranks=[sign]), self.now)
+            self.report_store.store(self.reporter(job, index), PodReport(ranks=[sign]), self.now)
 
     def tick(self, seconds: float) -> None:
         self.world.tick(seconds)
-        self.board.notice_silence(self.now)
+        self.report_store.notice_silence(self.now)
 
     def see(self, job: int = 0) -> Observed:
         key = self.keys[job]
         return replace(
             self.world.observe(),
-            heard=self.board.of_job(key, {EXECUTION}),
-            unheard_since=self.board.unheard_since(key, self.now),
-            was_heard=self.board.was_heard(key),
-            path_is_cut=self.board.path_is_cut,
+            last_reports=self.report_store.of_job(key, {EXECUTION}),
+            silent_since=self.report_store.silent_since(key, self.now),
+            has_reported=self.report_store.has_reported(key),
+            path_is_cut=self.report_store.path_is_cut,
         )
 
     def stall(self, job: int = 0) -> str:
@@ -76,7 +76,7 @@ class Cluster:
 
     def read_log(self, step: int, seconds: float = 0.0) -> None:
         line = progress(step).model_copy(update={"seconds": float(step)})
-        self.board.read_log(self.speaker(0), line, self.now + timedelta(seconds=seconds))
+        self.report_store.read_log(self.reporter(0), line, self.now + timedelta(seconds=seconds))
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_path_that_is_cut_for_an_hour_restarts_nobody() -> None:
     for job in range(0, JOBS, 100):
         status = plan(cluster.see(job), cluster.now, SETTINGS).status
         assert (status.execution, status.restarts) == (1, 0)
-    assert cluster.board.path_is_cut
+    assert cluster.report_store.path_is_cut
 
 
 def test_one_job_of_which_nothing_is_heard_is_not_judged(cluster: Cluster) -> None:
@@ -111,7 +111,7 @@ def test_one_job_of_which_nothing_is_heard_is_not_judged(cluster: Cluster) -> No
     for _ in range(120):
         cluster.tick(60)
         assert cluster.stall() == ""
-    assert not cluster.board.path_is_cut, "one job may be silent for reasons of its own"
+    assert not cluster.report_store.path_is_cut, "one job may be silent for reasons of its own"
 
 
 def test_pods_that_never_begin_are_not_judged_by_silence(cluster: Cluster) -> None:
@@ -123,7 +123,7 @@ def test_pods_that_never_begin_are_not_judged_by_silence(cluster: Cluster) -> No
 def test_a_save_is_not_judged_by_silence(cluster: Cluster) -> None:
     sign = RankReport(rank=0, activity="computing", seconds=0, step=5, saving_seconds=30)
     cluster.report(4)
-    cluster.board.hear(cluster.speaker(0), PodReport(ranks=[sign]), cluster.now)
+    cluster.report_store.store(cluster.reporter(0), PodReport(ranks=[sign]), cluster.now)
     cluster.tick(7200)
     assert cluster.stall() == ""
 
@@ -194,7 +194,7 @@ def test_where_most_jobs_are_silent_a_pod_that_is_silent_too_is_not_blamed() -> 
     for _ in range(181):
         cluster.tick(5)
         cluster.report(5, range(1), index=0, activity="waiting")
-    assert (cluster.board.path_is_cut, cluster.stall()) == (True, "")
+    assert (cluster.report_store.path_is_cut, cluster.stall()) == (True, "")
     assert seconds_to_stall(View(cluster.see(), cluster.now)) == UNHEARD_SECONDS
     cluster.report(5, range(1), index=1)
     assert cluster.stall() == "StepStalled", "all of its pods are heard"
@@ -204,22 +204,22 @@ def test_nobody_cuts_the_path_with_jobs_of_one_namespace() -> None:
     """However many jobs the namespace has."""
     cluster = Cluster(20, namespaces=2)
     for job in range(16, 20, 2):
-        cluster.board.forget(cluster.keys[job])
+        cluster.report_store.forget(cluster.keys[job])
     for job in range(1, 15, 2):
-        cluster.board.forget(cluster.keys[job])
+        cluster.report_store.forget(cluster.keys[job])
     cluster.report(5)
     cluster.tick(QUIET_SECONDS + 1)
-    jobs = cluster.board.silent_jobs(cluster.now)
-    assert (jobs["team-0", True], jobs["team-1", True], cluster.board.path_is_cut) == (8, 3, True)
+    jobs = cluster.report_store.silent_jobs(cluster.now)
+    assert (jobs["team-0", True], jobs["team-1", True], cluster.report_store.path_is_cut) == (8, 3, True)
     cluster.report(6, range(15, 20))
     cluster.tick(0)
-    assert not cluster.board.path_is_cut, "most jobs are silent, and all of one namespace"
+    assert not cluster.report_store.path_is_cut, "most jobs are silent, and all of one namespace"
 
 
 def test_jobs_that_were_never_heard_do_not_count_for_the_path() -> None:
     cluster = Cluster(10)
     cluster.tick(3600)
-    assert (cluster.board.path_is_cut, cluster.board.silent_jobs(cluster.now).total()) == (False, 0)
+    assert (cluster.report_store.path_is_cut, cluster.report_store.silent_jobs(cluster.now).total()) == (False, 0)
 
 
 def test_a_log_that_stands_still_tells_of_a_hang(cluster: Cluster) -> None:
@@ -307,12 +307,12 @@ def test_a_job_that_needs_no_reports_says_nothing_of_them(cluster: Cluster) -> N
 
 def test_the_pods_of_a_phase_that_is_to_end_are_told_once() -> None:
     cluster = Cluster(spec__requests=[{"id": "1", "type": "FinishPhase", "phase": "pseudo"}])
-    cluster.board.follow(cluster.keys[0], frozenset({"pseudo"}), partial(cluster._wake, 0))
+    cluster.report_store.follow(cluster.keys[0], frozenset({"pseudo"}), partial(cluster._wake, 0))
     cluster.report(5)
     assert "told to end now as they report next" in cluster.says()[1]
     cluster.woken[0] = 0
     for _ in range(3):
-        assert cluster.board.answer(cluster.speaker(0), cluster.now).finish_phase
+        assert cluster.report_store.answer(cluster.reporter(0), cluster.now).finish_phase
     assert (cluster.says()[0], cluster.woken) == ("Finishing", [1])
     cluster.tick(5)
     cluster.report(6)

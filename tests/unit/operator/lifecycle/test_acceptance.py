@@ -72,7 +72,7 @@ def test_a_stored_template_that_is_no_pod_ends_the_job_or_is_left_to_the_api_ser
     world.set(network=world.job.spec.network.model_copy(update={"host_network": True}))
     world.carry_out(plan := world.plan())
     failed = find(world.status, "Failed")
-    assert plan.trial or (failed and "Most likely spec.pod.template is not as in a pod" in failed.message)
+    assert plan.dry_run or (failed and "Most likely spec.pod.template is not as in a pod" in failed.message)
 
 
 @pytest.mark.parametrize("template", GOOD, ids=str)

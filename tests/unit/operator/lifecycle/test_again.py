@@ -85,7 +85,7 @@ def tell(world: World) -> None:
     """Deliver the request to the pods, in the answers to their reports."""
     for pod in world.alive():
         world.report(pod, 1)
-    world.reports = {name: replace(heard, told_to_finish=True) for name, heard in world.reports.items()}
+    world.reports = {name: replace(last_report, told_to_finish=True) for name, last_report in world.reports.items()}
     world.settle()
 
 
@@ -151,7 +151,7 @@ def overdue_delink(**delink: Any) -> World:
     assert transition
     assert (transition.id, transition.from_phase, transition.to_phase) == ("pseudo-real-e1", "pseudo", "real")
     assert clock.from_text(transition.deadline) - clock.from_text(transition.start_time) == timedelta(seconds=400)
-    assert (world.plan().wake_after or 0) <= 400
+    assert (world.plan().requeue_after or 0) <= 400
     world.tick(400)
     world.carry_out(world.plan())
     return world

@@ -17,14 +17,14 @@ REFUSAL = "The API server refuses a change of this job's children: requests must
 def test_the_children_of_all_stages_are_tried_when_the_job_is_first_seen() -> None:
     world = World(make_job())
     first = world.plan()
-    assert (len([m for m in first.trial if m["kind"] == "Job"]), first.apply) == (3, ())
+    assert (len([m for m in first.dry_run if m["kind"] == "Job"]), first.apply) == (3, ())
     world.carry_out(first)
-    assert world.plan().trial == (), "once"
+    assert world.plan().dry_run == (), "once"
 
 
 def test_what_is_made_later_is_what_was_tried() -> None:
     world = World(make_job())
-    tried = {m["metadata"]["name"] for m in world.plan().trial if m["kind"] == "Job"}
+    tried = {m["metadata"]["name"] for m in world.plan().dry_run if m["kind"] == "Job"}
     world.run_fairly()
     assert {body["metadata"]["name"] for (kind, _), body in world.objects.items() if kind == "Job"} == tried
 
@@ -61,7 +61,7 @@ def blocked(seconds: int, **changes: Any) -> tuple[World, list[float]]:
     world.carry_out(world.plan())
     end = world.now + timedelta(seconds=seconds)
     while world.now < end and world.plan().apply:
-        wait = refused(world).wake_after
+        wait = refused(world).requeue_after
         assert wait is not None
         waits.append(wait)
         world.tick(wait)
@@ -79,7 +79,7 @@ def test_who_is_refused_again_later_begins_with_short_waits() -> None:
     world, _ = blocked(3600)
     world.settle()
     assert world.status.blocked_since is None
-    assert refused(world).wake_after == 5
+    assert refused(world).requeue_after == 5
 
 
 def test_a_pass_that_changes_nothing_writes_nothing() -> None:
@@ -105,7 +105,7 @@ def test_a_job_that_is_refused_before_it_is_accepted_asks_less_and_less_often_to
     world = World(make_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"}))
     waits = []
     for _ in range(8):
-        wait = refused(world).wake_after
+        wait = refused(world).requeue_after
         assert wait
         waits.append(wait)
         world.tick(wait)

@@ -17,8 +17,8 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.loop.computing import COMPUTE_SECONDS
-from pseudoreal_operator.observe.seats import seated
-from pseudoreal_operator.observe.view import Heard, Pod, PodPhase, Termination
+from pseudoreal_operator.observe.view import LastReport, Pod, PodPhase, Termination
+from pseudoreal_operator.observe.worker_assignment import with_worker_indices
 
 from tests.support.depth import DEPTH
 from tests.unit.operator.world import SETTINGS, UID, World
@@ -227,7 +227,7 @@ def test_ten_thousand_pods_cost_little(ended: int, after: int) -> None:
     world, pods = large_world()
     termination = Termination(1, "Error", "", None, "2030-01-01T00:00:05Z")
     reports = tuple(
-        Heard(
+        LastReport(
             pod.execution,
             pod.index,
             pod.name,
@@ -240,7 +240,7 @@ def test_ten_thousand_pods_cost_little(ended: int, after: int) -> None:
         for pod in pods
     )
     over = [replace(pod, phase=PodPhase.FAILED, ready=False, termination=termination) for pod in pods[:ended]]
-    seen = seated(replace(world.observe(), pods=(*over, *pods[ended:]), heard=reports))
+    seen = with_worker_indices(replace(world.observe(), pods=(*over, *pods[ended:]), last_reports=reports))
 
     def act() -> Plan:
         return plan(seen, world.now + timedelta(seconds=after), SETTINGS)

@@ -92,7 +92,7 @@ def test_where_not_even_the_least_fits_the_phase_waits() -> None:
     world = elastic(nodes=1, elastic={"minWorkers": 2, "patienceSeconds": PATIENCE})
     go_on(world, 5 * PATIENCE)
     assert world.status.execution == 1
-    assert (world.plan().wake_after or 1) > 0, "it does not look without a pause"
+    assert (world.plan().requeue_after or 1) > 0, "it does not look without a pause"
 
 
 def test_without_the_wish_a_phase_waits_for_all() -> None:
@@ -153,15 +153,15 @@ def test_a_pod_on_a_lost_node_is_waited_for_no_longer_than_patience() -> None:
 def test_the_operator_looks_again_when_its_patience_ends() -> None:
     """No event wakes the operator at that time."""
     world = elastic(nodes=2)
-    assert world.plan().wake_after == PATIENCE
+    assert world.plan().requeue_after == PATIENCE
     go_on(world, PATIENCE)
-    assert world.plan().wake_after == GROWTH
+    assert world.plan().requeue_after == GROWTH
     world = elastic(nodes=4)
-    assert world.plan().wake_after is None
+    assert world.plan().requeue_after is None
     lose_one(world)
     go_on(world, 50)
     leaves = clock.from_text(world.alive()[0]["metadata"]["deletionTimestamp"])
-    assert world.plan().wake_after == (leaves - world.now).total_seconds() + 15 + PATIENCE
+    assert world.plan().requeue_after == (leaves - world.now).total_seconds() + 15 + PATIENCE
 
 
 def test_pods_that_all_may_still_run_are_waited_for() -> None:

@@ -88,9 +88,9 @@ def test_a_pod_that_followed_another_one_waits_for_its_word(world: World) -> Non
     assert [fault.pod for fault in world.status.faults] == [second["metadata"]["name"]]
 
 
-@pytest.mark.parametrize("speaking", [1, 2])
-def test_where_nobody_says_why_no_pod_is_blamed(speaking: int, world: World) -> None:
-    for pod in world.alive()[:speaking]:
+@pytest.mark.parametrize("reporting", [1, 2])
+def test_where_nobody_says_why_no_pod_is_blamed(reporting: int, world: World) -> None:
+    for pod in world.alive()[:reporting]:
         world.report(pod, 10, "starting", followed())
     world.tick(21)
     world.settle()
@@ -98,7 +98,7 @@ def test_where_nobody_says_why_no_pod_is_blamed(speaking: int, world: World) -> 
     assert (fault.reason, fault.pod, fault.restart_in_place) == ("PeerLost", None, 1)
 
 
-def test_last_words_count_where_no_report_arrived(world: World) -> None:
+def test_termination_messages_count_where_no_report_arrived(world: World) -> None:
     world.reports.clear()
     first, second = world.alive()
     world.finish(second, "Failed", in_place=died(2))

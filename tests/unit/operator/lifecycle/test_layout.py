@@ -6,8 +6,8 @@ import pytest
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.reports import PodReport, RankReport
-from pseudoreal_operator.observe.board import Speaker, updated
 from pseudoreal_operator.observe.reading import read_pod
+from pseudoreal_operator.observe.report_store import ReportingPod, updated
 
 from tests.unit.operator.lifecycle.steps import until
 from tests.unit.operator.world import UID, World, make_job
@@ -41,8 +41,8 @@ def say(world: World, layout: ChosenLayout | None) -> None:
     body = world.alive()[0]
     pod = read_pod(body)
     ranks = [RankReport(rank=0, activity="computing", seconds=0, step=1)]
-    speaker = Speaker(("default", UID), pod.execution, pod.index, pod.name)
-    world.reports[pod.name] = updated(None, speaker, PodReport(ranks=ranks, layout=layout), world.now)
+    reporter = ReportingPod(("default", UID), pod.execution, pod.index, pod.name)
+    world.reports[pod.name] = updated(None, reporter, PodReport(ranks=ranks, layout=layout), world.now)
     world.settle()
 
 

@@ -55,7 +55,7 @@ def test_pods_that_lost_their_job_are_waited_for_and_left_alone() -> None:
     assert world.active_jobs() == []
     assert f"kubectl delete pod {pod['metadata']['name']} -n default" in message(world, "Progressing")
     assert "deletionTimestamp" not in pod["metadata"]
-    assert world.plan().wake_after == UNWATCHED_SECONDS
+    assert world.plan().requeue_after == UNWATCHED_SECONDS
     world.finish(pod)
     run_pods(world)
     assert world.active_jobs() == ["sim-pseudo-e2"]

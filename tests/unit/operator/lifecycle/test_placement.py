@@ -8,8 +8,8 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import Placement
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.lifecycle.placement import placement
-from pseudoreal_operator.observe.board import Speaker, updated
 from pseudoreal_operator.observe.reading import read_pod
+from pseudoreal_operator.observe.report_store import ReportingPod, updated
 from pseudoreal_operator.observe.view import View
 
 from tests.unit.operator.lifecycle.steps import until
@@ -39,8 +39,8 @@ def say(world: World, *firsts: int) -> None:
     for body, first in zip(world.alive(), firsts, strict=True):
         pod = read_pod(body)
         ranks = [RankReport(rank=first + one, activity="computing", seconds=0, step=1) for one in (0, 1)]
-        speaker = Speaker(("default", UID), pod.execution, pod.index, pod.name)
-        world.reports[pod.name] = updated(None, speaker, PodReport(ranks=ranks), world.now)
+        reporter = ReportingPod(("default", UID), pod.execution, pod.index, pod.name)
+        world.reports[pod.name] = updated(None, reporter, PodReport(ranks=ranks), world.now)
 
 
 def placed(world: World) -> Placement | None:

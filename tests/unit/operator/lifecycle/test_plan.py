@@ -9,7 +9,7 @@ from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import plan, plan_blocked, plan_refusal, plan_unreadable
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import ChildJob, Heard, JobState
+from pseudoreal_operator.observe.view import ChildJob, JobState, LastReport
 
 from tests.support.names import bare
 from tests.unit.operator.lifecycle.steps import begun, claims, fail_execution, message, run_pods, until
@@ -23,7 +23,7 @@ def test_the_first_pass_writes_the_status_and_makes_nothing() -> None:
         1,
         ["Pending", "Pending"],
     )
-    assert first.wake_after == 0
+    assert first.requeue_after == 0
 
 
 def test_the_conditions_of_a_job_that_trains() -> None:
@@ -159,7 +159,7 @@ def test_a_job_that_cannot_be_resolved_is_refused_at_first_sight() -> None:
 
 def test_a_deadline_ends_the_job_and_frees_its_pods() -> None:
     world = begun(spec__deadlines={"activeSeconds": 60})
-    assert (world.plan().wake_after or 0) <= 60
+    assert (world.plan().requeue_after or 0) <= 60
     world.tick(60)
     world.carry_out(world.plan())
     assert claims(world)["Failed"] == ("True", "DeadlineExceeded")
@@ -238,16 +238,16 @@ def report(step: int, **changes: Any) -> ProgressReport:
     return ProgressReport.model_validate(values | changes)
 
 
-def heard(world: World, step: int) -> tuple[Heard, ...]:
+def last_reports(world: World, step: int) -> tuple[LastReport, ...]:
     sign = RankReport(rank=0, activity="computing", seconds=0, step=step)
     pod_report = PodReport(ranks=[sign], progress=report(step))
     (pod,) = world.observe().pods
-    return (Heard(pod.execution, 0, pod.name, world.now, world.now, pod_report, begun=world.now),)
+    return (LastReport(pod.execution, 0, pod.name, world.now, world.now, pod_report, begun=world.now),)
 
 
 def test_progress_comes_from_reports_and_stays_when_there_is_none() -> None:
     world = begun()
-    world.status = plan(replace(world.observe(), heard=heard(world, 5)), world.now, SETTINGS).status
+    world.status = plan(replace(world.observe(), last_reports=last_reports(world, 5)), world.now, SETTINGS).status
     progress = world.status.progress
     assert progress
     assert (progress.step, progress.percent, progress.loss, progress.validation_loss) == (5, 25, "2.7183", "3.1416")
@@ -258,9 +258,9 @@ def test_progress_comes_from_reports_and_stays_when_there_is_none() -> None:
 def test_the_load_of_experts_is_in_the_progress_until_the_phase_ends() -> None:
     world = begun()
     figures = {"expert_load_max": 1.5, "idle_experts": 0.25, "dropped_tokens": 0.031251, "router_entropy": 1.38629}
-    (said,) = heard(world, 5)
+    (said,) = last_reports(world, 5)
     known = replace(said, report=said.report.model_copy(update={"progress": report(5, **figures)}))
-    world.status = plan(replace(world.observe(), heard=(known,)), world.now, SETTINGS).status
+    world.status = plan(replace(world.observe(), last_reports=(known,)), world.now, SETTINGS).status
     assert world.status.progress
     expected = {"largest": "1.5000", "idle": "0.2500", "dropped": "0.0313", "routerEntropy": "1.3863"}
     assert world.status.progress.model_dump(by_alias=True)["experts"] == expected
@@ -273,29 +273,33 @@ def test_the_load_of_experts_is_in_the_progress_until_the_phase_ends() -> None:
 def test_progress_without_experts_has_no_load() -> None:
     """Progress of an older trainer, which reports only some of the figures, has none either."""
     world = begun()
-    (said,) = heard(world, 5)
+    (said,) = last_reports(world, 5)
     older = replace(said, report=said.report.model_copy(update={"progress": report(5, expert_load_max=1.5)}))
     for each in (said, older):
-        progress = plan(replace(world.observe(), heard=(each,)), world.now, SETTINGS).status.progress
+        progress = plan(replace(world.observe(), last_reports=(each,)), world.now, SETTINGS).status.progress
         assert progress
         assert progress.experts is None
 
 
 def test_progress_alone_is_written_every_ten_seconds_and_when_it_moves() -> None:
     world = begun()
-    world.status = plan(replace(world.observe(), heard=heard(world, 5)), world.now, SETTINGS).status
+    world.status = plan(replace(world.observe(), last_reports=last_reports(world, 5)), world.now, SETTINGS).status
     world.tick(9)
-    assert plan(replace(world.observe(), heard=heard(world, 6)), world.now, SETTINGS).status == world.status
+    assert (
+        plan(replace(world.observe(), last_reports=last_reports(world, 6)), world.now, SETTINGS).status == world.status
+    )
     world.tick(1)
-    assert plan(replace(world.observe(), heard=heard(world, 5)), world.now, SETTINGS).status == world.status
-    moved = plan(replace(world.observe(), heard=heard(world, 6)), world.now, SETTINGS).status
+    assert (
+        plan(replace(world.observe(), last_reports=last_reports(world, 5)), world.now, SETTINGS).status == world.status
+    )
+    moved = plan(replace(world.observe(), last_reports=last_reports(world, 6)), world.now, SETTINGS).status
     assert moved.progress
     assert moved.progress.step == 6
 
 
 def test_progress_goes_along_with_a_transition_at_once() -> None:
     world = begun()
-    world.status = plan(replace(world.observe(), heard=heard(world, 5)), world.now, SETTINGS).status
+    world.status = plan(replace(world.observe(), last_reports=last_reports(world, 5)), world.now, SETTINGS).status
     world.run_fairly()
     assert world.status.progress
     assert (world.status.progress.step, world.status.progress.percent) == (20, 100)
@@ -325,7 +329,7 @@ def test_what_the_api_server_refuses_for_now_is_said() -> None:
     before = claims(world)
     wanted = plan_blocked(world.observe(), "exceeded quota", world.now)
     assert wanted.status.execution == world.status.execution
-    assert wanted.wake_after
+    assert wanted.requeue_after
     world.carry_out(wanted)
     assert claims(world) == before | {"Progressing": ("False", "Blocked")}
     assert message(world, "Progressing") == "exceeded quota"
@@ -343,7 +347,7 @@ def test_a_refusal_after_the_end_takes_nothing_back(outcome: Outcome) -> None:
     for refused in (plan_blocked, plan_refusal):
         wanted = refused(world.observe(), "the server is shutting down", world.now)
         assert (wanted.status, wanted.events) == (ended, ())
-        assert wanted.wake_after, "the clean-up is tried again"
+        assert wanted.requeue_after, "the clean-up is tried again"
 
 
 def test_a_job_that_cannot_be_read_waits_and_its_pods_run_on() -> None:

@@ -163,4 +163,4 @@ def test_what_is_resumed_is_tried_before_it_is_made() -> None:
     for pod in world.orphans():
         world.vanish(pod)
     world.set(suspend=False)
-    assert {manifest["kind"] for manifest in world.plan().trial} >= {"Job"}
+    assert {manifest["kind"] for manifest in world.plan().dry_run} >= {"Job"}

@@ -43,7 +43,7 @@ def test_a_delink_that_waits_in_a_queue_does_not_fail() -> None:
     world.tick(HOURS)
     look(world)
     assert (why_failed(world), claims(world)["Progressing"]) == ("", ("False", "Queued"))
-    assert (world.plan().wake_after or 1) > 0, "it does not look without a pause"
+    assert (world.plan().requeue_after or 1) > 0, "it does not look without a pause"
     world.admit("sim-real-delink-e1")
     world.control()
     world.start_pods()
@@ -228,16 +228,16 @@ def test_the_next_pods_are_not_judged_by_what_those_before_them_said() -> None:
     world = begun(**QUEUE, spec__hang={"stepSeconds": 100})
     (pod,) = world.alive()
     world.report(pod, 3)
-    said = world.heard()
+    said = world.last_reports()
     preempted(world, "Yielded")
     world.tick(HOURS)
     world.admit("sim-pseudo-e1")
     look(world)
     for start in (str, run_pods):
         start(world)
-        wanted = plan(replace(world.observe(), heard=said), world.now, SETTINGS)
+        wanted = plan(replace(world.observe(), last_reports=said), world.now, SETTINGS)
         assert (wanted.status.restarts, wanted.status.execution, wanted.stop) == (0, 1, ())
-        assert wanted.wake_after != 0
+        assert wanted.requeue_after != 0
 
 
 def test_a_job_that_its_user_suspends_leaves_its_queue() -> None:

@@ -112,8 +112,8 @@ def test_a_job_that_ends_is_looked_at_once_more(exit_code: int) -> None:
     ending = world.plan()
     world.carry_out(ending)
     assert world.status.state in ("Complete", "Failed")
-    assert ending.wake_after == 0
-    assert world.plan().wake_after == 100
+    assert ending.requeue_after == 0
+    assert world.plan().requeue_after == 100
 
 
 def test_a_node_where_faults_begin_again_and_again_is_avoided() -> None:
@@ -214,7 +214,7 @@ def test_a_job_that_has_ended_expires(seconds: int) -> None:
     if seconds:
         world.now = clock.from_text(world.status.completion_time or "")
         world.tick(seconds - 1)
-        assert (world.plan().expire, world.plan().wake_after) == (False, 1)
+        assert (world.plan().expire, world.plan().requeue_after) == (False, 1)
         world.tick(1)
     assert world.plan().expire
 
@@ -223,7 +223,7 @@ def test_a_job_without_a_time_to_live_stays() -> None:
     world = World(make_job())
     world.run_fairly()
     world.tick(10**8)
-    assert (world.plan().expire, world.plan().wake_after) == (False, None)
+    assert (world.plan().expire, world.plan().requeue_after) == (False, None)
 
 
 @pytest.mark.parametrize(("children", "left"), [("Keep", 3), ("Delete", 0)])

@@ -88,7 +88,7 @@ def test_where_there_is_no_other_node_it_is_tried_again() -> None:
     world = asked()
     reject(world)
     world.control()
-    wait = world.plan().wake_after
+    wait = world.plan().requeue_after
     assert wait is not None
     assert wait <= EXCLUDED_SECONDS
     world.tick(EXCLUDED_SECONDS - 1)

@@ -69,7 +69,7 @@ def test_each_wait_is_longer_than_the_one_before(first: int, waits: list[int], e
     for seconds in waits:
         end(world)
         assert wait_of(world) == seconds
-        assert seconds == 0 or world.plan().wake_after == seconds
+        assert seconds == 0 or world.plan().requeue_after == seconds
         go_on(world)
 
 
@@ -96,7 +96,7 @@ def test_after_a_new_checkpoint_the_wait_is_short_again(end: Ending) -> None:
     assert waits == [10, 20, 10, 20]
 
 
-def test_a_checkpoint_that_only_the_last_words_tell_of_is_progress() -> None:
+def test_a_checkpoint_that_only_a_termination_message_tells_of_is_progress() -> None:
     world = begun(spec__restart={"backoffSeconds": 10})
     preempt(world)
     go_on(world)

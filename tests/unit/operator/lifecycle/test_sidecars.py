@@ -40,7 +40,7 @@ def test_a_stage_is_done_when_its_trainers_are(stage: str) -> None:
     world.settle()
     assert claims(world)["Progressing"] == ("False", "SidecarRunsOn")
     assert "container istio-proxy runs on" in message(world, "Progressing")
-    wait = world.plan().wake_after
+    wait = world.plan().requeue_after
     assert wait is not None
     assert wait <= RUN_ON_SECONDS
     world.tick(RUN_ON_SECONDS)

@@ -7,8 +7,8 @@ from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Membership
 from pseudoreal_operator.lifecycle.stopping import SPARE_SECONDS, STUCK_SECONDS
 from pseudoreal_operator.observe.reading import read_pod
-from pseudoreal_operator.observe.seats import memberships
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_trainer.errors import TrainingError
 
 from tests.support.jobs import good_job
@@ -379,7 +379,7 @@ def test_the_operator_looks_again_when_a_spare_pod_is_known_to_be_stuck() -> Non
     world.settle()
     world.control()
     while world.status.execution == 1:
-        wait = world.plan().wake_after or 0
+        wait = world.plan().requeue_after or 0
         assert 0 < wait <= 30 + STUCK_SECONDS, "nothing else would wake it"
         world.tick(wait)
         world.settle()
@@ -396,7 +396,7 @@ def test_the_next_stage_waits_for_a_spare_pod_until_it_is_known_to_be_stuck() ->
     world.settle()
     assert world.status.phases[0].state == "Complete"
     assert name_of(spare) in message(world, "Progressing"), "it may still end"
-    wait = world.plan().wake_after
+    wait = world.plan().requeue_after
     assert wait == 30 + STUCK_SECONDS
     world.tick(wait)
     world.settle()

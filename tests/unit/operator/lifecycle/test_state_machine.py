@@ -338,8 +338,8 @@ def _covers(rule: Discard, other: Discard) -> bool:
 def _waits_for_something_named(world: World, again: Plan) -> bool:
     """Return whether a plan without a next pass is right. Without one, the operator may only wait for the user, who
     is told so, or for a Job or pod that is still active, which is watched."""
-    if again.wake_after is not None:
-        return again.wake_after <= LOOKS_LATER
+    if again.requeue_after is not None:
+        return again.requeue_after <= LOOKS_LATER
     goes_on = bool(world.active_jobs() or world.alive())
     return goes_on or has_ended(world.status) or holds(world.status, "Suspended")
 

@@ -72,8 +72,8 @@ def test_who_lost_its_peer_ends_first_and_the_pod_where_it_began_has_time_to_say
     world.finish(pods[1 - victim], **LOST_PEER)
     wanted = world.plan()
     assert (wanted.stop, wanted.give_up) == ((), ())
-    assert wanted.wake_after is not None
-    assert wanted.wake_after <= ORIGIN_SECONDS
+    assert wanted.requeue_after is not None
+    assert wanted.requeue_after <= ORIGIN_SECONDS
     world.carry_out(wanted)
     world.tick(ORIGIN_SECONDS - 1)
     world.finish(pods[victim], "Failed")

@@ -12,7 +12,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import PROGRESS_SECONDS, Plan, plan
 from pseudoreal_operator.lifecycle.rules import UNWATCHED_SECONDS
 from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STUCK_SECONDS
-from pseudoreal_operator.observe.view import Heard, Observed, Pod, PodPhase, Termination
+from pseudoreal_operator.observe.view import LastReport, Observed, Pod, PodPhase, Termination
 
 from tests.unit.operator.lifecycle.steps import begun, until
 from tests.unit.operator.observe.reports import progress
@@ -40,13 +40,13 @@ def ended_pod(world: World, step: int, outcome: Any = "Yielded", phase: PodPhase
     return Pod("gone", execution, 0, phase, termination=Termination(75, "Error", "", message))
 
 
-def saved(world: World, step: int) -> Heard:
+def saved(world: World, step: int) -> LastReport:
     (pod,) = world.observe().pods
     report = PodReport(
         ranks=[RankReport(rank=0, activity="ended", seconds=0, step=step)],
         checkpoint=SavedCheckpoint(name=f"pseudo-{step}", step=step, seconds=0),
     )
-    return Heard(pod.execution, 0, pod.name, first=world.now, last=world.now, report=report, begun=world.now)
+    return LastReport(pod.execution, 0, pod.name, first=world.now, last=world.now, report=report, begun=world.now)
 
 
 def latest(wanted: Plan) -> str | None:
@@ -55,20 +55,20 @@ def latest(wanted: Plan) -> str | None:
 
 def test_a_job_is_not_looked_at_before_something_changes_whether_it_runs_or_is_suspended() -> None:
     world = begun()
-    assert world.plan().wake_after is None
+    assert world.plan().requeue_after is None
     world.set(suspend=True)
     world.settle()
-    assert world.plan().wake_after is None
+    assert world.plan().requeue_after is None
     for pod in world.alive():
         world.vanish(pod)
     world.settle()
-    assert world.plan().wake_after is None
+    assert world.plan().requeue_after is None
 
 
 def test_a_job_that_has_ended_is_not_looked_at() -> None:
     world = World(make_job())
     world.run_fairly()
-    assert (world.status.state, world.plan().wake_after) == ("Complete", None)
+    assert (world.status.state, world.plan().requeue_after) == ("Complete", None)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_clock_that_runs_out_wakes_the_job(limits: dict[str, Any], wait: float
     world = begun(**limits)
     (pod,) = world.alive()
     world.report(pod, 0, "starting")
-    assert world.plan().wake_after == pytest.approx(wait)
+    assert world.plan().requeue_after == pytest.approx(wait)
 
 
 def test_progress_that_came_too_soon_is_written_when_it_is_due() -> None:
@@ -92,23 +92,24 @@ def test_progress_that_came_too_soon_is_written_when_it_is_due() -> None:
     def said(step: int) -> Observed:
         report = PodReport(ranks=[RankReport(rank=0, activity="ended", seconds=0, step=step)], progress=progress(step))
         return replace(
-            world.observe(), heard=(Heard(pod.execution, 0, pod.name, world.now, world.now, report, begun=world.now),)
+            world.observe(),
+            last_reports=(LastReport(pod.execution, 0, pod.name, world.now, world.now, report, begun=world.now),),
         )
 
     world.carry_out(planned(world, said(1)))
-    assert planned(world, said(1)).wake_after is None
+    assert planned(world, said(1)).requeue_after is None
     world.tick(3)
     wanted = planned(world, said(2))
-    assert (wanted.status, wanted.wake_after) == (world.status, PROGRESS_SECONDS - 3)
+    assert (wanted.status, wanted.requeue_after) == (world.status, PROGRESS_SECONDS - 3)
     world.tick(PROGRESS_SECONDS - 3)
     wanted = planned(world, said(2))
     assert wanted.status.progress is not None
-    assert (wanted.status.progress.step, wanted.wake_after) == (2, None)
+    assert (wanted.status.progress.step, wanted.requeue_after) == (2, None)
 
 
 def test_a_deadline_that_was_kept_wakes_nobody() -> None:
     world = begun(spec__deadlines={"startupSeconds": 9})
-    assert world.plan().wake_after is None
+    assert world.plan().requeue_after is None
 
 
 def test_the_clock_of_a_step_starts_with_each_of_them() -> None:
@@ -116,9 +117,9 @@ def test_the_clock_of_a_step_starts_with_each_of_them() -> None:
     (pod,) = world.alive()
     for step in (1, 2):
         world.report(pod, step)
-        assert world.plan().wake_after == pytest.approx(30.1)
+        assert world.plan().requeue_after == pytest.approx(30.1)
         world.tick(20)
-    assert world.plan().wake_after == pytest.approx(10.1)
+    assert world.plan().requeue_after == pytest.approx(10.1)
     world.tick(10.1)
     world.report(pod, 2)
     assert world.plan().status.execution == 2
@@ -130,7 +131,7 @@ def test_pods_that_do_not_start_wake_the_job_at_their_deadline() -> None:
     world.control()
     world.settle()
     world.tick(2)
-    assert world.plan().wake_after == 7
+    assert world.plan().requeue_after == 7
 
 
 def test_a_pod_that_lost_its_peer_and_one_that_is_to_leave_wake_the_job_in_time() -> None:
@@ -138,9 +139,9 @@ def test_a_pod_that_lost_its_peer_and_one_that_is_to_leave_wake_the_job_in_time(
     first, second = world.alive()
     world.finish(first, **LOST_PEER)
     world.settle()
-    assert world.plan().wake_after == ORIGIN_SECONDS
+    assert world.plan().requeue_after == ORIGIN_SECONDS
     second["metadata"]["deletionTimestamp"] = clock.to_text(world.now - timedelta(seconds=STUCK_SECONDS - 2))
-    assert world.plan().wake_after == 2
+    assert world.plan().requeue_after == 2
 
 
 def test_pods_of_an_earlier_execution_are_awaited_by_their_watch_and_garbage_by_looking() -> None:
@@ -148,9 +149,9 @@ def test_pods_of_an_earlier_execution_are_awaited_by_their_watch_and_garbage_by_
     world.objects.pop(("Job", world.active_jobs()[0]))
     world.carry_out(world.plan())
     world.tick(60)
-    assert (world.plan().apply, world.plan().wake_after) == ((), None), "the pod of the deleted Job runs"
+    assert (world.plan().apply, world.plan().requeue_after) == ((), None), "the pod of the deleted Job runs"
     seen = replace(world.observe(), pods=(), foreign=("sim-pseudo-e2",))
-    assert planned(world, seen).wake_after == UNWATCHED_SECONDS
+    assert planned(world, seen).requeue_after == UNWATCHED_SECONDS
 
 
 def test_a_suspended_job_shows_the_checkpoint_of_a_pod_that_is_gone() -> None:
@@ -161,9 +162,9 @@ def test_a_suspended_job_shows_the_checkpoint_of_a_pod_that_is_gone() -> None:
     world.settle()
     seen = replace(world.observe(), pods=())
     assert latest(planned(world, seen)) is None
-    assert latest(planned(world, replace(seen, heard=(report,)))) == "pseudo-7"
-    for gone in ((words,), ()):
-        wanted = planned(world, replace(seen, heard=(report,), gone=gone))
+    assert latest(planned(world, replace(seen, last_reports=(report,)))) == "pseudo-7"
+    for deleted in ((words,), ()):
+        wanted = planned(world, replace(seen, last_reports=(report,), deleted_pods=deleted))
         assert latest(wanted) == "pseudo-9", "an older report takes nothing back"
         seen = replace(seen, status=wanted.status)
 
@@ -172,7 +173,7 @@ def test_a_result_is_not_lost_with_its_pod() -> None:
     world = begun()
     words = ended_pod(world, 10, "Succeeded", PodPhase.SUCCEEDED)
     world.finish_all()
-    seen = replace(world.observe(), pods=(), gone=(words,))
+    seen = replace(world.observe(), pods=(), deleted_pods=(words,))
     wanted = planned(world, seen)
     assert (wanted.status.phases[0].state, wanted.status.phases[0].end_checkpoint) == ("Complete", "pseudo-10")
-    assert planned(world, replace(seen, gone=())).status.execution == 2, "without it the phase runs again"
+    assert planned(world, replace(seen, deleted_pods=())).status.execution == 2, "without it the phase runs again"

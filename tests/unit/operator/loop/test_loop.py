@@ -10,12 +10,12 @@ from pseudoreal_api.names import LABEL_JOB
 from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.loop import loop as module
-from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.loop.event_recorder import EventRecorder
+from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.loop.loop import RESYNC_SECONDS, Loop
-from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.reconcile import Calls, Gone, Means
-from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted
+from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings
 
 from tests.unit.operator.cluster import virtual_time
@@ -45,15 +45,17 @@ def job(name: str, uid: str = "", version: int = 1) -> Json:
 
 def made(server: Server) -> Loop:
     api, counts = cast(Api, server), Counts()
-    means = Means(api, Settings("trainer:1", "IfNotPresent", ()), Board(), counts, News(api, counts))
-    return Loop(means, None, Census(CollectorRegistry()))
+    deps = Dependencies(
+        api, Settings("trainer:1", "IfNotPresent", ()), ReportStore(), counts, EventRecorder(api, counts)
+    )
+    return Loop(deps, None, JobMetrics(CollectorRegistry()))
 
 
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Name]:
     """Return a list to which the name of each job is added that gets a pass from now on."""
     names: list[Name] = []
 
-    async def reconcile(_means: Means, name: Name, _calls: Calls) -> float | None:
+    async def reconcile(_deps: Dependencies, name: Name, _callbacks: Callbacks) -> float | None:
         names.append(name)
         return None
 
@@ -92,7 +94,7 @@ def test_a_change_that_is_told_during_a_list_is_newer_than_the_list() -> None:
         loop.job_changed("ADDED", job("second"))
         loop.jobs_missed()
         await loop._list_jobs_once()
-        assert loop._wakeups.known() == {Name("n", "first")}
+        assert loop._router.known() == {Name("n", "first")}
 
     virtual_time.run(main())
 
@@ -134,12 +136,12 @@ def test_a_job_that_turns_out_to_be_gone_is_forgotten_and_its_successor_is_not(m
 
         async def reconcile(*_: Any) -> float | None:
             loop.job_changed("ADDED", job("a", uid="two"))
-            raise Gone
+            raise JobDeleted
 
         monkeypatch.setattr(module, "reconcile", reconcile)
         loop.job_changed("ADDED", job("a"))
         assert await loop._pass(Name("n", "a")) is None
-        assert loop._wakeups.uids_of(Name("n", "a")) == {"two"}
+        assert loop._router.uids_of(Name("n", "a")) == {"two"}
 
     virtual_time.run(main())
 
@@ -165,9 +167,9 @@ def test_a_job_at_which_nothing_happens_is_looked_at_within_ten_hours(monkeypatc
 def test_a_job_of_many_pods_is_not_listed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[float] = []
 
-    async def reconcile(_means: Means, _name: Name, calls: Calls) -> float | None:
+    async def reconcile(_deps: Dependencies, _name: Name, callbacks: Callbacks) -> float | None:
         begun.append(asyncio.get_running_loop().time())
-        calls.listed(10_000)
+        callbacks.listed(10_000)
         return None
 
     monkeypatch.setattr(module, "reconcile", reconcile)

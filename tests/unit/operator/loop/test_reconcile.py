@@ -11,10 +11,10 @@ from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.loop import reconcile as module
 from pseudoreal_operator.loop.computing import Computer
 from pseudoreal_operator.loop.counts import Counts
-from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.reconcile import Calls, Gone, Means, is_mistake, reconcile
+from pseudoreal_operator.loop.event_recorder import EventRecorder
+from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, is_invalid_object, reconcile
 from pseudoreal_operator.metrics.registry import REGISTRY
-from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings
 
 from tests.support.jobs import good_job
@@ -150,31 +150,33 @@ class Server:
         return next(c for c in self.applied[-1]["status"]["conditions"] if c["type"] == kind)
 
 
-class Deaf(News):
+class FakeRecorder(EventRecorder):
     """Records events instead of posting them."""
 
     def __init__(self) -> None:
         super().__init__(cast(Api, None), Counts())
-        self.told: list[Json] = []
+        self.posted: list[Json] = []
 
-    def tell(self, _job: Name, events: Any) -> None:
-        self.told += events
+    def post(self, _job: Name, events: Any) -> None:
+        self.posted += events
 
 
 async def _pass(
     server: Any,
     counts: Counts | None = None,
-    news: Deaf | None = None,
+    recorder: FakeRecorder | None = None,
     wrote: list[Json] | None = None,
-    board: Board | None = None,
+    report_store: ReportStore | None = None,
 ) -> float | None:
-    means = Means(cast(Api, server), SETTINGS, board or Board(), counts or Counts(), news or Deaf())
+    deps = Dependencies(
+        cast(Api, server), SETTINGS, report_store or ReportStore(), counts or Counts(), recorder or FakeRecorder()
+    )
     heard = [] if wrote is None else wrote
-    return await reconcile(means, Name("default", "good"), Calls(lambda _after: None, heard.append))
+    return await reconcile(deps, Name("default", "good"), Callbacks(lambda _after: None, heard.append))
 
 
 async def test_a_job_that_is_gone_is_gone() -> None:
-    with pytest.raises(Gone):
+    with pytest.raises(JobDeleted):
         await _pass(Server(gone=True))
 
 
@@ -200,7 +202,7 @@ async def test_a_job_that_is_being_deleted_is_let_go() -> None:
     assert await _pass(server) == 0.0
     assert server.merged == [{"metadata": {"resourceVersion": "7", "finalizers": []}}]
     server.body["metadata"]["finalizers"] = []
-    with pytest.raises(Gone):
+    with pytest.raises(JobDeleted):
         await _pass(server)
 
 
@@ -229,12 +231,12 @@ async def test_a_status_that_was_not_taken_makes_no_children() -> None:
 
 
 async def test_a_job_that_ends_is_forgotten_in_the_same_pass() -> None:
-    server, board = Server(), Board()
+    server, report_store = Server(), ReportStore()
     server.body["spec"]["pod"] = {"template": {"spec": {"hostname": "mine"}}}
-    assert await _pass(server, board=board) is None
+    assert await _pass(server, report_store=report_store) is None
     assert server.condition("Failed")["status"] == "True"
     assert server.requests == 3
-    assert board._jobs == {}
+    assert report_store._jobs == {}
 
 
 async def test_a_job_that_has_ended_waits_for_what_it_deletes() -> None:
@@ -256,9 +258,9 @@ async def test_a_job_that_ends_and_whose_children_go_is_read_anew() -> None:
 @pytest.mark.parametrize("status", [404, 409, 429, 500])
 async def test_a_refused_status_is_for_another_pass(status: int) -> None:
     with pytest.raises(ApiException) as refused:
-        await _pass(Server(refusal=status), news=(news := Deaf()))
+        await _pass(Server(refusal=status), recorder=(recorder := FakeRecorder()))
     assert refused.value.status == status
-    assert news.told == [], "nothing is told that was not written"
+    assert recorder.posted == [], "no event is posted for a status that was not written"
 
 
 async def test_a_status_whose_text_is_refused_is_written_without_it() -> None:
@@ -323,34 +325,34 @@ async def test_a_status_that_is_too_large_is_refused(refusal: int) -> None:
 
 
 async def test_events_come_after_the_status_that_says_the_same() -> None:
-    await _pass(server := Server(), news=(news := Deaf()))
-    assert [event["reason"] for event in news.told] == ["Accepted", "PhaseStarted"]
+    await _pass(server := Server(), recorder=(recorder := FakeRecorder()))
+    assert [event["reason"] for event in recorder.posted] == ["Accepted", "PhaseStarted"]
     assert server.applied[0]["status"]["execution"] == 1
 
 
 @pytest.mark.parametrize("taken", [True, False])
 @pytest.mark.parametrize("error", [ApiException(status=409), TimeoutError(), ApiException(status=504)])
 async def test_events_of_a_status_whose_answer_was_lost_are_told_once(error: Exception, taken: bool) -> None:
-    news = Deaf()
+    recorder = FakeRecorder()
     server = Server(lost=error, taken=taken)
     with pytest.raises(type(error)):
-        await _pass(server, news=news)
-    assert news.told == []
+        await _pass(server, recorder=recorder)
+    assert recorder.posted == []
     if taken:
         server.remember()
-    await _pass(server, news=news)
+    await _pass(server, recorder=recorder)
     server.remember()
-    await _pass(server, news=news)
-    assert [event["reason"] for event in news.told].count("Accepted") == 1
+    await _pass(server, recorder=recorder)
+    assert [event["reason"] for event in recorder.posted].count("Accepted") == 1
 
 
 async def test_what_is_held_of_a_job_is_forgotten_with_it() -> None:
-    news = Deaf()
+    recorder = FakeRecorder()
     with pytest.raises(TimeoutError):
-        await _pass(Server(lost=TimeoutError(), taken=True), news=news)
-    assert len(news._held) == 1
-    news.forget(*news._held)
-    assert news._held == {}
+        await _pass(Server(lost=TimeoutError(), taken=True), recorder=recorder)
+    assert len(recorder._held) == 1
+    recorder.forget(*recorder._held)
+    assert recorder._held == {}
 
 
 INVALID = {"reason": "Invalid", "details": {"causes": [{"reason": "FieldValueRequired", "field": "spec.template"}]}}
@@ -358,7 +360,7 @@ POLICY = {"reason": "Invalid", "details": {"causes": [{"message": "no GPUs"}]}}
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "mistake"),
+    ("status", "said", "invalid"),
     [
         (422, INVALID | {"message": "spec.template.spec.containers[0].image: Required value"}, True),
         (400, {"reason": "BadRequest", "message": "unknown field"}, True),
@@ -371,8 +373,8 @@ POLICY = {"reason": "Invalid", "details": {"causes": [{"message": "no GPUs"}]}}
         (500, {}, False),
     ],
 )
-def test_mistakes_are_told_from_policies(status: int, said: Json, mistake: bool) -> None:
-    assert is_mistake(ApiException(status=status, body=json.dumps(said))) is mistake
+def test_invalid_objects_are_distinguished_from_policies(status: int, said: Json, invalid: bool) -> None:
+    assert is_invalid_object(ApiException(status=status, body=json.dumps(said))) is invalid
 
 
 @pytest.mark.parametrize(
@@ -425,12 +427,12 @@ async def test_a_plan_without_an_end_leaves_its_job_alone_until_the_spec_changes
             pass
 
     server = Server()
-    means = Means(cast(Api, server), SETTINGS, Board(), Counts(), Deaf(), computer=Computer(0.1))
-    calls, name, before = Calls(lambda _after: None, lambda _body: None), Name("default", "good"), overruns()
+    deps = Dependencies(cast(Api, server), SETTINGS, ReportStore(), Counts(), FakeRecorder(), computer=Computer(0.1))
+    callbacks, name, before = Callbacks(lambda _after: None, lambda _body: None), Name("default", "good"), overruns()
     with monkeypatch.context() as patched:
         patched.setattr(module, "plan", endless)
-        assert await reconcile(means, name, calls) == 60
-        wait = await reconcile(means, name, calls)
+        assert await reconcile(deps, name, callbacks) == 60
+        wait = await reconcile(deps, name, callbacks)
         assert wait is not None
         assert 50 < wait < 60, "the plan is not tried again"
     assert overruns() == before + 1
@@ -438,9 +440,9 @@ async def test_a_plan_without_an_end_leaves_its_job_alone_until_the_spec_changes
     said = server.condition("Progressing")
     assert (said["status"], said["reason"]) == ("False", "Unplannable")
     assert "took more than 0.1 s of processor time" in said["message"]
-    assert means.counts.internal_errors == 0
+    assert deps.counts.internal_errors == 0
     server.body["metadata"]["generation"] = 2
-    assert await reconcile(means, name, calls) is None
+    assert await reconcile(deps, name, callbacks) is None
     assert server.condition("Progressing")["reason"] == "Starting"
 
 
@@ -452,11 +454,11 @@ def overruns() -> float:
 
 async def test_a_job_that_is_deleted_is_let_go_whatever_its_plan_costs() -> None:
     server = Server()
-    means = Means(cast(Api, server), SETTINGS, Board(), Counts(), Deaf())
-    means.left_alone.note("one", 1)
+    deps = Dependencies(cast(Api, server), SETTINGS, ReportStore(), Counts(), FakeRecorder())
+    deps.left_alone.note("one", 1)
     server.body["metadata"]["deletionTimestamp"] = "now"
-    with pytest.raises(Gone):
-        await reconcile(means, Name("default", "good"), Calls(lambda _after: None, lambda _body: None))
+    with pytest.raises(JobDeleted):
+        await reconcile(deps, Name("default", "good"), Callbacks(lambda _after: None, lambda _body: None))
 
 
 async def test_a_status_of_another_release_is_said_to_be_unreadable_and_left_as_it_is() -> None:

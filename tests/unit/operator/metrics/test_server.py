@@ -5,8 +5,8 @@ import re
 from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
-from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.metrics.server import PATH, serve_metrics
 
@@ -34,7 +34,7 @@ async def test_it_is_served_as_prometheus_reads_it() -> None:
 def test_names_and_units_are_as_prometheus_wants_them() -> None:
     """https://prometheus.io/docs/practices/naming: one prefix, base units, counters end in total."""
     registry = CollectorRegistry()
-    Census(registry)
+    JobMetrics(registry)
     registry.register(Counts())
     families = [*registry.collect(), *REGISTRY.collect()]
     own = [family for family in families if not family.name.startswith("process_")]
@@ -47,7 +47,7 @@ def test_names_and_units_are_as_prometheus_wants_them() -> None:
 
 def test_no_counter_has_a_label_with_the_name_of_a_job() -> None:
     registry = CollectorRegistry()
-    Census(registry)
+    JobMetrics(registry)
     for metric in (*registry._collector_to_names, *REGISTRY._collector_to_names):
         labels = getattr(metric, "_labelnames", ())
         assert set(labels) <= {"namespace", "reason", "counted", "verb", "code", "status", "kind", "heard", "known"}

@@ -8,11 +8,11 @@ import pytest
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.cluster.bounds import Unreadable
-from pseudoreal_operator.observe.board import Board
-from pseudoreal_operator.observe.last_words import LastWords
+from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import first_phases
+from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import Observed
 
 from tests.unit.operator.world import UID, make_job
@@ -45,7 +45,9 @@ class Server:
 async def seen(server: Server, status: PseudoRealJobStatus | None = None) -> Observed:
     job = make_job(spec__checkpoint__storage={"volume": CLAIM})
     at = status or PseudoRealJobStatus(execution=1, phases=first_phases(job.spec))
-    return await observe(cast(Api, server), Board(), LastWords(), Sightings(), job, at, datetime.now(UTC))
+    return await observe(
+        cast(Api, server), ReportStore(), TerminationMessages(), Sightings(), job, at, datetime.now(UTC)
+    )
 
 
 def child_job(name: str, execution: int, **status: Any) -> Json:

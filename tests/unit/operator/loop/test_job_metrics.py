@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Name
-from pseudoreal_operator.loop.census import Census
+from pseudoreal_operator.loop.job_metrics import JobMetrics
 
 Json = dict[str, Any]
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -31,15 +31,15 @@ def fault(execution: int, reason: str) -> Json:
 
 
 class Watched:
-    """A census that receives watch events of jobs, and its exposed metrics."""
+    """A collector that receives watch events of jobs, and its exposed metrics."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.census = Census(self._registry, lambda: NOW)
+        self.metrics = JobMetrics(self._registry, lambda: NOW)
 
     def tell(self, status: Json, change: str | None = "MODIFIED", name: str = "llm", namespace: str = "blue") -> None:
         metadata = {"namespace": namespace, "name": name, "uid": f"{namespace}/{name}"}
-        self.census.see(change, {"metadata": metadata, "status": status})
+        self.metrics.job_changed(change, {"metadata": metadata, "status": status})
 
     def shows(self, name: str) -> dict[tuple[str, ...], float]:
         """Return the values of a metric: label values in the order of the labels' names -> value."""
@@ -61,20 +61,20 @@ def test_jobs_by_state_with_those_that_are_gone_left_out(watched: Watched) -> No
     watched.tell({"state": "Restarting"}, name="other")
     watched.tell({}, change="DELETED")
     assert watched.shows("jobs") == {("blue", "Restarting"): 1, ("green", "Complete"): 1}
-    watched.census.forget(Name("blue", "other"))
+    watched.metrics.forget(Name("blue", "other"))
     assert watched.shows("jobs") == {("green", "Complete"): 1}
 
 
 def test_who_does_not_lead_counts_nothing_and_goes_on_from_what_it_saw(watched: Watched) -> None:
     """Two operators that count would show every job twice."""
-    watched.census.be_silent()
+    watched.metrics.pause()
     watched.tell({"state": "Training"})
     watched.tell({"state": "Failed", "conditions": [condition("Failed", "RestartsExhausted")]})
     watched.tell({"state": "Training"}, name="other")
     watched.tell({}, name="new")
     shown = ("jobs", "jobs_created_total", "jobs_failed_total", "jobs_completed_total")
     assert [watched.shows(name) for name in shown] == [{}] * 4
-    watched.census.speak()
+    watched.metrics.resume()
     assert watched.shows("jobs")["blue", "Training"] == 1
     assert watched.shows("jobs_created_total") == {("blue",): 1}, "the one that nobody has told anything yet"
     assert watched.shows("jobs_completed_total") == {("blue",): 0}, "a zero from which the first is an increase"

@@ -19,36 +19,36 @@ execution start one after another; an active Job, or a pod that is pending or ha
 next event."""
 
 
-class Told:
+class ChangeFilter:
     """Hashes of the children that exist, by uid."""
 
     def __init__(self) -> None:
-        self._digests: dict[str, int] = {}
+        self._hashes: dict[str, int] = {}
 
-    def take(self, kind: str, change: str, body: Json) -> float | None:
+    def delay(self, kind: str, change: str, body: Json) -> float | None:
         """Return the seconds to wait before the pass over the child's job; None if the event changes nothing."""
         uid = body["metadata"]["uid"]
         if change == "DELETED":
-            self._digests.pop(uid, None)
+            self._hashes.pop(uid, None)
             return SOON_SECONDS
         try:
             child = read_pod(body) if kind == "Pod" else read_job(body)
         except Exception:  # anyone can label a malformed object; the pass over the job reports the error
-            self._digests.pop(uid, None)
+            self._hashes.pop(uid, None)
             return SOON_SECONDS
         # Label and owners decide whose child it is. Anyone may change them, and `child` does not contain them.
         metadata = body["metadata"]
-        digest = hash((repr(child), metadata["labels"].get(LABEL_JOB_UID), repr(metadata.get("ownerReferences"))))
-        if self._digests.get(uid) == digest:
+        current = hash((repr(child), metadata["labels"].get(LABEL_JOB_UID), repr(metadata.get("ownerReferences"))))
+        if self._hashes.get(uid) == current:
             return None
-        self._digests[uid] = digest
-        return _patience(child)
+        self._hashes[uid] = current
+        return _coalescing_delay(child)
 
     def forget_all(self) -> None:
-        self._digests.clear()
+        self._hashes.clear()
 
 
-def _patience(child: Pod | ChildJob) -> float:
+def _coalescing_delay(child: Pod | ChildJob) -> float:
     """Return the seconds to wait for further changes of the job."""
     if isinstance(child, ChildJob):
         is_routine = child.state is JobState.ACTIVE and child.outlives_pods and not child.deleting

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json, message_of
-from pseudoreal_operator.loop.rehearsal import rehearse
+from pseudoreal_operator.loop.dry_run import dry_run
 
 from tests.unit.operator.world import World, make_job
 
@@ -27,24 +27,24 @@ class Server:
             raise ApiException(status=self._status, body=json.dumps(body))
 
 
-async def _rehearse(server: Any) -> None:
-    await rehearse(cast(Api, server), World(make_job()).plan().trial)
+async def _dry_run(server: Any) -> None:
+    await dry_run(cast(Api, server), World(make_job()).plan().dry_run)
 
 
 async def test_every_stage_is_tried_once() -> None:
     server = Server("none", 422)
-    await _rehearse(server)
+    await _dry_run(server)
     assert server.tried == [("pseudo", "train"), ("real", "delink"), ("real", "train")]
 
 
 @pytest.mark.parametrize("status", [400, 422, 500])
 async def test_a_refusal_names_the_phase(status: int) -> None:
     with pytest.raises(ApiException) as caught:
-        await _rehearse(Server("real", status))
+        await _dry_run(Server("real", status))
     assert caught.value.status == status
     assert message_of(caught.value) == "requests: must be at most the limit (phase real)"
 
 
 @pytest.mark.parametrize(("status", "reason"), [(403, "Forbidden"), (409, "AlreadyExists")])
 async def test_what_a_quota_says_now_does_not_matter(status: int, reason: str) -> None:
-    await _rehearse(Server("pseudo", status, reason))
+    await _dry_run(Server("pseudo", status, reason))

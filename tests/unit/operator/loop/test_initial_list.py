@@ -8,10 +8,10 @@ import pytest
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.cluster.api import Api, Name
 from pseudoreal_operator.loop.counts import Counts
-from pseudoreal_operator.loop.first_look import Rest, first_look
-from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.reconcile import Means
-from pseudoreal_operator.observe.board import Board, Speaker
+from pseudoreal_operator.loop.event_recorder import EventRecorder
+from pseudoreal_operator.loop.initial_list import IdleJob, find_idle_jobs
+from pseudoreal_operator.loop.reconcile import Dependencies
+from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
 from tests.unit.operator.lifecycle.steps import until
@@ -48,24 +48,24 @@ def training() -> World:
     return world
 
 
-async def rest_of(world: World, change: Callable[[Lists], object] = str) -> Rest | None:
+async def idle_job_of(world: World, change: Callable[[Lists], object] = str) -> IdleJob | None:
     lists = Lists(world)
     change(lists)
-    found = await first_look(means(lists), lambda _name, _after: None)
+    found = await find_idle_jobs(deps(lists), lambda _name, _after: None)
     assert lists.asked == ["Job None pseudoreal.dev/job-name", "Pod None pseudoreal.dev/job-name", "PseudoRealJob None"]
     return found.get(NAME)
 
 
-def means(lists: Lists) -> Means:
+def deps(lists: Lists) -> Dependencies:
     api, counts = cast(Api, lists), Counts()
-    return Means(api, SETTINGS, Board(), counts, News(api, counts))
+    return Dependencies(api, SETTINGS, ReportStore(), counts, EventRecorder(api, counts))
 
 
 async def test_a_job_that_trains_rests_until_its_next_clock_runs_out() -> None:
-    rest = await rest_of(training())
-    assert rest is not None
-    assert rest.version == "7"
-    assert rest.wait is not None, "its deadline"
+    idle = await idle_job_of(training())
+    assert idle is not None
+    assert idle.version == "7"
+    assert idle.wait is not None, "its deadline"
 
 
 def _vanish(lists: Lists) -> None:
@@ -111,7 +111,7 @@ def _break(lists: Lists) -> None:
 
 @pytest.mark.parametrize("change", [_garble, _break, _vanish, _end, _delete, _hold, _spoil, _steal, _forget])
 async def test_a_job_at_which_something_is_to_be_done_does_not_rest(change: Callable[[Lists], object]) -> None:
-    assert await rest_of(training(), change) is None
+    assert await idle_job_of(training(), change) is None
 
 
 async def test_a_job_that_another_controller_manages_rests_whatever_is_to_be_done() -> None:
@@ -119,21 +119,21 @@ async def test_a_job_that_another_controller_manages_rests_whatever_is_to_be_don
         lists.bodies["PseudoRealJob"][0]["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
         _end(lists)
 
-    assert await rest_of(training(), manage) == Rest("7", None)
+    assert await idle_job_of(training(), manage) == IdleJob("7", None)
 
 
 async def test_its_pods_are_heard_from_then_on() -> None:
     lists, woken = Lists(training()), list[tuple[Name, float]]()
-    found = means(lists)
-    await first_look(found, lambda name, after: woken.append((name, after)))
+    found = deps(lists)
+    await find_idle_jobs(found, lambda name, after: woken.append((name, after)))
     report = PodReport(ranks=[RankReport(rank=0, activity="starting", seconds=0, step=0)])
-    speaker = Speaker(("default", UID), Execution("pseudo", StageKind.TRAIN, 1), 0, "pod")
+    reporter = ReportingPod(("default", UID), Execution("pseudo", StageKind.TRAIN, 1), 0, "pod")
     now = training().now
-    assert found.board.hear(speaker, report, now)
+    assert found.report_store.store(reporter, report, now)
     assert woken == [(NAME, 1.0)]
 
 
 async def test_a_job_with_a_claim_of_its_own_rests_too() -> None:
     world = until(World(make_job(spec__checkpoint={})), "pseudo")
     world.settle()
-    assert await rest_of(world) is not None
+    assert await idle_job_of(world) is not None

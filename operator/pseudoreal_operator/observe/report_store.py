@@ -10,7 +10,7 @@ from pseudoreal_api.wire.messages import ProgressReport
 from pseudoreal_api.wire.reports import Membership, PodReport, RankReport, ReportAnswer
 
 from pseudoreal_operator.observe.stages import Execution
-from pseudoreal_operator.observe.view import Heard
+from pseudoreal_operator.observe.view import LastReport
 
 QUIET_SECONDS = 20.0
 """Seconds without a report after which a pod is silent: pods report every few seconds."""
@@ -20,12 +20,12 @@ LEAST_CUT_JOBS = 2
 """Minimum number of silent jobs for a fault of the network path."""
 
 SOON_SECONDS = 1.0
-"""Seconds until a job is woken after a pod has begun or ended its steps."""
-NEWS_SECONDS = 10.0
-"""Seconds until a job is woken after progress: as often as progress is written."""
-NEWS_PER_SECOND = 20.0
-"""Wake-ups per second of all jobs together, for progress and for training pods that were not heard before; with more
-news, each wake-up waits longer."""
+"""Seconds until a job is queued again after a pod has begun or ended its steps."""
+PROGRESS_SECONDS = 10.0
+"""Seconds until a job is queued again after progress: as often as progress is written."""
+REQUEUES_PER_SECOND = 20.0
+"""Passes requested per second for all jobs together, for progress and for training pods that were not heard before;
+with more of them, each pass waits longer."""
 LOG_SECONDS = 60.0
 """Minimum seconds between two readings of the log of a silent pod. As long as the log has nothing new either, each
 wait is as long as the pod has been silent before."""
@@ -36,7 +36,7 @@ pod are ignored."""
 
 
 @dataclass(frozen=True)
-class Speaker:
+class ReportingPod:
     """A reporting pod, as its labels describe it."""
 
     job: JobKey
@@ -46,24 +46,24 @@ class Speaker:
     """Name of the pod."""
 
 
-def _nobody(_after: float) -> None:
-    """Wake no job."""
+def _queue_nothing(_after: float) -> None:
+    """Queue no job."""
 
 
 @dataclass
 class _Listening:
     """The running pod of rank 0 of an execution, which reports the progress."""
 
-    speaker: Speaker
+    reporter: ReportingPod
     since: datetime
     looked: datetime | None = None
     """Time at which its log was last read; None: never."""
     line: ProgressReport | None = None
     """Newest progress in the log at that time; None: there was none."""
 
-    def log_is_due(self, heard: Heard | None, now: datetime) -> bool:
+    def log_is_due(self, last_report: LastReport | None, now: datetime) -> bool:
         """Return whether the pod is silent and its log was not read for long."""
-        since = max(self.since, heard.last) if heard else self.since
+        since = max(self.since, last_report.last) if last_report else self.since
         if (now - since).total_seconds() <= QUIET_SECONDS:
             return False
         if self.looked is None or self.looked < since:
@@ -73,36 +73,38 @@ class _Listening:
 
 @dataclass
 class _Followed:
-    wake: Callable[[float], None] = _nobody
+    requeue: Callable[[float], None] = _queue_nothing
     finish: frozenset[str] = frozenset()
     """Names of the phases that are to end now."""
     members: Mapping[Execution, Membership] = field(default_factory=dict)
     """Memberships that the status records."""
-    heard: dict[tuple[Execution, int], Heard] = field(default_factory=dict)
+    last_reports: dict[tuple[Execution, int], LastReport] = field(default_factory=dict)
     listening: _Listening | None = None
     reported: datetime | None = None
     """Time at which the last report of any of its pods arrived; None: none has."""
-    is_woken: bool = False
-    """Whether the job was already woken because all of its pods are silent."""
+    is_requeued: bool = False
+    """Whether the job was already queued again because all of its pods are silent."""
 
-    def unheard_since(self, now: datetime, seconds: float) -> datetime | None:
+    def silent_since(self, now: datetime, seconds: float) -> datetime | None:
         """Return since when no report arrives, if pods run and the silence is longer than `seconds`; else None."""
         if self.listening is None:
             return None
         since = max(self.listening.since, self.reported or self.listening.since)
         return since if (now - since).total_seconds() > seconds else None
 
-    def was_heard(self) -> bool:
+    def has_reported(self) -> bool:
         """Return whether pods that run have reported."""
         return self.listening is not None and self.reported is not None and self.reported >= self.listening.since
 
     def silent_pod(self, now: datetime) -> _Listening | None:
         """Return the pod of rank 0 if its log is due; else None."""
         to = self.listening
-        return to if to and to.log_is_due(self.heard.get((to.speaker.execution, to.speaker.index)), now) else None
+        return (
+            to if to and to.log_is_due(self.last_reports.get((to.reporter.execution, to.reporter.index)), now) else None
+        )
 
 
-class Board:
+class ReportStore:
     """Newest reports of each job that this operator follows. Other reports are rejected: pods of a deleted job may
     report until they end."""
 
@@ -116,138 +118,142 @@ class Board:
         self,
         job: JobKey,
         finish: frozenset[str],
-        wake: Callable[[float], None] = _nobody,
+        requeue: Callable[[float], None] = _queue_nothing,
         members: Mapping[Execution, Membership] = MappingProxyType({}),
     ) -> None:
-        """Follow a job. `finish`: phases that are to end now, if they train. `wake`: called with seconds when
+        """Follow a job. `finish`: phases that are to end now, if they train. `requeue`: called with seconds when
         reports require a pass. `members`: memberships in the stored status; pods are told no others."""
         followed = self._jobs.setdefault(job, _Followed())
-        followed.finish, followed.wake, followed.members = finish, wake, members
+        followed.finish, followed.requeue, followed.members = finish, requeue, members
 
     def forget(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
 
-    def hear(self, speaker: Speaker, report: PodReport, now: datetime) -> bool:
+    def store(self, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
         """Store a report; return whether its job is followed."""
-        followed = self._jobs.get(speaker.job)
+        followed = self._jobs.get(reporter.job)
         if followed is None:
             return False
-        was_unheard = followed.is_woken or followed.unheard_since(now, QUIET_SECONDS)
-        followed.reported, followed.is_woken = now, False
-        if not self._take(followed, speaker, report, now) and was_unheard:
-            self._wake(followed, NEWS_SECONDS)
+        was_unheard = followed.is_requeued or followed.silent_since(now, QUIET_SECONDS)
+        followed.reported, followed.is_requeued = now, False
+        if not self._take(followed, reporter, report, now) and was_unheard:
+            self._requeue_in_turn(followed, PROGRESS_SECONDS)
         return True
 
-    def _take(self, followed: _Followed, speaker: Speaker, report: PodReport, now: datetime) -> bool:
-        """Store a report, or progress from a log; return whether the job is woken for it."""
-        key = (speaker.execution, speaker.index)
-        known = followed.heard.get(key)
-        followed.heard[key] = heard = updated(known, speaker, report, now)
-        if (after := _wake_after(known, heard)) is not None:
+    def _take(self, followed: _Followed, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
+        """Store a report, or progress from a log; return whether the job is queued again for it."""
+        key = (reporter.execution, reporter.index)
+        known = followed.last_reports.get(key)
+        followed.last_reports[key] = last_report = updated(known, reporter, report, now)
+        if (after := _requeue_after(known, last_report)) is not None:
             # After a restart of the operator, thousands of training pods report for the first time, so these are not
             # urgent.
-            is_urgent = after <= SOON_SECONDS and not (known is None and heard.begun)
-            followed.wake(after) if is_urgent else self._wake(followed, after)
+            is_urgent = after <= SOON_SECONDS and not (known is None and last_report.begun)
+            followed.requeue(after) if is_urgent else self._requeue_in_turn(followed, after)
         return after is not None
 
-    def _wake(self, followed: _Followed, after: float) -> None:
-        """Wake a job for news that many jobs may have at the same time."""
-        followed.wake(max(after, len(self._jobs) / NEWS_PER_SECOND))
+    def _requeue_in_turn(self, followed: _Followed, after: float) -> None:
+        """Queue a job again for a change that many jobs may have at the same time."""
+        followed.requeue(max(after, len(self._jobs) / REQUEUES_PER_SECOND))
 
-    def listen(self, job: JobKey, speaker: Speaker | None, now: datetime) -> None:
+    def listen(self, job: JobKey, reporter: ReportingPod | None, now: datetime) -> None:
         """Set the running pod of rank 0 of the present execution; None: it does not run."""
         followed = self._jobs.get(job)
-        if followed is None or (followed.listening and followed.listening.speaker == speaker):
+        if followed is None or (followed.listening and followed.listening.reporter == reporter):
             return
-        followed.listening = None if speaker is None else _Listening(speaker, now)
+        followed.listening = None if reporter is None else _Listening(reporter, now)
 
-    def most_silent(self, now: datetime) -> Speaker | None:
+    def most_silent(self, now: datetime) -> ReportingPod | None:
         """Return the pod whose log is to be read next, and note the time; None if no log is due."""
         due = [silent for followed in self._jobs.values() if (silent := followed.silent_pod(now))]
         if not due:
             return None
         longest = min(due, key=lambda silent: silent.looked or silent.since)
         longest.looked = now
-        return longest.speaker
+        return longest.reporter
 
-    def read_log(self, speaker: Speaker, progress: ProgressReport, now: datetime) -> None:
+    def read_log(self, reporter: ReportingPod, progress: ProgressReport, now: datetime) -> None:
         """Process the log of a pod that does not report: either the pod makes steps, or it has made none since the
         previous reading."""
-        followed = self._jobs.get(speaker.job)
+        followed = self._jobs.get(reporter.job)
         if followed is None:
             return
-        key, to = (speaker.execution, speaker.index), followed.listening
-        known, before = followed.heard.get(key), to.line if to and to.speaker == speaker else None
+        key, to = (reporter.execution, reporter.index), followed.listening
+        known, before = followed.last_reports.get(key), to.line if to and to.reporter == reporter else None
         if known is None or progress.step > steps_of(known.report):
             ranks = [RankReport(rank=0, activity="computing", seconds=0, step=progress.step)]
-            self._take(followed, speaker, PodReport(ranks=ranks, progress=progress), now)
+            self._take(followed, reporter, PodReport(ranks=ranks, progress=progress), now)
         elif progress == before:
-            followed.heard[key] = replace(known, log_stood=now)
-            self._wake(followed, NEWS_SECONDS)
+            followed.last_reports[key] = replace(known, log_stood=now)
+            self._requeue_in_turn(followed, PROGRESS_SECONDS)
         elif before is not None:
             # Steps repeated from an older checkpoint are progress as well.
-            followed.heard[key] = replace(known, progressed=now)
-        if to and to.speaker == speaker:
+            followed.last_reports[key] = replace(known, progressed=now)
+        if to and to.reporter == reporter:
             to.line = progress
 
     def notice_silence(self, now: datetime) -> None:
-        """Update `path_is_cut`, and wake each job once when all of its pods have fallen silent. Must be called
+        """Update `path_is_cut`, and queue each job again once when all of its pods have fallen silent. Must be called
         periodically."""
         self.path_is_cut = _is_path(self.silent_jobs(now))
         for followed in self._jobs.values():
-            if not followed.is_woken and followed.unheard_since(now, UNHEARD_SECONDS):
-                followed.is_woken = True
-                self._wake(followed, NEWS_SECONDS)
+            if not followed.is_requeued and followed.silent_since(now, UNHEARD_SECONDS):
+                followed.is_requeued = True
+                self._requeue_in_turn(followed, PROGRESS_SECONDS)
 
-    def unheard_since(self, job: JobKey, now: datetime) -> datetime | None:
+    def silent_since(self, job: JobKey, now: datetime) -> datetime | None:
         followed = self._jobs.get(job)
-        return followed.unheard_since(now, UNHEARD_SECONDS) if followed else None
+        return followed.silent_since(now, UNHEARD_SECONDS) if followed else None
 
-    def was_heard(self, job: JobKey) -> bool:
+    def has_reported(self, job: JobKey) -> bool:
         followed = self._jobs.get(job)
-        return followed is not None and followed.was_heard()
+        return followed is not None and followed.has_reported()
 
     def silent_jobs(self, now: datetime) -> "Counter[tuple[str, bool]]":
         """Return the number of jobs whose pods run and have reported, by namespace and by whether all of their pods
         are silent now."""
         return Counter(
-            (namespace, followed.unheard_since(now, QUIET_SECONDS) is not None)
+            (namespace, followed.silent_since(now, QUIET_SECONDS) is not None)
             for (namespace, _), followed in self._jobs.items()
-            if followed.was_heard()
+            if followed.has_reported()
         )
 
-    def of_job(self, job: JobKey, executions: set[Execution]) -> tuple[Heard, ...]:
+    def of_job(self, job: JobKey, executions: set[Execution]) -> tuple[LastReport, ...]:
         """Return the reports of these executions, and forget the reports of others."""
         followed = self._jobs.get(job, _Followed())
-        followed.heard = {key: heard for key, heard in followed.heard.items() if heard.execution in executions}
-        return tuple(followed.heard.values())
+        followed.last_reports = {
+            key: last_report
+            for key, last_report in followed.last_reports.items()
+            if last_report.execution in executions
+        }
+        return tuple(followed.last_reports.values())
 
-    def restarts_in_place(self, speaker: Speaker, now: datetime) -> int:
-        """Return the highest number of restarts in place of any pod of the speaker's execution. Silent pods are
+    def restarts_in_place(self, reporter: ReportingPod, now: datetime) -> int:
+        """Return the highest number of restarts in place of any pod of the reporter's execution. Silent pods are
         ignored, because a queue may have taken them back."""
-        followed = self._jobs.get(speaker.job, _Followed())
+        followed = self._jobs.get(reporter.job, _Followed())
         return max(
             (
-                heard.report.in_place.restarts
-                for heard in followed.heard.values()
-                if heard.execution == speaker.execution
-                and heard.report.in_place
-                and (now - heard.last).total_seconds() <= QUIET_SECONDS
+                last_report.report.in_place.restarts
+                for last_report in followed.last_reports.values()
+                if last_report.execution == reporter.execution
+                and last_report.report.in_place
+                and (now - last_report.last).total_seconds() <= QUIET_SECONDS
             ),
             default=0,
         )
 
-    def answer(self, speaker: Speaker, now: datetime) -> ReportAnswer:
+    def answer(self, reporter: ReportingPod, now: datetime) -> ReportAnswer:
         """Return the answer to a stored report, and note whether it tells the pod to finish its phase."""
-        followed = self._jobs.get(speaker.job, _Followed())
-        finish, key = speaker.execution.phase in followed.finish, (speaker.execution, speaker.index)
-        if finish and (heard := followed.heard.get(key)) is not None and not heard.told_to_finish:
-            followed.heard[key] = replace(heard, told_to_finish=True)
-            followed.wake(SOON_SECONDS)
+        followed = self._jobs.get(reporter.job, _Followed())
+        finish, key = reporter.execution.phase in followed.finish, (reporter.execution, reporter.index)
+        if finish and (last_report := followed.last_reports.get(key)) is not None and not last_report.told_to_finish:
+            followed.last_reports[key] = replace(last_report, told_to_finish=True)
+            followed.requeue(SOON_SECONDS)
         return ReportAnswer(
             finish_phase=finish,
-            restarts_in_place=self.restarts_in_place(speaker, now),
-            membership=followed.members.get(speaker.execution),
+            restarts_in_place=self.restarts_in_place(reporter, now),
+            membership=followed.members.get(reporter.execution),
         )
 
 
@@ -260,10 +266,10 @@ def _is_path(jobs: "Counter[tuple[str, bool]]") -> bool:
     return silent >= LEAST_CUT_JOBS and 2 * silent > jobs.total() and 2 * len(cut) > len(namespaces)
 
 
-def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datetime) -> Heard:
+def updated(known: LastReport | None, reporter: ReportingPod, report: PodReport, now: datetime) -> LastReport:
     """Return the state of a pod after one more report. Pure."""
-    if known is None or known.pod != speaker.pod or known.report.in_place != report.in_place:
-        known = Heard(speaker.execution, speaker.index, speaker.pod, first=now, last=now, report=report)
+    if known is None or known.pod != reporter.pod or known.report.in_place != report.in_place:
+        known = LastReport(reporter.execution, reporter.index, reporter.pod, first=now, last=now, report=report)
     grew = steps_of(report) > steps_of(known.report)
     at_work = grew or any(_is_at_work(rank) for rank in report.ranks)
     # A save may hold up the steps, and has its own clock.
@@ -284,22 +290,26 @@ def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datet
     )
 
 
-def _wake_after(known: Heard | None, heard: Heard) -> float | None:
+def _requeue_after(known: LastReport | None, last_report: LastReport) -> float | None:
     """Return the seconds until the job needs a pass for a report; None: the report changes nothing."""
-    if known is None or known.restarted != heard.restarted or known.waits_to_restart != heard.waits_to_restart:
+    if (
+        known is None
+        or known.restarted != last_report.restarted
+        or known.waits_to_restart != last_report.waits_to_restart
+    ):
         return SOON_SECONDS
-    if (known.begun is None) != (heard.begun is None) or _has_ended(known) != _has_ended(heard):
+    if (known.begun is None) != (last_report.begun is None) or _has_ended(known) != _has_ended(last_report):
         return SOON_SECONDS
-    return None if _essence(known) == _essence(heard) else NEWS_SECONDS
+    return None if _essence(known) == _essence(last_report) else PROGRESS_SECONDS
 
 
-def _essence(heard: Heard) -> tuple[int, str | None]:
-    checkpoint = heard.report.checkpoint
-    return steps_of(heard.report), checkpoint.name if checkpoint else None
+def _essence(last_report: LastReport) -> tuple[int, str | None]:
+    checkpoint = last_report.report.checkpoint
+    return steps_of(last_report.report), checkpoint.name if checkpoint else None
 
 
-def _has_ended(heard: Heard) -> bool:
-    return bool(heard.report.ranks) and all(rank.activity == "ended" for rank in heard.report.ranks)
+def _has_ended(last_report: LastReport) -> bool:
+    return bool(last_report.report.ranks) and all(rank.activity == "ended" for rank in last_report.report.ranks)
 
 
 def _is_at_work(rank: RankReport) -> bool:

@@ -32,7 +32,7 @@ _FINAL = (400, 403, 422)
 log = structlog.get_logger()
 
 
-class News:
+class EventRecorder:
     """Events that wait to be posted: in order within a job, at most MOST_WAITING in all."""
 
     def __init__(self, api: Api, counts: Counts) -> None:
@@ -40,8 +40,8 @@ class News:
         self._waiting: dict[Name, deque[Json]] = {}
         self._held: dict[str, tuple[PseudoRealJobStatus, Sequence[Json]]] = {}
         self._queue: WorkQueue[Name] = WorkQueue(self._post_first, self._failed, lambda job: job.namespace)
-        self._all_told = asyncio.Event()
-        self._all_told.set()
+        self._all_posted = asyncio.Event()
+        self._all_posted.set()
 
     @asynccontextmanager
     async def posting(self) -> AsyncIterator[None]:
@@ -52,14 +52,14 @@ class News:
             finally:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LAST_SECONDS):
-                        await self._all_told.wait()
+                        await self._all_posted.wait()
 
     def hold(self, job: str, status: PseudoRealJobStatus, events: Sequence[Json]) -> None:
         """Keep the events of a status write whose answer did not come, as the status may be stored or not. `job`:
         its uid."""
         self._held[job] = (status, events)
 
-    def settle(self, job: str, status: PseudoRealJobStatus) -> Sequence[Json]:
+    def take_held(self, job: str, status: PseudoRealJobStatus) -> Sequence[Json]:
         """Return the held events if the job turned out to have the status that they belong to; else none."""
         held, events = self._held.pop(job, (None, ()))
         return events if held == status else ()
@@ -67,7 +67,7 @@ class News:
     def forget(self, job: str) -> None:
         self._held.pop(job, None)
 
-    def tell(self, job: Name, events: Iterable[Json]) -> None:
+    def post(self, job: Name, events: Iterable[Json]) -> None:
         """Queue the events of a job, to be posted one after the other in this order."""
         for event in events:
             waiting = Counter({name: len(events) for name, events in self._waiting.items()})
@@ -76,7 +76,7 @@ class News:
                 self._lose(event, "too many events wait")
                 continue
             self._waiting.setdefault(job, deque()).append(event)
-            self._all_told.clear()
+            self._all_posted.clear()
             self._queue.add(job)
 
     async def _post_first(self, job: Name) -> float | None:
@@ -109,7 +109,7 @@ class News:
             return 0.0
         self._waiting.pop(job, None)
         if not self._waiting:
-            self._all_told.set()
+            self._all_posted.set()
         return None
 
     def _lose(self, event: Json, why: str) -> None:

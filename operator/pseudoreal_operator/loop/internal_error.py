@@ -29,7 +29,7 @@ _FINAL = (400, 403, 422)
 log = structlog.get_logger()
 
 
-class Told:
+class UnreadableJobs:
     """Jobs whose status reports that they cannot be read, by uid: the generation of the spec, and the sentence. Only
     the newest _MOST are kept."""
 
@@ -48,7 +48,7 @@ class Told:
             del self._said[next(iter(self._said))]
 
 
-async def tell_unreadable(api: Api, name: Name, reason: Unreadable, told: Told) -> None:
+async def report_unreadable(api: Api, name: Name, reason: Unreadable, reported: UnreadableJobs) -> None:
     """Report in a job's status that the job is beyond a bound, once for each generation of its spec."""
     metadata = await api.find_metadata("PseudoRealJob", *name)
     if metadata is None:
@@ -60,7 +60,7 @@ async def tell_unreadable(api: Api, name: Name, reason: Unreadable, told: Told) 
         f"The operator cannot read this job: {reason}. It is left alone, and its pods run on. What to do: make spec"
         " smaller, above all spec.pod.template, or delete the job."
     )
-    if told.is_known(uid, generation, sentence):
+    if reported.is_known(uid, generation, sentence):
         return
     said = {
         "type": "Progressing",
@@ -76,24 +76,24 @@ async def tell_unreadable(api: Api, name: Name, reason: Unreadable, told: Told) 
         if refusal.status not in _FINAL:
             raise
         log.warning("unreadable_untold", status=refusal.status, error=message_of(refusal))
-    told.note(uid, generation, sentence)
+    reported.note(uid, generation, sentence)
 
 
-async def tell_of_mistake(api: Api, body: Json, error: Exception) -> None:
+async def report_internal_error(api: Api, body: Json, error: Exception) -> None:
     """Write the condition of an internal error, best effort, unless the status has it already."""
-    await _tell(api, body, *of_mistake(error))
+    await _report(api, body, *reason_and_message(error))
 
 
-async def tell_of_refusal(api: Api, body: Json, refusal: ApiException) -> None:
+async def report_rejection(api: Api, body: Json, refusal: ApiException) -> None:
     """Write that the API server rejects every form of the job's status, best effort. If it rejects its own message
     too, write a sentence without it."""
     said = "The API server refuses the status of this job, so that nothing is decided any more; its pods run on"
     for text in (f"{said}: {clean(message_of(refusal))}", f"{said}; the operator's log has its answer."):
-        if await _tell(api, body, "StatusRefused", text):
+        if await _report(api, body, "StatusRefused", text):
             return
 
 
-async def _tell(api: Api, body: Json, reason: str, message: str) -> bool:
+async def _report(api: Api, body: Json, reason: str, message: str) -> bool:
     """Write the condition; return whether the status has it."""
     said = condition(body, reason, message, datetime.now(UTC))
     if said is None:
@@ -108,7 +108,7 @@ async def _tell(api: Api, body: Json, reason: str, message: str) -> bool:
     return True
 
 
-def of_mistake(error: Exception) -> tuple[str, str]:
+def reason_and_message(error: Exception) -> tuple[str, str]:
     """Return reason and message of the condition for an error of a pass. Pure."""
     reason, what = "InternalError", "made a mistake at this job, and tries again"
     if isinstance(error, ValidationError | Unreadable):

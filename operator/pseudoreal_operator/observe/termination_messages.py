@@ -7,13 +7,13 @@ finds its checkpoints without them.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pseudoreal_operator.observe.board import JobKey
+from pseudoreal_operator.observe.report_store import JobKey
 from pseudoreal_operator.observe.stages import Execution
 from pseudoreal_operator.observe.view import Pod
 
 
 @dataclass
-class _Said:
+class _Newest:
     execution: Execution
     first: Pod | None = None
     """Pod of rank 0, which has the result."""
@@ -21,33 +21,33 @@ class _Said:
     """Pod with the newest checkpoint."""
 
 
-class LastWords:
+class TerminationMessages:
     """Termination messages of pods of each job's newest execution."""
 
     def __init__(self) -> None:
-        self._said: dict[JobKey, _Said] = {}
+        self._messages: dict[JobKey, _Newest] = {}
 
-    def hear(self, job: JobKey, pod: Pod) -> None:
+    def store(self, job: JobKey, pod: Pod) -> None:
         if pod.is_alive or pod.termination is None or pod.termination.message is None:
             return
-        said = self._said.setdefault(job, _Said(pod.execution))
-        if pod.execution.number < said.execution.number:
+        known = self._messages.setdefault(job, _Newest(pod.execution))
+        if pod.execution.number < known.execution.number:
             return
-        if pod.execution != said.execution:
-            said = self._said[job] = _Said(pod.execution)
+        if pod.execution != known.execution:
+            known = self._messages[job] = _Newest(pod.execution)
         if pod.index == 0:
-            said.first = pod
-        if said.newest is None or _step(pod) > _step(said.newest):
-            said.newest = pod
+            known.first = pod
+        if known.newest is None or _step(pod) > _step(known.newest):
+            known.newest = pod
 
     def of_job(self, job: JobKey, listed: Iterable[str]) -> tuple[Pod, ...]:
         """Return the deleted pods of a job whose messages are known. `listed`: names of the pods that still exist."""
-        said, known = self._said.get(job), set(listed)
-        pods = {pod.name: pod for pod in (said.first, said.newest) if pod} if said else {}
-        return tuple(pod for name, pod in pods.items() if name not in known)
+        known, existing = self._messages.get(job), set(listed)
+        pods = {pod.name: pod for pod in (known.first, known.newest) if pod} if known else {}
+        return tuple(pod for name, pod in pods.items() if name not in existing)
 
     def forget(self, job: JobKey) -> None:
-        self._said.pop(job, None)
+        self._messages.pop(job, None)
 
 
 def _step(pod: Pod) -> int:

@@ -11,11 +11,11 @@ from pseudoreal_operator.cluster.api import Api, Json, is_taken, status_of
 _FORBIDDEN = 403
 
 
-async def rehearse(api: Api, trial: Iterable[Json]) -> None:
+async def dry_run(api: Api, manifests: Iterable[Json]) -> None:
     """Try to create the Jobs of all stages in a dry run. Raises ApiException for the first one that is rejected; its
     message names the phase. Status 403 is ignored: a quota counts present objects and says nothing about the job, so
     it is met when a Job is really created."""
-    for manifest in trial:
+    for manifest in manifests:
         if manifest["kind"] != "Job":
             continue
         try:
@@ -23,11 +23,11 @@ async def rehearse(api: Api, trial: Iterable[Json]) -> None:
         except ApiException as refusal:
             if refusal.status == _FORBIDDEN or is_taken(refusal):
                 continue
-            _name(manifest["metadata"]["labels"][LABEL_PHASE], refusal)
+            _name_phase(manifest["metadata"]["labels"][LABEL_PHASE], refusal)
             raise
 
 
-def _name(phase: str, refusal: ApiException) -> None:
+def _name_phase(phase: str, refusal: ApiException) -> None:
     said = status_of(refusal)
     if "message" in said:
         refusal.body = json.dumps(said | {"message": f"{said['message']} (phase {phase})"})

@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from pseudoreal_operator.observe.told import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS, Told
+from pseudoreal_operator.observe.change_filter import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS, ChangeFilter
 
 Json = dict[str, Any]
 
@@ -50,7 +50,7 @@ def condition(kind: str) -> list[Json]:
     ],
 )
 def test_what_ends_something_is_looked_at_soon(kind: str, status: Json, after: float) -> None:
-    assert Told().take(kind, "MODIFIED", body(**status)) == after
+    assert ChangeFilter().delay(kind, "MODIFIED", body(**status)) == after
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_what_ends_something_is_looked_at_soon(kind: str, status: Json, after: f
     ],
 )
 def test_what_no_pass_reads_is_no_news(kind: str, before: Json, later: Json) -> None:
-    told = Told()
-    assert told.take(kind, "ADDED", before) is not None
-    assert told.take(kind, "MODIFIED", later) is None
+    changes = ChangeFilter()
+    assert changes.delay(kind, "ADDED", before) is not None
+    assert changes.delay(kind, "MODIFIED", later) is None
 
 
 @pytest.mark.parametrize(
@@ -79,22 +79,22 @@ def test_what_no_pass_reads_is_no_news(kind: str, before: Json, later: Json) -> 
     ],
 )
 def test_what_a_pass_reads_is_news_each_time_it_changes(change: Json) -> None:
-    told, first = Told(), body(phase="Running")
-    assert [told.take("Pod", "MODIFIED", one) is not None for one in (first, change, change, first)] == [
+    changes, first = ChangeFilter(), body(phase="Running")
+    assert [changes.delay("Pod", "MODIFIED", one) is not None for one in (first, change, change, first)] == [
         *(True, True, False, True)
     ]
 
 
 def test_a_child_that_goes_or_that_cannot_be_read_is_always_news() -> None:
-    told, wrong = Told(), body({"labels": {}}, phase="Running")
-    assert [told.take("Pod", "MODIFIED", wrong) for _ in range(2)] == [SOON_SECONDS] * 2
-    assert told.take("Pod", "ADDED", body(phase="Pending")) is not None
-    assert told.take("Pod", "DELETED", body(phase="Pending")) == SOON_SECONDS
-    assert told._digests == {}, "nothing is kept of what is gone"
+    changes, wrong = ChangeFilter(), body({"labels": {}}, phase="Running")
+    assert [changes.delay("Pod", "MODIFIED", wrong) for _ in range(2)] == [SOON_SECONDS] * 2
+    assert changes.delay("Pod", "ADDED", body(phase="Pending")) is not None
+    assert changes.delay("Pod", "DELETED", body(phase="Pending")) == SOON_SECONDS
+    assert changes._hashes == {}, "nothing is kept of what is gone"
 
 
 def test_all_is_news_again_when_changes_were_missed() -> None:
-    told = Told()
-    told.take("Pod", "ADDED", body(phase="Running"))
-    told.forget_all()
-    assert told.take("Pod", "MODIFIED", body(phase="Running")) == RUNS_SECONDS
+    changes = ChangeFilter()
+    changes.delay("Pod", "ADDED", body(phase="Running"))
+    changes.forget_all()
+    assert changes.delay("Pod", "MODIFIED", body(phase="Running")) == RUNS_SECONDS

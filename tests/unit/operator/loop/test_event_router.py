@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Name
-from pseudoreal_operator.loop.first_look import Rest
-from pseudoreal_operator.loop.loop import Wakeups, first_pass
-from pseudoreal_operator.observe.told import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS
+from pseudoreal_operator.loop.initial_list import IdleJob
+from pseudoreal_operator.loop.loop import EventRouter, first_pass
+from pseudoreal_operator.observe.change_filter import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS
 
 Json = dict[str, Any]
 
@@ -25,7 +25,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.forgotten: list[Name] = []
-        self.wakeups = Wakeups(self)
+        self.router = EventRouter(self)
         self._asked: list[tuple[Name, float | None]] = []
 
     def add(self, key: Name, after: float = 0.0) -> None:
@@ -38,7 +38,7 @@ class Asked:
         self.forgotten.append(key)
 
     def job(self, change: str | None = "MODIFIED", **body: Any) -> list[tuple[Name, float | None]]:
-        self.wakeups.job_changed(change, job(**body), NOW)
+        self.router.job_changed(change, job(**body), NOW)
         return self.look()
 
     def child(
@@ -46,7 +46,7 @@ class Asked:
     ) -> list[tuple[Name, float | None]]:
         labels = {"pseudoreal.dev/job-name": name, **EXECUTION}
         metadata = {"namespace": "default", "name": "llm-0", "uid": kind, "labels": labels}
-        self.wakeups.child_changed(kind, change, {"metadata": metadata, "status": status})
+        self.router.child_changed(kind, change, {"metadata": metadata, "status": status})
         return self.look()
 
     def look(self) -> list[tuple[Name, float | None]]:
@@ -61,42 +61,44 @@ def job(uid: str = "one", ended: str = "", spec: Json | None = None, **metadata:
     return {"metadata": about | metadata, "spec": spec or {}, "status": status}
 
 
-REST = Rest("7", 30.0)
+IDLE = IdleJob("7", 30.0)
 
 
 @pytest.mark.parametrize(
-    ("happens", "rests"),
+    ("happens", "is_idle"),
     [
         (lambda asked: asked.job(None, resourceVersion="7"), True),
         (lambda asked: asked.job(None, resourceVersion="8"), False),
         (lambda asked: asked.job("MODIFIED", resourceVersion="8"), False),
         (lambda asked: asked.child(), False),
         (lambda asked: asked.child(name="another"), True),
-        (lambda asked: asked.wakeups.has_changed(JOB), False),
+        (lambda asked: asked.router.invalidate_initial_list(JOB), False),
     ],
 )
-def test_a_job_rests_until_something_changes(happens: Callable[[Asked], object], rests: bool) -> None:
+def test_a_job_is_idle_until_something_changes(happens: Callable[[Asked], object], is_idle: bool) -> None:
     asked = Asked()
-    asked.wakeups.rest({JOB: REST})
+    asked.router.store_idle_jobs({JOB: IDLE})
     happens(asked)
-    assert [asked.wakeups.rest_of(JOB) for _ in range(2)] == [REST if rests else None, None], "and for one pass only"
+    assert [asked.router.take_idle_job(JOB) for _ in range(2)] == [IDLE if is_idle else None, None], (
+        "and for one pass only"
+    )
 
 
-def test_what_changes_during_the_first_look_is_looked_at() -> None:
+def test_a_job_that_changes_during_the_initial_list_gets_a_pass() -> None:
     asked = Asked()
-    asked.wakeups.first_look_begins()
+    asked.router.initial_list_begins()
     asked.child()
-    asked.wakeups.rest({JOB: REST})
-    assert asked.wakeups.rest_of(JOB) is None
+    asked.router.store_idle_jobs({JOB: IDLE})
+    assert asked.router.take_idle_job(JOB) is None
 
 
-def test_what_changed_before_the_first_look_may_rest() -> None:
+def test_a_job_that_changed_before_the_initial_list_may_be_idle() -> None:
     """A standby receives all events as well."""
     asked = Asked()
     asked.child()
-    asked.wakeups.first_look_begins()
-    asked.wakeups.rest({JOB: REST})
-    assert asked.wakeups.rest_of(JOB) == REST
+    asked.router.initial_list_begins()
+    asked.router.store_idle_jobs({JOB: IDLE})
+    assert asked.router.take_idle_job(JOB) == IDLE
 
 
 def test_the_echo_of_our_own_status_wakes_nobody() -> None:
@@ -109,7 +111,7 @@ def test_the_echo_of_our_own_status_wakes_nobody() -> None:
 def test_what_a_pass_has_written_itself_is_no_news_and_what_others_wrote_is() -> None:
     asked = Asked()
     asked.job(None)
-    asked.wakeups.wrote(job(ended="Complete"))
+    asked.router.status_written(job(ended="Complete"))
     assert asked.job(ended="Complete") == []
     assert asked.job(ended="Complete", generation=2) == [(JOB, 0.0)]
 
@@ -118,7 +120,7 @@ def test_what_a_pass_has_written_of_a_job_that_is_gone_is_forgotten() -> None:
     asked = Asked()
     asked.job(None)
     asked.job("DELETED")
-    asked.wakeups.wrote(job())
+    asked.router.status_written(job())
     assert asked.child(phase="Running") == []
 
 
@@ -127,13 +129,13 @@ def test_a_child_that_only_repeats_itself_wakes_nobody() -> None:
     asked.job(None)
     assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
     assert asked.child(phase="Running") == []
-    asked.wakeups.child_changes_missed()
+    asked.router.child_changes_missed()
     asked.look()
     assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "change",
     [
         {"generation": 2},
         {"deletionTimestamp": "now"},
@@ -141,11 +143,11 @@ def test_a_child_that_only_repeats_itself_wakes_nobody() -> None:
         {"ended": "Failed"},
     ],
 )
-def test_a_wish_wakes_a_job_once(wish: Json) -> None:
+def test_a_changed_summary_requests_one_pass(change: Json) -> None:
     asked = Asked()
     asked.job(None)
-    assert asked.job(**wish) == [(JOB, 0.0)]
-    assert asked.job(**wish) == []
+    assert asked.job(**change) == [(JOB, 0.0)]
+    assert asked.job(**change) == []
 
 
 def test_jobs_that_were_there_before_give_way_to_news() -> None:
@@ -178,7 +180,7 @@ def test_children_wake_their_job_and_no_other() -> None:
     assert asked.child() == [(JOB, ROUTINE_SECONDS)]
     assert asked.child("DELETED") == [(JOB, SOON_SECONDS)]
     assert asked.child(name="another") == []
-    asked.wakeups.child_changes_missed()
+    asked.router.child_changes_missed()
     assert asked.look() == [(JOB, BACKLOG)]
 
 
@@ -191,7 +193,7 @@ def test_of_an_ended_job_only_what_lives_is_news() -> None:
     assert asked.child(phase="Failed") == []
     assert asked.child(conditions=[{"type": "Complete", "status": "True"}]) == []
     assert asked.child("DELETED", phase="Running") == []
-    asked.wakeups.child_changes_missed()
+    asked.router.child_changes_missed()
     assert asked.look() == []
 
 

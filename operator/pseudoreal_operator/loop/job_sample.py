@@ -26,12 +26,12 @@ _Fault = tuple[int, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class JobSample:
     """A version of a job. All times are taken from its status."""
 
     namespace: str
     name: str
-    told: bool = True
+    has_status: bool = True
     """Whether the job has a status."""
     state: str = "Pending"
     execution: int = 0
@@ -53,16 +53,16 @@ class Sight:
     """Time since which training would be lost with the pods; None: the job does not train."""
 
 
-def sight_of(body: Json) -> Sight:
+def sample_of(body: Json) -> JobSample:
     """Return the summary of a job's object. Raises ValueError for a status that this release cannot read."""
     metadata = body["metadata"]
     status = PseudoRealJobStatus.model_validate(body.get("status") or {})
     progressing, failed = find(status, "Progressing"), find(status, "Failed")
     reason, stands = (progressing.reason, progressing.status == "False") if progressing else ("", False)
-    return Sight(
+    return JobSample(
         namespace=metadata["namespace"],
         name=metadata["name"],
-        told=bool(body.get("status")),
+        has_status=bool(body.get("status")),
         state=status.state,
         execution=status.execution,
         restarting=reason == "Restarting",
@@ -97,7 +97,7 @@ def _unsaved_since(status: PseudoRealJobStatus) -> datetime | None:
     return max((clock.from_text(time) for time in (saved, status.execution_time) if time), default=None)
 
 
-def restarts(before: Sight, after: Sight) -> Iterator[tuple[str, bool]]:
+def restarts(before: JobSample, after: JobSample) -> Iterator[tuple[str, bool]]:
     """Yield the reason of each restart, and whether the restart counts against spec.restart.maxRestarts. Of several
     restarts between two versions all that count are yielded, but only one of the others."""
     new = after.faults - before.faults
@@ -108,7 +108,7 @@ def restarts(before: Sight, after: Sight) -> Iterator[tuple[str, bool]]:
         yield known[-1][-1] if known else OTHER, False
 
 
-def hangs(before: Sight, after: Sight) -> Iterator[str]:
+def hangs(before: JobSample, after: JobSample) -> Iterator[str]:
     """Return the reasons of the hangs that were detected, whatever spec.hang.action does about them."""
     reasons = [reason for _, _, reason in sorted(after.faults - before.faults)]
     reasons += [after.standing or ""] if after.standing != before.standing else []
@@ -116,12 +116,12 @@ def hangs(before: Sight, after: Sight) -> Iterator[str]:
     return (reason for reason in reasons if reason in STALLS)
 
 
-def phase_seconds(before: Sight, after: Sight) -> Iterator[float]:
+def phase_seconds(before: JobSample, after: JobSample) -> Iterator[float]:
     """Return the durations in seconds of the phases that have ended."""
     return ((end - begin).total_seconds() for _, begin, end in after.ended_phases - before.ended_phases)
 
 
-def delink_seconds(before: Sight, after: Sight, now: datetime) -> float | None:
+def delink_seconds(before: JobSample, after: JobSample, now: datetime) -> float | None:
     """Return the seconds from the end of a phase until the next one could begin; None if no delink has ended."""
     if before.delink_began is None or not after.delinked - before.delinked:
         return None

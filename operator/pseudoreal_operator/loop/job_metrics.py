@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pseudoreal_operator.cluster.api import Name
-from pseudoreal_operator.loop.sight import Sight, delink_seconds, hangs, phase_seconds, restarts, sight_of
+from pseudoreal_operator.loop.job_sample import JobSample, delink_seconds, hangs, phase_seconds, restarts, sample_of
 
 Json = dict[str, Any]
 
@@ -27,13 +27,13 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class Census(Collector):
+class JobMetrics(Collector):
     """Versions of jobs by uid. The gauge of a job disappears with the job."""
 
     def __init__(self, registry: CollectorRegistry, now: Callable[[], datetime] = _now) -> None:
         self._now = now
-        self._sights: dict[str, Sight] = {}
-        self._is_silent = False
+        self._samples: dict[str, JobSample] = {}
+        self._is_paused = False
         registry.register(self)
 
         def counter(name: str, meaning: str, *labels: str) -> Counter:
@@ -52,27 +52,27 @@ class Census(Collector):
         delink = "Time from the end of a phase to the checkpoint that the next one begins with."
         self._delinks = histogram("delink", delink, _DELINK_SECONDS)
 
-    def be_silent(self) -> None:
+    def pause(self) -> None:
         """Stop counting while another operator counts, and only keep the newest version of each job."""
-        self._is_silent = True
+        self._is_paused = True
 
-    def speak(self) -> None:
-        self._is_silent = False
-        for sight in self._sights.values():
-            self._begin(sight)
+    def resume(self) -> None:
+        self._is_paused = False
+        for sample in self._samples.values():
+            self._begin(sample)
 
-    def see(self, change: str | None, body: Json) -> None:
+    def job_changed(self, change: str | None, body: Json) -> None:
         """Process a change of a job from the watch. `change`: the event type; None: the job was there before."""
         uid = body["metadata"]["uid"]
         if change == "DELETED":
-            self._sights.pop(uid, None)
+            self._samples.pop(uid, None)
             return
         try:
-            after = sight_of(body)
+            after = sample_of(body)
         except ValueError:
             return  # the pass over the job reports it
-        before, self._sights[uid] = self._sights.get(uid), after
-        if self._is_silent:
+        before, self._samples[uid] = self._samples.get(uid), after
+        if self._is_paused:
             return
         if before is None:
             self._begin(after)
@@ -81,16 +81,16 @@ class Census(Collector):
 
     def forget(self, name: Name) -> None:
         """Forget a job that is gone, although no event reported it."""
-        gone = [uid for uid, sight in self._sights.items() if (sight.namespace, sight.name) == name]
+        gone = [uid for uid, sample in self._samples.items() if (sample.namespace, sample.name) == name]
         for uid in gone:
-            del self._sights[uid]
+            del self._samples[uid]
 
-    def _begin(self, sight: Sight) -> None:
+    def _begin(self, sample: JobSample) -> None:
         # Create the counter with value 0, so that the first completed job is an increase.
-        self._completed.labels(sight.namespace)
-        self._created.labels(sight.namespace).inc(not sight.told)
+        self._completed.labels(sample.namespace)
+        self._created.labels(sample.namespace).inc(not sample.has_status)
 
-    def _count(self, before: Sight, after: Sight) -> None:
+    def _count(self, before: JobSample, after: JobSample) -> None:
         namespace = after.namespace
         if after.complete and not before.complete:
             self._completed.labels(namespace).inc()
@@ -106,19 +106,19 @@ class Census(Collector):
             self._delinks.observe(delink)
 
     def collect(self) -> Iterator[Metric]:
-        sights = [] if self._is_silent else [*self._sights.values()]
+        samples = [] if self._is_paused else [*self._samples.values()]
         yield _tallied(
-            "pseudoreal_jobs", "Jobs by status.state.", "state", Tally((one.namespace, one.state) for one in sights)
+            "pseudoreal_jobs", "Jobs by status.state.", "state", Tally((one.namespace, one.state) for one in samples)
         )
         yield _tallied(
             "pseudoreal_jobs_standing",
             "Jobs that have not ended and do not go on, by the reason of the condition Progressing.",
             "reason",
-            Tally((one.namespace, one.standing) for one in sights if one.standing),
+            Tally((one.namespace, one.standing) for one in samples if one.standing),
         )
-        yield self._checkpoint_ages(sights)
+        yield self._checkpoint_ages(samples)
 
-    def _checkpoint_ages(self, sights: Iterable[Sight]) -> Metric:
+    def _checkpoint_ages(self, samples: Iterable[JobSample]) -> Metric:
         ages = GaugeMetricFamily(
             "pseudoreal_checkpoint_age_seconds",
             "Seconds of training that would be lost with the pods of a job: since its newest checkpoint, or since the"
@@ -126,10 +126,10 @@ class Census(Collector):
             labels=["namespace", "job_name"],
         )
         now = self._now()
-        for sight in sights:
-            if sight.unsaved_since is not None:
-                age = max(0.0, (now - sight.unsaved_since).total_seconds())
-                ages.add_metric([sight.namespace, sight.name], age)
+        for sample in samples:
+            if sample.unsaved_since is not None:
+                age = max(0.0, (now - sample.unsaved_since).total_seconds())
+                ages.add_metric([sample.namespace, sample.name], age)
         return ages
 
 

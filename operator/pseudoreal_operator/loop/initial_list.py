@@ -20,10 +20,10 @@ from pseudoreal_operator.cluster.api import Name
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.finalizer import has_finalizer
 from pseudoreal_operator.lifecycle.plan import Plan, plan
-from pseudoreal_operator.loop.reconcile import Means
+from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.observe.asked import phases_to_finish
-from pseudoreal_operator.observe.board import JobKey
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
+from pseudoreal_operator.observe.report_store import JobKey
 from pseudoreal_operator.observe.requests import together
 from pseudoreal_operator.observe.view import ChildJob, Pod
 from pseudoreal_operator.status.conditions import has_ended
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Rest:
+class IdleJob:
     """An idle job: nothing is to be done about its object at `version`. `wait`: seconds until the next pass; None:
     wait for a change."""
 
@@ -59,25 +59,27 @@ class _Children:
             self.are_strange = True
 
 
-async def first_look(means: Means, wake: Callable[[Name, float], None]) -> dict[Name, Rest]:
-    """Return the idle jobs. `wake` requests a pass over a job in so many seconds."""
-    resting: dict[Name, Rest] = {}
-    for namespace in means.settings.namespaces or (None,):
-        children = await _children(means, namespace)
-        async for body in means.api.each("PseudoRealJob", namespace):
+async def find_idle_jobs(deps: Dependencies, requeue: Callable[[Name, float], None]) -> dict[Name, IdleJob]:
+    """Return the idle jobs. `requeue` requests a pass over a job in so many seconds."""
+    idle: dict[Name, IdleJob] = {}
+    for namespace in deps.settings.namespaces or (None,):
+        children = await _children(deps, namespace)
+        async for body in deps.api.each("PseudoRealJob", namespace):
             name = Name(body["metadata"]["namespace"], body["metadata"]["name"])
             try:
-                rest = await _rest(means, body, children[name.namespace, body["metadata"]["uid"]], partial(wake, name))
+                found = await _idle_job(
+                    deps, body, children[name.namespace, body["metadata"]["uid"]], partial(requeue, name)
+                )
             except Exception:  # one job must not keep the operator from all others; its pass reports the error
-                rest = None
-            if rest is not None:
-                resting[name] = rest
+                found = None
+            if found is not None:
+                idle[name] = found
             # Yield to the other tasks, such as the renewal of the Lease.
             await asyncio.sleep(0)
-    return resting
+    return idle
 
 
-async def _children(means: Means, namespace: str | None) -> dict[JobKey, _Children]:
+async def _children(deps: Dependencies, namespace: str | None) -> dict[JobKey, _Children]:
     found: dict[JobKey, _Children] = defaultdict(_Children)
 
     def skip(body: Json, _reason: Unreadable) -> None:
@@ -87,31 +89,33 @@ async def _children(means: Means, namespace: str | None) -> dict[JobKey, _Childr
             found[metadata["namespace"], str(uid)].are_strange = True
 
     for kind in ("Job", "Pod"):
-        async for body in means.api.each(kind, namespace, LABEL_JOB, skipped=skip):
+        async for body in deps.api.each(kind, namespace, LABEL_JOB, skipped=skip):
             metadata = body["metadata"]
             uid = str(metadata["labels"].get(LABEL_JOB_UID, ""))
             found[metadata["namespace"], uid].take(kind, uid, body)
     return found
 
 
-async def _rest(means: Means, body: Json, children: _Children, wake: Callable[[float], None]) -> Rest | None:
+async def _idle_job(
+    deps: Dependencies, body: Json, children: _Children, requeue: Callable[[float], None]
+) -> IdleJob | None:
     metadata = body["metadata"]
     if "deletionTimestamp" in metadata or has_finalizer(metadata) or children.are_strange:
         return None
-    run = means.computer.run
-    job = await run(means.specs.job, body)
+    run = deps.computer.run
+    job = await run(deps.specs.job, body)
     if not job.spec.is_managed_here:
-        return Rest(metadata["resourceVersion"], None)
+        return IdleJob(metadata["resourceVersion"], None)
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
     if has_ended(status) or not status.phases:
         return None
     now = datetime.now(UTC)
-    means.board.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), wake)
-    seen = together(means.board, job, status, children.jobs, children.pods, now)
-    wanted = await run(plan, seen, now, means.settings)
-    return Rest(metadata["resourceVersion"], wanted.wake_after) if wanted == _nothing(wanted, status) else None
+    deps.report_store.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), requeue)
+    observed = together(deps.report_store, job, status, children.jobs, children.pods, now)
+    wanted = await run(plan, observed, now, deps.settings)
+    return IdleJob(metadata["resourceVersion"], wanted.requeue_after) if wanted == _nothing(wanted, status) else None
 
 
 def _nothing(wanted: Plan, status: PseudoRealJobStatus) -> Plan:
     """Return the plan that changes nothing."""
-    return Plan(status, wake_after=wanted.wake_after)
+    return Plan(status, requeue_after=wanted.requeue_after)

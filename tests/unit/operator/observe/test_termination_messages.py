@@ -1,8 +1,8 @@
 """Termination messages of pods that no list shows any more."""
 
 from pseudoreal_api.wire.messages import TerminationMessage
-from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
 
 JOB = ("default", "uid")
@@ -24,26 +24,26 @@ def pod(
 
 
 def test_the_first_pod_and_the_one_with_the_newest_checkpoint_are_remembered() -> None:
-    words = LastWords()
+    messages = TerminationMessages()
     for one in (pod(0, 10), pod(1, 20), pod(2, 15), pod(3, 30, checkpoint=False)):
-        words.hear(JOB, one)
-    assert [one.index for one in words.of_job(JOB, [])] == [0, 1]
-    assert words.of_job(JOB, ["pod-1-0", "pod-1-1"]) == (), "who is listed is not gone"
-    assert words.of_job(("default", "another"), []) == ()
+        messages.store(JOB, one)
+    assert [one.index for one in messages.of_job(JOB, [])] == [0, 1]
+    assert messages.of_job(JOB, ["pod-1-0", "pod-1-1"]) == (), "who is listed is not gone"
+    assert messages.of_job(("default", "another"), []) == ()
 
 
 def test_a_new_execution_replaces_the_old_one_and_never_the_other_way_round() -> None:
-    words = LastWords()
-    words.hear(JOB, pod(0, 20, Execution("pseudo", StageKind.TRAIN, 2)))
-    words.hear(JOB, pod(0, 10))
-    assert [one.execution.number for one in words.of_job(JOB, [])] == [2]
-    words.hear(JOB, pod(0, 20, Execution("real", StageKind.DELINK, 2)))
-    assert [one.execution.kind for one in words.of_job(JOB, [])] == [StageKind.DELINK]
+    messages = TerminationMessages()
+    messages.store(JOB, pod(0, 20, Execution("pseudo", StageKind.TRAIN, 2)))
+    messages.store(JOB, pod(0, 10))
+    assert [one.execution.number for one in messages.of_job(JOB, [])] == [2]
+    messages.store(JOB, pod(0, 20, Execution("real", StageKind.DELINK, 2)))
+    assert [one.execution.kind for one in messages.of_job(JOB, [])] == [StageKind.DELINK]
 
 
-def test_a_pod_that_was_killed_or_said_nothing_has_no_last_words() -> None:
-    words = LastWords()
-    words.hear(JOB, pod(0, 10, phase=PodPhase.RUNNING))
-    words.hear(JOB, Pod("pod", EXECUTION, 0, PodPhase.FAILED))
-    assert words.of_job(JOB, []) == ()
-    words.forget(JOB)
+def test_a_pod_that_was_killed_or_said_nothing_has_no_termination_message() -> None:
+    messages = TerminationMessages()
+    messages.store(JOB, pod(0, 10, phase=PodPhase.RUNNING))
+    messages.store(JOB, Pod("pod", EXECUTION, 0, PodPhase.FAILED))
+    assert messages.of_job(JOB, []) == ()
+    messages.forget(JOB)

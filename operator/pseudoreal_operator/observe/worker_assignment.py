@@ -1,0 +1,87 @@
+"""Worker assignment: worker N is the pod with completion index N, unless a spare pod has replaced it. Pure.
+
+All other code knows pods by their worker indices, and never takes a waiting spare pod for a worker.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from math import inf
+from typing import TypeVar
+
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.wire.reports import Membership, Takeover
+
+from pseudoreal_operator.observe.report_store import QUIET_SECONDS
+from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import LastReport, Observed, Pod, PodPhase
+
+_Numbered = TypeVar("_Numbered", Pod, LastReport)
+
+
+def memberships(status: PseudoRealJobStatus) -> dict[Execution, Membership]:
+    """Return the memberships that the status records. In all other executions, each worker is the pod of its number."""
+    known = status.spares
+    if known is None:
+        return {}
+    taken = [Takeover(worker=place.worker, pod=place.pod) for place in known.places]
+    membership = Membership(restart=known.restart, own_restarts=known.own_restarts, takeovers=taken)
+    return {Execution(known.phase_name, StageKind.TRAIN, known.execution): membership}
+
+
+def with_worker_indices(observed: Observed) -> Observed:
+    """Return the observation with worker indices as `index`; pods that are not workers are listed separately. Must
+    be called once: the API server and the pods' reports number pods by their completion indices."""
+    assignment = _Assignment(memberships(observed.status), _workers(observed))
+    others = [pod for pod in observed.pods if assignment.worker(pod.execution, pod.index) is None]
+    return replace(
+        observed,
+        pods=tuple(assignment.only_workers(observed.pods)),
+        spares=tuple(pod for pod in others if pod.index >= assignment.workers[pod.execution]),
+        replaced=tuple(pod for pod in others if pod.index < assignment.workers[pod.execution]),
+        last_reports=tuple(assignment.only_workers(observed.last_reports)),
+        non_worker_reports=tuple(
+            one for one in observed.last_reports if assignment.worker(one.execution, one.index) is None
+        ),
+        deleted_pods=tuple(assignment.only_workers(observed.deleted_pods)),
+    )
+
+
+def worker_of(status: PseudoRealJobStatus, pod: Pod) -> int | None:
+    """Return the worker index of a pod whose `index` is still its completion index; None: the pod is not a worker."""
+    return _Assignment(memberships(status), {pod.execution: pod.workers} if pod.workers else {}).worker(
+        pod.execution, pod.index
+    )
+
+
+def ready_spares(observed: Observed, execution: Execution, now: datetime) -> list[Pod]:
+    """Return the spare pods of the execution that are ready for a takeover, which they learn from the answers to
+    their reports."""
+    reporting = {one.pod for one in observed.non_worker_reports if (now - one.last).total_seconds() <= QUIET_SECONDS}
+    own = (pod for pod in observed.spares if pod.execution == execution and pod.name in reporting)
+    ready = (pod for pod in own if pod.phase is PodPhase.RUNNING and pod.leaves_by is None and pod.disruption is None)
+    return sorted(ready, key=lambda pod: pod.index)
+
+
+@dataclass(frozen=True)
+class _Assignment:
+    members: dict[Execution, Membership]
+    workers: dict[Execution, int]
+    """Known numbers of workers, by execution."""
+
+    def worker(self, execution: Execution, index: int) -> int | None:
+        """Return the worker index of the pod with this completion index; None: the pod is not a worker."""
+        workers, membership = self.workers.get(execution, inf), self.members.get(execution)
+        if membership is not None:
+            return membership.worker_of(index, workers)
+        return index if index < workers else None
+
+    def only_workers(self, numbered: Iterable[_Numbered]) -> Iterator[_Numbered]:
+        for one in numbered:
+            if (worker := self.worker(one.execution, one.index)) is not None:
+                yield one if worker == one.index else replace(one, index=worker)
+
+
+def _workers(observed: Observed) -> dict[Execution, int]:
+    known = {pod.execution: pod.workers for pod in observed.pods if pod.workers}
+    return known | {job.execution: job.workers for job in observed.jobs if job.workers}
