@@ -37,6 +37,7 @@ SERVED_SECONDS = 5.0
 MEMORY_LIMIT = 512 * 2**20
 """The chart's memory limit for an operator, in bytes."""
 WEBHOOK = "no-events"
+_ADMISSION = "admissionregistration.k8s.io/v1"
 _numbers = count()
 
 
@@ -205,10 +206,9 @@ def _act_pods(tenants: Tenants, number: int, variables: int, character: str, exe
 
 def _act_no_events(tenants: Tenants) -> None:
     """A webhook that fails for every event of the namespace, and a job with events."""
-    hooks = client.AdmissionregistrationV1Api(tenants.admin)
     if not tenants.has_webhook:
-        hooks.create_validating_webhook_configuration(_failing_webhook(tenants.tenants.namespace))
-        tenants.has_webhook = True
+        webhook = json.dumps(_failing_webhook(tenants.tenants.namespace))
+        tenants.has_webhook = tenants.post(f"/apis/{_ADMISSION}/validatingwebhookconfigurations", webhook)
     tenants.create_job(job_text(f"untold-{next(_numbers)}"))
 
 
@@ -232,7 +232,7 @@ def _failing_webhook(namespace: str) -> Json:
         "admissionReviewVersions": ["v1"],
     }
     return {
-        "apiVersion": "admissionregistration.k8s.io/v1",
+        "apiVersion": _ADMISSION,
         "kind": "ValidatingWebhookConfiguration",
         "metadata": {"name": WEBHOOK},
         "webhooks": [webhook],
