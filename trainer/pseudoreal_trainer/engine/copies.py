@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from pseudoreal_trainer.engine.ranks.gathering import Gathering
-from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, Updated, reach
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.model.modules import UnitModule
@@ -30,7 +30,7 @@ class _Slot:
     """A device slot of the window, while it is free."""
 
     storage: Tensor
-    free: Mark
+    free: Event
     """CUDA event after which no kernel reads the slot's previous unit."""
 
 
@@ -48,7 +48,7 @@ class _Copy:
     the shard.
     """
     gathering: Gathering | None
-    mark: Mark
+    event: Event
     fetch: Fetch
     begin: int
     finished: bool = False
@@ -57,10 +57,12 @@ class _Copy:
 class Copies:
     """Working copies of a rank, and the weights that each module is bound to."""
 
-    def __init__(self, store: UnitStore, mesh: Mesh, lanes: Lanes, trace: Trace) -> None:
+    def __init__(self, store: UnitStore, mesh: Mesh, streams: Streams, trace: Trace) -> None:
         self._store, self._mesh, self._layout = store, mesh, mesh.layout
-        self._free = {pool: [_Slot(slot, lanes.mark()) for slot in slots] for pool, slots in store.window.items()}
-        self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat
+        self._free = {
+            pool: [_Slot(slot, streams.record_event()) for slot in slots] for pool, slots in store.window.items()
+        }
+        self._streams, self._trace, self._heartbeat = streams, trace, mesh.ranks.heartbeat
         self._copies: dict[int, _Copy] = {}
         self._refreshing: dict[int, Gathering | None] = {}
         self._waiting: deque[Fetch] = deque()
@@ -80,7 +82,7 @@ class Copies:
         """Unit -> its newest update; the future yields the event after which the new weights can be read."""
         self._slot_addresses = {s.untyped_storage().data_ptr() for slots in store.window.values() for s in slots}
         self._owners: dict[int, int] = {}
-        self._dropped: Mark = None
+        self._dropped: Event = None
         """Event recorded after the newest drop of a copy, in any pool. The allocator may give the dropped shard's
         memory to the next fetch, into any slot; before this event, other ranks may still be reading the shard."""
 
@@ -143,7 +145,7 @@ class Copies:
         copy = self._copies.pop(record.unit)
         self._bound = {module: flat for module, flat in self._bound.items() if flat is not copy.flat}
         self._owners.pop(copy.flat.data_ptr())
-        self._dropped = self._lanes.mark()
+        self._dropped = self._streams.record_event()
         self._free[self._layout.pool_of(record.unit)].append(_Slot(copy.slot.storage, self._dropped))
         self._trace.add("fetch", time.perf_counter_ns(), record)
 
@@ -176,12 +178,12 @@ class Copies:
 
     def changed(self, unit: int) -> None:
         """Record that the unit's state was set, on the current stream."""
-        self.updated[unit] = _done(self._lanes.mark())
+        self.updated[unit] = _done(self._streams.record_event())
 
     def settle(self) -> None:
         """Wait for all updates. Raises the error of an update that failed."""
         for updated in self.updated.values():
-            reach(updated.result())
+            synchronize(updated.result())
 
     def _is_ready(self, unit: int) -> bool:
         return self.updated[unit].done() and unit not in self._unread and self._store.states[unit].is_read()
@@ -216,9 +218,9 @@ class Copies:
         elif (copy := self._copies.get(unit)) is not None and not copy.finished:
             if copy.gathering is not None:
                 self._await(unit, copy.gathering)
-            self._lanes.follow(copy.mark)
+            self._streams.wait_event(copy.event)
             copy.finished = True
-            self._store.states[unit].fetched(copy.mark)
+            self._store.states[unit].fetched(copy.event)
             self._trace.add("fetch", copy.begin, copy.fetch)
         return self.flat(unit)
 
@@ -228,13 +230,13 @@ class Copies:
             if gathering is not None:
                 self._await(unit, gathering)
         else:
-            self._lanes.follow(self._newest(unit))
+            self._streams.wait_event(self._newest(unit))
 
     def _await(self, unit: int, gathering: Gathering) -> None:
         with self._heartbeat.waiting(f"gathers unit {unit}"):
             gathering.wait()
 
-    def _newest(self, unit: int) -> Mark:
+    def _newest(self, unit: int) -> Event:
         """Wait until the unit's newest update was launched. Return the event after which it is done."""
         return self._heartbeat.join(self.updated[unit], self._heartbeat.updates)
 
@@ -244,21 +246,21 @@ class Copies:
         updated = self._newest(record.unit)
         if record.unit in self._unread:
             self._read(record.unit)
-        with self._lanes.on(Lane.COPY_IN):
+        with self._streams.on(Stream.COPY_IN):
             # The passes that read the slot's previous unit and this unit's update ran on other streams: only these
             # events order the copy after them.
-            self._lanes.follow(slot.free)
-            self._lanes.follow(updated)
+            self._streams.wait_event(slot.free)
+            self._streams.wait_event(updated)
             weights = state.compute_weights()
             flat = slot.storage[: len(weights) * self._layout.shards(record.unit)]
             self._count(record.unit, weights)
             if self._layout.shards(record.unit) > 1:
-                self._lanes.follow(self._dropped)
+                self._streams.wait_event(self._dropped)
                 weights = weights.to(flat.device, non_blocking=True)
             gathering = self._gather(record.unit, flat, weights)
-            mark = self._lanes.mark()
+            event = self._streams.record_event()
         self._owners[flat.data_ptr()] = record.unit
-        return _Copy(slot, flat, weights, gathering, mark, record, begin)
+        return _Copy(slot, flat, weights, gathering, event, record, begin)
 
     def _gather(self, unit: int, flat: Tensor, shard: Tensor) -> Gathering | None:
         """Start to fill `flat`, [padded numel], from the shards of the ranks that hold the unit. With several shards,
@@ -278,7 +280,7 @@ class Copies:
     def _refresh(self, record: Fetch) -> None:
         """Gather a resident copy again after its shards were updated."""
         unit = record.unit
-        self._lanes.follow(self._newest(unit))
+        self._streams.wait_event(self._newest(unit))
         if unit in self._unread:
             self._read(unit)
         with self._trace.span("fetch", record):
@@ -293,7 +295,7 @@ class Copies:
         weights = state.compute_weights()
         own.copy_(weights, non_blocking=True)
         self._count(unit, weights)
-        state.fetched(self._lanes.mark())
+        state.fetched(self._streams.record_event())
 
     def _pack(self, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage().data_ptr()
@@ -319,7 +321,7 @@ class _Saved:
     stride: tuple[int, ...]
 
 
-def _done(mark: Mark) -> Updated:
+def _done(event: Event) -> Updated:
     future: Updated = Future()
-    future.set_result(mark)
+    future.set_result(event)
     return future

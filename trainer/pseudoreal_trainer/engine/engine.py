@@ -19,9 +19,9 @@ from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.passes import Batch, Passes, PlanRun, Training
 from pseudoreal_trainer.engine.probe import LayerGroup, Probe, groups_of
 from pseudoreal_trainer.engine.ranks.exchanges import Exchanges
-from pseudoreal_trainer.engine.ranks.lanes import Lanes, Throttle
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.messages import Messages
+from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.spread import SpreadPasses
 from pseudoreal_trainer.engine.stash import StashedInputs
@@ -117,7 +117,7 @@ class Engine:
         experts."""
         self._plan = self._checked(step_plan(mesh.layout))
         self._measuring_plan = self._checked(measuring_plan(mesh.layout)) if mesh.layout.measures else self._plan
-        lanes = self._lanes = Lanes(mesh.device)
+        streams = self._streams = Streams(mesh.device)
         store = self._store = UnitStore(
             blueprint.model,
             blueprint.optimizer,
@@ -129,13 +129,13 @@ class Engine:
             folder=blueprint.offload_directory,
         )
         modules = Modules(blueprint.model, self.units, blueprint.compute, compiled=blueprint.compiled)
-        self._copies = Copies(store, mesh, lanes, trace)
-        self._gradients = Gradients(store, modules, mesh, lanes, trace)
-        self._reductions = Reductions(blueprint.optimizer, store, mesh, lanes, trace, blueprint.model.top_k)
-        self._updates = Updates(blueprint.optimizer, store, self._reductions, mesh, lanes, trace)
+        self._copies = Copies(store, mesh, streams, trace)
+        self._gradients = Gradients(store, modules, mesh, streams, trace)
+        self._reductions = Reductions(blueprint.optimizer, store, mesh, streams, trace, blueprint.model.top_k)
+        self._updates = Updates(blueprint.optimizer, store, self._reductions, mesh, streams, trace)
         self._messages = Messages(mesh, blueprint.compute, trace)
-        self._stashed = StashedInputs(lanes, trace, store.memory, mesh.device)
-        self._tokens = TokenBuffer(lanes, mesh.device, store.memory)
+        self._stashed = StashedInputs(streams, trace, store.memory, mesh.device)
+        self._tokens = TokenBuffer(streams, mesh.device, store.memory)
         self._ring = KeptRing(store.memory)
         self._passes = Passes(
             layout=mesh.layout,
@@ -145,7 +145,7 @@ class Engine:
             messages=self._messages,
             stashed=self._stashed,
             tokens=self._tokens,
-            lanes=lanes,
+            streams=streams,
             trace=trace,
             loss=Loss(
                 dtype=blueprint.master,
@@ -202,7 +202,7 @@ class Engine:
     def _run(self, plan: RankPlan, run: PlanRun) -> None:
         """Execute the records of a plan in order."""
         is_limited = self._layout.stash or self._layout.pipeline > 1
-        throttle = Throttle(self._lanes, _AHEAD if is_limited else None)
+        limit = RunAheadLimit(self._streams, _AHEAD if is_limited else None)
         self._prepare(plan, run)
         self._spread.begin()
         for record in plan:
@@ -211,7 +211,7 @@ class Engine:
                 # Updates may have finished during the pass: start the fetches that waited for them before a record
                 # needs their weights.
                 self._copies.begin_ready()
-                throttle.called()
+                limit.called()
         self._stashed.finish()
         self._messages.finish()
 
@@ -265,7 +265,7 @@ class Engine:
         # Pending fetches use the same group: every rank launches them before this sum, so that all ranks launch their
         # collectives in plan order.
         self._copies.begin_all()
-        with self.trace.executed("measure", record, self._lanes):
+        with self.trace.executed("measure", record, self._streams):
             run.probe.finish(record.position)
 
     def _prepare(self, plan: RankPlan, run: PlanRun) -> None:
@@ -273,11 +273,11 @@ class Engine:
 
         Runs before the first message is awaited, because warming up and pinning memory may wait for all kernels.
         """
-        if self._lanes.are_real and self._layout.pipeline > 1:
+        if self._streams.are_real and self._layout.pipeline > 1:
             warm_up(self._passes, run.batch, plan)
         stashes = self._layout.stash and run.training is not None
         masks = self._blueprint.end_of_document is not None
-        takes = self._lanes.are_real and takes_tokens(self._layout, self.mesh.pipeline_rank, masks_documents=masks)
+        takes = self._streams.are_real and takes_tokens(self._layout, self.mesh.pipeline_rank, masks_documents=masks)
         if not (takes or stashes):
             return
         shapes = [run.batch.shape(m) for m in {record.micro_batch for record in plan if isinstance(record, Forward)}]
@@ -363,7 +363,7 @@ class Engine:
         sources = [self._source(unit, span) for unit, span in spans.items()]
         crosses = any(self._layout.home(unit) == "Device" for unit in spans)
         ring = self._ring.ring(buffer_bytes, crosses=crosses)
-        capture = Capture(sources, sink, ring, self._lanes, self.trace)
+        capture = Capture(sources, sink, ring, self._streams, self.trace)
         self._updates.holds |= capture.captured
         return capture.start()
 

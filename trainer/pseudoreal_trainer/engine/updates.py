@@ -46,8 +46,8 @@ from torch import Tensor
 from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias, choices_of
 from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
 from pseudoreal_trainer.engine.norms import square_of
-from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, reach
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.sums import sums_of
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.side_work import SideWork
@@ -77,10 +77,10 @@ class Reduction:
     neighbours: Tensor | None
     """Inter-replica slice: the part of the gradient that the ranks with this one's place in all replicas hold together.
     Summed within this replica only, once `work` is done, after `mark`. None: there is one replica."""
-    grown: Mark
+    grown: Event
     """Event after which this rank's own gradient is complete, before the sum over ranks starts."""
     work: dist.Work | None
-    mark: Mark
+    mark: Event
     """Event on the COLLECTIVE stream, recorded once the sum was launched; `work` tells when the sum is done."""
     buffer: Tensor | None
     """Buffer that contains the result or its summands, to be given back; None: the gradient has its own memory."""
@@ -89,9 +89,9 @@ class Reduction:
 class Gradients:
     """Gradient accumulators of the units of a rank, in the master dtype. Main thread only."""
 
-    def __init__(self, store: UnitStore, modules: Modules, mesh: Mesh, lanes: Lanes, trace: Trace) -> None:
+    def __init__(self, store: UnitStore, modules: Modules, mesh: Mesh, streams: Streams, trace: Trace) -> None:
         self._store, self._modules, self._mesh, self._layout = store, modules, mesh, mesh.layout
-        self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat
+        self._streams, self._trace, self._heartbeat = streams, trace, mesh.ranks.heartbeat
         self._growing: dict[int, GrowingGradient] = {}
 
     def accumulate(self, unit: int, gradients: Sequence[Tensor | None]) -> None:
@@ -106,11 +106,11 @@ class Gradients:
         All of these ranks call this in plan order; the reduction thread only waits for the sum.
         """
         growing = self._growing.pop(unit)
-        flat, grown = growing.complete(), self._lanes.mark()
-        with self._lanes.on(Lane.COLLECTIVE):
-            self._lanes.follow(grown)
+        flat, grown = growing.complete(), self._streams.record_event()
+        with self._streams.on(Stream.COLLECTIVE):
+            self._streams.wait_event(grown)
             result, neighbours, work = self._sum(unit, flat)
-            return Reduction(unit, result, neighbours, grown, work, self._lanes.mark(), growing.buffer)
+            return Reduction(unit, result, neighbours, grown, work, self._streams.record_event(), growing.buffer)
 
     def _begin(self, unit: int) -> GrowingGradient:
         if (whole := self._store.whole_gradients.get(unit)) is not None:
@@ -188,14 +188,14 @@ class Reductions:
         spec: OptimizerSpec,
         store: UnitStore,
         mesh: Mesh,
-        lanes: Lanes,
+        streams: Streams,
         trace: Trace,
         top_k: TopK | None = None,
     ) -> None:
         self._spec, self._store, self._mesh, self._layout = spec, store, mesh, mesh.layout
         self._bias_update_rate = float(top_k.bias_update_rate or 0) if top_k else 0.0
-        self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat.reductions
-        self._thread = SideWork("reductions", mesh.ranks.heartbeat.failure, lanes.enter_thread)
+        self._streams, self._trace, self._heartbeat = streams, trace, mesh.ranks.heartbeat.reductions
+        self._thread = SideWork("reductions", mesh.ranks.heartbeat.failure, streams.enter_thread)
         self._skips_idle = spec.idle_experts == "Skip"
         self._skips, self._has_z_loss = spec.non_finite == "Skip", float(spec.z_loss) > 0
         # State of the step that is being reduced; only the reduction thread touches it.
@@ -222,7 +222,7 @@ class Reductions:
     ) -> Future[Agreement]:
         """Enqueue the agreement on a step. `losses`: this rank's part of the batch's loss sums; None without the head.
         `loads`: router statistics as in `end`; empty if `end` follows."""
-        computed = self._lanes.mark()
+        computed = self._streams.record_event()
         return self._thread.later(lambda: self._agree(record, losses, loads, computed, (stop, finish)))
 
     def terms(self, record: Update) -> Future[Terms | None]:
@@ -233,7 +233,7 @@ class Reductions:
         """Enqueue the final agreement of a step in which single units may be skipped or tokens of experts are counted.
         It follows the sums of all gradients. `loads`: this rank's router statistics, [layers with experts, experts +
         Tally.OTHERS]; empty without experts."""
-        computed = self._lanes.mark()
+        computed = self._streams.record_event()
         return self._thread.later(lambda: self._ended(loads, computed))
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ class Reductions:
     def _finish(self, record: Reduce, reduction: Reduction, after: Future[Any] | None) -> None:
         state, at_home = self._store.states[record.unit], self._layout.home(record.unit) == "Device"
         try:
-            with self._trace.span("reduce", record), self._lanes.on(Lane.UPDATE if at_home else Lane.COPY_OUT):
+            with self._trace.span("reduce", record), self._streams.on(Stream.UPDATE if at_home else Stream.COPY_OUT):
                 self._await(record, reduction)
                 self._take_in(record.unit, reduction.result)
                 # After the collectives of this sum: waiting for AdamW before them would make other ranks wait, too.
@@ -257,7 +257,7 @@ class Reductions:
                 if not at_home:
                     self._trace.move("d2h", reduction.result.nbytes)
                 # The copy is asynchronous: wait before the host reads the gradient and before the buffer is reused.
-                reach(self._lanes.mark())
+                synchronize(self._streams.record_event())
         finally:
             # After a failure, too: the main thread may be waiting for a buffer.
             if reduction.buffer is not None:
@@ -265,15 +265,15 @@ class Reductions:
 
     def _await(self, record: Reduce, reduction: Reduction) -> None:
         # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.
-        reach(reduction.grown)
+        synchronize(reduction.grown)
         with self._heartbeat.waiting(f"reduces unit {record.unit}"):
             if reduction.work is not None:
                 reduction.work.wait()
-            self._lanes.follow(reduction.mark)
+            self._streams.wait_event(reduction.mark)
             if reduction.neighbours is not None:
                 self._sum_over_replicas(reduction.unit, reduction.result, reduction.neighbours)
             # On a GPU the calls above only order the stream; this call blocks the thread.
-            reach(self._lanes.mark())
+            synchronize(self._streams.record_event())
 
     def _sum_over_replicas(self, unit: int, result: Tensor, neighbours: Tensor) -> None:
         dist.reduce_scatter_tensor(result, neighbours, group=self._mesh.holders_of(unit).side_replica)
@@ -291,13 +291,13 @@ class Reductions:
             bias.copy_(change_of_bias(bias, self._bias_update_rate))
 
     def _agree(
-        self, record: Agree, losses: Losses | None, loads: Tensor, computed: Mark, asked: tuple[bool, bool]
+        self, record: Agree, losses: Losses | None, loads: Tensor, computed: Event, asked: tuple[bool, bool]
     ) -> Agreement:
         # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.
-        reach(computed)
+        synchronize(computed)
         # On a side stream: reading a value on the compute stream would wait for all passes launched so far.
-        with self._trace.span("agree", record), self._lanes.on(Lane.UPDATE):
-            self._lanes.follow(computed)
+        with self._trace.span("agree", record), self._streams.on(Stream.UPDATE):
+            self._streams.wait_event(computed)
             square = self._own_square() if self._layout.clipping == "Global" else 0.0
             values = [0.0 if losses is None else float(losses.cross_entropy), square, *map(float, asked)]
             if self._has_z_loss:
@@ -361,7 +361,7 @@ class Reductions:
         square = self._squares.pop(unit)
         if self._layout.holds_whole(unit) or (self._layout.clipping == "None" and not self._skips):
             return square
-        with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
+        with self._streams.on(Stream.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
             counted = self._counted(unit, square)
             ((whole,),) = sums_of([[counted]], self._mesh.device, self._mesh.side_users_of(unit))
             return whole
@@ -372,14 +372,14 @@ class Reductions:
             raise TrainingError(f"the gradient of {name} is not finite in step {self._step}; {REMEDY}")
         self._left_out.add(unit)
 
-    def _ended(self, loads: Tensor, computed: Mark) -> Agreement:
+    def _ended(self, loads: Tensor, computed: Event) -> Agreement:
         agreement = self._agreement
         assert agreement is not None, "every training plan contains Agree"
         if not agreement.trains:
             return agreement
         mine = [float(unit in self._left_out) for unit in range(self._layout.units)]
-        reach(computed)
-        with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting("agrees on what the step left out and counted"):
+        synchronize(computed)
+        with self._streams.on(Stream.UPDATE), self._heartbeat.waiting("agrees on what the step left out and counted"):
             lists = mine, loads.flatten().tolist()
             counts, tokens = sums_of(lists, self._mesh.device, self._mesh.side_world)
         left_out = tuple(unit for unit, count in enumerate(counts) if count)
@@ -390,23 +390,23 @@ class Updates:
     """The update thread: updates unit after unit, while the main thread computes and the reduction thread reduces."""
 
     def __init__(
-        self, spec: OptimizerSpec, store: UnitStore, reductions: Reductions, mesh: Mesh, lanes: Lanes, trace: Trace
+        self, spec: OptimizerSpec, store: UnitStore, reductions: Reductions, mesh: Mesh, streams: Streams, trace: Trace
     ) -> None:
         self._spec, self._store, self._reductions = spec, store, reductions
-        self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat
-        self._thread = SideWork("updates", self._heartbeat.failure, lanes.enter_thread)
-        self._newest: deque[Future[Mark]] = deque(maxlen=KEPT_GRADIENTS)
+        self._streams, self._trace, self._heartbeat = streams, trace, mesh.ranks.heartbeat
+        self._thread = SideWork("updates", self._heartbeat.failure, streams.enter_thread)
+        self._newest: deque[Future[Event]] = deque(maxlen=KEPT_GRADIENTS)
         self.holds: dict[int, Future[None]] = {}
         """Unit -> capture that must finish before the unit's next update."""
         self.held_seconds = 0.0
         """Total seconds that updates have waited for captures."""
 
     @property
-    def before_next_gradient(self) -> Future[Mark] | None:
+    def before_next_gradient(self) -> Future[Event] | None:
         """Update that must be done before the next gradient is kept; None: there is free memory for the gradient."""
         return self._newest[0] if len(self._newest) == KEPT_GRADIENTS else None
 
-    def update(self, record: Update, rate: float) -> Future[Mark]:
+    def update(self, record: Update, rate: float) -> Future[Event]:
         """Enqueue the unit's update with this learning rate. The future yields the event after which the new weights
         can be read."""
         # Requested in the main thread: the place in the reduction thread's queue is the place among its collectives.
@@ -418,7 +418,7 @@ class Updates:
     def close(self) -> None:
         self._thread.close()
 
-    def _update(self, record: Update, rate: float, terms: Future[Terms | None], hold: Future[None] | None) -> Mark:
+    def _update(self, record: Update, rate: float, terms: Future[Terms | None], hold: Future[None] | None) -> Event:
         with self._heartbeat.updates.waiting_behind(self._heartbeat.reductions):
             agreed = terms.result()
         if agreed is None:
@@ -426,9 +426,9 @@ class Updates:
             return None
         if hold is not None:
             self._wait_for(hold, record)
-        with self._trace.span("update", record), self._lanes.on(Lane.UPDATE):
+        with self._trace.span("update", record), self._streams.on(Stream.UPDATE):
             self._store.states[record.unit].update(self._spec, rate, agreed.factor, agreed.idle)
-            return self._lanes.mark()
+            return self._streams.record_event()
 
     def _wait_for(self, hold: Future[None], record: Update) -> None:
         begin = time.perf_counter()
