@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from pseudoreal_trainer.engine.ranks.gathering import Gathering
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.store import UnitStore
@@ -57,12 +57,12 @@ class _Copy:
 class Copies:
     """Working copies of a rank, and the weights that each module is bound to."""
 
-    def __init__(self, store: UnitStore, mesh: Mesh, streams: Streams, trace: Trace) -> None:
-        self._store, self._mesh, self._layout = store, mesh, mesh.layout
+    def __init__(self, store: UnitStore, groups: ProcessGroups, streams: Streams, trace: Trace) -> None:
+        self._store, self._groups, self._layout = store, groups, groups.layout
         self._free = {
             pool: [_Slot(slot, streams.record_event()) for slot in slots] for pool, slots in store.window.items()
         }
-        self._streams, self._trace, self._heartbeat = streams, trace, mesh.ranks.heartbeat
+        self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
         self._copies: dict[int, _Copy] = {}
         self._refreshing: dict[int, Gathering | None] = {}
         self._waiting: deque[Fetch] = deque()
@@ -268,7 +268,7 @@ class Copies:
         if self._layout.shards(unit) == 1:
             flat.copy_(shard, non_blocking=True)
             return None
-        gathering = Gathering(self._mesh.holders_of(unit), flat, shard, self._trace)
+        gathering = Gathering(self._groups.unit_groups(unit), flat, shard, self._trace)
         if not gathering.has_begun:
             self._half.append((unit, gathering))
         return gathering

@@ -19,8 +19,8 @@ from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.passes import Batch, Passes, PlanRun, Training
 from pseudoreal_trainer.engine.probe import LayerGroup, Probe, groups_of
 from pseudoreal_trainer.engine.ranks.exchanges import Exchanges
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.messages import Messages
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.spread import SpreadPasses
@@ -108,37 +108,37 @@ class UnitState:
 class Engine:
     """One rank's training engine. Every rank creates one and calls the same methods in the same order."""
 
-    def __init__(self, blueprint: Blueprint, mesh: Mesh, trace: Trace) -> None:
+    def __init__(self, blueprint: Blueprint, groups: ProcessGroups, trace: Trace) -> None:
         """Raises PlanError if the layout's plan is invalid, TrainingError if a home has too little room for the
         state."""
-        self._blueprint, self.mesh, self._layout, self.trace = blueprint, mesh, mesh.layout, trace
-        self.units = units_of_rank(mesh.layout, blueprint.units, mesh.ranks.rank)
+        self._blueprint, self.groups, self._layout, self.trace = blueprint, groups, groups.layout, trace
+        self.units = units_of_rank(groups.layout, blueprint.units, groups.ranks.rank)
         """Units as this rank holds them: with expert parallelism, a unit of experts contains only this rank's
         experts."""
-        self._plan = self._checked(step_plan(mesh.layout))
-        self._measuring_plan = self._checked(measuring_plan(mesh.layout)) if mesh.layout.measures else self._plan
-        streams = self._streams = Streams(mesh.device)
+        self._plan = self._checked(step_plan(groups.layout))
+        self._measuring_plan = self._checked(measuring_plan(groups.layout)) if groups.layout.measures else self._plan
+        streams = self._streams = Streams(groups.device)
         store = self._store = UnitStore(
             blueprint.model,
             blueprint.optimizer,
             self.units,
-            mesh,
+            groups,
             trace,
             master=blueprint.master,
             compute=blueprint.compute,
             folder=blueprint.offload_directory,
         )
         modules = Modules(blueprint.model, self.units, blueprint.compute, compiled=blueprint.compiled)
-        self._copies = Copies(store, mesh, streams, trace)
-        self._gradients = Gradients(store, modules, mesh, streams, trace)
-        self._reductions = Reductions(blueprint.optimizer, store, mesh, streams, trace, blueprint.model.top_k)
-        self._updates = Updates(blueprint.optimizer, store, self._reductions, mesh, streams, trace)
-        self._messages = Messages(mesh, blueprint.compute, trace)
-        self._stashed = StashedInputs(streams, trace, store.memory, mesh.device)
-        self._tokens = TokenBuffer(streams, mesh.device, store.memory)
+        self._copies = Copies(store, groups, streams, trace)
+        self._gradients = Gradients(store, modules, groups, streams, trace)
+        self._reductions = Reductions(blueprint.optimizer, store, groups, streams, trace, blueprint.model.top_k)
+        self._updates = Updates(blueprint.optimizer, store, self._reductions, groups, streams, trace)
+        self._messages = Messages(groups, blueprint.compute, trace)
+        self._stashed = StashedInputs(streams, trace, store.memory, groups.device)
+        self._tokens = TokenBuffer(streams, groups.device, store.memory)
         self._ring = KeptRing(store.memory)
         self._passes = Passes(
-            layout=mesh.layout,
+            layout=groups.layout,
             modules=modules,
             copies=self._copies,
             gradients=self._gradients,
@@ -149,13 +149,13 @@ class Engine:
             trace=trace,
             loss=Loss(
                 dtype=blueprint.master,
-                chunk=mesh.layout.loss_chunk,
+                chunk=groups.layout.loss_chunk,
                 soft_cap=soft_cap_of(blueprint.model),
                 z_factor=float(blueprint.optimizer.z_loss),
             ),
             end_of_document=blueprint.end_of_document,
         )
-        self._spread = SpreadPasses(self._passes, Exchanges(mesh, trace))
+        self._spread = SpreadPasses(self._passes, Exchanges(groups, trace))
 
     # Steps.
 
@@ -171,7 +171,7 @@ class Engine:
         self._run(self._plan if probe is None else self._measuring_plan, run)
         assert run.agreement is not None, "every training plan contains Agree"
         agreed = run.agreement if self._agrees_on_all else self._reductions.end(self._loads(run))
-        heartbeat = self.mesh.ranks.heartbeat
+        heartbeat = self.groups.ranks.heartbeat
         return heartbeat.join(agreed, heartbeat.reductions)
 
     def evaluate(self, batch: Batch, micro_batches: int) -> dict[int, float]:
@@ -197,7 +197,7 @@ class Engine:
 
     def _evaluate(self, run: PlanRun, micro_batches: int) -> None:
         layout = replace(self._layout, micro_batches=micro_batches)
-        self._run(evaluation_plan(layout)[self.mesh.pipeline_rank], run)
+        self._run(evaluation_plan(layout)[self.groups.pipeline_rank], run)
 
     def _run(self, plan: RankPlan, run: PlanRun) -> None:
         """Execute the records of a plan in order."""
@@ -226,12 +226,12 @@ class Engine:
             case Forward():
                 (self._spread if self._layout.spreads(record.position) else self._passes).forward(run, record)
             case Backward():
-                run.choices_of_step.finish(record.position, self.mesh, self.trace)
+                run.choices_of_step.finish(record.position, self.groups, self.trace)
                 (self._spread if self._layout.spreads(record.position) else self._passes).backward(run, record)
             case Route() | Count() | Exchange() | ExpertForward() | Recompute() | ExpertBackward():
                 self._spread.execute(run, record)
             case SumChoices():
-                run.choices_of_step.begin_sum(record, self.mesh, self.trace)
+                run.choices_of_step.begin_sum(record, self.groups, self.trace)
             case Send():
                 self._messages.send(record, run.crossing(record.flow).pop((record.position, record.micro_batch)))
             case Receive():
@@ -277,7 +277,7 @@ class Engine:
             warm_up(self._passes, run.batch, plan)
         stashes = self._layout.stash and run.training is not None
         masks = self._blueprint.end_of_document is not None
-        takes = self._streams.are_real and takes_tokens(self._layout, self.mesh.pipeline_rank, masks_documents=masks)
+        takes = self._streams.are_real and takes_tokens(self._layout, self.groups.pipeline_rank, masks_documents=masks)
         if not (takes or stashes):
             return
         shapes = [run.batch.shape(m) for m in {record.micro_batch for record in plan if isinstance(record, Forward)}]
@@ -295,7 +295,7 @@ class Engine:
         model = self._blueprint.model
         if model.experts is None:
             return NO_LOADS
-        none = torch.zeros(model.experts.count + Tally.OTHERS, dtype=torch.float64, device=self.mesh.device)
+        none = torch.zeros(model.experts.count + Tally.OTHERS, dtype=torch.float64, device=self.groups.device)
         layers = [layer for layer in range(model.layers) if model.has_experts(layer)]
         return torch.stack([run.loads.get(layer + 1, none) for layer in layers])
 
@@ -312,16 +312,16 @@ class Engine:
     def _checked(self, plan: tuple[RankPlan, ...]) -> RankPlan:
         """Check the plan of all pipeline ranks and return this rank's part. Raises PlanError if the plan is invalid."""
         check_plan(self._layout, plan)
-        return plan[self.mesh.pipeline_rank]
+        return plan[self.groups.pipeline_rank]
 
     def probe(self, next_sharing: Sharing | None) -> Probe:
         """Return a probe for one step. `next_sharing`: sharing of the next phase; None: only neighbours are
         compared."""
-        model, groups = self._blueprint.model, tuple[LayerGroup, ...]()
+        model, layer_groups = self._blueprint.model, tuple[LayerGroup, ...]()
         if next_sharing is not None:
             next_blocks = blocks_of_layers(next_sharing, model.layers)
-            groups = groups_of(self._layout, next_blocks, experts_of_layers(next_sharing, model))
-        return Probe(self.mesh, self.whole_units, self._passes.modules, self.master_dtype, groups)
+            layer_groups = groups_of(self._layout, next_blocks, experts_of_layers(next_sharing, model))
+        return Probe(self.groups, self.whole_units, self._passes.modules, self.master_dtype, layer_groups)
 
     # The state, between steps.
 
@@ -415,4 +415,4 @@ class Engine:
         # Last: the threads have ended, so no copy and no disk request uses this memory.
         for memory in (self._stashed, self._tokens, self._ring, self._store):
             memory.close()
-        self.mesh.close()
+        self.groups.close()

@@ -21,8 +21,8 @@ Otherwise Agree comes early with loss and flags only, and Update(u) follows Redu
 take an all-reduce of |g|^2 over the ranks that use u.
 
 Order: every rank enqueues in plan order, which for a unit is the same on all ranks that use it. The reduction thread
-has groups of its own (`side_world` and `side_users` of the mesh, `side_replica` of the holders), so all ranks launch
-its collectives in one order.
+has groups of its own (`reduce_world` and `reduce_users` of `ProcessGroups`, `inter_reduce` of `UnitGroups`), so all
+ranks launch its collectives in one order.
 
 Progress: the reduction thread waits for AdamW only through `after`, once all memory for kept gradients is in use.
 
@@ -46,7 +46,7 @@ from torch import Tensor
 from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias, choices_of
 from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
 from pseudoreal_trainer.engine.norms import square_of
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.sums import sums_of
 from pseudoreal_trainer.engine.ranks.trace import Trace
@@ -89,9 +89,11 @@ class Reduction:
 class Gradients:
     """Gradient accumulators of the units of a rank, in the master dtype. Main thread only."""
 
-    def __init__(self, store: UnitStore, modules: Modules, mesh: Mesh, streams: Streams, trace: Trace) -> None:
-        self._store, self._modules, self._mesh, self._layout = store, modules, mesh, mesh.layout
-        self._streams, self._trace, self._heartbeat = streams, trace, mesh.ranks.heartbeat
+    def __init__(
+        self, store: UnitStore, modules: Modules, groups: ProcessGroups, streams: Streams, trace: Trace
+    ) -> None:
+        self._store, self._modules, self._groups, self._layout = store, modules, groups, groups.layout
+        self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
         self._growing: dict[int, GrowingGradient] = {}
 
     def accumulate(self, unit: int, gradients: Sequence[Tensor | None]) -> None:
@@ -127,23 +129,23 @@ class Gradients:
     def _sum(self, unit: int, flat: Tensor) -> tuple[Tensor, Tensor | None, dist.Work | None]:
         """Launch the sum of `flat`, [padded numel], over the ranks that hold the unit. Return this rank's part, the
         inter-replica slice if replicas have yet to be summed, and the work to wait for."""
-        holders, ranks = self._mesh.holders_of(unit), self._layout.holders(unit)
+        groups, ranks = self._groups.unit_groups(unit), self._layout.holders(unit)
         if ranks == 1:
             return flat, None, None
         if self._layout.shards(unit) == 1:
             self._trace.move("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
-            return flat, None, dist.all_reduce(flat, group=holders.shard, async_op=True)
+            return flat, None, dist.all_reduce(flat, group=groups.intra, async_op=True)
         # Sum directly into the memory in which the gradient stays, if it is on the device; otherwise into a new vector.
         result = self._store.states[unit].gradient_memory()
         if result is None or result.device != flat.device:
             result = torch.empty(self._length(unit), dtype=flat.dtype, device=flat.device)
         # In place: the rest of this rank's own gradient is not needed any more.
-        neighbours = None if holders.replica is None else holders.neighbours(flat)
+        neighbours = None if groups.inter is None else groups.inter_slice(flat)
         summed = result if neighbours is None else neighbours
-        if holders.shard is None:
+        if groups.intra is None:
             return result, neighbours, None
         self._trace.move("collective", flat.nbytes - summed.nbytes)
-        return result, neighbours, dist.reduce_scatter_tensor(summed, flat, group=holders.shard, async_op=True)
+        return result, neighbours, dist.reduce_scatter_tensor(summed, flat, group=groups.intra, async_op=True)
 
 
 @dataclass(frozen=True)
@@ -187,15 +189,15 @@ class Reductions:
         self,
         spec: OptimizerSpec,
         store: UnitStore,
-        mesh: Mesh,
+        groups: ProcessGroups,
         streams: Streams,
         trace: Trace,
         top_k: TopK | None = None,
     ) -> None:
-        self._spec, self._store, self._mesh, self._layout = spec, store, mesh, mesh.layout
+        self._spec, self._store, self._groups, self._layout = spec, store, groups, groups.layout
         self._bias_update_rate = float(top_k.bias_update_rate or 0) if top_k else 0.0
-        self._streams, self._trace, self._heartbeat = streams, trace, mesh.ranks.heartbeat.reductions
-        self._thread = SideWork("reductions", mesh.ranks.heartbeat.failure, streams.enter_thread)
+        self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat.reductions
+        self._thread = SideWork("reductions", groups.ranks.heartbeat.failure, streams.enter_thread)
         self._skips_idle = spec.idle_experts == "Skip"
         self._skips, self._has_z_loss = spec.non_finite == "Skip", float(spec.z_loss) > 0
         # State of the step that is being reduced; only the reduction thread touches it.
@@ -276,7 +278,7 @@ class Reductions:
             synchronize(self._streams.record_event())
 
     def _sum_over_replicas(self, unit: int, result: Tensor, neighbours: Tensor) -> None:
-        dist.reduce_scatter_tensor(result, neighbours, group=self._mesh.holders_of(unit).side_replica)
+        dist.reduce_scatter_tensor(result, neighbours, group=self._groups.unit_groups(unit).inter_reduce)
         self._trace.move("replicas", neighbours.nbytes - result.nbytes)
 
     def _take_in(self, unit: int, gradient: Tensor) -> None:
@@ -304,7 +306,7 @@ class Reductions:
                 values.append(0.0 if losses is None or losses.z is None else float(losses.z))
             with self._heartbeat.waiting("agrees on the step"):
                 lists = values, loads.flatten().tolist()
-                sums, tokens = sums_of(lists, self._mesh.device, self._mesh.side_world)
+                sums, tokens = sums_of(lists, self._groups.device, self._groups.reduce_world)
             loss_sum, norm, stop, finish, *z_loss_sum = sums
             z = z_loss_sum[0] if self._has_z_loss else None
             agreement = Agreement(loss_sum, math.sqrt(norm), stop=stop > 0, finish=finish > 0, z_loss_sum=z)
@@ -321,7 +323,7 @@ class Reductions:
     def _counted(self, unit: int, square: float) -> float:
         """Return a square as this rank counts it: if all holders have the whole gradient, only the first one counts
         it."""
-        return square if self._layout.shards(unit) > 1 or self._mesh.part(unit) == 0 else 0.0
+        return square if self._layout.shards(unit) > 1 or self._groups.part(unit) == 0 else 0.0
 
     def _terms(self, unit: int) -> Terms | None:
         factor = self._scale(unit)
@@ -363,7 +365,7 @@ class Reductions:
             return square
         with self._streams.on(Stream.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
             counted = self._counted(unit, square)
-            ((whole,),) = sums_of([[counted]], self._mesh.device, self._mesh.side_users_of(unit))
+            ((whole,),) = sums_of([[counted]], self._groups.device, self._groups.reduce_users_of(unit))
             return whole
 
     def _leave_out(self, unit: int) -> None:
@@ -381,7 +383,7 @@ class Reductions:
         synchronize(computed)
         with self._streams.on(Stream.UPDATE), self._heartbeat.waiting("agrees on what the step left out and counted"):
             lists = mine, loads.flatten().tolist()
-            counts, tokens = sums_of(lists, self._mesh.device, self._mesh.side_world)
+            counts, tokens = sums_of(lists, self._groups.device, self._groups.reduce_world)
         left_out = tuple(unit for unit, count in enumerate(counts) if count)
         return replace(agreement, left_out=left_out, load=ExpertLoad.of(tokens, layers=len(loads)))
 
@@ -390,10 +392,16 @@ class Updates:
     """The update thread: updates unit after unit, while the main thread computes and the reduction thread reduces."""
 
     def __init__(
-        self, spec: OptimizerSpec, store: UnitStore, reductions: Reductions, mesh: Mesh, streams: Streams, trace: Trace
+        self,
+        spec: OptimizerSpec,
+        store: UnitStore,
+        reductions: Reductions,
+        groups: ProcessGroups,
+        streams: Streams,
+        trace: Trace,
     ) -> None:
         self._spec, self._store, self._reductions = spec, store, reductions
-        self._streams, self._trace, self._heartbeat = streams, trace, mesh.ranks.heartbeat
+        self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
         self._thread = SideWork("updates", self._heartbeat.failure, streams.enter_thread)
         self._newest: deque[Future[Event]] = deque(maxlen=KEPT_GRADIENTS)
         self.holds: dict[int, Future[None]] = {}

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from pseudoreal_trainer.engine.balance import NO_LOADS
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
@@ -65,17 +65,17 @@ class _Rank:
     log: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        mesh, units = Mesh(self.case.layout, Ranks(0, 1, CPU)), units_of(self.case.model, self.case.sharing)
-        self.heartbeat = mesh.ranks.heartbeat
+        groups, units = ProcessGroups(self.case.layout, Ranks(0, 1, CPU)), units_of(self.case.model, self.case.sharing)
+        self.heartbeat = groups.ranks.heartbeat
         self.states: dict[int, Any] = {unit: _State(unit, self.log) for unit in range(len(units))}
         modules, streams, trace = Mock(), Streams(CPU), Trace(0)
         modules.of.return_value.views = lambda flat: [flat]
         self.buffers = GrowthBuffers(LENGTH, BUFFERS, torch.float32, CPU)
         buffers = {"Blocks": self.buffers}
         store: Any = SimpleNamespace(units=units, states=self.states, whole_gradients={}, growth_buffers=buffers)
-        self.gradients = Gradients(store, modules, mesh, streams, trace)
-        self.reductions = Reductions(self.case.optimizer, store, mesh, streams, trace)
-        self.updates = Updates(self.case.optimizer, store, self.reductions, mesh, streams, trace)
+        self.gradients = Gradients(store, modules, groups, streams, trace)
+        self.reductions = Reductions(self.case.optimizer, store, groups, streams, trace)
+        self.updates = Updates(self.case.optimizer, store, self.reductions, groups, streams, trace)
         self.reductions.begin(1)
         self.reductions.agree(Agree(), Losses(torch.tensor(1.0), None), NO_LOADS, stop=False, finish=False)
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from pseudoreal_trainer.engine.balance import NO_LOADS
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.updates import Gradients, Reductions
@@ -49,7 +49,7 @@ def reductions(streams: RecordedStreams) -> Iterator[Reductions]:
 
     ranks.heartbeat.reductions.waiting = waiting  # type: ignore[method-assign]
     case = Case()
-    reductions = Reductions(case.optimizer, _store(Mock()), Mesh(case.layout, ranks), streams, Trace(0))
+    reductions = Reductions(case.optimizer, _store(Mock()), ProcessGroups(case.layout, ranks), streams, Trace(0))
     yield reductions
     reductions.close()
 
@@ -69,8 +69,8 @@ def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(streams: RecordedStream
     modules = Mock()
     modules.of.return_value.views = lambda flat: [flat]
     state = Mock(extent=Mock(length=4))
-    mesh = Mesh(Case().layout, Ranks(0, 1, CPU))
-    gradients = Gradients(_store(state), modules, mesh, streams, Trace(0))
+    groups = ProcessGroups(Case().layout, Ranks(0, 1, CPU))
+    gradients = Gradients(_store(state), modules, groups, streams, Trace(0))
     gradients.accumulate(UNIT, [torch.ones(4)])
     reduction = gradients.reduce(UNIT)
     object.__setattr__(reduction, "work", _Work(streams.log))

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.mesh import Holders
+from pseudoreal_trainer.engine.ranks.process_groups import UnitGroups
 from pseudoreal_trainer.engine.ranks.trace import Trace
 
 
@@ -15,18 +15,18 @@ class Gathering:
     that it can, or where the plan needs the copy. All ranks launch second stages in the order of the first stages.
     """
 
-    def __init__(self, holders: Holders, flat: Tensor, part: Tensor, trace: Trace) -> None:
+    def __init__(self, groups: UnitGroups, flat: Tensor, part: Tensor, trace: Trace) -> None:
         """`flat`: [all parts], to be filled. `part`: this rank's own part, on the same device. The gather owns both
         until it is done; nothing may change `part` before."""
-        self._holders, self._flat, self._part, self._trace = holders, flat, part, trace
+        self._groups, self._flat, self._part, self._trace = groups, flat, part, trace
         self._across: dist.Work | None = None
         self._within: dist.Work | None = None
-        if holders.replica is None:
+        if groups.inter is None:
             self._within = self._gather_within(part)
             return
-        neighbours = holders.neighbours(flat)
-        self._trace.move("replicas", neighbours.nbytes - part.nbytes)
-        self._across = dist.all_gather_into_tensor(neighbours, part, group=holders.replica, async_op=True)
+        inter_slice = groups.inter_slice(flat)
+        self._trace.move("replicas", inter_slice.nbytes - part.nbytes)
+        self._across = dist.all_gather_into_tensor(inter_slice, part, group=groups.inter, async_op=True)
         if flat.is_cuda:
             self.begin_second()
 
@@ -45,7 +45,7 @@ class Gathering:
         if self._across is not None:
             self._across.wait()
             self._across = None
-            self._within = self._gather_within(self._holders.neighbours(self._flat))
+            self._within = self._gather_within(self._groups.inter_slice(self._flat))
 
     def wait(self) -> None:
         self.begin_second()
@@ -53,7 +53,7 @@ class Gathering:
             self._within.wait()
 
     def _gather_within(self, own: Tensor) -> dist.Work | None:
-        if self._holders.shard is None:
+        if self._groups.intra is None:
             return None
         self._trace.move("collective", self._flat.nbytes - own.nbytes)
-        return dist.all_gather_into_tensor(self._flat, own, group=self._holders.shard, async_op=True)
+        return dist.all_gather_into_tensor(self._flat, own, group=self._groups.intra, async_op=True)

@@ -12,8 +12,8 @@ import torch
 from pseudoreal_trainer.engine import engine as engines
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import Training
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.messages import Messages
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Stream
 from pseudoreal_trainer.engine.ranks.trace import Trace
@@ -130,8 +130,8 @@ def _messages(completed: bool) -> tuple[Messages, Mock]:
     work = Mock()
     work.is_completed.return_value = completed
     case = Case(pipeline=2)
-    mesh = Mock(layout=case.layout, ranks=Ranks(0, 2, CPU), pipeline_rank=0, channels={}, device=CPU)
-    return Messages(mesh, torch.float32, Trace(0)), work
+    groups = Mock(layout=case.layout, ranks=Ranks(0, 2, CPU), pipeline_rank=0, p2p={}, device=CPU)
+    return Messages(groups, torch.float32, Trace(0)), work
 
 
 def _sent(messages: Messages, m: int, work: Mock, monkeypatch: pytest.MonkeyPatch) -> "weakref.ref[torch.Tensor]":
@@ -187,7 +187,9 @@ def test_passes_are_tried_before_the_first_message_is_awaited(monkeypatch: pytes
 def test_passes_through_spread_experts_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank is one of two, and needs the other for nothing."""
     case = Case(data=2, expert_ranks=2, options="Mixtral")
-    monkeypatch.setattr("tests.unit.trainer.engine.running.mesh_of", lambda layout, ranks: Mesh(layout, ranks))
+    monkeypatch.setattr(
+        "tests.unit.trainer.engine.running.process_groups_of", lambda layout, ranks: ProcessGroups(layout, ranks)
+    )
     engine = make_engine(case, Ranks(1, 2, CPU), tmp_path)
     batch = CaseBatch(case, 0, 1, CPU)
     warm_up(engine._passes, batch, step_plan(case.layout)[0])

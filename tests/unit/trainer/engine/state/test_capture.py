@@ -62,7 +62,7 @@ def _state(engine: Engine) -> dict[Kind, Tensor]:
 
 
 def _begin(engine: Engine, sink: Any, buffer_bytes: int) -> Any:
-    spans = spans_of(engine.mesh.layout, engine.units, 0)
+    spans = spans_of(engine.groups.layout, engine.units, 0)
     return engine.capture({unit: spans[unit] for unit in engine.order_of_updates()}, sink, buffer_bytes)
 
 
