@@ -50,8 +50,8 @@ from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.sums import sums_of
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.side_work import SideWork
 from pseudoreal_trainer.engine.state.store import UnitStore
+from pseudoreal_trainer.engine.worker_thread import WorkerThread
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.crossing import KEPT_GRADIENTS
 from pseudoreal_trainer.model.loss import Losses
@@ -197,7 +197,7 @@ class Reductions:
         self._spec, self._store, self._groups, self._layout = spec, store, groups, groups.layout
         self._bias_update_rate = float(top_k.bias_update_rate or 0) if top_k else 0.0
         self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat.reductions
-        self._thread = SideWork("reductions", groups.ranks.heartbeat.failure, streams.enter_thread)
+        self._thread = WorkerThread("reductions", groups.ranks.heartbeat.failure, streams.enter_thread)
         self._skips_idle = spec.idle_experts == "Skip"
         self._skips, self._has_z_loss = spec.non_finite == "Skip", float(spec.z_loss) > 0
         # State of the step that is being reduced; only the reduction thread touches it.
@@ -212,12 +212,12 @@ class Reductions:
 
     def begin(self, step: int) -> None:
         """Start training step `step`, counted from the job's start; error messages name it."""
-        self._thread.later(lambda: self._begin(step))
+        self._thread.submit(lambda: self._begin(step))
 
     def reduce(self, record: Reduce, reduction: Reduction, after: Future[Any] | None) -> None:
         """Enqueue waiting for the sum of a unit's gradient and keeping it. `after`: update that frees the memory for
         the gradient; None: memory is free."""
-        self._thread.later(lambda: self._finish(record, reduction, after))
+        self._thread.submit(lambda: self._finish(record, reduction, after))
 
     def agree(
         self, record: Agree, losses: Losses | None, loads: Tensor, *, stop: bool, finish: bool
@@ -225,18 +225,18 @@ class Reductions:
         """Enqueue the agreement on a step. `losses`: this rank's part of the batch's loss sums; None without the head.
         `loads`: router statistics as in `end`; empty if `end` follows."""
         computed = self._streams.record_event()
-        return self._thread.later(lambda: self._agree(record, losses, loads, computed, (stop, finish)))
+        return self._thread.submit(lambda: self._agree(record, losses, loads, computed, (stop, finish)))
 
     def terms(self, record: Update) -> Future[Terms | None]:
         """Enqueue the decision how the unit is updated; the future yields None if its update is skipped."""
-        return self._thread.later(lambda: self._terms(record.unit))
+        return self._thread.submit(lambda: self._terms(record.unit))
 
     def end(self, loads: Tensor) -> Future[Agreement]:
         """Enqueue the final agreement of a step in which single units may be skipped or tokens of experts are counted.
         It follows the sums of all gradients. `loads`: this rank's router statistics, [layers with experts, experts +
         Tally.OTHERS]; empty without experts."""
         computed = self._streams.record_event()
-        return self._thread.later(lambda: self._ended(loads, computed))
+        return self._thread.submit(lambda: self._ended(loads, computed))
 
     def close(self) -> None:
         self._thread.close()
@@ -402,7 +402,7 @@ class Updates:
     ) -> None:
         self._spec, self._store, self._reductions = spec, store, reductions
         self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
-        self._thread = SideWork("updates", self._heartbeat.failure, streams.enter_thread)
+        self._thread = WorkerThread("updates", self._heartbeat.failure, streams.enter_thread)
         self._newest: deque[Future[Event]] = deque(maxlen=KEPT_GRADIENTS)
         self.holds: dict[int, Future[None]] = {}
         """Unit -> capture that must finish before the unit's next update."""
@@ -419,7 +419,7 @@ class Updates:
         can be read."""
         # Requested in the main thread: the place in the reduction thread's queue is the place among its collectives.
         hold, terms = self.holds.pop(record.unit, None), self._reductions.terms(record)
-        updated = self._thread.later(lambda: self._update(record, rate, terms, hold))
+        updated = self._thread.submit(lambda: self._update(record, rate, terms, hold))
         self._newest.append(updated)
         return updated
 

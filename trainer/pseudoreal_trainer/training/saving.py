@@ -28,7 +28,7 @@ from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.side_work import SideWork
+from pseudoreal_trainer.engine.worker_thread import WorkerThread
 from pseudoreal_trainer.errors import PeerFailed, TrainingError
 from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.units import Kind
@@ -120,7 +120,7 @@ class Saver:
         """`start` is the manifest of the resumed checkpoint; its files were read and verified."""
         self._engine, self._store, self._fence, self._policy, self._start = engine, store, fence, policy, start
         self._heartbeat = engine.groups.ranks.heartbeat
-        self._thread = SideWork("checkpoint", self._heartbeat.failure)
+        self._thread = WorkerThread("checkpoint", self._heartbeat.failure)
         self._running: _Running | None = None
         is_first, layout = engine.groups.ranks.is_first, engine.groups.layout
         # Computed here, before any rank trains: it is slow, and the same for all checkpoints of the phase.
@@ -182,7 +182,7 @@ class Saver:
         parts = [parts_of(engine.units[unit], span) for unit, span in spans.items()]
         files = _Files(self._store.folder / manifest.name, ranks.rank, parts, self._dtype)
         captured = engine.capture(spans, files, bytes_of(self._policy.buffer_bytes))
-        return self._thread.later(lambda: self._written(manifest, files, captured))
+        return self._thread.submit(lambda: self._written(manifest, files, captured))
 
     def _is_start(self, manifest: Manifest) -> bool:
         """Return whether the manifest describes the checkpoint of the start: no step has been trained since."""
@@ -201,7 +201,7 @@ class Saver:
         manifest = manifest.revised(
             tensors=start.tensors, files=start.files, link=start.link, delinked=start.delinked, parent=start.parent
         )
-        return self._thread.later(lambda: self._committed(manifest))
+        return self._thread.submit(lambda: self._committed(manifest))
 
     @property
     def _dtype(self) -> str:
