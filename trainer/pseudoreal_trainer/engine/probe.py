@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pseudoreal_api.resolved.layers import sets_of
 from torch import Tensor
 
-from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
+from pseudoreal_trainer.engine.gradient_accumulator import GradientAccumulator
 from pseudoreal_trainer.engine.norms import dot
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.model.modules import Modules
@@ -110,7 +110,7 @@ class Probe:
         compared."""
         self._groups, self._modules, self._dtype = groups, modules, dtype
         self._units = units_of_rank(groups.layout, units, groups.ranks.rank)
-        self._gradients: dict[tuple[int, int], GrowingGradient] = {}
+        self._accumulators: dict[tuple[int, int], GradientAccumulator] = {}
         """(position, unit) -> accumulated gradient of the micro-batches so far."""
         self._squares = GroupSquares(groups, units, layer_groups, dtype)
         self._cosines = NeighbourCosines(groups)
@@ -119,9 +119,9 @@ class Probe:
         """Add the gradients of one micro-batch for the parameters of one of the position's units, in their order."""
         if unit not in self._groups.layout.shared_units(position):
             return
-        if (position, unit) not in self._gradients:
-            self._gradients[position, unit] = self._begin(unit)
-        self._gradients[position, unit].add(gradients)
+        if (position, unit) not in self._accumulators:
+            self._accumulators[position, unit] = self._begin(unit)
+        self._accumulators[position, unit].add(gradients)
 
     def finish(self, position: int) -> None:
         """Reduce and measure the gradients of a position after its last micro-batch. Positions come from the top down.
@@ -147,16 +147,16 @@ class Probe:
             correlations=tuple(_cosine(*pair) for pair in of_pairs.view(products.shape).tolist()),
         )
 
-    def _begin(self, unit: int) -> GrowingGradient:
+    def _begin(self, unit: int) -> GradientAccumulator:
         parts = self._groups.layout.data_holders(unit)
         padded = self._units[unit].shard_length(parts) * parts
         flat = torch.empty(padded, dtype=self._dtype, device=self._groups.device)
-        return GrowingGradient(flat, self._modules.of(unit).views(flat))
+        return GradientAccumulator(flat, self._modules.of(unit).views(flat))
 
     def _reduced(self, position: int, unit: int) -> Tensor:
         """Return this data rank's shard of the position's gradient, summed over the ranks of this pipeline rank that
         hold the unit, [shard]."""
-        flat, unit_groups = self._gradients.pop((position, unit)).complete(), self._groups.data_unit_groups(unit)
+        flat, unit_groups = self._accumulators.pop((position, unit)).complete(), self._groups.data_unit_groups(unit)
         # The data ranks of a pipeline rank have one plan, so they finish positions and reduce units in one order.
         for group in filter(None, (unit_groups.intra, unit_groups.inter)):
             part = torch.empty(len(flat) // group.size(), dtype=flat.dtype, device=flat.device)

@@ -44,7 +44,7 @@ from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias, choices_of
-from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
+from pseudoreal_trainer.engine.gradient_accumulator import GradientAccumulator
 from pseudoreal_trainer.engine.norms import square_of
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, synchronize
@@ -94,34 +94,34 @@ class Gradients:
     ) -> None:
         self._store, self._modules, self._groups, self._layout = store, modules, groups, groups.layout
         self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
-        self._growing: dict[int, GrowingGradient] = {}
+        self._accumulators: dict[int, GradientAccumulator] = {}
 
     def accumulate(self, unit: int, gradients: Sequence[Tensor | None]) -> None:
-        """Add one pass's gradients of the unit's parameters; see `GrowingGradient.add`."""
-        if unit not in self._growing:
-            self._growing[unit] = self._begin(unit)
-        self._growing[unit].add(gradients)
+        """Add one pass's gradients of the unit's parameters; see `GradientAccumulator.add`."""
+        if unit not in self._accumulators:
+            self._accumulators[unit] = self._begin(unit)
+        self._accumulators[unit].add(gradients)
 
     def reduce(self, unit: int) -> Reduction:
         """Complete the gradient of a unit and launch its sum over the ranks that use the unit.
 
         All of these ranks call this in plan order; the reduction thread only waits for the sum.
         """
-        growing = self._growing.pop(unit)
-        flat, grown = growing.complete(), self._streams.record_event()
+        accumulator = self._accumulators.pop(unit)
+        flat, grown = accumulator.complete(), self._streams.record_event()
         with self._streams.on(Stream.COLLECTIVE):
             self._streams.wait_event(grown)
             result, neighbours, work = self._sum(unit, flat)
-            return Reduction(unit, result, neighbours, grown, work, self._streams.record_event(), growing.buffer)
+            return Reduction(unit, result, neighbours, grown, work, self._streams.record_event(), accumulator.buffer)
 
-    def _begin(self, unit: int) -> GrowingGradient:
+    def _begin(self, unit: int) -> GradientAccumulator:
         if (whole := self._store.whole_gradients.get(unit)) is not None:
-            return GrowingGradient(whole, self._modules.of(unit).views(whole))
+            return GradientAccumulator(whole, self._modules.of(unit).views(whole))
         buffer = self._heartbeat.join(
-            self._store.growth_buffers[self._layout.pool_of(unit)].take(), self._heartbeat.reductions
+            self._store.gradient_buffers[self._layout.pool_of(unit)].take(), self._heartbeat.reductions
         )
         flat = buffer[: self._length(unit) * self._layout.shards(unit)]
-        return GrowingGradient(flat, self._modules.of(unit).views(flat), buffer)
+        return GradientAccumulator(flat, self._modules.of(unit).views(flat), buffer)
 
     def _length(self, unit: int) -> int:
         return self._store.states[unit].extent.length
@@ -263,7 +263,7 @@ class Reductions:
         finally:
             # After a failure, too: the main thread may be waiting for a buffer.
             if reduction.buffer is not None:
-                self._store.growth_buffers[self._layout.pool_of(record.unit)].give_back(reduction.buffer)
+                self._store.gradient_buffers[self._layout.pool_of(record.unit)].give_back(reduction.buffer)
 
     def _await(self, record: Reduce, reduction: Reduction) -> None:
         # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.

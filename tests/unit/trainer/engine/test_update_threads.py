@@ -15,7 +15,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.memory import Extent
-from pseudoreal_trainer.engine.state.store import GrowthBuffers
+from pseudoreal_trainer.engine.state.store import GradientBuffers
 from pseudoreal_trainer.engine.updates import Gradients, Reductions, Updates
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
@@ -70,9 +70,9 @@ class _Rank:
         self.states: dict[int, Any] = {unit: _State(unit, self.log) for unit in range(len(units))}
         modules, streams, trace = Mock(), Streams(CPU), Trace(0)
         modules.of.return_value.views = lambda flat: [flat]
-        self.buffers = GrowthBuffers(LENGTH, BUFFERS, torch.float32, CPU)
+        self.buffers = GradientBuffers(LENGTH, BUFFERS, torch.float32, CPU)
         buffers = {"Blocks": self.buffers}
-        store: Any = SimpleNamespace(units=units, states=self.states, whole_gradients={}, growth_buffers=buffers)
+        store: Any = SimpleNamespace(units=units, states=self.states, whole_gradients={}, gradient_buffers=buffers)
         self.gradients = Gradients(store, modules, groups, streams, trace)
         self.reductions = Reductions(self.case.optimizer, store, groups, streams, trace)
         self.updates = Updates(self.case.optimizer, store, self.reductions, groups, streams, trace)
@@ -118,7 +118,7 @@ def test_a_gradient_is_kept_and_its_buffer_given_back_while_another_unit_is_upda
 
 
 def test_who_finds_no_buffer_free_gets_the_next_that_is_given_back() -> None:
-    buffers = GrowthBuffers(LENGTH, 1, torch.float32, CPU)
+    buffers = GradientBuffers(LENGTH, 1, torch.float32, CPU)
     only = buffers.take().result()
     first, second = buffers.take(), buffers.take()
     assert not first.done()

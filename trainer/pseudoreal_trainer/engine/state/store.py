@@ -24,7 +24,7 @@ from pseudoreal_trainer.plan.units import Unit
 from pseudoreal_trainer.plan.update_ranges import cut, update_ranges
 
 
-class GrowthBuffers:
+class GradientBuffers:
     """Gradient buffers on the device, shared by units. Only the main thread takes one; only the reduction thread gives
     one back."""
 
@@ -96,7 +96,7 @@ class UnitStore:
         """Unit -> this rank's part of its state."""
         self.window = {pool: self._window(pool) for pool in POOLS}
         """Slots for streamed working copies, each [padded numel of the pool's largest unit], in the compute dtype."""
-        self.growth_buffers = {pool: self._growth_buffers(pool) for pool in POOLS}
+        self.gradient_buffers = {pool: self._gradient_buffers(pool) for pool in POOLS}
         """Gradient buffers for all units without a resident whole gradient."""
 
     def own_part(self, unit: int) -> Tensor:
@@ -179,10 +179,10 @@ class UnitStore:
         size = max(map(self._padded, self._layout.moving_units(self._rank, pool)), default=0)
         return [self._on_device(size, self._compute) for _ in range(self._layout.slots(self._rank, pool))]
 
-    def _growth_buffers(self, pool: Pool) -> GrowthBuffers:
+    def _gradient_buffers(self, pool: Pool) -> GradientBuffers:
         size = max(map(self._padded, self._layout.buffered_units(self._rank, pool)), default=0)
         count = gradient_buffers(self._layout, self._rank, pool)
-        return GrowthBuffers(size, count, self._master, self._groups.device)
+        return GradientBuffers(size, count, self._master, self._groups.device)
 
     def _padded(self, unit: int) -> int:
         """Return the elements of all shards of a unit together, including padding after the last."""
