@@ -30,7 +30,7 @@ from pseudoreal_trainer.engine.state.memory import Purpose
 from pseudoreal_trainer.engine.state.ring import KeptRing
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.engine.tokens import TokenBuffer
-from pseudoreal_trainer.engine.updates import Agreement, Gradients, Reductions, Updates
+from pseudoreal_trainer.engine.updates import Agreement, Gradients, ReductionThread, UpdateThread
 from pseudoreal_trainer.engine.warm_up import warm_up
 from pseudoreal_trainer.forecast.memory.activations import most_stashed
 from pseudoreal_trainer.forecast.memory.crossing import takes_tokens
@@ -131,8 +131,8 @@ class Engine:
         modules = Modules(blueprint.model, self.units, blueprint.compute, compiled=blueprint.compiled)
         self._copies = Copies(store, groups, streams, trace)
         self._gradients = Gradients(store, modules, groups, streams, trace)
-        self._reductions = Reductions(blueprint.optimizer, store, groups, streams, trace, blueprint.model.top_k)
-        self._updates = Updates(blueprint.optimizer, store, self._reductions, groups, streams, trace)
+        self._reductions = ReductionThread(blueprint.optimizer, store, groups, streams, trace, blueprint.model.top_k)
+        self._updates = UpdateThread(blueprint.optimizer, store, self._reductions, groups, streams, trace)
         self._messages = Messages(groups, blueprint.compute, trace)
         self._stashed = StashedInputs(streams, trace, store.memory, groups.device)
         self._tokens = TokenBuffer(streams, groups.device, store.memory)
@@ -304,7 +304,7 @@ class Engine:
         """True if all values of the agreement are known when Agree is executed.
 
         With global clipping, Agree follows all passes. Otherwise it comes among them, before the expert load and the
-        skipped units are known; `Reductions.end` then agrees on these.
+        skipped units are known; `ReductionThread.end` then agrees on these.
         """
         counts, skips = self._blueprint.model.experts is not None, self._blueprint.optimizer.non_finite == "Skip"
         return self._layout.clipping == "Global" or not (counts or skips)
@@ -364,7 +364,7 @@ class Engine:
         crosses = any(self._layout.home(unit) == "Device" for unit in spans)
         ring = self._ring.ring(buffer_bytes, crosses=crosses)
         capture = Capture(sources, sink, ring, self._streams, self.trace)
-        self._updates.holds |= capture.captured
+        self._updates.captures |= capture.captured
         return capture.start()
 
     def _source(self, unit: int, span: range) -> Source:

@@ -2,29 +2,32 @@
 
 Three threads; the reduction and update threads have a FIFO queue each. Time runs down; an arrow is a task or a future.
 
-main thread (`Gradients`)       reduction thread (`Reductions`)        update thread (`Updates`)
---------------------------      -------------------------------------  ------------------------------
+main thread (`Gradients`)    reduction thread (`ReductionThread`)   update thread (`UpdateThread`)
+-------------------------    -------------------------------------  ---------------------------------
 Backward(u, m), every m
   add to u's gradient
 Reduce(u)
   launch the sum within
-  the replica ------------->    wait for it; sum across replicas
-                                note |g|^2 of this rank's part
-                                wait for `after` <-------------------  an older update frees its memory
-                                copy g to u's home, free the buffer
-Agree --------------------->    all-reduce loss, flags, |g|^2
-Update(u) ----------------->    clip factor of u, or skip u -------->  wait for a capture of u
-next Fetch(u) <------------------------------------------------------  AdamW(u); record event
+  the replica ------------>  wait for it; sum across replicas
+                             record |g|^2 of this rank's part
+                             wait for `after` <-------------------  an older update frees its memory
+                             copy g to u's home, free the buffer
+Agree -------------------->  all-reduce loss, flags, |g|^2
+Update(u) ---------------->  clip factor of u, or skip u -------->  wait for a capture of u
+next Fetch(u) <---------------------------------------------------  AdamW(u), or drop g; record event
+end of the step <----------  all-reduce skipped units, expert load
 
 With global clipping the plan is Reduce(u) for all u, Agree, Update(u) for all u: no update before the norm is known.
 Otherwise Agree comes early with loss and flags only, and Update(u) follows Reduce(u); the clip factor of u may then
-take an all-reduce of |g|^2 over the ranks that use u.
+take an all-reduce of |g|^2 over the ranks that use u. The last row is needed only after an early Agree, if updates may
+be skipped or the model has experts; in all other plans, the step ends with the result of Agree.
 
 Order: every rank enqueues in plan order, which for a unit is the same on all ranks that use it. The reduction thread
 has groups of its own (`reduce_world` and `reduce_users` of `ProcessGroups`, `inter_reduce` of `UnitGroups`), so all
 ranks launch its collectives in one order.
 
-Progress: the reduction thread waits for AdamW only through `after`, once all memory for kept gradients is in use.
+Progress: the reduction thread waits for AdamW only through `after`, once all memory for kept gradients is in use. It
+delivered the terms of that update earlier, because its queue is FIFO.
 
 Agreement: the clip factor of a unit, and whether it is skipped, are the same on all ranks that hold a part of it.
 """
@@ -67,20 +70,20 @@ REMEDY = "lower spec.optimizer.learningRate or raise warmupSteps"
 
 
 @dataclass(frozen=True)
-class Reduction:
+class PendingReduction:
     """Sum of one unit's gradient over the ranks that use it, in flight."""
 
     unit: int
     result: Tensor
-    """This rank's part of the sum, [length], in the master dtype. Valid once `work` is done, after `mark`, and once
-    `neighbours` is summed across replicas."""
-    neighbours: Tensor | None
-    """Inter-replica slice: the part of the gradient that the ranks with this one's place in all replicas hold together.
-    Summed within this replica only, once `work` is done, after `mark`. None: there is one replica."""
-    grown: Event
+    """This rank's part of the sum, [length], in the master dtype. Valid once `work` is done, after `launched`, and once
+    `inter_slice` is summed across replicas."""
+    inter_slice: Tensor | None
+    """Inter-replica slice: the part of the gradient that the ranks with this one's index in all replicas hold together.
+    Summed within this replica only, once `work` is done, after `launched`. None: there is one replica."""
+    accumulated: Event
     """Event after which this rank's own gradient is complete, before the sum over ranks starts."""
     work: dist.Work | None
-    mark: Event
+    launched: Event
     """Event on the COLLECTIVE stream, recorded once the sum was launched; `work` tells when the sum is done."""
     buffer: Tensor | None
     """Buffer that contains the result or its summands, to be given back; None: the gradient has its own memory."""
@@ -99,22 +102,24 @@ class Gradients:
     def accumulate(self, unit: int, gradients: Sequence[Tensor | None]) -> None:
         """Add one pass's gradients of the unit's parameters; see `GradientAccumulator.add`."""
         if unit not in self._accumulators:
-            self._accumulators[unit] = self._begin(unit)
+            self._accumulators[unit] = self._new_accumulator(unit)
         self._accumulators[unit].add(gradients)
 
-    def reduce(self, unit: int) -> Reduction:
+    def reduce(self, unit: int) -> PendingReduction:
         """Complete the gradient of a unit and launch its sum over the ranks that use the unit.
 
         All of these ranks call this in plan order; the reduction thread only waits for the sum.
         """
         accumulator = self._accumulators.pop(unit)
-        flat, grown = accumulator.complete(), self._streams.record_event()
+        flat, accumulated = accumulator.complete(), self._streams.record_event()
         with self._streams.on(Stream.COLLECTIVE):
-            self._streams.wait_event(grown)
-            result, neighbours, work = self._sum(unit, flat)
-            return Reduction(unit, result, neighbours, grown, work, self._streams.record_event(), accumulator.buffer)
+            self._streams.wait_event(accumulated)
+            result, inter_slice, work = self._sum(unit, flat)
+            return PendingReduction(
+                unit, result, inter_slice, accumulated, work, self._streams.record_event(), accumulator.buffer
+            )
 
-    def _begin(self, unit: int) -> GradientAccumulator:
+    def _new_accumulator(self, unit: int) -> GradientAccumulator:
         if (whole := self._store.whole_gradients.get(unit)) is not None:
             return GradientAccumulator(whole, self._modules.of(unit).views(whole))
         buffer = self._heartbeat.join(
@@ -140,12 +145,12 @@ class Gradients:
         if result is None or result.device != flat.device:
             result = torch.empty(self._length(unit), dtype=flat.dtype, device=flat.device)
         # In place: the rest of this rank's own gradient is not needed any more.
-        neighbours = None if groups.inter is None else groups.inter_slice(flat)
-        summed = result if neighbours is None else neighbours
+        inter_slice = None if groups.inter is None else groups.inter_slice(flat)
+        summed = result if inter_slice is None else inter_slice
         if groups.intra is None:
-            return result, neighbours, None
+            return result, inter_slice, None
         self._trace.move("collective", flat.nbytes - summed.nbytes)
-        return result, neighbours, dist.reduce_scatter_tensor(summed, flat, group=groups.intra, async_op=True)
+        return result, inter_slice, dist.reduce_scatter_tensor(summed, flat, group=groups.intra, async_op=True)
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Terms:
+class UpdateTerms:
     """Terms of a unit's update, the same on all ranks that hold a part of the unit."""
 
     factor: float
@@ -182,7 +187,7 @@ class Terms:
     """Ranges of the unit's flat vector that stay unchanged: experts that no token chose."""
 
 
-class Reductions:
+class ReductionThread:
     """The reduction thread: waits for sums of gradients, keeps the results, and agrees with the other ranks."""
 
     def __init__(
@@ -214,10 +219,10 @@ class Reductions:
         """Start training step `step`, counted from the job's start; error messages name it."""
         self._thread.submit(lambda: self._begin(step))
 
-    def reduce(self, record: Reduce, reduction: Reduction, after: Future[Any] | None) -> None:
+    def reduce(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> None:
         """Enqueue waiting for the sum of a unit's gradient and keeping it. `after`: update that frees the memory for
         the gradient; None: memory is free."""
-        self._thread.submit(lambda: self._finish(record, reduction, after))
+        self._thread.submit(lambda: self._finish_reduction(record, pending, after))
 
     def agree(
         self, record: Agree, losses: Losses | None, loads: Tensor, *, stop: bool, finish: bool
@@ -227,16 +232,16 @@ class Reductions:
         computed = self._streams.record_event()
         return self._thread.submit(lambda: self._agree(record, losses, loads, computed, (stop, finish)))
 
-    def terms(self, record: Update) -> Future[Terms | None]:
+    def request_terms(self, record: Update) -> Future[UpdateTerms | None]:
         """Enqueue the decision how the unit is updated; the future yields None if its update is skipped."""
-        return self._thread.submit(lambda: self._terms(record.unit))
+        return self._thread.submit(lambda: self._update_terms(record.unit))
 
     def end(self, loads: Tensor) -> Future[Agreement]:
         """Enqueue the final agreement of a step in which single units may be skipped or tokens of experts are counted.
         It follows the sums of all gradients. `loads`: this rank's router statistics, [layers with experts, experts +
         Tally.OTHERS]; empty without experts."""
         computed = self._streams.record_event()
-        return self._thread.submit(lambda: self._ended(loads, computed))
+        return self._thread.submit(lambda: self._end(loads, computed))
 
     def close(self) -> None:
         self._thread.close()
@@ -246,42 +251,42 @@ class Reductions:
         self._squares.clear()
         self._left_out.clear()
 
-    def _finish(self, record: Reduce, reduction: Reduction, after: Future[Any] | None) -> None:
-        state, at_home = self._store.states[record.unit], self._layout.home(record.unit) == "Device"
+    def _finish_reduction(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> None:
+        state, on_device = self._store.states[record.unit], self._layout.home(record.unit) == "Device"
         try:
-            with self._trace.span("reduce", record), self._streams.on(Stream.UPDATE if at_home else Stream.COPY_OUT):
-                self._await(record, reduction)
-                self._take_in(record.unit, reduction.result)
+            with self._trace.span("reduce", record), self._streams.on(Stream.UPDATE if on_device else Stream.COPY_OUT):
+                self._finish_sum(record, pending)
+                self._record_square(record.unit, pending.result)
                 # After the collectives of this sum: waiting for AdamW before them would make other ranks wait, too.
                 if after is not None:
                     after.result()
-                state.keep_gradient(reduction.result)
-                if not at_home:
-                    self._trace.move("d2h", reduction.result.nbytes)
+                state.keep_gradient(pending.result)
+                if not on_device:
+                    self._trace.move("d2h", pending.result.nbytes)
                 # The copy is asynchronous: wait before the host reads the gradient and before the buffer is reused.
                 synchronize(self._streams.record_event())
         finally:
             # After a failure, too: the main thread may be waiting for a buffer.
-            if reduction.buffer is not None:
-                self._store.gradient_buffers[self._layout.pool_of(record.unit)].give_back(reduction.buffer)
+            if pending.buffer is not None:
+                self._store.gradient_buffers[self._layout.pool_of(record.unit)].give_back(pending.buffer)
 
-    def _await(self, record: Reduce, reduction: Reduction) -> None:
+    def _finish_sum(self, record: Reduce, pending: PendingReduction) -> None:
         # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.
-        synchronize(reduction.grown)
+        synchronize(pending.accumulated)
         with self._heartbeat.waiting(f"reduces unit {record.unit}"):
-            if reduction.work is not None:
-                reduction.work.wait()
-            self._streams.wait_event(reduction.mark)
-            if reduction.neighbours is not None:
-                self._sum_over_replicas(reduction.unit, reduction.result, reduction.neighbours)
+            if pending.work is not None:
+                pending.work.wait()
+            self._streams.wait_event(pending.launched)
+            if pending.inter_slice is not None:
+                self._sum_over_replicas(pending.unit, pending.result, pending.inter_slice)
             # On a GPU the calls above only order the stream; this call blocks the thread.
             synchronize(self._streams.record_event())
 
-    def _sum_over_replicas(self, unit: int, result: Tensor, neighbours: Tensor) -> None:
-        dist.reduce_scatter_tensor(result, neighbours, group=self._groups.unit_groups(unit).inter_reduce)
-        self._trace.move("replicas", neighbours.nbytes - result.nbytes)
+    def _sum_over_replicas(self, unit: int, result: Tensor, inter_slice: Tensor) -> None:
+        dist.reduce_scatter_tensor(result, inter_slice, group=self._groups.unit_groups(unit).inter_reduce)
+        self._trace.move("replicas", inter_slice.nbytes - result.nbytes)
 
-    def _take_in(self, unit: int, gradient: Tensor) -> None:
+    def _record_square(self, unit: int, gradient: Tensor) -> None:
         """Record the square of this rank's part of a gradient that is summed over all ranks, [length].
 
         Replace the token counts in the range of the balancing bias by the change of the bias, which is excluded from
@@ -293,7 +298,7 @@ class Reductions:
             bias.copy_(change_of_bias(bias, self._bias_update_rate))
 
     def _agree(
-        self, record: Agree, losses: Losses | None, loads: Tensor, computed: Event, asked: tuple[bool, bool]
+        self, record: Agree, losses: Losses | None, loads: Tensor, computed: Event, requested: tuple[bool, bool]
     ) -> Agreement:
         # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.
         synchronize(computed)
@@ -301,7 +306,7 @@ class Reductions:
         with self._trace.span("agree", record), self._streams.on(Stream.UPDATE):
             self._streams.wait_event(computed)
             square = self._own_square() if self._layout.clipping == "Global" else 0.0
-            values = [0.0 if losses is None else float(losses.cross_entropy), square, *map(float, asked)]
+            values = [0.0 if losses is None else float(losses.cross_entropy), square, *map(float, requested)]
             if self._has_z_loss:
                 values.append(0.0 if losses is None or losses.z is None else float(losses.z))
             with self._heartbeat.waiting("agrees on the step"):
@@ -310,10 +315,10 @@ class Reductions:
             loss_sum, norm, stop, finish, *z_loss_sum = sums
             z = z_loss_sum[0] if self._has_z_loss else None
             agreement = Agreement(loss_sum, math.sqrt(norm), stop=stop > 0, finish=finish > 0, z_loss_sum=z)
-            nobody = () if agreement.trains else tuple(range(self._layout.units))
+            left_out = () if agreement.trains else tuple(range(self._layout.units))
             self._choices = choices_of(tokens, len(loads))
             load = ExpertLoad.of(tokens, layers=len(loads)) if agreement.trains else None
-            self._agreement = replace(agreement, left_out=nobody, load=load)
+            self._agreement = replace(agreement, left_out=left_out, load=load)
             return self._agreement
 
     def _own_square(self) -> float:
@@ -325,9 +330,9 @@ class Reductions:
         it."""
         return square if self._layout.shards(unit) > 1 or self._groups.part(unit) == 0 else 0.0
 
-    def _terms(self, unit: int) -> Terms | None:
-        factor = self._scale(unit)
-        return None if factor is None else Terms(factor, self._idle(unit) if self._skips_idle else ())
+    def _update_terms(self, unit: int) -> UpdateTerms | None:
+        factor = self._clip_factor(unit)
+        return None if factor is None else UpdateTerms(factor, self._idle(unit) if self._skips_idle else ())
 
     def _idle(self, unit: int) -> tuple[range, ...]:
         """Return the ranges of experts that no token of the step chose, in any of the layers that share them."""
@@ -340,7 +345,7 @@ class Reductions:
         idle = [expert for expert in described.experts if not any(count[expert] for count in counts)]
         return elements_of(described, {*idle}, self._store.states[unit].extent.length * shards)
 
-    def _scale(self, unit: int) -> float | None:
+    def _clip_factor(self, unit: int) -> float | None:
         agreement = self._agreement
         assert agreement is not None, "every plan contains Agree before the first Update"
         if not agreement.trains:
@@ -374,7 +379,7 @@ class Reductions:
             raise TrainingError(f"the gradient of {name} is not finite in step {self._step}; {REMEDY}")
         self._left_out.add(unit)
 
-    def _ended(self, loads: Tensor, computed: Event) -> Agreement:
+    def _end(self, loads: Tensor, computed: Event) -> Agreement:
         agreement = self._agreement
         assert agreement is not None, "every training plan contains Agree"
         if not agreement.trains:
@@ -388,14 +393,14 @@ class Reductions:
         return replace(agreement, left_out=left_out, load=ExpertLoad.of(tokens, layers=len(loads)))
 
 
-class Updates:
+class UpdateThread:
     """The update thread: updates unit after unit, while the main thread computes and the reduction thread reduces."""
 
     def __init__(
         self,
         spec: OptimizerSpec,
         store: UnitStore,
-        reductions: Reductions,
+        reductions: ReductionThread,
         groups: ProcessGroups,
         streams: Streams,
         trace: Trace,
@@ -404,8 +409,8 @@ class Updates:
         self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
         self._thread = WorkerThread("updates", self._heartbeat.failure, streams.enter_thread)
         self._newest: deque[Future[Event]] = deque(maxlen=KEPT_GRADIENTS)
-        self.holds: dict[int, Future[None]] = {}
-        """Unit -> capture that must finish before the unit's next update."""
+        self.captures: dict[int, Future[None]] = {}
+        """Unit -> capture that must be done before the unit's next update."""
         self.held_seconds = 0.0
         """Total seconds that updates have waited for captures."""
 
@@ -418,28 +423,30 @@ class Updates:
         """Enqueue the unit's update with this learning rate. The future yields the event after which the new weights
         can be read."""
         # Requested in the main thread: the place in the reduction thread's queue is the place among its collectives.
-        hold, terms = self.holds.pop(record.unit, None), self._reductions.terms(record)
-        updated = self._thread.submit(lambda: self._update(record, rate, terms, hold))
+        capture, terms = self.captures.pop(record.unit, None), self._reductions.request_terms(record)
+        updated = self._thread.submit(lambda: self._update(record, rate, terms, capture))
         self._newest.append(updated)
         return updated
 
     def close(self) -> None:
         self._thread.close()
 
-    def _update(self, record: Update, rate: float, terms: Future[Terms | None], hold: Future[None] | None) -> Event:
+    def _update(
+        self, record: Update, rate: float, terms: Future[UpdateTerms | None], capture: Future[None] | None
+    ) -> Event:
         with self._heartbeat.updates.waiting_behind(self._heartbeat.reductions):
             agreed = terms.result()
         if agreed is None:
             self._store.states[record.unit].drop_gradient()
             return None
-        if hold is not None:
-            self._wait_for(hold, record)
+        if capture is not None:
+            self._wait_for(capture, record)
         with self._trace.span("update", record), self._streams.on(Stream.UPDATE):
             self._store.states[record.unit].update(self._spec, rate, agreed.factor, agreed.idle)
             return self._streams.record_event()
 
-    def _wait_for(self, hold: Future[None], record: Update) -> None:
+    def _wait_for(self, capture: Future[None], record: Update) -> None:
         begin = time.perf_counter()
         with self._trace.span("checkpoint", record, "hold"):
-            hold.result()
+            capture.result()
         self.held_seconds += time.perf_counter() - begin

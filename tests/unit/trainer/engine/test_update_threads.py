@@ -16,7 +16,7 @@ from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.memory import Extent
 from pseudoreal_trainer.engine.state.store import GradientBuffers
-from pseudoreal_trainer.engine.updates import Gradients, Reductions, Updates
+from pseudoreal_trainer.engine.updates import Gradients, ReductionThread, UpdateThread
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
 from pseudoreal_trainer.plan.units import units_of
@@ -74,8 +74,8 @@ class _Rank:
         buffers = {"Blocks": self.buffers}
         store: Any = SimpleNamespace(units=units, states=self.states, whole_gradients={}, gradient_buffers=buffers)
         self.gradients = Gradients(store, modules, groups, streams, trace)
-        self.reductions = Reductions(self.case.optimizer, store, groups, streams, trace)
-        self.updates = Updates(self.case.optimizer, store, self.reductions, groups, streams, trace)
+        self.reductions = ReductionThread(self.case.optimizer, store, groups, streams, trace)
+        self.updates = UpdateThread(self.case.optimizer, store, self.reductions, groups, streams, trace)
         self.reductions.begin(1)
         self.reductions.agree(Agree(), Losses(torch.tensor(1.0), None), NO_LOADS, stop=False, finish=False)
 

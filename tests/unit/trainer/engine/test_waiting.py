@@ -12,7 +12,7 @@ from pseudoreal_trainer.engine.balance import NO_LOADS
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.updates import Gradients, Reductions
+from pseudoreal_trainer.engine.updates import Gradients, ReductionThread
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce
 
@@ -37,8 +37,8 @@ def streams() -> RecordedStreams:
 
 
 @pytest.fixture
-def reductions(streams: RecordedStreams) -> Iterator[Reductions]:
-    """Reductions of a rank that records its waits in the log of the streams."""
+def reductions(streams: RecordedStreams) -> Iterator[ReductionThread]:
+    """The reduction thread of a rank that records its waits in the log of the streams."""
     ranks = Ranks(0, 1, CPU)
 
     @contextmanager
@@ -49,7 +49,7 @@ def reductions(streams: RecordedStreams) -> Iterator[Reductions]:
 
     ranks.heartbeat.reductions.waiting = waiting  # type: ignore[method-assign]
     case = Case()
-    reductions = Reductions(case.optimizer, _store(Mock()), ProcessGroups(case.layout, ranks), streams, Trace(0))
+    reductions = ReductionThread(case.optimizer, _store(Mock()), ProcessGroups(case.layout, ranks), streams, Trace(0))
     yield reductions
     reductions.close()
 
@@ -63,7 +63,7 @@ def _synchronized_on(streams: RecordedStreams, stream: str) -> int:
     return next(i for i, (what, *who) in enumerate(streams.log) if what == "synchronize" and who[0].stream == stream)
 
 
-def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(streams: RecordedStreams, reductions: Reductions) -> None:
+def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(streams: RecordedStreams, reductions: ReductionThread) -> None:
     """The sum over the ranks counts as a wait. On a GPU both are still in progress when the side thread reaches
     them."""
     modules = Mock()
@@ -72,15 +72,17 @@ def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(streams: RecordedStream
     groups = ProcessGroups(Case().layout, Ranks(0, 1, CPU))
     gradients = Gradients(_store(state), modules, groups, streams, Trace(0))
     gradients.accumulate(UNIT, [torch.ones(4)])
-    reduction = gradients.reduce(UNIT)
-    object.__setattr__(reduction, "work", _Work(streams.log))
-    reductions.reduce(Reduce(UNIT), reduction, None)
+    pending = gradients.reduce(UNIT)
+    object.__setattr__(pending, "work", _Work(streams.log))
+    reductions.reduce(Reduce(UNIT), pending, None)
     reductions.close()
     begins = streams.log.index(("waits", f"reduces unit {UNIT}"))
     assert _synchronized_on(streams, COMPUTE) < begins < streams.log.index(("reduction",))
     assert streams.log.index(("reduction",)) < streams.log.index(("goes on", f"reduces unit {UNIT}"))
 
 
-def test_the_loss_is_computed_before_the_ranks_agree_on_it(streams: RecordedStreams, reductions: Reductions) -> None:
+def test_the_loss_is_computed_before_the_ranks_agree_on_it(
+    streams: RecordedStreams, reductions: ReductionThread
+) -> None:
     reductions.agree(Agree(), Losses(torch.tensor(1.0), None), NO_LOADS, stop=False, finish=False).result()
     assert _synchronized_on(streams, COMPUTE) < streams.log.index(("waits", "agrees on the step"))

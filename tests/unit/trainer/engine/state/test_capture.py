@@ -124,7 +124,7 @@ def test_a_sink_that_fails_does_not_hold_training_up(engine: Engine) -> None:
 
 
 def _without_holds(engine: Engine) -> None:
-    engine._updates.holds.clear()
+    engine._updates.captures.clear()
 
 
 def test_without_its_holds_the_captured_state_would_be_torn(engine: Engine) -> None:
