@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from pseudoreal_trainer.engine.ranks.gathering import Gathering
+from pseudoreal_trainer.engine.ranks.pending_all_gather import PendingAllGather
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
@@ -47,7 +47,7 @@ class _Copy:
     Kept as long as the copy: once freed, its memory could be overwritten by the next fetch while other ranks still read
     the shard.
     """
-    gathering: Gathering | None
+    gather: PendingAllGather | None
     event: Event
     fetch: Fetch
     begin: int
@@ -64,11 +64,11 @@ class Copies:
         }
         self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
         self._copies: dict[int, _Copy] = {}
-        self._refreshing: dict[int, Gathering | None] = {}
+        self._refreshing: dict[int, PendingAllGather | None] = {}
         self._waiting: deque[Fetch] = deque()
         """Fetches that have not started because their units are still being updated or read from disk, in plan
         order."""
-        self._half: deque[tuple[int, Gathering]] = deque()
+        self._half_launched: deque[tuple[int, PendingAllGather]] = deque()
         """Units with all-gathers whose second stage has not started, in plan order."""
         self._unread: dict[int, None] = {}
         """Units whose disk read has not started because they are still being updated. A disk thread that waited for an
@@ -121,8 +121,8 @@ class Copies:
         self._read_updated()
         while self._waiting and self._is_ready(self._waiting[0].unit):
             self._begin(self._waiting.popleft())
-        while self._half and self._half[0][1].goes_on:
-            self._begin_second()
+        while self._half_launched and self._half_launched[0][1].can_launch_second:
+            self._launch_second()
 
     def begin_all(self) -> None:
         """Start all pending fetches, waiting for their units.
@@ -132,8 +132,8 @@ class Copies:
         """
         while self._waiting:
             self._begin(self._waiting.popleft())
-        while self._half:
-            self._begin_second()
+        while self._half_launched:
+            self._launch_second()
 
     def drop(self, record: Drop) -> None:
         """Free the slot of a working copy, once the fetch has finished. Does nothing if the fetch was skipped."""
@@ -202,22 +202,22 @@ class Copies:
         else:
             self._refresh(record)
 
-    def _begin_second(self) -> None:
-        unit, gathering = self._half.popleft()
+    def _launch_second(self) -> None:
+        unit, gather = self._half_launched.popleft()
         with self._heartbeat.waiting(f"gathers unit {unit}"):
-            gathering.begin_second()
+            gather.launch_second()
 
     def _finished(self, unit: int) -> Tensor:
         # Start earlier fetches first: the same ranks may gather them, and collectives must be in plan order.
         while any(record.unit == unit for record in self._waiting):
             self._begin(self._waiting.popleft())
-        while any(half == unit for half, _ in self._half):
-            self._begin_second()
+        while any(half == unit for half, _ in self._half_launched):
+            self._launch_second()
         if unit in self._store.resident:
             self._finish_resident(unit)
         elif (copy := self._copies.get(unit)) is not None and not copy.finished:
-            if copy.gathering is not None:
-                self._await(unit, copy.gathering)
+            if copy.gather is not None:
+                self._await(unit, copy.gather)
             self._streams.wait_event(copy.event)
             copy.finished = True
             self._store.states[unit].fetched(copy.event)
@@ -226,15 +226,15 @@ class Copies:
 
     def _finish_resident(self, unit: int) -> None:
         if unit in self._refreshing:
-            gathering = self._refreshing.pop(unit)
-            if gathering is not None:
-                self._await(unit, gathering)
+            gather = self._refreshing.pop(unit)
+            if gather is not None:
+                self._await(unit, gather)
         else:
             self._streams.wait_event(self._newest(unit))
 
-    def _await(self, unit: int, gathering: Gathering) -> None:
+    def _await(self, unit: int, gather: PendingAllGather) -> None:
         with self._heartbeat.waiting(f"gathers unit {unit}"):
-            gathering.wait()
+            gather.wait()
 
     def _newest(self, unit: int) -> Event:
         """Wait until the unit's newest update was launched. Return the event after which it is done."""
@@ -257,21 +257,21 @@ class Copies:
             if self._layout.shards(record.unit) > 1:
                 self._streams.wait_event(self._dropped)
                 weights = weights.to(flat.device, non_blocking=True)
-            gathering = self._gather(record.unit, flat, weights)
+            gather = self._gather(record.unit, flat, weights)
             event = self._streams.record_event()
         self._owners[flat.data_ptr()] = record.unit
-        return _Copy(slot, flat, weights, gathering, event, record, begin)
+        return _Copy(slot, flat, weights, gather, event, record, begin)
 
-    def _gather(self, unit: int, flat: Tensor, shard: Tensor) -> Gathering | None:
+    def _gather(self, unit: int, flat: Tensor, shard: Tensor) -> PendingAllGather | None:
         """Start to fill `flat`, [padded numel], from the shards of the ranks that hold the unit. With several shards,
         `shard` is on the device."""
         if self._layout.shards(unit) == 1:
             flat.copy_(shard, non_blocking=True)
             return None
-        gathering = Gathering(self._groups.unit_groups(unit), flat, shard, self._trace)
-        if not gathering.has_begun:
-            self._half.append((unit, gathering))
-        return gathering
+        gather = PendingAllGather(self._groups.unit_groups(unit), flat, shard, self._trace)
+        if not gather.is_launched:
+            self._half_launched.append((unit, gather))
+        return gather
 
     def _count(self, unit: int, weights: Tensor) -> None:
         if self._layout.home(unit) != "Device":
