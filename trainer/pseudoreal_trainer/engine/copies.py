@@ -75,7 +75,7 @@ class Copies:
         update would be missing for that very update."""
         self._wanted: dict[tuple[int, int], bool] = {}
         """(position, unit of a group of its experts) -> whether tokens were routed to the group."""
-        self._left_out: set[int] = set()
+        self._skipped_fetches: set[int] = set()
         """Units whose fetch was skipped because no tokens were routed to them, until their Drop."""
         self._bound: dict[UnitModule, Tensor] = {}
         self.updated: dict[int, Updated] = {unit: _done(None) for unit in store.states}
@@ -108,7 +108,7 @@ class Copies:
         here: other pipeline ranks may wait for the gather while this rank waits for one of their messages.
         """
         if not self._is_wanted(record):
-            self._left_out.add(record.unit)
+            self._skipped_fetches.add(record.unit)
             return
         self._waiting.append(record)
         if self._layout.is_common(record.unit):
@@ -137,8 +137,8 @@ class Copies:
 
     def drop(self, record: Drop) -> None:
         """Free the slot of a working copy, once the fetch has finished. Does nothing if the fetch was skipped."""
-        if record.unit in self._left_out:
-            self._left_out.remove(record.unit)
+        if record.unit in self._skipped_fetches:
+            self._skipped_fetches.remove(record.unit)
             return
         # Finish the fetch even if no pass has used the copy: the tokens may all be on other ranks.
         self._finished(record.unit)

@@ -167,7 +167,7 @@ class Agreement:
     """Whether any rank was asked to end the phase."""
     z_loss_sum: float | None = None
     """z-loss summed over all tokens of the batch, in nats; None without z-loss."""
-    left_out: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
     """Units whose updates are skipped, because a value was not finite."""
     load: ExpertLoad | None = None
     """Distribution of tokens over experts; None without experts, and if the loss or the norm is not finite."""
@@ -209,7 +209,7 @@ class ReductionThread:
         self._step = 0
         self._squares: dict[int, float] = {}
         self._agreement: Agreement | None = None
-        self._left_out: set[int] = set()
+        self._skipped: set[int] = set()
         self._choices: list[list[float]] = []
         """Tokens of the step that chose each expert, for each layer with experts; filled with global clipping."""
 
@@ -249,7 +249,7 @@ class ReductionThread:
     def _begin(self, step: int) -> None:
         self._step, self._agreement = step, None
         self._squares.clear()
-        self._left_out.clear()
+        self._skipped.clear()
 
     def _finish_reduction(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> None:
         state, on_device = self._store.states[record.unit], self._layout.home(record.unit) == "Device"
@@ -315,10 +315,10 @@ class ReductionThread:
             loss_sum, norm, stop, finish, *z_loss_sum = sums
             z = z_loss_sum[0] if self._has_z_loss else None
             agreement = Agreement(loss_sum, math.sqrt(norm), stop=stop > 0, finish=finish > 0, z_loss_sum=z)
-            left_out = () if agreement.trains else tuple(range(self._layout.units))
+            skipped = () if agreement.trains else tuple(range(self._layout.units))
             self._choices = choices_of(tokens, len(loads))
             load = ExpertLoad.of(tokens, layers=len(loads)) if agreement.trains else None
-            self._agreement = replace(agreement, left_out=left_out, load=load)
+            self._agreement = replace(agreement, skipped=skipped, load=load)
             return self._agreement
 
     def _own_square(self) -> float:
@@ -355,7 +355,7 @@ class ReductionThread:
         square = self._whole_square(unit)
         # Largest value of the master dtype: the second moment of a larger gradient would not be finite.
         if not square <= torch.finfo(self._store.states[unit].extent.master).max:
-            self._leave_out(unit)
+            self._skip_or_fail(unit)
             return None
         return self._factor(math.sqrt(square))
 
@@ -373,24 +373,24 @@ class ReductionThread:
             ((whole,),) = sums_of([[counted]], self._groups.device, self._groups.reduce_users_of(unit))
             return whole
 
-    def _leave_out(self, unit: int) -> None:
+    def _skip_or_fail(self, unit: int) -> None:
         if not self._skips:
             name = self._store.units[unit].name
             raise TrainingError(f"the gradient of {name} is not finite in step {self._step}; {REMEDY}")
-        self._left_out.add(unit)
+        self._skipped.add(unit)
 
     def _end(self, loads: Tensor, computed: Event) -> Agreement:
         agreement = self._agreement
         assert agreement is not None, "every training plan contains Agree"
         if not agreement.trains:
             return agreement
-        mine = [float(unit in self._left_out) for unit in range(self._layout.units)]
+        mine = [float(unit in self._skipped) for unit in range(self._layout.units)]
         synchronize(computed)
         with self._streams.on(Stream.UPDATE), self._heartbeat.waiting("agrees on what the step left out and counted"):
             lists = mine, loads.flatten().tolist()
             counts, tokens = sums_of(lists, self._groups.device, self._groups.reduce_world)
-        left_out = tuple(unit for unit, count in enumerate(counts) if count)
-        return replace(agreement, left_out=left_out, load=ExpertLoad.of(tokens, layers=len(loads)))
+        skipped = tuple(unit for unit, count in enumerate(counts) if count)
+        return replace(agreement, skipped=skipped, load=ExpertLoad.of(tokens, layers=len(loads)))
 
 
 class UpdateThread:

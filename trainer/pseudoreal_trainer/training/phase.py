@@ -227,7 +227,7 @@ class _Phase:
 
     def _advance(self, agreed: Agreement, counted: Counts | None) -> None:
         # All groups of one set of experts share a name, which is listed once.
-        left_out = [*dict.fromkeys(self.engine.units[unit].name for unit in agreed.left_out)]
+        left_out = [*dict.fromkeys(self.engine.units[unit].name for unit in agreed.skipped)]
         self.progress.advance(agreed, self.config, left_out, counted)
         if left_out and self.reporter:
             events.log_left_out(self.config, self.progress, agreed, left_out)

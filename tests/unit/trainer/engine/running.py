@@ -51,7 +51,7 @@ class Result:
     measured: list[LayerGradients] = field(default_factory=list)
     """One entry per step."""
     state_bytes: dict[str, int] = field(default_factory=dict)
-    left_out: list[tuple[int, ...]] = field(default_factory=list)
+    skipped: list[tuple[int, ...]] = field(default_factory=list)
     """Units without an update, for each step."""
     loads: list[ExpertLoad | None] = field(default_factory=list)
     """One entry per step."""
@@ -171,7 +171,7 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False, 
             result.measured.append(probe.result())
         engine.settle()
         result.losses.append(agreement.loss_sum / targets)
-        result.left_out.append(agreement.left_out)
+        result.skipped.append(agreement.skipped)
         result.loads.append(agreement.load)
         result.moved.append({str(link): size for link, size in engine.trace.moved.items()})
     result.events = list(engine.trace.events)
