@@ -373,9 +373,9 @@ class Engine:
         return Source(unit, state, begin, end, self._copies.updated[unit])
 
     @property
-    def held_seconds(self) -> float:
+    def capture_wait_seconds(self) -> float:
         """Total seconds that updates have waited for captures."""
-        return self._updates.held_seconds
+        return self._updates.capture_wait_seconds
 
     # Memory.
 

@@ -411,7 +411,7 @@ class UpdateThread:
         self._newest: deque[Future[Event]] = deque(maxlen=KEPT_GRADIENTS)
         self.captures: dict[int, Future[None]] = {}
         """Unit -> capture that must be done before the unit's next update."""
-        self.held_seconds = 0.0
+        self.capture_wait_seconds = 0.0
         """Total seconds that updates have waited for captures."""
 
     @property
@@ -449,4 +449,4 @@ class UpdateThread:
         begin = time.perf_counter()
         with self._trace.span("checkpoint", record, "hold"):
             capture.result()
-        self.held_seconds += time.perf_counter() - begin
+        self.capture_wait_seconds += time.perf_counter() - begin

@@ -105,7 +105,7 @@ class _Running:
     stalled: float
     """Seconds of the main thread spent on starting the save."""
     held: float
-    """The engine's `held_seconds` when the save started."""
+    """The engine's `capture_wait_seconds` when the save started."""
 
 
 class Saver:
@@ -135,7 +135,7 @@ class Saver:
         """
         before = self.finish()
         self._heartbeat.save_begun()
-        begin, held = time.perf_counter(), self._engine.held_seconds
+        begin, held = time.perf_counter(), self._engine.capture_wait_seconds
         done = self._restated(manifest) if self._is_start(manifest) else self._started(manifest)
         stalled = time.perf_counter() - begin
         self._running = _Running(done, begin, stalled, held)
@@ -153,7 +153,7 @@ class Saver:
         self._running = None
         committed = self._heartbeat.join(running.done, self._heartbeat.saving)
         waited = time.perf_counter() - begin
-        held = self._engine.held_seconds - running.held
+        held = self._engine.capture_wait_seconds - running.held
         return [Saved(committed.manifest, committed.moment - running.begin, running.stalled + held + waited)]
 
     def __enter__(self) -> Self:

@@ -68,7 +68,7 @@ class _Engine:
     groups: _Groups
     whole_units: Any = UNITS
     master_dtype: torch.dtype = torch.float32
-    held_seconds: float = 0.0
+    capture_wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
