@@ -9,7 +9,7 @@ from pseudoreal_api.spec.optimizer import Clipping, Optimizer
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
 from pseudoreal_trainer.engine.passes import Training
-from pseudoreal_trainer.engine.ranks.mesh import open_mesh
+from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.forecast.memory.homes import activation_peaks
@@ -47,7 +47,7 @@ class Ours:
             compiled=False,
             offload_directory=folder,
         )
-        self.engine = Engine(blueprint, open_mesh(self.layout, Ranks(0, 1, device)), Trace(0))
+        self.engine = Engine(blueprint, create_process_groups(self.layout, Ranks(0, 1, device)), Trace(0))
         self._fill()
         self._step = 0
 

@@ -35,6 +35,6 @@ def config_of(body: PseudoRealJob, folder: Path) -> PhaseConfig:
 
 def train_step(engine: Engine, sequences: Tensor, step: int) -> Agreement:
     """Train one step on the sequences of all ranks, [sequences, T + 1]."""
-    layout = engine.mesh.layout
-    parts = sequences.chunk(layout.data)[engine.mesh.data_rank].chunk(layout.micro_batches)
+    layout = engine.groups.layout
+    parts = sequences.chunk(layout.data)[engine.groups.data_rank].chunk(layout.micro_batches)
     return engine.train(Batch(parts), Training(sequences[:, 1:].numel(), LEARNING_RATE, stop=False), step)

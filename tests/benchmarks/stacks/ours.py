@@ -10,7 +10,7 @@ from pseudoreal_api.spec.optimizer import Clipping, Optimizer
 from pseudoreal_api.spec.phase import Home, Sharing, StateSharding
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
 from pseudoreal_trainer.engine.passes import Training
-from pseudoreal_trainer.engine.ranks.mesh import open_mesh
+from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.model.initial import initial_weights
@@ -38,8 +38,8 @@ def at(home: Home, window: int = 2, sharding: StateSharding = "Full") -> Stack:
 
 def train_step(engine: Engine, work: Work, step: int) -> float:
     """Train one step; return its loss in nats per token."""
-    mesh, sequences = engine.mesh, work.batches[step]
-    batch = Batch(work.micro_batches_of(sequences, mesh.data_rank, mesh.layout.data))
+    groups, sequences = engine.groups, work.batches[step]
+    batch = Batch(work.micro_batches_of(sequences, groups.data_rank, groups.layout.data))
     tokens = sequences[:, 1:].numel()
     return engine.train(batch, Training(tokens, LEARNING_RATE, stop=False), step).loss_sum / tokens
 
@@ -66,7 +66,7 @@ def make_engine(work: Work, ranks: Ranks, layout: Layout, folder: Path, compute:
     clipping = Clipping(mode=layout.clipping)
     optimizer = Optimizer(weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=clipping)
     blueprint = Blueprint(work.model, optimizer, units, torch.float32, compute, False, folder)
-    engine = Engine(blueprint, open_mesh(layout, ranks), Trace(ranks.rank))
+    engine = Engine(blueprint, create_process_groups(layout, ranks), Trace(ranks.rank))
     for index, unit in enumerate(units):
         weights = initial_weights(unit, index, work.model, work.seed, torch.float32)
         if engine.has(index):

@@ -48,7 +48,7 @@ def tensors_of(layout: Layout, units: Sequence[Unit], dtype: str) -> dict[str, S
 
 def _cut(layout: Layout, unit: Unit, groups: Sequence[int], dtype: str) -> list[StoredTensor]:
     """Return the tensors of a unit of the model. `groups`: its units in the layout, one or one per group of experts."""
-    mesh, size = layout.mesh, layout.mesh.of_pipeline_rank
+    mesh, size = layout.mesh, layout.mesh.data
     own = [own_units([unit], c, layout.expert_ranks, layout.expert_groups) for c in range(layout.expert_ranks)]
     pieces: dict[str, list[Piece]] = {parameter.name: [] for parameter in unit.parameters}
     # The ranks of a pipeline rank have consecutive numbers.

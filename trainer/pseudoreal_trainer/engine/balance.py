@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.model.experts import Choice, Tally
 from pseudoreal_trainer.plan.records import SumChoices
@@ -37,21 +37,21 @@ class StepChoices:
             # Cloned: the all-reduce works in place, and the choice keeps its own counts.
             self._counts[position] = counts.clone() if before is None else before + counts
 
-    def begin_sum(self, record: SumChoices, mesh: Mesh, trace: Trace) -> None:
+    def begin_sum(self, record: SumChoices, groups: ProcessGroups, trace: Trace) -> None:
         """Launch the sum over the data ranks; `finish` waits for it."""
-        if mesh.choosing is None:
+        if groups.router_counts is None:
             return
         counts, begin = self._counts[record.position], time.perf_counter_ns()
-        work = dist.all_reduce(counts, group=mesh.choosing, async_op=True)
+        work = dist.all_reduce(counts, group=groups.router_counts, async_op=True)
         assert work is not None, "this rank is part of the group"
         self._under_way[record.position] = work, begin
-        trace.move("collective", 2 * (mesh.layout.data - 1) * counts.nbytes // mesh.layout.data)
+        trace.move("collective", 2 * (groups.layout.data - 1) * counts.nbytes // groups.layout.data)
 
-    def finish(self, position: int, mesh: Mesh, trace: Trace) -> None:
+    def finish(self, position: int, groups: ProcessGroups, trace: Trace) -> None:
         """Wait for the position's sum, if one was launched."""
         if (under_way := self._under_way.pop(position, None)) is not None:
             work, begin = under_way
-            with mesh.ranks.heartbeat.waiting(f"sums the choices of experts at position {position}"):
+            with groups.ranks.heartbeat.waiting(f"sums the choices of experts at position {position}"):
                 work.wait()
             trace.add("collective", begin, SumChoices(position))
 

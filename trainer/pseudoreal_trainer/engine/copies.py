@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from pseudoreal_trainer.engine.ranks.gathering import Gathering
-from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, Updated, reach
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.pending_all_gather import PendingAllGather
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
+from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.model.modules import UnitModule
@@ -30,7 +30,7 @@ class _Slot:
     """A device slot of the window, while it is free."""
 
     storage: Tensor
-    free: Mark
+    free: Event
     """CUDA event after which no kernel reads the slot's previous unit."""
 
 
@@ -47,8 +47,8 @@ class _Copy:
     Kept as long as the copy: once freed, its memory could be overwritten by the next fetch while other ranks still read
     the shard.
     """
-    gathering: Gathering | None
-    mark: Mark
+    gather: PendingAllGather | None
+    event: Event
     fetch: Fetch
     begin: int
     finished: bool = False
@@ -57,30 +57,32 @@ class _Copy:
 class Copies:
     """Working copies of a rank, and the weights that each module is bound to."""
 
-    def __init__(self, store: UnitStore, mesh: Mesh, lanes: Lanes, trace: Trace) -> None:
-        self._store, self._mesh, self._layout = store, mesh, mesh.layout
-        self._free = {pool: [_Slot(slot, lanes.mark()) for slot in slots] for pool, slots in store.window.items()}
-        self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat
+    def __init__(self, store: UnitStore, groups: ProcessGroups, streams: Streams, trace: Trace) -> None:
+        self._store, self._groups, self._layout = store, groups, groups.layout
+        self._free = {
+            pool: [_Slot(slot, streams.record_event()) for slot in slots] for pool, slots in store.window.items()
+        }
+        self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
         self._copies: dict[int, _Copy] = {}
-        self._refreshing: dict[int, Gathering | None] = {}
+        self._refreshing: dict[int, PendingAllGather | None] = {}
         self._waiting: deque[Fetch] = deque()
         """Fetches that have not started because their units are still being updated or read from disk, in plan
         order."""
-        self._half: deque[tuple[int, Gathering]] = deque()
+        self._half_launched: deque[tuple[int, PendingAllGather]] = deque()
         """Units with all-gathers whose second stage has not started, in plan order."""
         self._unread: dict[int, None] = {}
         """Units whose disk read has not started because they are still being updated. A disk thread that waited for an
         update would be missing for that very update."""
         self._wanted: dict[tuple[int, int], bool] = {}
         """(position, unit of a group of its experts) -> whether tokens were routed to the group."""
-        self._left_out: set[int] = set()
+        self._skipped_fetches: set[int] = set()
         """Units whose fetch was skipped because no tokens were routed to them, until their Drop."""
         self._bound: dict[UnitModule, Tensor] = {}
         self.updated: dict[int, Updated] = {unit: _done(None) for unit in store.states}
         """Unit -> its newest update; the future yields the event after which the new weights can be read."""
         self._slot_addresses = {s.untyped_storage().data_ptr() for slots in store.window.values() for s in slots}
         self._owners: dict[int, int] = {}
-        self._dropped: Mark = None
+        self._dropped: Event = None
         """Event recorded after the newest drop of a copy, in any pool. The allocator may give the dropped shard's
         memory to the next fetch, into any slot; before this event, other ranks may still be reading the shard."""
 
@@ -106,7 +108,7 @@ class Copies:
         here: other pipeline ranks may wait for the gather while this rank waits for one of their messages.
         """
         if not self._is_wanted(record):
-            self._left_out.add(record.unit)
+            self._skipped_fetches.add(record.unit)
             return
         self._waiting.append(record)
         if self._layout.is_common(record.unit):
@@ -119,8 +121,8 @@ class Copies:
         self._read_updated()
         while self._waiting and self._is_ready(self._waiting[0].unit):
             self._begin(self._waiting.popleft())
-        while self._half and self._half[0][1].goes_on:
-            self._begin_second()
+        while self._half_launched and self._half_launched[0][1].can_launch_second:
+            self._launch_second()
 
     def begin_all(self) -> None:
         """Start all pending fetches, waiting for their units.
@@ -130,20 +132,20 @@ class Copies:
         """
         while self._waiting:
             self._begin(self._waiting.popleft())
-        while self._half:
-            self._begin_second()
+        while self._half_launched:
+            self._launch_second()
 
     def drop(self, record: Drop) -> None:
         """Free the slot of a working copy, once the fetch has finished. Does nothing if the fetch was skipped."""
-        if record.unit in self._left_out:
-            self._left_out.remove(record.unit)
+        if record.unit in self._skipped_fetches:
+            self._skipped_fetches.remove(record.unit)
             return
         # Finish the fetch even if no pass has used the copy: the tokens may all be on other ranks.
         self._finished(record.unit)
         copy = self._copies.pop(record.unit)
         self._bound = {module: flat for module, flat in self._bound.items() if flat is not copy.flat}
         self._owners.pop(copy.flat.data_ptr())
-        self._dropped = self._lanes.mark()
+        self._dropped = self._streams.record_event()
         self._free[self._layout.pool_of(record.unit)].append(_Slot(copy.slot.storage, self._dropped))
         self._trace.add("fetch", time.perf_counter_ns(), record)
 
@@ -176,12 +178,12 @@ class Copies:
 
     def changed(self, unit: int) -> None:
         """Record that the unit's state was set, on the current stream."""
-        self.updated[unit] = _done(self._lanes.mark())
+        self.updated[unit] = _done(self._streams.record_event())
 
     def settle(self) -> None:
         """Wait for all updates. Raises the error of an update that failed."""
         for updated in self.updated.values():
-            reach(updated.result())
+            synchronize(updated.result())
 
     def _is_ready(self, unit: int) -> bool:
         return self.updated[unit].done() and unit not in self._unread and self._store.states[unit].is_read()
@@ -200,41 +202,41 @@ class Copies:
         else:
             self._refresh(record)
 
-    def _begin_second(self) -> None:
-        unit, gathering = self._half.popleft()
+    def _launch_second(self) -> None:
+        unit, gather = self._half_launched.popleft()
         with self._heartbeat.waiting(f"gathers unit {unit}"):
-            gathering.begin_second()
+            gather.launch_second()
 
     def _finished(self, unit: int) -> Tensor:
         # Start earlier fetches first: the same ranks may gather them, and collectives must be in plan order.
         while any(record.unit == unit for record in self._waiting):
             self._begin(self._waiting.popleft())
-        while any(half == unit for half, _ in self._half):
-            self._begin_second()
+        while any(half == unit for half, _ in self._half_launched):
+            self._launch_second()
         if unit in self._store.resident:
             self._finish_resident(unit)
         elif (copy := self._copies.get(unit)) is not None and not copy.finished:
-            if copy.gathering is not None:
-                self._await(unit, copy.gathering)
-            self._lanes.follow(copy.mark)
+            if copy.gather is not None:
+                self._await(unit, copy.gather)
+            self._streams.wait_event(copy.event)
             copy.finished = True
-            self._store.states[unit].fetched(copy.mark)
+            self._store.states[unit].fetched(copy.event)
             self._trace.add("fetch", copy.begin, copy.fetch)
         return self.flat(unit)
 
     def _finish_resident(self, unit: int) -> None:
         if unit in self._refreshing:
-            gathering = self._refreshing.pop(unit)
-            if gathering is not None:
-                self._await(unit, gathering)
+            gather = self._refreshing.pop(unit)
+            if gather is not None:
+                self._await(unit, gather)
         else:
-            self._lanes.follow(self._newest(unit))
+            self._streams.wait_event(self._newest(unit))
 
-    def _await(self, unit: int, gathering: Gathering) -> None:
+    def _await(self, unit: int, gather: PendingAllGather) -> None:
         with self._heartbeat.waiting(f"gathers unit {unit}"):
-            gathering.wait()
+            gather.wait()
 
-    def _newest(self, unit: int) -> Mark:
+    def _newest(self, unit: int) -> Event:
         """Wait until the unit's newest update was launched. Return the event after which it is done."""
         return self._heartbeat.join(self.updated[unit], self._heartbeat.updates)
 
@@ -244,32 +246,32 @@ class Copies:
         updated = self._newest(record.unit)
         if record.unit in self._unread:
             self._read(record.unit)
-        with self._lanes.on(Lane.COPY_IN):
+        with self._streams.on(Stream.COPY_IN):
             # The passes that read the slot's previous unit and this unit's update ran on other streams: only these
             # events order the copy after them.
-            self._lanes.follow(slot.free)
-            self._lanes.follow(updated)
+            self._streams.wait_event(slot.free)
+            self._streams.wait_event(updated)
             weights = state.compute_weights()
             flat = slot.storage[: len(weights) * self._layout.shards(record.unit)]
             self._count(record.unit, weights)
             if self._layout.shards(record.unit) > 1:
-                self._lanes.follow(self._dropped)
+                self._streams.wait_event(self._dropped)
                 weights = weights.to(flat.device, non_blocking=True)
-            gathering = self._gather(record.unit, flat, weights)
-            mark = self._lanes.mark()
+            gather = self._gather(record.unit, flat, weights)
+            event = self._streams.record_event()
         self._owners[flat.data_ptr()] = record.unit
-        return _Copy(slot, flat, weights, gathering, mark, record, begin)
+        return _Copy(slot, flat, weights, gather, event, record, begin)
 
-    def _gather(self, unit: int, flat: Tensor, shard: Tensor) -> Gathering | None:
+    def _gather(self, unit: int, flat: Tensor, shard: Tensor) -> PendingAllGather | None:
         """Start to fill `flat`, [padded numel], from the shards of the ranks that hold the unit. With several shards,
         `shard` is on the device."""
         if self._layout.shards(unit) == 1:
             flat.copy_(shard, non_blocking=True)
             return None
-        gathering = Gathering(self._mesh.holders_of(unit), flat, shard, self._trace)
-        if not gathering.has_begun:
-            self._half.append((unit, gathering))
-        return gathering
+        gather = PendingAllGather(self._groups.unit_groups(unit), flat, shard, self._trace)
+        if not gather.is_launched:
+            self._half_launched.append((unit, gather))
+        return gather
 
     def _count(self, unit: int, weights: Tensor) -> None:
         if self._layout.home(unit) != "Device":
@@ -278,7 +280,7 @@ class Copies:
     def _refresh(self, record: Fetch) -> None:
         """Gather a resident copy again after its shards were updated."""
         unit = record.unit
-        self._lanes.follow(self._newest(unit))
+        self._streams.wait_event(self._newest(unit))
         if unit in self._unread:
             self._read(unit)
         with self._trace.span("fetch", record):
@@ -293,7 +295,7 @@ class Copies:
         weights = state.compute_weights()
         own.copy_(weights, non_blocking=True)
         self._count(unit, weights)
-        state.fetched(self._lanes.mark())
+        state.fetched(self._streams.record_event())
 
     def _pack(self, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage().data_ptr()
@@ -319,7 +321,7 @@ class _Saved:
     stride: tuple[int, ...]
 
 
-def _done(mark: Mark) -> Updated:
+def _done(event: Event) -> Updated:
     future: Updated = Future()
-    future.set_result(mark)
+    future.set_result(event)
     return future

@@ -19,9 +19,9 @@ from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.passes import Batch, Passes, PlanRun, Training
 from pseudoreal_trainer.engine.probe import LayerGroup, Probe, groups_of
 from pseudoreal_trainer.engine.ranks.exchanges import Exchanges
-from pseudoreal_trainer.engine.ranks.lanes import Lanes, Throttle
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.messages import Messages
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
+from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.spread import SpreadPasses
 from pseudoreal_trainer.engine.stash import StashedInputs
@@ -30,7 +30,7 @@ from pseudoreal_trainer.engine.state.memory import Purpose
 from pseudoreal_trainer.engine.state.ring import KeptRing
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.engine.tokens import TokenBuffer
-from pseudoreal_trainer.engine.updates import Agreement, Gradients, Reductions, Updates
+from pseudoreal_trainer.engine.updates import Agreement, Gradients, ReductionThread, UpdateThread
 from pseudoreal_trainer.engine.warm_up import warm_up
 from pseudoreal_trainer.forecast.memory.activations import most_stashed
 from pseudoreal_trainer.forecast.memory.crossing import takes_tokens
@@ -108,54 +108,54 @@ class UnitState:
 class Engine:
     """One rank's training engine. Every rank creates one and calls the same methods in the same order."""
 
-    def __init__(self, blueprint: Blueprint, mesh: Mesh, trace: Trace) -> None:
+    def __init__(self, blueprint: Blueprint, groups: ProcessGroups, trace: Trace) -> None:
         """Raises PlanError if the layout's plan is invalid, TrainingError if a home has too little room for the
         state."""
-        self._blueprint, self.mesh, self._layout, self.trace = blueprint, mesh, mesh.layout, trace
-        self.units = units_of_rank(mesh.layout, blueprint.units, mesh.ranks.rank)
+        self._blueprint, self.groups, self._layout, self.trace = blueprint, groups, groups.layout, trace
+        self.units = units_of_rank(groups.layout, blueprint.units, groups.ranks.rank)
         """Units as this rank holds them: with expert parallelism, a unit of experts contains only this rank's
         experts."""
-        self._plan = self._checked(step_plan(mesh.layout))
-        self._measuring_plan = self._checked(measuring_plan(mesh.layout)) if mesh.layout.measures else self._plan
-        lanes = self._lanes = Lanes(mesh.device)
+        self._plan = self._checked(step_plan(groups.layout))
+        self._measuring_plan = self._checked(measuring_plan(groups.layout)) if groups.layout.measures else self._plan
+        streams = self._streams = Streams(groups.device)
         store = self._store = UnitStore(
             blueprint.model,
             blueprint.optimizer,
             self.units,
-            mesh,
+            groups,
             trace,
             master=blueprint.master,
             compute=blueprint.compute,
             folder=blueprint.offload_directory,
         )
         modules = Modules(blueprint.model, self.units, blueprint.compute, compiled=blueprint.compiled)
-        self._copies = Copies(store, mesh, lanes, trace)
-        self._gradients = Gradients(store, modules, mesh, lanes, trace)
-        self._reductions = Reductions(blueprint.optimizer, store, mesh, lanes, trace, blueprint.model.top_k)
-        self._updates = Updates(blueprint.optimizer, store, self._reductions, mesh, lanes, trace)
-        self._messages = Messages(mesh, blueprint.compute, trace)
-        self._stashed = StashedInputs(lanes, trace, store.memory, mesh.device)
-        self._tokens = TokenBuffer(lanes, mesh.device, store.memory)
+        self._copies = Copies(store, groups, streams, trace)
+        self._gradients = Gradients(store, modules, groups, streams, trace)
+        self._reductions = ReductionThread(blueprint.optimizer, store, groups, streams, trace, blueprint.model.top_k)
+        self._updates = UpdateThread(blueprint.optimizer, store, self._reductions, groups, streams, trace)
+        self._messages = Messages(groups, blueprint.compute, trace)
+        self._stashed = StashedInputs(streams, trace, store.memory, groups.device)
+        self._tokens = TokenBuffer(streams, groups.device, store.memory)
         self._ring = KeptRing(store.memory)
         self._passes = Passes(
-            layout=mesh.layout,
+            layout=groups.layout,
             modules=modules,
             copies=self._copies,
             gradients=self._gradients,
             messages=self._messages,
             stashed=self._stashed,
             tokens=self._tokens,
-            lanes=lanes,
+            streams=streams,
             trace=trace,
             loss=Loss(
                 dtype=blueprint.master,
-                chunk=mesh.layout.loss_chunk,
+                chunk=groups.layout.loss_chunk,
                 soft_cap=soft_cap_of(blueprint.model),
                 z_factor=float(blueprint.optimizer.z_loss),
             ),
             end_of_document=blueprint.end_of_document,
         )
-        self._spread = SpreadPasses(self._passes, Exchanges(mesh, trace))
+        self._spread = SpreadPasses(self._passes, Exchanges(groups, trace))
 
     # Steps.
 
@@ -171,7 +171,7 @@ class Engine:
         self._run(self._plan if probe is None else self._measuring_plan, run)
         assert run.agreement is not None, "every training plan contains Agree"
         agreed = run.agreement if self._agrees_on_all else self._reductions.end(self._loads(run))
-        heartbeat = self.mesh.ranks.heartbeat
+        heartbeat = self.groups.ranks.heartbeat
         return heartbeat.join(agreed, heartbeat.reductions)
 
     def evaluate(self, batch: Batch, micro_batches: int) -> dict[int, float]:
@@ -197,12 +197,12 @@ class Engine:
 
     def _evaluate(self, run: PlanRun, micro_batches: int) -> None:
         layout = replace(self._layout, micro_batches=micro_batches)
-        self._run(evaluation_plan(layout)[self.mesh.pipeline_rank], run)
+        self._run(evaluation_plan(layout)[self.groups.pipeline_rank], run)
 
     def _run(self, plan: RankPlan, run: PlanRun) -> None:
         """Execute the records of a plan in order."""
         is_limited = self._layout.stash or self._layout.pipeline > 1
-        throttle = Throttle(self._lanes, _AHEAD if is_limited else None)
+        limit = RunAheadLimit(self._streams, _AHEAD if is_limited else None)
         self._prepare(plan, run)
         self._spread.begin()
         for record in plan:
@@ -211,7 +211,7 @@ class Engine:
                 # Updates may have finished during the pass: start the fetches that waited for them before a record
                 # needs their weights.
                 self._copies.begin_ready()
-                throttle.called()
+                limit.called()
         self._stashed.finish()
         self._messages.finish()
 
@@ -226,12 +226,12 @@ class Engine:
             case Forward():
                 (self._spread if self._layout.spreads(record.position) else self._passes).forward(run, record)
             case Backward():
-                run.choices_of_step.finish(record.position, self.mesh, self.trace)
+                run.choices_of_step.finish(record.position, self.groups, self.trace)
                 (self._spread if self._layout.spreads(record.position) else self._passes).backward(run, record)
             case Route() | Count() | Exchange() | ExpertForward() | Recompute() | ExpertBackward():
                 self._spread.execute(run, record)
             case SumChoices():
-                run.choices_of_step.begin_sum(record, self.mesh, self.trace)
+                run.choices_of_step.begin_sum(record, self.groups, self.trace)
             case Send():
                 self._messages.send(record, run.crossing(record.flow).pop((record.position, record.micro_batch)))
             case Receive():
@@ -265,7 +265,7 @@ class Engine:
         # Pending fetches use the same group: every rank launches them before this sum, so that all ranks launch their
         # collectives in plan order.
         self._copies.begin_all()
-        with self.trace.executed("measure", record, self._lanes):
+        with self.trace.executed("measure", record, self._streams):
             run.probe.finish(record.position)
 
     def _prepare(self, plan: RankPlan, run: PlanRun) -> None:
@@ -273,11 +273,11 @@ class Engine:
 
         Runs before the first message is awaited, because warming up and pinning memory may wait for all kernels.
         """
-        if self._lanes.are_real and self._layout.pipeline > 1:
+        if self._streams.are_real and self._layout.pipeline > 1:
             warm_up(self._passes, run.batch, plan)
         stashes = self._layout.stash and run.training is not None
         masks = self._blueprint.end_of_document is not None
-        takes = self._lanes.are_real and takes_tokens(self._layout, self.mesh.pipeline_rank, masks_documents=masks)
+        takes = self._streams.are_real and takes_tokens(self._layout, self.groups.pipeline_rank, masks_documents=masks)
         if not (takes or stashes):
             return
         shapes = [run.batch.shape(m) for m in {record.micro_batch for record in plan if isinstance(record, Forward)}]
@@ -295,7 +295,7 @@ class Engine:
         model = self._blueprint.model
         if model.experts is None:
             return NO_LOADS
-        none = torch.zeros(model.experts.count + Tally.OTHERS, dtype=torch.float64, device=self.mesh.device)
+        none = torch.zeros(model.experts.count + Tally.OTHERS, dtype=torch.float64, device=self.groups.device)
         layers = [layer for layer in range(model.layers) if model.has_experts(layer)]
         return torch.stack([run.loads.get(layer + 1, none) for layer in layers])
 
@@ -304,7 +304,7 @@ class Engine:
         """True if all values of the agreement are known when Agree is executed.
 
         With global clipping, Agree follows all passes. Otherwise it comes among them, before the expert load and the
-        skipped units are known; `Reductions.end` then agrees on these.
+        skipped units are known; `ReductionThread.end` then agrees on these.
         """
         counts, skips = self._blueprint.model.experts is not None, self._blueprint.optimizer.non_finite == "Skip"
         return self._layout.clipping == "Global" or not (counts or skips)
@@ -312,16 +312,16 @@ class Engine:
     def _checked(self, plan: tuple[RankPlan, ...]) -> RankPlan:
         """Check the plan of all pipeline ranks and return this rank's part. Raises PlanError if the plan is invalid."""
         check_plan(self._layout, plan)
-        return plan[self.mesh.pipeline_rank]
+        return plan[self.groups.pipeline_rank]
 
     def probe(self, next_sharing: Sharing | None) -> Probe:
         """Return a probe for one step. `next_sharing`: sharing of the next phase; None: only neighbours are
         compared."""
-        model, groups = self._blueprint.model, tuple[LayerGroup, ...]()
+        model, layer_groups = self._blueprint.model, tuple[LayerGroup, ...]()
         if next_sharing is not None:
             next_blocks = blocks_of_layers(next_sharing, model.layers)
-            groups = groups_of(self._layout, next_blocks, experts_of_layers(next_sharing, model))
-        return Probe(self.mesh, self.whole_units, self._passes.modules, self.master_dtype, groups)
+            layer_groups = groups_of(self._layout, next_blocks, experts_of_layers(next_sharing, model))
+        return Probe(self.groups, self.whole_units, self._passes.modules, self.master_dtype, layer_groups)
 
     # The state, between steps.
 
@@ -363,8 +363,8 @@ class Engine:
         sources = [self._source(unit, span) for unit, span in spans.items()]
         crosses = any(self._layout.home(unit) == "Device" for unit in spans)
         ring = self._ring.ring(buffer_bytes, crosses=crosses)
-        capture = Capture(sources, sink, ring, self._lanes, self.trace)
-        self._updates.holds |= capture.captured
+        capture = Capture(sources, sink, ring, self._streams, self.trace)
+        self._updates.captures |= capture.captured
         return capture.start()
 
     def _source(self, unit: int, span: range) -> Source:
@@ -373,9 +373,9 @@ class Engine:
         return Source(unit, state, begin, end, self._copies.updated[unit])
 
     @property
-    def held_seconds(self) -> float:
+    def capture_wait_seconds(self) -> float:
         """Total seconds that updates have waited for captures."""
-        return self._updates.held_seconds
+        return self._updates.capture_wait_seconds
 
     # Memory.
 
@@ -415,4 +415,4 @@ class Engine:
         # Last: the threads have ended, so no copy and no disk request uses this memory.
         for memory in (self._stashed, self._tokens, self._ring, self._store):
             memory.close()
-        self.mesh.close()
+        self.groups.close()

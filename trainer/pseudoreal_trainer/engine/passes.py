@@ -13,8 +13,8 @@ from torch import Tensor
 from pseudoreal_trainer.engine.balance import StepChoices
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.probe import Probe
-from pseudoreal_trainer.engine.ranks.lanes import Lanes
 from pseudoreal_trainer.engine.ranks.messages import Messages
+from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.stash import Key, StashedInputs
 from pseudoreal_trainer.engine.tokens import TokenBuffer
@@ -135,7 +135,7 @@ class Passes:
     messages: Messages
     stashed: StashedInputs
     tokens: TokenBuffer
-    lanes: Lanes
+    streams: Streams
     trace: Trace
     loss: Loss
     end_of_document: int | None = None
@@ -278,7 +278,7 @@ class Passes:
 
     def computing(self, record: Record, lane: str = "compute") -> AbstractContextManager[None]:
         """Return a context whose kernels are traced under the record."""
-        return self.trace.executed(lane, record, self.lanes)
+        return self.trace.executed(lane, record, self.streams)
 
     def take_input(self, run: PlanRun, position: int, m: int) -> Tensor:
         """Return the input of a position, [B, T, H], for the backward pass, its last reader."""

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from pseudoreal_api.resolved.layers import sets_of
 from torch import Tensor
 
-from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
+from pseudoreal_trainer.engine.gradient_accumulator import GradientAccumulator
 from pseudoreal_trainer.engine.norms import dot
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.parts import by_expert, parts_of, units_of_rank
@@ -100,32 +100,33 @@ class Probe:
 
     def __init__(
         self,
-        mesh: Mesh,
+        groups: ProcessGroups,
         units: Sequence[Unit],
         modules: Modules,
         dtype: torch.dtype,
-        groups: tuple[LayerGroup, ...],
+        layer_groups: tuple[LayerGroup, ...],
     ) -> None:
-        """`units`: with all experts. `dtype`: of the gradients. `groups`: empty if only neighbours are compared."""
-        self._mesh, self._modules, self._dtype = mesh, modules, dtype
-        self._units = units_of_rank(mesh.layout, units, mesh.ranks.rank)
-        self._gradients: dict[tuple[int, int], GrowingGradient] = {}
+        """`units`: with all experts. `dtype`: of the gradients. `layer_groups`: empty if only neighbours are
+        compared."""
+        self._groups, self._modules, self._dtype = groups, modules, dtype
+        self._units = units_of_rank(groups.layout, units, groups.ranks.rank)
+        self._accumulators: dict[tuple[int, int], GradientAccumulator] = {}
         """(position, unit) -> accumulated gradient of the micro-batches so far."""
-        self._squares = GroupSquares(mesh, units, groups, dtype)
-        self._cosines = NeighbourCosines(mesh)
+        self._squares = GroupSquares(groups, units, layer_groups, dtype)
+        self._cosines = NeighbourCosines(groups)
 
     def accumulate(self, position: int, unit: int, gradients: Sequence[Tensor | None]) -> None:
         """Add the gradients of one micro-batch for the parameters of one of the position's units, in their order."""
-        if unit not in self._mesh.layout.shared_units(position):
+        if unit not in self._groups.layout.shared_units(position):
             return
-        if (position, unit) not in self._gradients:
-            self._gradients[position, unit] = self._begin(unit)
-        self._gradients[position, unit].add(gradients)
+        if (position, unit) not in self._accumulators:
+            self._accumulators[position, unit] = self._begin(unit)
+        self._accumulators[position, unit].add(gradients)
 
     def finish(self, position: int) -> None:
         """Reduce and measure the gradients of a position after its last micro-batch. Positions come from the top down.
         Collective over the data ranks of a pipeline rank."""
-        for unit in self._mesh.layout.shared_units(position):
+        for unit in self._groups.layout.shared_units(position):
             gradient = self._reduced(position, unit)
             self._squares.add(position, unit, gradient)
             self._cosines.add(position, unit, gradient)
@@ -137,7 +138,7 @@ class Probe:
         self._squares.sum_over_pipeline()
         squares, products = self._squares.squares, self._cosines.products
         # One all-reduce for all numbers: all ranks have the same groups and pairs in the same order.
-        numbers = self._mesh.ranks.sum_(torch.cat([squares.flatten(), products.flatten()]))
+        numbers = self._groups.ranks.sum_(torch.cat([squares.flatten(), products.flatten()]))
         of_groups, of_pairs = numbers.split([squares.numel(), products.numel()])
         squared: list[list[float]] = of_groups.view(squares.shape).tolist()
         return LayerGradients(
@@ -146,20 +147,20 @@ class Probe:
             correlations=tuple(_cosine(*pair) for pair in of_pairs.view(products.shape).tolist()),
         )
 
-    def _begin(self, unit: int) -> GrowingGradient:
-        parts = self._mesh.layout.data_holders(unit)
+    def _begin(self, unit: int) -> GradientAccumulator:
+        parts = self._groups.layout.data_holders(unit)
         padded = self._units[unit].shard_length(parts) * parts
-        flat = torch.empty(padded, dtype=self._dtype, device=self._mesh.device)
-        return GrowingGradient(flat, self._modules.of(unit).views(flat))
+        flat = torch.empty(padded, dtype=self._dtype, device=self._groups.device)
+        return GradientAccumulator(flat, self._modules.of(unit).views(flat))
 
     def _reduced(self, position: int, unit: int) -> Tensor:
         """Return this data rank's shard of the position's gradient, summed over the ranks of this pipeline rank that
         hold the unit, [shard]."""
-        flat, holders = self._gradients.pop((position, unit)).complete(), self._mesh.data_holders_of(unit)
+        flat, unit_groups = self._accumulators.pop((position, unit)).complete(), self._groups.data_unit_groups(unit)
         # The data ranks of a pipeline rank have one plan, so they finish positions and reduce units in one order.
-        for group in filter(None, (holders.shard, holders.replica)):
+        for group in filter(None, (unit_groups.intra, unit_groups.inter)):
             part = torch.empty(len(flat) // group.size(), dtype=flat.dtype, device=flat.device)
-            with _wait(self._mesh, f"the sum of layer {position}"):
+            with _wait(self._groups, f"the sum of layer {position}"):
                 dist.reduce_scatter_tensor(part, flat, group=group)
             flat = part
         return flat
@@ -169,21 +170,25 @@ class GroupSquares:
     """Sums of the squares of the groups' gradients: one per tensor of the shared units, or one per expert of a stacked
     tensor."""
 
-    def __init__(self, mesh: Mesh, units: Sequence[Unit], groups: tuple[LayerGroup, ...], dtype: torch.dtype) -> None:
-        self._mesh, self._groups, self._dtype = mesh, groups, dtype
-        self._own = units_of_rank(mesh.layout, units, mesh.ranks.rank)
-        self._parameters = {group: units[mesh.layout.unit_of_model(group.units[0])].parameters for group in groups}
+    def __init__(
+        self, groups: ProcessGroups, units: Sequence[Unit], layer_groups: tuple[LayerGroup, ...], dtype: torch.dtype
+    ) -> None:
+        self._groups, self._layer_groups, self._dtype = groups, layer_groups, dtype
+        self._own = units_of_rank(groups.layout, units, groups.ranks.rank)
+        self._parameters = {
+            group: units[groups.layout.unit_of_model(group.units[0])].parameters for group in layer_groups
+        }
         """Group -> parameters of the shared unit, with all experts."""
         self._sums: dict[tuple[LayerGroup, int], Tensor] = {}
         """(group, unit) -> sum of the gradients of this rank's layers so far, [shard]; removed once it is squared."""
         most = max((sum(map(_sums, parameters)) for parameters in self._parameters.values()), default=0)
-        self.squares = torch.zeros(len(groups), most, dtype=torch.float64, device=mesh.device)
+        self.squares = torch.zeros(len(layer_groups), most, dtype=torch.float64, device=groups.device)
         """[groups, sums], of this data rank's shard. One pipeline rank has the values of a group, the others have
         zeros. Rows with fewer sums than others end with zeros."""
 
     def add(self, position: int, unit: int, gradient: Tensor) -> None:
         """Add the gradient of one of the position's units, [shard]. Positions come from the top down."""
-        for row, group in enumerate(self._groups):
+        for row, group in enumerate(self._layer_groups):
             if unit not in group.units or position not in group.positions:
                 continue
             # Not in place: the gradient may belong to other groups as well.
@@ -194,24 +199,24 @@ class GroupSquares:
 
     def sum_over_pipeline(self) -> None:
         """Finish the sums of groups with layers on several pipeline ranks. Collective over the pipeline ranks."""
-        for row, group in enumerate(self._groups):
+        for row, group in enumerate(self._layer_groups):
             ranks = self._ranks(group)
             for unit in group.units if len(ranks) > 1 else ():
-                total = torch.zeros(self._shard(unit), dtype=self._dtype, device=self._mesh.device)
+                total = torch.zeros(self._shard(unit), dtype=self._dtype, device=self._groups.device)
                 if (group, unit) in self._sums:
                     total += self._sums.pop((group, unit))
                 # Every pipeline rank takes part, even without a layer of the group: the ranks share one communicator,
                 # and all of them walk the groups in one order, after their last message on it.
-                with _wait(self._mesh, f"the sum of unit {unit}"):
-                    dist.all_reduce(total, group=self._mesh.measuring)
-                if self._mesh.pipeline_rank == min(ranks):
+                with _wait(self._groups, f"the sum of unit {unit}"):
+                    dist.all_reduce(total, group=self._groups.probe)
+                if self._groups.pipeline_rank == min(ranks):
                     self._add(row, self._squared(group, unit, total))
 
     def means(self, squares: list[list[float]], *, are_shared: bool) -> dict[str, list[float]]:
         """Return tensor of a shared unit -> means over the unit's groups of this phase, or of the next. `squares`:
         summed over all ranks, [groups, sums]."""
         found: dict[str, list[list[float]]] = {}
-        for group, values in zip(self._groups, squares, strict=True):
+        for group, values in zip(self._layer_groups, squares, strict=True):
             if group.is_shared == are_shared:
                 parameters = self._parameters[group]
                 for parameter, begin in zip(parameters, _begins(parameters), strict=True):
@@ -227,17 +232,17 @@ class GroupSquares:
 
     def _ranks(self, group: LayerGroup) -> set[int]:
         """Return the pipeline ranks that have layers of the group."""
-        return {self._mesh.layout.rank_of(position) for position in group.positions}
+        return {self._groups.layout.rank_of(position) for position in group.positions}
 
     def _shard(self, unit: int) -> int:
-        return self._own[unit].shard_length(self._mesh.layout.data_holders(unit))
+        return self._own[unit].shard_length(self._groups.layout.data_holders(unit))
 
     def _squared(self, group: LayerGroup, unit: int, gradient: Tensor) -> Tensor:
         """Return the sums of squares of one unit's gradient, over this data rank's shard: [sums of the whole group],
         float64. `gradient`: [shard]."""
         parameters = self._parameters[group]
-        layout = self._mesh.layout
-        shard = self._own[unit].shard(layout.data_part(unit, self._mesh.ranks.rank), layout.data_holders(unit))
+        layout = self._groups.layout
+        shard = self._own[unit].shard(layout.data_part(unit, self._groups.ranks.rank), layout.data_holders(unit))
         own = {part.name: part for part in parts_of(self._own[unit], shard)}
         squares = torch.zeros(sum(map(_sums, parameters)), dtype=torch.float64, device=gradient.device)
         for parameter, column in zip(parameters, _begins(parameters), strict=True):
@@ -265,24 +270,24 @@ class NeighbourCosines:
     A layer is compared when it is finished, with the next layer above that uses its units, which was finished before.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
+    def __init__(self, groups: ProcessGroups) -> None:
+        self._groups = groups
         self._above: dict[tuple[int, int], Tensor] = {}
         """(position, unit) -> gradient of the next layer above with this unit, if that layer is on this rank,
         [shard]."""
         self._sent: list[tuple[dist.Work, Tensor]] = []
         """Sends in flight, with their gradients, which keep their memory until then."""
-        pairs = [p for p in range(1, mesh.layout.head) if mesh.layout.position_above(p) is not None]
+        pairs = [p for p in range(1, groups.layout.head) if groups.layout.position_above(p) is not None]
         self._rows = {position: row for row, position in enumerate(pairs)}
         """Position of the lower layer of a pair -> row of `products`."""
-        self.products = torch.zeros(len(pairs), 3, dtype=torch.float64, device=mesh.device)
+        self.products = torch.zeros(len(pairs), 3, dtype=torch.float64, device=groups.device)
         """[pairs, 3], lowest layers first: square of the lower gradient, square of the upper gradient, and their
         product, of this data rank's shard. Zeros if the lower layer is on another pipeline rank."""
 
     def add(self, position: int, unit: int, gradient: Tensor) -> None:
         """Add the gradient of one of the position's units, [shard]. Positions come from the top down, and the units of
         each position in order."""
-        layout = self._mesh.layout
+        layout = self._groups.layout
         if (above := layout.position_above(position)) is not None:
             key = (position, unit)
             other = self._received(above, gradient) if self._is_elsewhere(above) else self._above.pop(key)
@@ -296,34 +301,34 @@ class NeighbourCosines:
             self._above[below, unit] = gradient
 
     def wait_for_sends(self) -> None:
-        with _wait(self._mesh, "what it sent"):
+        with _wait(self._groups, "what it sent"):
             for work, _ in self._sent:
                 work.wait()
         self._sent.clear()
 
     def _is_elsewhere(self, position: int) -> bool:
-        return self._mesh.layout.rank_of(position) != self._mesh.pipeline_rank
+        return self._groups.layout.rank_of(position) != self._groups.pipeline_rank
 
     # Messages have no tags: a rank receives from a peer in the order of the sends. This is the right order, because
     # every rank finishes its layers from the top down, and neighbours are equally far apart in all blocks.
 
     def _send(self, position: int, gradient: Tensor) -> None:
-        peer = self._mesh.world_rank(self._mesh.layout.rank_of(position))
+        peer = self._groups.world_rank(self._groups.layout.rank_of(position))
         # Asynchronous: the peer may reach that layer much later.
-        work = dist.isend(gradient, peer, group=self._mesh.measuring)
+        work = dist.isend(gradient, peer, group=self._groups.probe)
         assert work is not None, "this rank is part of the group"
         self._sent.append((work, gradient))
 
     def _received(self, position: int, like: Tensor) -> Tensor:
         """Receive the gradient of a layer on another pipeline rank, [shard]."""
         other = torch.empty_like(like)
-        with _wait(self._mesh, f"the gradient of layer {position}"):
-            dist.recv(other, self._mesh.world_rank(self._mesh.layout.rank_of(position)), group=self._mesh.measuring)
+        with _wait(self._groups, f"the gradient of layer {position}"):
+            dist.recv(other, self._groups.world_rank(self._groups.layout.rank_of(position)), group=self._groups.probe)
         return other
 
 
-def _wait(mesh: Mesh, what: str) -> AbstractContextManager[object]:
-    return mesh.ranks.heartbeat.waiting(f"measures {what}")
+def _wait(groups: ProcessGroups, what: str) -> AbstractContextManager[object]:
+    return groups.ranks.heartbeat.waiting(f"measures {what}")
 
 
 def _cosine(left: float, right: float, product: float) -> float:

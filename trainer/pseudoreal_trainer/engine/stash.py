@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, reach
+from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block
 from pseudoreal_trainer.forecast.memory.activations import LEAVING
@@ -22,7 +22,7 @@ class _Moving:
 
     tensor: Tensor
     """Input of a position, [B, T, H], on the device."""
-    done: Mark
+    done: Event
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class _Stashed:
 
     shape: torch.Size
     buffer: Tensor
-    done: Mark
+    done: Event
 
 
 class StashedInputs:
     """Inputs on the host, on their way there, and on their way back. Main thread only."""
 
-    def __init__(self, lanes: Lanes, trace: Trace, memory: Allocator, device: torch.device) -> None:
+    def __init__(self, streams: Streams, trace: Trace, memory: Allocator, device: torch.device) -> None:
         """`memory`: allocator of host memory for copies to and from the device."""
-        self._lanes, self._trace, self._memory, self._device = lanes, trace, memory, device
+        self._streams, self._trace, self._memory, self._device = streams, trace, memory, device
         self._block = Block(0, memory)
-        self._free: list[tuple[Tensor, Mark]] = []
+        self._free: list[tuple[Tensor, Event]] = []
         """Host buffers, [numel] each, with the event after which the previous input is no longer read."""
         self._made = (0, 0, torch.float32)
         self._leaving: deque[_Moving] = deque()
@@ -61,13 +61,13 @@ class StashedInputs:
 
     def stash(self, record: Stash, tensor: Tensor) -> None:
         """Start to copy an input, [B, T, H], to the host; its device memory is free once the copy is done."""
-        computed = self._lanes.mark()
+        computed = self._streams.record_event()
         buffer, read = self._free.pop()
-        with self._lanes.on(Lane.COPY_OUT):
-            self._lanes.follow(computed)
-            self._lanes.follow(read)
+        with self._streams.on(Stream.COPY_OUT):
+            self._streams.wait_event(computed)
+            self._streams.wait_event(read)
             buffer[: tensor.numel()].view(tensor.shape).copy_(tensor, non_blocking=True)
-            copied = self._lanes.mark()
+            copied = self._streams.record_event()
         self._on_host[record.position, record.micro_batch] = _Stashed(tensor.shape, buffer, copied)
         self._leave(_Moving(tensor, copied))
         self._trace.move("d2h", tensor.nbytes)
@@ -77,12 +77,12 @@ class StashedInputs:
         stashed = self._on_host.pop((record.position, record.micro_batch))
         # Allocated on the compute stream, which uses it: after this event nothing reads the memory's previous content.
         tensor = torch.empty(stashed.shape, dtype=stashed.buffer.dtype, device=self._device)
-        free = self._lanes.mark()
-        with self._lanes.on(Lane.COPY_IN):
-            self._lanes.follow(free)
-            self._lanes.follow(stashed.done)
+        free = self._streams.record_event()
+        with self._streams.on(Stream.COPY_IN):
+            self._streams.wait_event(free)
+            self._streams.wait_event(stashed.done)
             tensor.copy_(stashed.buffer[: tensor.numel()].view(stashed.shape), non_blocking=True)
-            copied = self._lanes.mark()
+            copied = self._streams.record_event()
         self._returning[record.position, record.micro_batch] = _Moving(tensor, copied)
         self._free.append((stashed.buffer, copied))
         self._trace.move("h2d", tensor.nbytes)
@@ -93,7 +93,7 @@ class StashedInputs:
         if key not in self._returning:
             return None
         returning = self._returning.pop(key)
-        self._lanes.follow(returning.done)
+        self._streams.wait_event(returning.done)
         return returning.tensor
 
     def finish(self) -> None:
@@ -117,7 +117,7 @@ class StashedInputs:
             self._release_oldest()
 
     def _release_oldest(self) -> None:
-        # `moving` owns the tensor until it is copied; with `popleft().done` as argument of `reach`, nothing would own
-        # it.
+        # `moving` owns the tensor until it is copied; with `popleft().done` as argument of `synchronize`, nothing would
+        # own it.
         moving = self._leaving.popleft()
-        reach(moving.done)
+        synchronize(moving.done)

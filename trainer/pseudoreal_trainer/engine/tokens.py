@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.lanes import Lanes, Mark, reach
+from pseudoreal_trainer.engine.ranks.streams import Event, Streams, synchronize
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block
 from pseudoreal_trainer.forecast.memory.crossing import Shape, token_bytes
 
@@ -17,12 +17,12 @@ class TokenBuffer:
     where they are, and nothing is prepared.
     """
 
-    def __init__(self, lanes: Lanes, device: torch.device, memory: Allocator) -> None:
-        self._lanes, self._device, self._memory = lanes, device, memory
+    def __init__(self, streams: Streams, device: torch.device, memory: Allocator) -> None:
+        self._streams, self._device, self._memory = streams, device, memory
         self._block = Block(0, memory)
         self._used = 0
         """Bytes that this run has used."""
-        self._copied: Mark = None
+        self._copied: Event = None
         """Event after which the copies of all runs so far are done."""
 
     def prepare(self, shapes: Sequence[Shape]) -> None:
@@ -32,7 +32,7 @@ class TokenBuffer:
         may wait for a message that depends on this rank's later calls.
         """
         # A short wait: few passes, if any, come before the last copies of the previous run.
-        reach(self._copied)
+        synchronize(self._copied)
         self._used, needed = 0, token_bytes(shapes)
         if self._block.size < needed:
             self._block.close()
@@ -40,14 +40,14 @@ class TokenBuffer:
 
     def bring(self, tokens: Tensor) -> Tensor:
         """Return the tokens, [B, T + 1], on the device."""
-        if not self._lanes.are_real or tokens.device.type == "cuda":
+        if not self._streams.are_real or tokens.device.type == "cuda":
             return tokens
         begin, self._used = self._used, self._used + tokens.nbytes
         pinned = self._block.memory[begin : self._used].view(tokens.dtype).view(tokens.shape)
         pinned.copy_(tokens)
         there = torch.empty(tokens.shape, dtype=tokens.dtype, device=self._device)
         there.copy_(pinned, non_blocking=True)
-        self._copied = self._lanes.mark()
+        self._copied = self._streams.record_event()
         return there
 
     def close(self) -> None:

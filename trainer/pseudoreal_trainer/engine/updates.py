@@ -2,29 +2,32 @@
 
 Three threads; the reduction and update threads have a FIFO queue each. Time runs down; an arrow is a task or a future.
 
-main thread (`Gradients`)       reduction thread (`Reductions`)        update thread (`Updates`)
---------------------------      -------------------------------------  ------------------------------
+main thread (`Gradients`)    reduction thread (`ReductionThread`)   update thread (`UpdateThread`)
+-------------------------    -------------------------------------  ---------------------------------
 Backward(u, m), every m
   add to u's gradient
 Reduce(u)
   launch the sum within
-  the replica ------------->    wait for it; sum across replicas
-                                note |g|^2 of this rank's part
-                                wait for `after` <-------------------  an older update frees its memory
-                                copy g to u's home, free the buffer
-Agree --------------------->    all-reduce loss, flags, |g|^2
-Update(u) ----------------->    clip factor of u, or skip u -------->  wait for a capture of u
-next Fetch(u) <------------------------------------------------------  AdamW(u); record event
+  the replica ------------>  wait for it; sum across replicas
+                             record |g|^2 of this rank's part
+                             wait for `after` <-------------------  an older update frees its memory
+                             copy g to u's home, free the buffer
+Agree -------------------->  all-reduce loss, flags, |g|^2
+Update(u) ---------------->  clip factor of u, or skip u -------->  wait for a capture of u
+next Fetch(u) <---------------------------------------------------  AdamW(u), or drop g; record event
+end of the step <----------  all-reduce skipped units, expert load
 
 With global clipping the plan is Reduce(u) for all u, Agree, Update(u) for all u: no update before the norm is known.
 Otherwise Agree comes early with loss and flags only, and Update(u) follows Reduce(u); the clip factor of u may then
-take an all-reduce of |g|^2 over the ranks that use u.
+take an all-reduce of |g|^2 over the ranks that use u. The last row is needed only after an early Agree, if updates may
+be skipped or the model has experts; in all other plans, the step ends with the result of Agree.
 
 Order: every rank enqueues in plan order, which for a unit is the same on all ranks that use it. The reduction thread
-has groups of its own (`side_world` and `side_users` of the mesh, `side_replica` of the holders), so all ranks launch
-its collectives in one order.
+has groups of its own (`reduce_world` and `reduce_users` of `ProcessGroups`, `inter_reduce` of `UnitGroups`), so all
+ranks launch its collectives in one order.
 
-Progress: the reduction thread waits for AdamW only through `after`, once all memory for kept gradients is in use.
+Progress: the reduction thread waits for AdamW only through `after`, once all memory for kept gradients is in use. It
+delivered the terms of that update earlier, because its queue is FIFO.
 
 Agreement: the clip factor of a unit, and whether it is skipped, are the same on all ranks that hold a part of it.
 """
@@ -44,14 +47,14 @@ from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias, choices_of
-from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
+from pseudoreal_trainer.engine.gradient_accumulator import GradientAccumulator
 from pseudoreal_trainer.engine.norms import square_of
-from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, reach
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
+from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.sums import sums_of
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.side_work import SideWork
 from pseudoreal_trainer.engine.state.store import UnitStore
+from pseudoreal_trainer.engine.worker_thread import WorkerThread
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.crossing import KEPT_GRADIENTS
 from pseudoreal_trainer.model.loss import Losses
@@ -67,20 +70,20 @@ REMEDY = "lower spec.optimizer.learningRate or raise warmupSteps"
 
 
 @dataclass(frozen=True)
-class Reduction:
+class PendingReduction:
     """Sum of one unit's gradient over the ranks that use it, in flight."""
 
     unit: int
     result: Tensor
-    """This rank's part of the sum, [length], in the master dtype. Valid once `work` is done, after `mark`, and once
-    `neighbours` is summed across replicas."""
-    neighbours: Tensor | None
-    """Inter-replica slice: the part of the gradient that the ranks with this one's place in all replicas hold together.
-    Summed within this replica only, once `work` is done, after `mark`. None: there is one replica."""
-    grown: Mark
+    """This rank's part of the sum, [length], in the master dtype. Valid once `work` is done, after `launched`, and once
+    `inter_slice` is summed across replicas."""
+    inter_slice: Tensor | None
+    """Inter-replica slice: the part of the gradient that the ranks with this one's index in all replicas hold together.
+    Summed within this replica only, once `work` is done, after `launched`. None: there is one replica."""
+    accumulated: Event
     """Event after which this rank's own gradient is complete, before the sum over ranks starts."""
     work: dist.Work | None
-    mark: Mark
+    launched: Event
     """Event on the COLLECTIVE stream, recorded once the sum was launched; `work` tells when the sum is done."""
     buffer: Tensor | None
     """Buffer that contains the result or its summands, to be given back; None: the gradient has its own memory."""
@@ -89,37 +92,41 @@ class Reduction:
 class Gradients:
     """Gradient accumulators of the units of a rank, in the master dtype. Main thread only."""
 
-    def __init__(self, store: UnitStore, modules: Modules, mesh: Mesh, lanes: Lanes, trace: Trace) -> None:
-        self._store, self._modules, self._mesh, self._layout = store, modules, mesh, mesh.layout
-        self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat
-        self._growing: dict[int, GrowingGradient] = {}
+    def __init__(
+        self, store: UnitStore, modules: Modules, groups: ProcessGroups, streams: Streams, trace: Trace
+    ) -> None:
+        self._store, self._modules, self._groups, self._layout = store, modules, groups, groups.layout
+        self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
+        self._accumulators: dict[int, GradientAccumulator] = {}
 
     def accumulate(self, unit: int, gradients: Sequence[Tensor | None]) -> None:
-        """Add one pass's gradients of the unit's parameters; see `GrowingGradient.add`."""
-        if unit not in self._growing:
-            self._growing[unit] = self._begin(unit)
-        self._growing[unit].add(gradients)
+        """Add one pass's gradients of the unit's parameters; see `GradientAccumulator.add`."""
+        if unit not in self._accumulators:
+            self._accumulators[unit] = self._new_accumulator(unit)
+        self._accumulators[unit].add(gradients)
 
-    def reduce(self, unit: int) -> Reduction:
+    def reduce(self, unit: int) -> PendingReduction:
         """Complete the gradient of a unit and launch its sum over the ranks that use the unit.
 
         All of these ranks call this in plan order; the reduction thread only waits for the sum.
         """
-        growing = self._growing.pop(unit)
-        flat, grown = growing.complete(), self._lanes.mark()
-        with self._lanes.on(Lane.COLLECTIVE):
-            self._lanes.follow(grown)
-            result, neighbours, work = self._sum(unit, flat)
-            return Reduction(unit, result, neighbours, grown, work, self._lanes.mark(), growing.buffer)
+        accumulator = self._accumulators.pop(unit)
+        flat, accumulated = accumulator.complete(), self._streams.record_event()
+        with self._streams.on(Stream.COLLECTIVE):
+            self._streams.wait_event(accumulated)
+            result, inter_slice, work = self._sum(unit, flat)
+            return PendingReduction(
+                unit, result, inter_slice, accumulated, work, self._streams.record_event(), accumulator.buffer
+            )
 
-    def _begin(self, unit: int) -> GrowingGradient:
+    def _new_accumulator(self, unit: int) -> GradientAccumulator:
         if (whole := self._store.whole_gradients.get(unit)) is not None:
-            return GrowingGradient(whole, self._modules.of(unit).views(whole))
+            return GradientAccumulator(whole, self._modules.of(unit).views(whole))
         buffer = self._heartbeat.join(
-            self._store.growth_buffers[self._layout.pool_of(unit)].take(), self._heartbeat.reductions
+            self._store.gradient_buffers[self._layout.pool_of(unit)].take(), self._heartbeat.reductions
         )
         flat = buffer[: self._length(unit) * self._layout.shards(unit)]
-        return GrowingGradient(flat, self._modules.of(unit).views(flat), buffer)
+        return GradientAccumulator(flat, self._modules.of(unit).views(flat), buffer)
 
     def _length(self, unit: int) -> int:
         return self._store.states[unit].extent.length
@@ -127,23 +134,23 @@ class Gradients:
     def _sum(self, unit: int, flat: Tensor) -> tuple[Tensor, Tensor | None, dist.Work | None]:
         """Launch the sum of `flat`, [padded numel], over the ranks that hold the unit. Return this rank's part, the
         inter-replica slice if replicas have yet to be summed, and the work to wait for."""
-        holders, ranks = self._mesh.holders_of(unit), self._layout.holders(unit)
+        groups, ranks = self._groups.unit_groups(unit), self._layout.holders(unit)
         if ranks == 1:
             return flat, None, None
         if self._layout.shards(unit) == 1:
             self._trace.move("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
-            return flat, None, dist.all_reduce(flat, group=holders.shard, async_op=True)
+            return flat, None, dist.all_reduce(flat, group=groups.intra, async_op=True)
         # Sum directly into the memory in which the gradient stays, if it is on the device; otherwise into a new vector.
         result = self._store.states[unit].gradient_memory()
         if result is None or result.device != flat.device:
             result = torch.empty(self._length(unit), dtype=flat.dtype, device=flat.device)
         # In place: the rest of this rank's own gradient is not needed any more.
-        neighbours = None if holders.replica is None else holders.neighbours(flat)
-        summed = result if neighbours is None else neighbours
-        if holders.shard is None:
-            return result, neighbours, None
+        inter_slice = None if groups.inter is None else groups.inter_slice(flat)
+        summed = result if inter_slice is None else inter_slice
+        if groups.intra is None:
+            return result, inter_slice, None
         self._trace.move("collective", flat.nbytes - summed.nbytes)
-        return result, neighbours, dist.reduce_scatter_tensor(summed, flat, group=holders.shard, async_op=True)
+        return result, inter_slice, dist.reduce_scatter_tensor(summed, flat, group=groups.intra, async_op=True)
 
 
 @dataclass(frozen=True)
@@ -160,7 +167,7 @@ class Agreement:
     """Whether any rank was asked to end the phase."""
     z_loss_sum: float | None = None
     """z-loss summed over all tokens of the batch, in nats; None without z-loss."""
-    left_out: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
     """Units whose updates are skipped, because a value was not finite."""
     load: ExpertLoad | None = None
     """Distribution of tokens over experts; None without experts, and if the loss or the norm is not finite."""
@@ -171,7 +178,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Terms:
+class UpdateTerms:
     """Terms of a unit's update, the same on all ranks that hold a part of the unit."""
 
     factor: float
@@ -180,29 +187,29 @@ class Terms:
     """Ranges of the unit's flat vector that stay unchanged: experts that no token chose."""
 
 
-class Reductions:
+class ReductionThread:
     """The reduction thread: waits for sums of gradients, keeps the results, and agrees with the other ranks."""
 
     def __init__(
         self,
         spec: OptimizerSpec,
         store: UnitStore,
-        mesh: Mesh,
-        lanes: Lanes,
+        groups: ProcessGroups,
+        streams: Streams,
         trace: Trace,
         top_k: TopK | None = None,
     ) -> None:
-        self._spec, self._store, self._mesh, self._layout = spec, store, mesh, mesh.layout
+        self._spec, self._store, self._groups, self._layout = spec, store, groups, groups.layout
         self._bias_update_rate = float(top_k.bias_update_rate or 0) if top_k else 0.0
-        self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat.reductions
-        self._thread = SideWork("reductions", mesh.ranks.heartbeat.failure, lanes.enter_thread)
+        self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat.reductions
+        self._thread = WorkerThread("reductions", groups.ranks.heartbeat.failure, streams.enter_thread)
         self._skips_idle = spec.idle_experts == "Skip"
         self._skips, self._has_z_loss = spec.non_finite == "Skip", float(spec.z_loss) > 0
         # State of the step that is being reduced; only the reduction thread touches it.
         self._step = 0
         self._squares: dict[int, float] = {}
         self._agreement: Agreement | None = None
-        self._left_out: set[int] = set()
+        self._skipped: set[int] = set()
         self._choices: list[list[float]] = []
         """Tokens of the step that chose each expert, for each layer with experts; filled with global clipping."""
 
@@ -210,31 +217,31 @@ class Reductions:
 
     def begin(self, step: int) -> None:
         """Start training step `step`, counted from the job's start; error messages name it."""
-        self._thread.later(lambda: self._begin(step))
+        self._thread.submit(lambda: self._begin(step))
 
-    def reduce(self, record: Reduce, reduction: Reduction, after: Future[Any] | None) -> None:
+    def reduce(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> None:
         """Enqueue waiting for the sum of a unit's gradient and keeping it. `after`: update that frees the memory for
         the gradient; None: memory is free."""
-        self._thread.later(lambda: self._finish(record, reduction, after))
+        self._thread.submit(lambda: self._finish_reduction(record, pending, after))
 
     def agree(
         self, record: Agree, losses: Losses | None, loads: Tensor, *, stop: bool, finish: bool
     ) -> Future[Agreement]:
         """Enqueue the agreement on a step. `losses`: this rank's part of the batch's loss sums; None without the head.
         `loads`: router statistics as in `end`; empty if `end` follows."""
-        computed = self._lanes.mark()
-        return self._thread.later(lambda: self._agree(record, losses, loads, computed, (stop, finish)))
+        computed = self._streams.record_event()
+        return self._thread.submit(lambda: self._agree(record, losses, loads, computed, (stop, finish)))
 
-    def terms(self, record: Update) -> Future[Terms | None]:
+    def request_terms(self, record: Update) -> Future[UpdateTerms | None]:
         """Enqueue the decision how the unit is updated; the future yields None if its update is skipped."""
-        return self._thread.later(lambda: self._terms(record.unit))
+        return self._thread.submit(lambda: self._update_terms(record.unit))
 
     def end(self, loads: Tensor) -> Future[Agreement]:
         """Enqueue the final agreement of a step in which single units may be skipped or tokens of experts are counted.
         It follows the sums of all gradients. `loads`: this rank's router statistics, [layers with experts, experts +
         Tally.OTHERS]; empty without experts."""
-        computed = self._lanes.mark()
-        return self._thread.later(lambda: self._ended(loads, computed))
+        computed = self._streams.record_event()
+        return self._thread.submit(lambda: self._end(loads, computed))
 
     def close(self) -> None:
         self._thread.close()
@@ -242,44 +249,44 @@ class Reductions:
     def _begin(self, step: int) -> None:
         self._step, self._agreement = step, None
         self._squares.clear()
-        self._left_out.clear()
+        self._skipped.clear()
 
-    def _finish(self, record: Reduce, reduction: Reduction, after: Future[Any] | None) -> None:
-        state, at_home = self._store.states[record.unit], self._layout.home(record.unit) == "Device"
+    def _finish_reduction(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> None:
+        state, on_device = self._store.states[record.unit], self._layout.home(record.unit) == "Device"
         try:
-            with self._trace.span("reduce", record), self._lanes.on(Lane.UPDATE if at_home else Lane.COPY_OUT):
-                self._await(record, reduction)
-                self._take_in(record.unit, reduction.result)
+            with self._trace.span("reduce", record), self._streams.on(Stream.UPDATE if on_device else Stream.COPY_OUT):
+                self._finish_sum(record, pending)
+                self._record_square(record.unit, pending.result)
                 # After the collectives of this sum: waiting for AdamW before them would make other ranks wait, too.
                 if after is not None:
                     after.result()
-                state.keep_gradient(reduction.result)
-                if not at_home:
-                    self._trace.move("d2h", reduction.result.nbytes)
+                state.keep_gradient(pending.result)
+                if not on_device:
+                    self._trace.move("d2h", pending.result.nbytes)
                 # The copy is asynchronous: wait before the host reads the gradient and before the buffer is reused.
-                reach(self._lanes.mark())
+                synchronize(self._streams.record_event())
         finally:
             # After a failure, too: the main thread may be waiting for a buffer.
-            if reduction.buffer is not None:
-                self._store.growth_buffers[self._layout.pool_of(record.unit)].give_back(reduction.buffer)
+            if pending.buffer is not None:
+                self._store.gradient_buffers[self._layout.pool_of(record.unit)].give_back(pending.buffer)
 
-    def _await(self, record: Reduce, reduction: Reduction) -> None:
+    def _finish_sum(self, record: Reduce, pending: PendingReduction) -> None:
         # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.
-        reach(reduction.grown)
+        synchronize(pending.accumulated)
         with self._heartbeat.waiting(f"reduces unit {record.unit}"):
-            if reduction.work is not None:
-                reduction.work.wait()
-            self._lanes.follow(reduction.mark)
-            if reduction.neighbours is not None:
-                self._sum_over_replicas(reduction.unit, reduction.result, reduction.neighbours)
+            if pending.work is not None:
+                pending.work.wait()
+            self._streams.wait_event(pending.launched)
+            if pending.inter_slice is not None:
+                self._sum_over_replicas(pending.unit, pending.result, pending.inter_slice)
             # On a GPU the calls above only order the stream; this call blocks the thread.
-            reach(self._lanes.mark())
+            synchronize(self._streams.record_event())
 
-    def _sum_over_replicas(self, unit: int, result: Tensor, neighbours: Tensor) -> None:
-        dist.reduce_scatter_tensor(result, neighbours, group=self._mesh.holders_of(unit).side_replica)
-        self._trace.move("replicas", neighbours.nbytes - result.nbytes)
+    def _sum_over_replicas(self, unit: int, result: Tensor, inter_slice: Tensor) -> None:
+        dist.reduce_scatter_tensor(result, inter_slice, group=self._groups.unit_groups(unit).inter_reduce)
+        self._trace.move("replicas", inter_slice.nbytes - result.nbytes)
 
-    def _take_in(self, unit: int, gradient: Tensor) -> None:
+    def _record_square(self, unit: int, gradient: Tensor) -> None:
         """Record the square of this rank's part of a gradient that is summed over all ranks, [length].
 
         Replace the token counts in the range of the balancing bias by the change of the bias, which is excluded from
@@ -291,27 +298,27 @@ class Reductions:
             bias.copy_(change_of_bias(bias, self._bias_update_rate))
 
     def _agree(
-        self, record: Agree, losses: Losses | None, loads: Tensor, computed: Mark, asked: tuple[bool, bool]
+        self, record: Agree, losses: Losses | None, loads: Tensor, computed: Event, requested: tuple[bool, bool]
     ) -> Agreement:
         # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.
-        reach(computed)
+        synchronize(computed)
         # On a side stream: reading a value on the compute stream would wait for all passes launched so far.
-        with self._trace.span("agree", record), self._lanes.on(Lane.UPDATE):
-            self._lanes.follow(computed)
+        with self._trace.span("agree", record), self._streams.on(Stream.UPDATE):
+            self._streams.wait_event(computed)
             square = self._own_square() if self._layout.clipping == "Global" else 0.0
-            values = [0.0 if losses is None else float(losses.cross_entropy), square, *map(float, asked)]
+            values = [0.0 if losses is None else float(losses.cross_entropy), square, *map(float, requested)]
             if self._has_z_loss:
                 values.append(0.0 if losses is None or losses.z is None else float(losses.z))
             with self._heartbeat.waiting("agrees on the step"):
                 lists = values, loads.flatten().tolist()
-                sums, tokens = sums_of(lists, self._mesh.device, self._mesh.side_world)
+                sums, tokens = sums_of(lists, self._groups.device, self._groups.reduce_world)
             loss_sum, norm, stop, finish, *z_loss_sum = sums
             z = z_loss_sum[0] if self._has_z_loss else None
             agreement = Agreement(loss_sum, math.sqrt(norm), stop=stop > 0, finish=finish > 0, z_loss_sum=z)
-            nobody = () if agreement.trains else tuple(range(self._layout.units))
+            skipped = () if agreement.trains else tuple(range(self._layout.units))
             self._choices = choices_of(tokens, len(loads))
             load = ExpertLoad.of(tokens, layers=len(loads)) if agreement.trains else None
-            self._agreement = replace(agreement, left_out=nobody, load=load)
+            self._agreement = replace(agreement, skipped=skipped, load=load)
             return self._agreement
 
     def _own_square(self) -> float:
@@ -321,11 +328,11 @@ class Reductions:
     def _counted(self, unit: int, square: float) -> float:
         """Return a square as this rank counts it: if all holders have the whole gradient, only the first one counts
         it."""
-        return square if self._layout.shards(unit) > 1 or self._mesh.part(unit) == 0 else 0.0
+        return square if self._layout.shards(unit) > 1 or self._groups.part(unit) == 0 else 0.0
 
-    def _terms(self, unit: int) -> Terms | None:
-        factor = self._scale(unit)
-        return None if factor is None else Terms(factor, self._idle(unit) if self._skips_idle else ())
+    def _update_terms(self, unit: int) -> UpdateTerms | None:
+        factor = self._clip_factor(unit)
+        return None if factor is None else UpdateTerms(factor, self._idle(unit) if self._skips_idle else ())
 
     def _idle(self, unit: int) -> tuple[range, ...]:
         """Return the ranges of experts that no token of the step chose, in any of the layers that share them."""
@@ -338,7 +345,7 @@ class Reductions:
         idle = [expert for expert in described.experts if not any(count[expert] for count in counts)]
         return elements_of(described, {*idle}, self._store.states[unit].extent.length * shards)
 
-    def _scale(self, unit: int) -> float | None:
+    def _clip_factor(self, unit: int) -> float | None:
         agreement = self._agreement
         assert agreement is not None, "every plan contains Agree before the first Update"
         if not agreement.trains:
@@ -348,7 +355,7 @@ class Reductions:
         square = self._whole_square(unit)
         # Largest value of the master dtype: the second moment of a larger gradient would not be finite.
         if not square <= torch.finfo(self._store.states[unit].extent.master).max:
-            self._leave_out(unit)
+            self._skip_or_fail(unit)
             return None
         return self._factor(math.sqrt(square))
 
@@ -361,77 +368,85 @@ class Reductions:
         square = self._squares.pop(unit)
         if self._layout.holds_whole(unit) or (self._layout.clipping == "None" and not self._skips):
             return square
-        with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
+        with self._streams.on(Stream.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
             counted = self._counted(unit, square)
-            ((whole,),) = sums_of([[counted]], self._mesh.device, self._mesh.side_users_of(unit))
+            ((whole,),) = sums_of([[counted]], self._groups.device, self._groups.reduce_users_of(unit))
             return whole
 
-    def _leave_out(self, unit: int) -> None:
+    def _skip_or_fail(self, unit: int) -> None:
         if not self._skips:
             name = self._store.units[unit].name
             raise TrainingError(f"the gradient of {name} is not finite in step {self._step}; {REMEDY}")
-        self._left_out.add(unit)
+        self._skipped.add(unit)
 
-    def _ended(self, loads: Tensor, computed: Mark) -> Agreement:
+    def _end(self, loads: Tensor, computed: Event) -> Agreement:
         agreement = self._agreement
         assert agreement is not None, "every training plan contains Agree"
         if not agreement.trains:
             return agreement
-        mine = [float(unit in self._left_out) for unit in range(self._layout.units)]
-        reach(computed)
-        with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting("agrees on what the step left out and counted"):
+        mine = [float(unit in self._skipped) for unit in range(self._layout.units)]
+        synchronize(computed)
+        with self._streams.on(Stream.UPDATE), self._heartbeat.waiting("agrees on what the step left out and counted"):
             lists = mine, loads.flatten().tolist()
-            counts, tokens = sums_of(lists, self._mesh.device, self._mesh.side_world)
-        left_out = tuple(unit for unit, count in enumerate(counts) if count)
-        return replace(agreement, left_out=left_out, load=ExpertLoad.of(tokens, layers=len(loads)))
+            counts, tokens = sums_of(lists, self._groups.device, self._groups.reduce_world)
+        skipped = tuple(unit for unit, count in enumerate(counts) if count)
+        return replace(agreement, skipped=skipped, load=ExpertLoad.of(tokens, layers=len(loads)))
 
 
-class Updates:
+class UpdateThread:
     """The update thread: updates unit after unit, while the main thread computes and the reduction thread reduces."""
 
     def __init__(
-        self, spec: OptimizerSpec, store: UnitStore, reductions: Reductions, mesh: Mesh, lanes: Lanes, trace: Trace
+        self,
+        spec: OptimizerSpec,
+        store: UnitStore,
+        reductions: ReductionThread,
+        groups: ProcessGroups,
+        streams: Streams,
+        trace: Trace,
     ) -> None:
         self._spec, self._store, self._reductions = spec, store, reductions
-        self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat
-        self._thread = SideWork("updates", self._heartbeat.failure, lanes.enter_thread)
-        self._newest: deque[Future[Mark]] = deque(maxlen=KEPT_GRADIENTS)
-        self.holds: dict[int, Future[None]] = {}
-        """Unit -> capture that must finish before the unit's next update."""
-        self.held_seconds = 0.0
+        self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
+        self._thread = WorkerThread("updates", self._heartbeat.failure, streams.enter_thread)
+        self._newest: deque[Future[Event]] = deque(maxlen=KEPT_GRADIENTS)
+        self.captures: dict[int, Future[None]] = {}
+        """Unit -> capture that must be done before the unit's next update."""
+        self.capture_wait_seconds = 0.0
         """Total seconds that updates have waited for captures."""
 
     @property
-    def before_next_gradient(self) -> Future[Mark] | None:
+    def before_next_gradient(self) -> Future[Event] | None:
         """Update that must be done before the next gradient is kept; None: there is free memory for the gradient."""
         return self._newest[0] if len(self._newest) == KEPT_GRADIENTS else None
 
-    def update(self, record: Update, rate: float) -> Future[Mark]:
+    def update(self, record: Update, rate: float) -> Future[Event]:
         """Enqueue the unit's update with this learning rate. The future yields the event after which the new weights
         can be read."""
         # Requested in the main thread: the place in the reduction thread's queue is the place among its collectives.
-        hold, terms = self.holds.pop(record.unit, None), self._reductions.terms(record)
-        updated = self._thread.later(lambda: self._update(record, rate, terms, hold))
+        capture, terms = self.captures.pop(record.unit, None), self._reductions.request_terms(record)
+        updated = self._thread.submit(lambda: self._update(record, rate, terms, capture))
         self._newest.append(updated)
         return updated
 
     def close(self) -> None:
         self._thread.close()
 
-    def _update(self, record: Update, rate: float, terms: Future[Terms | None], hold: Future[None] | None) -> Mark:
+    def _update(
+        self, record: Update, rate: float, terms: Future[UpdateTerms | None], capture: Future[None] | None
+    ) -> Event:
         with self._heartbeat.updates.waiting_behind(self._heartbeat.reductions):
             agreed = terms.result()
         if agreed is None:
             self._store.states[record.unit].drop_gradient()
             return None
-        if hold is not None:
-            self._wait_for(hold, record)
-        with self._trace.span("update", record), self._lanes.on(Lane.UPDATE):
+        if capture is not None:
+            self._wait_for(capture, record)
+        with self._trace.span("update", record), self._streams.on(Stream.UPDATE):
             self._store.states[record.unit].update(self._spec, rate, agreed.factor, agreed.idle)
-            return self._lanes.mark()
+            return self._streams.record_event()
 
-    def _wait_for(self, hold: Future[None], record: Update) -> None:
+    def _wait_for(self, capture: Future[None], record: Update) -> None:
         begin = time.perf_counter()
         with self._trace.span("checkpoint", record, "hold"):
-            hold.result()
-        self.held_seconds += time.perf_counter() - begin
+            capture.result()
+        self.capture_wait_seconds += time.perf_counter() - begin

@@ -29,8 +29,8 @@ def warm_up(passes: Passes, batch: Batch, plan: RankPlan) -> None:
             _try(passes, position, shape)
     passes.tried.update(shapes)
     passes.copies.unbind()
-    if passes.lanes.are_real:
-        torch.cuda.synchronize(passes.lanes.device)
+    if passes.streams.are_real:
+        torch.cuda.synchronize(passes.streams.device)
 
 
 def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
@@ -46,7 +46,7 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
 
 def _try(passes: Passes, position: int, shape: Shape) -> None:
     """Run a position's forward and backward pass on zeros of this shape."""
-    modules, device = passes.modules, passes.lanes.device
+    modules, device = passes.modules, passes.streams.device
     # All groups of experts have the kernels, and the module, of the first group.
     used = [modules.of(unit) for unit in passes.layout.units_of(position)[:2]]
     for module in used:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.turns import turns
+from pseudoreal_trainer.engine.evaluation_assignment import assign_sequences
 from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.model.sampling import Sampling, draw
 
@@ -66,13 +66,13 @@ def _next(
     at_once: int,
 ) -> list[int]:
     """Return the next token of each text; the same on every rank."""
-    mesh = engine.mesh
-    drawn = torch.zeros(len(texts), dtype=torch.int64, device=mesh.device)
-    for own in turns(len(texts), mesh.layout.data, mesh.data_rank, at_once):
-        contexts = _Contexts([texts[turn.index] for turn in own], sequence, engine.padding)
+    groups = engine.groups
+    drawn = torch.zeros(len(texts), dtype=torch.int64, device=groups.device)
+    for own in assign_sequences(len(texts), groups.layout.data, groups.data_rank, at_once):
+        contexts = _Contexts([texts[assigned.index] for assigned in own], sequence, engine.padding)
         for m, logits in engine.logits(contexts, contexts.lasts).items():
             if own[m].counts:
                 drawn[own[m].index] = draw(logits, sampling, generators[own[m].index])
     # Each entry is zero on all ranks but one: the sum shares out the drawn tokens.
-    tokens: list[int] = mesh.ranks.sum_(drawn).tolist()
+    tokens: list[int] = groups.ranks.sum_(drawn).tolist()
     return tokens

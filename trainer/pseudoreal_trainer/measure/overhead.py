@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.engine import Blueprint, Engine
 from pseudoreal_trainer.engine.passes import Training
-from pseudoreal_trainer.engine.ranks.mesh import open_mesh
+from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
@@ -73,4 +73,4 @@ def _engine(spec: Model, layout: Layout, device: torch.device, folder: Path) -> 
         compiled=False,
         offload_directory=folder,
     )
-    return Engine(blueprint, open_mesh(layout, Ranks(0, 1, device)), Trace(0))
+    return Engine(blueprint, create_process_groups(layout, Ranks(0, 1, device)), Trace(0))

@@ -12,9 +12,9 @@ from itertools import product
 from math import prod
 from typing import Literal, get_args
 
-Dimension = Literal["pipeline", "replica", "shard", "context", "tensor"]
+Dimension = Literal["pipeline", "replica", "shard"]
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
-ExpertDimension = Literal["replica", "expert_shard", "expert", "expert_tensor"]
+ExpertDimension = Literal["replica", "expert_shard", "expert"]
 EXPERT_DIMENSIONS: tuple[ExpertDimension, ...] = get_args(ExpertDimension)
 
 Groups = tuple[tuple[int, ...], ...]
@@ -28,8 +28,6 @@ class Coordinates:
     pipeline: int = 0
     replica: int = 0
     shard: int = 0
-    context: int = 0
-    tensor: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,25 +38,19 @@ class Mesh:
     replica: int = 1
     """Number of groups of shards, for hierarchical collectives."""
     shard: int = 1
-    context: int = 1
-    """Number of parts of a sequence."""
-    tensor: int = 1
-    """Number of parts of a matrix."""
+    """Number of ranks in each replica of a pipeline rank."""
     expert: int = 1
     """Number of parts of a layer's experts."""
-    expert_tensor: int = 1
-    """Number of parts of an expert's matrix."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if a number is below 1, or if experts do not fold over the ranks."""
         for name, size in vars(self).items():
             if size < 1:
                 raise ValueError(f"{name} is {size}: a dimension has at least 1 rank; leave it out for 1")
-        folded = self.expert * self.expert_tensor
-        if self.of_replica % folded:
+        if self.shard % self.expert:
             raise ValueError(
-                f"expert {self.expert} times expert_tensor {self.expert_tensor} is {folded}, which does not divide the"
-                f" {self.of_replica} ranks of a replica of a pipeline rank: choose divisors of that number"
+                f"expert {self.expert} does not divide the {self.shard} ranks of a replica of a pipeline rank: choose a"
+                " divisor of that number"
             )
 
     @property
@@ -68,31 +60,20 @@ class Mesh:
     @property
     def expert_sizes(self) -> dict[str, int]:
         """Number of ranks in each dimension of the experts; the product is the number of ranks of one pipeline rank."""
-        sizes = {"expert": self.expert, "expert_tensor": self.expert_tensor}
-        return {"replica": self.replica, "expert_shard": self.expert_shard, **sizes}
+        return {"replica": self.replica, "expert_shard": self.expert_shard, "expert": self.expert}
 
     @property
     def expert_shard(self) -> int:
         """Number of ranks of a replica that have the same experts."""
-        return self.of_replica // (self.expert * self.expert_tensor)
+        return self.shard // self.expert
 
     @property
     def ranks(self) -> int:
         return prod(self.sizes.values())
 
     @property
-    def of_pipeline_rank(self) -> int:
-        """Number of ranks with one pipeline coordinate."""
-        return self.ranks // self.pipeline
-
-    @property
-    def of_replica(self) -> int:
-        """Number of ranks with one pipeline and one replica coordinate."""
-        return self.of_pipeline_rank // self.replica
-
-    @property
     def data(self) -> int:
-        """Number of parts into which a micro-batch's sequences are cut."""
+        """Number of ranks of one pipeline rank, and of the parts into which a micro-batch's sequences are cut."""
         return self.replica * self.shard
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -127,11 +108,11 @@ class Mesh:
 
     def expert_coordinate(self, rank: int) -> int:
         """Return the index of the rank's part of a layer's experts, in equal parts."""
-        return rank % self.of_replica // self.expert_tensor % self.expert
+        return rank % self.expert
 
     def expert_shard_coordinate(self, rank: int) -> int:
         """Return the rank's index among the ranks of its replica with the same experts."""
-        return rank % self.of_replica // (self.expert_tensor * self.expert)
+        return rank % self.shard // self.expert
 
     def expert_part(self, rank: int) -> int:
         """Return the same as `part` for a vector of experts, of which only the ranks with the same experts have
@@ -156,7 +137,7 @@ class Mesh:
 
     @cached_property
     def data_groups(self) -> Groups:
-        """For each pipeline rank, context and tensor part, the ranks with different sequences."""
+        """For each pipeline rank, the ranks with different sequences."""
         return self.groups("replica", "shard")
 
 

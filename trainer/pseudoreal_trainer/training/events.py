@@ -68,7 +68,7 @@ def _warn_of_packed(corpus: TokenCorpus) -> None:
 
 
 def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None:
-    layout = engine.mesh.layout
+    layout = engine.groups.layout
     log.info(
         "phase_started",
         phase=config.phase,
@@ -79,7 +79,7 @@ def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None
         blocks=len(set(layout.layer_blocks)),
         sets_of_experts=len(sets_of(layout.layer_experts)),
         parameters=sum(unit.numel for unit in engine.whole_units),
-        ranks=engine.mesh.ranks.world,
+        ranks=engine.groups.ranks.world,
         pipeline=layout.pipeline,
         schedule=layout.order,
         state_sharding=layout.sharding,
@@ -87,7 +87,7 @@ def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None
         homes=dict(Counter(layout.home(unit) for unit in range(layout.units))),
         window=layout.window,
         state_bytes=dict(engine.state_bytes()),
-        device=str(engine.mesh.device),
+        device=str(engine.groups.device),
         compute=config.precision.compute,
         resumed_from=progress.parent,
         start_validation_loss=progress.start_validation_loss,

@@ -84,7 +84,7 @@ def train_phase(
         fill(engine, config, origin, imported)
         resumed = origin.checkpoint.manifest if isinstance(origin, Resumed) else None
         progress = first_progress(config, origin, imported)
-        with open_reading(config, corpus, progress, engine.mesh) as reading:
+        with open_reading(config, corpus, progress, engine.groups) as reading:
             validations = phase_validations(config, corpus, layout, device_kind(ranks))
             prompts = phase_prompts(config, corpus, next(iter(validations.values())).at_once)
             meter = Meter(ranks.heartbeat, lambda: reading.waited_seconds)
@@ -122,8 +122,8 @@ def train_step(
     sums. A NaN or infinite loss or gradient changes no weight. With global clipping, or after a non-finite loss, the
     whole update is skipped; otherwise only the units with non-finite gradients are skipped.
     """
-    step, mesh = progress.step + 1, engine.mesh
-    batch = StreamBatch(samples, rank_parts(config.batch, progress.cursor, mesh.data_rank, mesh.layout.data))
+    step, groups = progress.step + 1, engine.groups
+    batch = StreamBatch(samples, rank_parts(config.batch, progress.cursor, groups.data_rank, groups.layout.data))
     rate, tokens = phase_rate(config, step, progress.begin), tokens_of(config)
     ignored = 0 if counted is None else tokens - counted.targets
     return engine.train(batch, Training(tokens, rate, stop, finish, ignored), step, probe)
@@ -158,7 +158,7 @@ class _Phase:
         progress = self.progress
         if self.reporter and isinstance(origin, Anew):
             events.log_corpus(self.config, self.corpus, self.validations)
-        self.engine.mesh.ranks.heartbeat.step_done(progress.step)
+        self.engine.groups.ranks.heartbeat.step_done(progress.step)
         if progress.start_validation_loss is None:
             progress.start_validation_loss = progress.validation_loss = self._validated()
             progress.ending = self._rules.after_loss(progress)
@@ -170,7 +170,7 @@ class _Phase:
 
     def train(self, stop: Callable[[], bool]) -> bool:
         """Train until the phase is over or a rank was asked to `stop`; return whether it was stopped."""
-        config, rules, progress, heartbeat = self.config, self._rules, self.progress, self.engine.mesh.ranks.heartbeat
+        config, rules, progress, heartbeat = self.config, self._rules, self.progress, self.engine.groups.ranks.heartbeat
         samples = self.reading.samples
         first = progress.step + 1
         while not rules.is_over(progress):
@@ -227,7 +227,7 @@ class _Phase:
 
     def _advance(self, agreed: Agreement, counted: Counts | None) -> None:
         # All groups of one set of experts share a name, which is listed once.
-        left_out = [*dict.fromkeys(self.engine.units[unit].name for unit in agreed.left_out)]
+        left_out = [*dict.fromkeys(self.engine.units[unit].name for unit in agreed.skipped)]
         self.progress.advance(agreed, self.config, left_out, counted)
         if left_out and self.reporter:
             events.log_left_out(self.config, self.progress, agreed, left_out)
@@ -247,7 +247,7 @@ class _Phase:
 
         The losses of all sets go into `progress`. Raises TrainingError if one of them is not finite.
         """
-        self.engine.mesh.ranks.heartbeat.working("validates")
+        self.engine.groups.ranks.heartbeat.working("validates")
         losses = {name: validation.measure(self.engine) for name, validation in self.validations.items()}
         for name, loss in losses.items():
             if not isfinite(loss):
@@ -261,7 +261,7 @@ class _Phase:
         """Generate and report the continuations of the prompts, if the job has prompts."""
         if self.prompts is None:
             return
-        self.engine.mesh.ranks.heartbeat.working("writes samples")
+        self.engine.groups.ranks.heartbeat.working("writes samples")
         samples = self.prompts.samples(self.engine)
         if self.reporter:
             events.log_samples(self.progress.step, samples)

@@ -198,7 +198,7 @@ def _skipped(progress: Progress, agreed: Agreement, loss: float, *, skips: bool)
     if not skips and not agreed.trains:
         raise TrainingError(f"{_described(agreed, loss, progress.step)}; {REMEDY}")
     before = progress.skipped
-    if not agreed.left_out:
+    if not agreed.skipped:
         return Skipped(steps=before.steps, in_a_row=0)
     in_a_row = before.in_a_row + 1
     if in_a_row >= MOST_IN_A_ROW:

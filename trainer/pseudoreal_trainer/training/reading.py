@@ -19,7 +19,7 @@ from pseudoreal_trainer.data.step_order import StepOrder
 from pseudoreal_trainer.data.stream import Part, Stream, rank_parts
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.data.tokens.reader import Tokens
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.training.progress import Progress
 
 
@@ -113,7 +113,9 @@ class Reading:
             self._ahead.close(wait=kind is None)
 
 
-def open_reading(config: PhaseConfig, corpus: Corpus | TokenCorpus, progress: Progress, mesh: Mesh) -> Reading:
+def open_reading(
+    config: PhaseConfig, corpus: Corpus | TokenCorpus, progress: Progress, groups: ProcessGroups
+) -> Reading:
     """Open this rank's data source at `progress`.
 
     Raises InvalidJobError if a source would be read for more epochs than its `maxEpochs` allows.
@@ -124,35 +126,37 @@ def open_reading(config: PhaseConfig, corpus: Corpus | TokenCorpus, progress: Pr
     _check_epochs(config, corpus, progress, mixed)
 
     def parts(cursor: int) -> list[Part]:
-        return rank_parts(config.batch, cursor, mesh.data_rank, mesh.layout.data)
+        return rank_parts(config.batch, cursor, groups.data_rank, groups.layout.data)
 
     stream = MixedStream(mixed, _ordered(corpus.sources, progress), config.model.sequence_length)
     samples = AheadOfTraining(stream, parts, progress.cursor, config.batch.sequences)
     end = corpus.end_of_document
-    count = None if end is None else _counting(config, samples, parts, end, mesh)
+    count = None if end is None else _counting(config, samples, parts, end, groups)
     return Reading(samples, mixed, count)
 
 
-def _counting(config: PhaseConfig, samples: Samples, parts: Callable[[int], list[Part]], end: int, mesh: Mesh) -> Count:
+def _counting(
+    config: PhaseConfig, samples: Samples, parts: Callable[[int], list[Part]], end: int, groups: ProcessGroups
+) -> Count:
     # dict.fromkeys keeps the order of layers, so all ranks sum the same window sizes at the same place.
     windows = [*dict.fromkeys(map(config.model.window_of, range(config.model.layers)))]
 
     def count(cursor: int) -> Counts:
         own = [count_documents(samples.windows(*part), end, windows) for part in parts(cursor)]
-        return _over_all_ranks(reduce(add, own), mesh)
+        return _over_all_ranks(reduce(add, own), groups)
 
     return count
 
 
-def _over_all_ranks(counts: Counts, mesh: Mesh) -> Counts:
+def _over_all_ranks(counts: Counts, groups: ProcessGroups) -> Counts:
     """Return the counts summed over the data ranks.
 
     The pipeline ranks of a data rank have the same samples, so only pipeline rank 0 contributes. Each rank counts only
     its own samples. With clipping Global the ranks agreed after all passes of the step before, so this sum waits for no
     other rank. Otherwise they agreed before most backward passes, and on a GPU the sum waits for these passes.
     """
-    numbers = torch.tensor([counts.targets, *counts.twice_the_pairs.values()], device=mesh.device)
-    targets, *pairs = mesh.ranks.sum_(numbers if mesh.pipeline_rank == 0 else torch.zeros_like(numbers)).tolist()
+    numbers = torch.tensor([counts.targets, *counts.twice_the_pairs.values()], device=groups.device)
+    targets, *pairs = groups.ranks.sum_(numbers if groups.pipeline_rank == 0 else torch.zeros_like(numbers)).tolist()
     return Counts(targets, dict(zip(counts.twice_the_pairs, pairs, strict=True)))
 
 

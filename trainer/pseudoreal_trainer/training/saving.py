@@ -28,7 +28,7 @@ from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.side_work import SideWork
+from pseudoreal_trainer.engine.worker_thread import WorkerThread
 from pseudoreal_trainer.errors import PeerFailed, TrainingError
 from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.units import Kind
@@ -105,13 +105,13 @@ class _Running:
     stalled: float
     """Seconds of the main thread spent on starting the save."""
     held: float
-    """The engine's `held_seconds` when the save started."""
+    """The engine's `capture_wait_seconds` when the save started."""
 
 
 class Saver:
     """Checkpoints of a phase, one at a time. Every rank has one `Saver` and calls the same methods in the same order.
 
-    Invariant: only the checkpoint thread runs collectives on the group `mesh.saving`.
+    Invariant: only the checkpoint thread runs collectives on the group `groups.checkpoint`.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class Saver:
     ) -> None:
         """`start` is the manifest of the resumed checkpoint; its files were read and verified."""
         self._engine, self._store, self._fence, self._policy, self._start = engine, store, fence, policy, start
-        self._heartbeat = engine.mesh.ranks.heartbeat
-        self._thread = SideWork("checkpoint", self._heartbeat.failure)
+        self._heartbeat = engine.groups.ranks.heartbeat
+        self._thread = WorkerThread("checkpoint", self._heartbeat.failure)
         self._running: _Running | None = None
-        is_first, layout = engine.mesh.ranks.is_first, engine.mesh.layout
+        is_first, layout = engine.groups.ranks.is_first, engine.groups.layout
         # Computed here, before any rank trains: it is slow, and the same for all checkpoints of the phase.
         self._tensors = tensors_of(layout, engine.whole_units, self._dtype) if is_first else {}
         self._ours = store.names() if is_first else set()
@@ -135,7 +135,7 @@ class Saver:
         """
         before = self.finish()
         self._heartbeat.save_begun()
-        begin, held = time.perf_counter(), self._engine.held_seconds
+        begin, held = time.perf_counter(), self._engine.capture_wait_seconds
         done = self._restated(manifest) if self._is_start(manifest) else self._started(manifest)
         stalled = time.perf_counter() - begin
         self._running = _Running(done, begin, stalled, held)
@@ -153,7 +153,7 @@ class Saver:
         self._running = None
         committed = self._heartbeat.join(running.done, self._heartbeat.saving)
         waited = time.perf_counter() - begin
-        held = self._engine.held_seconds - running.held
+        held = self._engine.capture_wait_seconds - running.held
         return [Saved(committed.manifest, committed.moment - running.begin, running.stalled + held + waited)]
 
     def __enter__(self) -> Self:
@@ -165,24 +165,24 @@ class Saver:
         After an exception, a rank among several does not wait: the commit needs the other ranks, and they may be
         waiting for this rank. A rank training alone waits for a second: its volume may be the cause of a hang.
         """
-        is_alone = self._engine.mesh.ranks.world == 1
+        is_alone = self._engine.groups.ranks.world == 1
         if failure is not None and is_alone and self._running is not None:
             wait([self._running.done], _LAST_SECONDS)
             self._heartbeat.failure.add(failure)  # ends the process, if this process is a training rank
         self._thread.close(wait=kind is None or is_alone)
 
     def _started(self, manifest: Manifest) -> Future[_Committed]:
-        engine, mesh, ranks = self._engine, self._engine.mesh, self._engine.mesh.ranks
+        engine, groups, ranks = self._engine, self._engine.groups, self._engine.groups.ranks
         if ranks.is_first:
             self._fence.check()
             self._make_folder(manifest)
         ranks.from_first(0)  # also a barrier: no rank goes on before the folder exists
-        spans = spans_of(mesh.layout, engine.units, ranks.rank)
+        spans = spans_of(groups.layout, engine.units, ranks.rank)
         spans = {unit: spans[unit] for unit in engine.order_of_updates() if unit in spans}
         parts = [parts_of(engine.units[unit], span) for unit, span in spans.items()]
         files = _Files(self._store.folder / manifest.name, ranks.rank, parts, self._dtype)
         captured = engine.capture(spans, files, bytes_of(self._policy.buffer_bytes))
-        return self._thread.later(lambda: self._written(manifest, files, captured))
+        return self._thread.submit(lambda: self._written(manifest, files, captured))
 
     def _is_start(self, manifest: Manifest) -> bool:
         """Return whether the manifest describes the checkpoint of the start: no step has been trained since."""
@@ -201,7 +201,7 @@ class Saver:
         manifest = manifest.revised(
             tensors=start.tensors, files=start.files, link=start.link, delinked=start.delinked, parent=start.parent
         )
-        return self._thread.later(lambda: self._committed(manifest))
+        return self._thread.submit(lambda: self._committed(manifest))
 
     @property
     def _dtype(self) -> str:
@@ -220,7 +220,7 @@ class Saver:
         return self._committed(manifest.revised(files=files, tensors=self._tensors, link=None))
 
     def _committed(self, manifest: Manifest) -> _Committed:
-        error = _tried(lambda: self._commit(manifest))[1] if self._engine.mesh.ranks.is_first else None
+        error = _tried(lambda: self._commit(manifest))[1] if self._engine.groups.ranks.is_first else None
         if not self._all_succeeded(error is None):
             if isinstance(error, TrainingError):
                 raise error
@@ -244,13 +244,13 @@ class Saver:
     def _all_files(self, own: dict[str, FileDigest] | None) -> dict[str, FileDigest] | None:
         """Return the files of all ranks on the first rank, an empty dict on the others; None if a rank could not write
         its files."""
-        mine, ranks = _encoded(own), self._engine.mesh.ranks
+        mine, ranks = _encoded(own), self._engine.groups.ranks
         everyone = torch.empty(ranks.world * len(mine), dtype=torch.uint8)
-        if self._engine.mesh.saving is None:
+        if self._engine.groups.checkpoint is None:
             everyone = mine
         else:
             with self._heartbeat.saving.waiting("gathers the files of all ranks"):
-                dist.all_gather_into_tensor(everyone, mine, group=self._engine.mesh.saving)
+                dist.all_gather_into_tensor(everyone, mine, group=self._engine.groups.checkpoint)
         sizes = everyone.view(-1, _SHA256_BYTES + _SIZE_BYTES)[:, _SHA256_BYTES:]
         if not bool(sizes.any(dim=1).all()):
             return None
@@ -258,9 +258,9 @@ class Saver:
 
     def _all_succeeded(self, mine: bool) -> bool:
         failures = torch.tensor(int(not mine))
-        if self._engine.mesh.saving is not None:
+        if self._engine.groups.checkpoint is not None:
             with self._heartbeat.saving.waiting("agrees on the commit of the checkpoint"):
-                dist.all_reduce(failures, group=self._engine.mesh.saving)
+                dist.all_reduce(failures, group=self._engine.groups.checkpoint)
         return int(failures) == 0
 
 

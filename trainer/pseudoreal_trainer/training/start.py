@@ -21,7 +21,7 @@ from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.storage.path import storage_path
 from pseudoreal_trainer.convert.weights import Weights, open_weights
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
-from pseudoreal_trainer.engine.ranks.mesh import open_mesh
+from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.forecast.memory.sizes import Device
@@ -95,7 +95,7 @@ def open_engine(
     )
     folder = None if config.trace_directory is None else Path(config.trace_directory) / config.phase
     trace = Trace(ranks.rank, folder)
-    engine = Engine(blueprint, open_mesh(layout, ranks), trace)
+    engine = Engine(blueprint, create_process_groups(layout, ranks), trace)
     try:
         yield engine
     except BaseException:
@@ -131,7 +131,7 @@ def load_weights(model: Transformer, checkpoint: Reader) -> None:
 
 def _fresh(engine: Engine, config: PhaseConfig, index: int, extent: range) -> UnitState:
     unit = engine.units[index]
-    number = engine.mesh.layout.unit_of_model(index)
+    number = engine.groups.layout.unit_of_model(index)
     weights = initial_weights(unit, number, config.model, config.data.seed, engine.master_dtype)
     return UnitState.fresh(weights, extent)
 

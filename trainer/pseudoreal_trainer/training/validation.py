@@ -20,7 +20,7 @@ from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.data.tokenizer.token_bytes import bits_per_byte
 from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer, Tokenizer
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.turns import turns
+from pseudoreal_trainer.engine.evaluation_assignment import assign_sequences
 from pseudoreal_trainer.engine.writing import write
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.forecast.memory.evaluation import sequences_at_once
@@ -65,16 +65,16 @@ class Validation:
     def measure(self, engine: Engine) -> float:
         """Return the validation loss in nats per token, equal to the bit on all ranks. Collective: every rank calls
         this."""
-        mesh = engine.mesh
-        sums = torch.zeros(len(self.windows), dtype=torch.float64, device=mesh.device)
-        for own in turns(len(self.windows), mesh.layout.data, mesh.data_rank, self.at_once):
-            batch = WindowBatch([self.windows[turn.index] for turn in own])
+        groups = engine.groups
+        sums = torch.zeros(len(self.windows), dtype=torch.float64, device=groups.device)
+        for own in assign_sequences(len(self.windows), groups.layout.data, groups.data_rank, self.at_once):
+            batch = WindowBatch([self.windows[sequence.index] for sequence in own])
             for m, loss in engine.evaluate(batch, len(own)).items():
                 if own[m].counts:
                     sums[own[m].index] = loss
         # Exactly one rank contributes to each entry and the others add zero, so the order of this reduction cannot
         # matter.
-        return float(sum(mesh.ranks.sum_(sums).tolist())) / self.tokens
+        return float(sum(groups.ranks.sum_(sums).tolist())) / self.tokens
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def spoilt(case: Case) -> AbstractContextManager[object]:
     def spoil(self: Gradients, unit: int, gradients: Sequence[Tensor | None]) -> None:
         step = self._trace._step
         seen[step, unit] += 1
-        if step in FAULTS and seen[step, unit] == 1 and self._mesh.data_rank == case.data - 1:
+        if step in FAULTS and seen[step, unit] == 1 and self._groups.data_rank == case.data - 1:
             name, value = FAULTS[step]
             if names[name] == unit:
                 first, *others = gradients

@@ -7,32 +7,32 @@ from threading import local
 from typing import Any
 
 import torch
-from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes
+from pseudoreal_trainer.engine.ranks.streams import Stream, Streams
 
 COMPUTE = "compute"
 
 
 @dataclass(frozen=True)
-class Moment:
+class RecordedEvent:
     """Replacement for a CUDA event."""
 
-    lane: str
+    stream: str
     number: int
     """Number of the event, and its time in milliseconds."""
     log: list[tuple[Any, ...]] = field(repr=False, compare=False)
 
     def query(self) -> bool:
-        return ("reach", self) in self.log
+        return ("synchronize", self) in self.log
 
-    def elapsed_time(self, other: "Moment") -> float:
+    def elapsed_time(self, other: "RecordedEvent") -> float:
         return float(other.number - self.number)
 
     def synchronize(self) -> None:
-        self.log.append(("reach", self))
+        self.log.append(("synchronize", self))
 
 
-class RecordedLanes(Lanes):
-    """Streams whose `log` has (call, moment) for each recorded event, and for each wait for one."""
+class RecordedStreams(Streams):
+    """Streams whose `log` has (call, event) for each recorded event, and for each wait for one."""
 
     def __init__(self, *, real: bool = False) -> None:
         """`real`: whether the streams claim to belong to a GPU."""
@@ -40,30 +40,30 @@ class RecordedLanes(Lanes):
         self._real = real
         self.log: list[tuple[Any, ...]] = []
         self._present = local()
-        self._marks = 0
+        self._events = 0
 
     @property
     def are_real(self) -> bool:
         return self._real
 
     @contextmanager
-    def on(self, lane: Lane) -> Iterator[None]:
-        before, self._present.lane = self._lane, lane.value
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self._present.stream = self._stream, stream.value
         yield
-        self._present.lane = before
+        self._present.stream = before
 
-    def mark(self) -> Any:
-        self._marks += 1
-        moment = Moment(self._lane, self._marks, self.log)
-        self.log.append(("mark", moment))
-        return moment
+    def record_event(self) -> Any:
+        self._events += 1
+        event = RecordedEvent(self._stream, self._events, self.log)
+        self.log.append(("record_event", event))
+        return event
 
-    def timed_mark(self) -> Any:
-        return self.mark()
+    def record_timed_event(self) -> Any:
+        return self.record_event()
 
-    def follow(self, mark: Any) -> None:
-        self.log.append(("follow", mark))
+    def wait_event(self, event: Any) -> None:
+        self.log.append(("wait_event", event))
 
     @property
-    def _lane(self) -> str:
-        return getattr(self._present, "lane", COMPUTE)
+    def _stream(self) -> str:
+        return getattr(self._present, "stream", COMPUTE)

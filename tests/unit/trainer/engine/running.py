@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.cases import END, PROMPTS, RATE, SAMPLING, STEPS, WRITTEN, Case
-from tests.unit.trainer.engine.meshes import groups_of, mesh_of
+from tests.unit.trainer.engine.process_groups import needed_groups, process_groups_of
 from tests.unit.trainer.engine.reference import batch_of, part_of, targets_of, tokens_of
 
 SEED = 3
@@ -51,7 +51,7 @@ class Result:
     measured: list[LayerGradients] = field(default_factory=list)
     """One entry per step."""
     state_bytes: dict[str, int] = field(default_factory=dict)
-    left_out: list[tuple[int, ...]] = field(default_factory=list)
+    skipped: list[tuple[int, ...]] = field(default_factory=list)
     """Units without an update, for each step."""
     loads: list[ExpertLoad | None] = field(default_factory=list)
     """One entry per step."""
@@ -106,7 +106,7 @@ def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case
     """Return case -> result of each rank. `device`: cuda gives each rank a GPU of its own."""
     worlds: dict[int, list[Case]] = {}
     # Cases that need the same groups of ranks are neighbours, so that these are made once.
-    for case in sorted(cases, key=lambda case: str(groups_of(case.layout))):
+    for case in sorted(cases, key=lambda case: str(needed_groups(case.layout))):
         worlds.setdefault(case.world, []).append(case)
     found: dict[Case, list[Result]] = {}
     for world, group in worlds.items():
@@ -171,7 +171,7 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False, 
             result.measured.append(probe.result())
         engine.settle()
         result.losses.append(agreement.loss_sum / targets)
-        result.left_out.append(agreement.left_out)
+        result.skipped.append(agreement.skipped)
         result.loads.append(agreement.load)
         result.moved.append({str(link): size for link, size in engine.trace.moved.items()})
     result.events = list(engine.trace.events)
@@ -198,7 +198,7 @@ class _Memory:
 
 def captured(engine: Engine) -> dict[Kind, dict[int, tuple[int, Tensor]]]:
     """Return this rank's part of the state in a checkpoint."""
-    spans, memory = spans_of(engine.mesh.layout, engine.units, engine.mesh.ranks.rank), _Memory()
+    spans, memory = spans_of(engine.groups.layout, engine.units, engine.groups.ranks.rank), _Memory()
     engine.capture(spans, memory, buffer_bytes=1 << 12).result()
     found: dict[Kind, dict[int, tuple[int, Tensor]]] = {}
     for kind, stream in memory.streams.items():
@@ -243,7 +243,7 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
     blueprint = Blueprint(case.model, case.optimizer, units, master, compute, compiled, folder / "disk", end)
     trace = Trace(ranks.rank)
     trace.records = True
-    engine = Engine(blueprint, mesh_of(case.layout, ranks), trace)
+    engine = Engine(blueprint, process_groups_of(case.layout, ranks), trace)
     for index, unit in enumerate(engine.units):
         weights = initial_weights(unit, case.layout.unit_of_model(index), case.model, SEED, master)
         if engine.has(index):

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import torch
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.messages import Messages
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.plan.layout import Layout
@@ -22,7 +22,7 @@ SENT = [(3, 0), (3, MICRO_BATCHES - 1), (LAYERS, 70_000), *SAME]
 def exchange(rank: int, folder: Path) -> None:
     """Exchange messages as one of two ranks; the second rank writes the received values to `folder`."""
     layout = Layout(layer_blocks=tuple(range(LAYERS)), pipeline=2, data=1, micro_batches=MICRO_BATCHES)
-    messages = Messages(Mesh(layout, Ranks(rank, 2, CPU)), torch.float32, Trace(rank))
+    messages = Messages(ProcessGroups(layout, Ranks(rank, 2, CPU)), torch.float32, Trace(rank))
     for number, (position, micro_batch) in enumerate(SENT):
         if rank == 0:
             messages.send(Send(Flow.ACTIVATION, position, micro_batch, 1), torch.full((2,), float(number)))

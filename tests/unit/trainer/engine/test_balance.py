@@ -8,7 +8,7 @@ import pytest
 import torch
 from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.updates import Reductions
+from pseudoreal_trainer.engine.updates import ReductionThread
 from torch import Tensor
 
 from tests.support.routers import Routers
@@ -98,7 +98,7 @@ def test_a_bias_has_no_moments_and_leaves_its_first_values(
 
 def test_with_global_clipping_loads_are_in_the_one_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No rank waits for a second agreement."""
-    monkeypatch.delattr(Reductions, "end")
+    monkeypatch.delattr(ReductionThread, "end")
     case = CASES[0]
     assert case.clipping == "Global"
     assert all(run_case(case, Ranks(0, 1, torch.device("cpu")), tmp_path).loads)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.engine.copies import Copies, NotResident
-from pseudoreal_trainer.engine.ranks.lanes import Lanes
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, Vectors
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
@@ -26,7 +26,7 @@ from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 
 from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.recorded import RecordedLanes
+from tests.unit.trainer.engine.recorded import RecordedStreams
 
 CPU = torch.device("cpu")
 
@@ -53,19 +53,19 @@ def window_of_two(tmp_path: Path) -> Window:
 def _window(size: int, folder: Path) -> Window:
     case = Case(layers=2, homes="h", window=size)
     units = units_of(case.model, Sharing(blocks=2))
-    trace, lanes, mesh = Trace(0, folder), Lanes(CPU), Mesh(case.layout, Ranks(0, 1, CPU))
+    trace, streams, groups = Trace(0, folder), Streams(CPU), ProcessGroups(case.layout, Ranks(0, 1, CPU))
     states = {unit: _host_state(units[unit].numel, float(unit)) for unit in (1, 2)}
     slots = [torch.zeros(units[1].numel, dtype=torch.float64) for _ in range(size)]
     modules = Modules(case.model, units, torch.float64, compiled=False)
-    return Window(Copies(_store(states, window=slots), mesh, lanes, trace), modules, trace)
+    return Window(Copies(_store(states, window=slots), groups, streams, trace), modules, trace)
 
 
 def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Path) -> None:
     case = Case(layers=1)
     units = units_of(case.model, Sharing(blocks=1))
     states, weights = {1: _host_state(units[1].numel, 1.0)}, torch.zeros(units[1].numel, dtype=torch.float64)
-    mesh, store = Mesh(case.layout, Ranks(0, 1, CPU)), _store(states, resident={1: weights})
-    copies = Copies(store, mesh, Lanes(CPU), Trace(0, tmp_path))
+    groups, store = ProcessGroups(case.layout, Ranks(0, 1, CPU)), _store(states, resident={1: weights})
+    copies = Copies(store, groups, Streams(CPU), Trace(0, tmp_path))
     module = Modules(case.model, units, torch.float64, compiled=False).of(1)
     copies.updated[1] = Future()
     copies.updated[1].set_exception(OSError("the disk is gone"))
@@ -75,21 +75,21 @@ def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Pat
 
 def test_a_shards_memory_is_used_again_after_the_newest_drop_of_any_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shard dropped last is of the other pool, and the allocator reuses its memory first."""
-    lanes, pools = RecordedLanes(), {1: "Blocks", 2: "Experts", 3: "Blocks"}
+    streams, pools = RecordedStreams(), {1: "Blocks", 2: "Experts", 3: "Blocks"}
     monkeypatch.setattr(Copies, "_gather", lambda *_: None)
     layout = Mock(pool_of=pools.__getitem__, moves=lambda _: True, is_common=lambda _: False, shards=lambda _: 2)
-    mesh = Mock(layout=layout, ranks=Mock(heartbeat=Heartbeat()))
+    groups = Mock(layout=layout, ranks=Mock(heartbeat=Heartbeat()))
     store = _store({unit: _host_state(4, 1.0) for unit in pools})
     store.window = {pool: [torch.zeros(8)] for pool in ("Blocks", "Experts")}
-    copies = Copies(store, mesh, lanes, Trace(0))
+    copies = Copies(store, groups, streams, Trace(0))
     for unit in (1, 2):
         copies.fetch(Fetch(unit))
     for unit in (1, 2):
         copies.drop(Drop(unit))
-    newest = lanes.log[-1]
-    assert newest[0] == "mark"
+    newest = streams.log[-1]
+    assert newest[0] == "record_event"
     copies.fetch(Fetch(3))
-    assert ("follow", newest[1]) in lanes.log
+    assert ("wait_event", newest[1]) in streams.log
 
 
 def _store(

@@ -50,4 +50,4 @@ def test_every_rank_knows_which(case: SkippingCase, results: dict[SkippingCase, 
     for rank in results[case]:
         for step in range(STEPS):
             expected = () if step not in FAULTS else everything if case.clipping == "Global" else only[FAULTS[step][0]]
-            assert rank.left_out[step] == expected
+            assert rank.skipped[step] == expected

@@ -9,15 +9,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 from pseudoreal_trainer.engine.balance import NO_LOADS
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.updates import Gradients, Reductions
+from pseudoreal_trainer.engine.updates import Gradients, ReductionThread
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce
 
 from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.recorded import COMPUTE, RecordedLanes
+from tests.unit.trainer.engine.recorded import COMPUTE, RecordedStreams
 
 CPU = torch.device("cpu")
 UNIT = 1
@@ -32,24 +32,24 @@ class _Work:
 
 
 @pytest.fixture
-def lanes() -> RecordedLanes:
-    return RecordedLanes()
+def streams() -> RecordedStreams:
+    return RecordedStreams()
 
 
 @pytest.fixture
-def reductions(lanes: RecordedLanes) -> Iterator[Reductions]:
-    """Reductions of a rank that records its waits in the log of the streams."""
+def reductions(streams: RecordedStreams) -> Iterator[ReductionThread]:
+    """The reduction thread of a rank that records its waits in the log of the streams."""
     ranks = Ranks(0, 1, CPU)
 
     @contextmanager
     def waiting(what: str) -> Iterator[None]:
-        lanes.log.append(("waits", what))
+        streams.log.append(("waits", what))
         yield
-        lanes.log.append(("goes on", what))
+        streams.log.append(("goes on", what))
 
     ranks.heartbeat.reductions.waiting = waiting  # type: ignore[method-assign]
     case = Case()
-    reductions = Reductions(case.optimizer, _store(Mock()), Mesh(case.layout, ranks), lanes, Trace(0))
+    reductions = ReductionThread(case.optimizer, _store(Mock()), ProcessGroups(case.layout, ranks), streams, Trace(0))
     yield reductions
     reductions.close()
 
@@ -59,28 +59,30 @@ def _store(state: Mock) -> Any:
     return SimpleNamespace(states={UNIT: state}, whole_gradients={UNIT: torch.zeros(4)})
 
 
-def _reached_on(lanes: RecordedLanes, lane: str) -> int:
-    return next(i for i, (what, *who) in enumerate(lanes.log) if what == "reach" and who[0].lane == lane)
+def _synchronized_on(streams: RecordedStreams, stream: str) -> int:
+    return next(i for i, (what, *who) in enumerate(streams.log) if what == "synchronize" and who[0].stream == stream)
 
 
-def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(lanes: RecordedLanes, reductions: Reductions) -> None:
+def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(streams: RecordedStreams, reductions: ReductionThread) -> None:
     """The sum over the ranks counts as a wait. On a GPU both are still in progress when the side thread reaches
     them."""
     modules = Mock()
     modules.of.return_value.views = lambda flat: [flat]
     state = Mock(extent=Mock(length=4))
-    mesh = Mesh(Case().layout, Ranks(0, 1, CPU))
-    gradients = Gradients(_store(state), modules, mesh, lanes, Trace(0))
+    groups = ProcessGroups(Case().layout, Ranks(0, 1, CPU))
+    gradients = Gradients(_store(state), modules, groups, streams, Trace(0))
     gradients.accumulate(UNIT, [torch.ones(4)])
-    reduction = gradients.reduce(UNIT)
-    object.__setattr__(reduction, "work", _Work(lanes.log))
-    reductions.reduce(Reduce(UNIT), reduction, None)
+    pending = gradients.reduce(UNIT)
+    object.__setattr__(pending, "work", _Work(streams.log))
+    reductions.reduce(Reduce(UNIT), pending, None)
     reductions.close()
-    begins = lanes.log.index(("waits", f"reduces unit {UNIT}"))
-    assert _reached_on(lanes, COMPUTE) < begins < lanes.log.index(("reduction",))
-    assert lanes.log.index(("reduction",)) < lanes.log.index(("goes on", f"reduces unit {UNIT}"))
+    begins = streams.log.index(("waits", f"reduces unit {UNIT}"))
+    assert _synchronized_on(streams, COMPUTE) < begins < streams.log.index(("reduction",))
+    assert streams.log.index(("reduction",)) < streams.log.index(("goes on", f"reduces unit {UNIT}"))
 
 
-def test_the_loss_is_computed_before_the_ranks_agree_on_it(lanes: RecordedLanes, reductions: Reductions) -> None:
+def test_the_loss_is_computed_before_the_ranks_agree_on_it(
+    streams: RecordedStreams, reductions: ReductionThread
+) -> None:
     reductions.agree(Agree(), Losses(torch.tensor(1.0), None), NO_LOADS, stop=False, finish=False).result()
-    assert _reached_on(lanes, COMPUTE) < lanes.log.index(("waits", "agrees on the step"))
+    assert _synchronized_on(streams, COMPUTE) < streams.log.index(("waits", "agrees on the step"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_trainer.engine.turns import turns
+from pseudoreal_trainer.engine.evaluation_assignment import assign_sequences
 from pseudoreal_trainer.model.sampling import generate
 from pseudoreal_trainer.model.transformer import build_model, load_into
 
@@ -64,9 +64,9 @@ def test_it_is_what_sampling_from_a_checkpoint_writes(case: Case, engine_results
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 9))
 def test_every_sequence_counts_once_and_every_rank_takes_part(count: int, data: int, at_once: int) -> None:
-    ranks = [list(turns(count, data, rank, at_once)) for rank in range(data)]
-    counted = [turn.index for runs in ranks for run in runs for turn in run if turn.counts]
+    ranks = [list(assign_sequences(count, data, rank, at_once)) for rank in range(data)]
+    counted = [sequence.index for runs in ranks for run in runs for sequence in run if sequence.counts]
     assert sorted(counted) == list(range(count))
-    assert all(0 <= turn.index < count for runs in ranks for run in runs for turn in run)
+    assert all(0 <= sequence.index < count for runs in ranks for run in runs for sequence in run)
     assert len({tuple(map(len, runs)) for runs in ranks}) == 1, "as many in as many runs"
     assert max(map(len, ranks[0])) <= at_once

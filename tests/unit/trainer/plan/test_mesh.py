@@ -18,20 +18,20 @@ def factors(number: int, count: int) -> list[tuple[int, ...]]:
 
 MESHES = [Mesh(*sizes) for sizes in factors(RANKS, len(DIMENSIONS))]
 FOLDED = [
-    Mesh(**dict(zip(DIMENSIONS, sizes, strict=True)), expert=expert, expert_tensor=expert_tensor)
+    Mesh(**dict(zip(DIMENSIONS, sizes, strict=True)), expert=expert)
     for sizes in factors(RANKS, len(DIMENSIONS))
-    for _, expert, expert_tensor in factors(RANKS // (sizes[0] * sizes[1]), 3)
+    for _, expert in factors(RANKS // (sizes[0] * sizes[1]), 2)
 ]
 
 
-def test_there_are_35_meshes_of_eight_ranks() -> None:
-    """2 ** 3 has three equal prime factors: 7 over 3 ways to put them into five boxes."""
-    assert len(set(MESHES)) == len(MESHES) == 35
+def test_there_are_ten_meshes_of_eight_ranks() -> None:
+    """2 ** 3 has three equal prime factors: 5 over 3 ways to put them into three boxes."""
+    assert len(set(MESHES)) == len(MESHES) == 10
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_ranks_and_coordinates_are_a_bijection_with_tensor_fastest(mesh: Mesh) -> None:
-    array = np.arange(RANKS).reshape(mesh.pipeline, mesh.replica, mesh.shard, mesh.context, mesh.tensor)
+def test_ranks_and_coordinates_are_a_bijection_with_shard_fastest(mesh: Mesh) -> None:
+    array = np.arange(RANKS).reshape(mesh.pipeline, mesh.replica, mesh.shard)
     for place in np.ndindex(*array.shape):
         coordinates = Coordinates(*place)
         assert mesh.rank(coordinates) == array[place]
@@ -40,7 +40,7 @@ def test_ranks_and_coordinates_are_a_bijection_with_tensor_fastest(mesh: Mesh) -
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_groups_are_the_rows_of_the_array_of_ranks(mesh: Mesh) -> None:
-    shape = [mesh.pipeline, mesh.replica, mesh.shard, mesh.context, mesh.tensor]
+    shape = [mesh.pipeline, mesh.replica, mesh.shard]
     array = np.arange(RANKS).reshape(shape)
     for count in range(len(DIMENSIONS) + 1):
         for axes in combinations(range(len(DIMENSIONS)), count):
@@ -52,10 +52,10 @@ def test_groups_are_the_rows_of_the_array_of_ranks(mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("mesh", FOLDED, ids=str)
 def test_experts_fold_over_the_ranks_of_one_pipeline_rank(mesh: Mesh) -> None:
-    shape = [mesh.pipeline, mesh.replica, -1, mesh.expert, mesh.expert_tensor]
+    shape = [mesh.pipeline, mesh.replica, -1, mesh.expert]
     array = np.arange(RANKS).reshape(shape)
     for rank in range(RANKS):
-        [[_, replica, shard, expert, _]] = np.argwhere(array == rank).tolist()
+        [[_, replica, shard, expert]] = np.argwhere(array == rank).tolist()
         assert mesh.expert_coordinate(rank) == expert
         assert mesh.expert_shard_coordinate(rank) == shard
         assert mesh.expert_part(rank) == shard * mesh.replica + replica
@@ -93,5 +93,5 @@ def test_a_dimension_without_ranks_is_refused_by_its_name() -> None:
 
 
 def test_experts_that_do_not_fold_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^expert 2 times expert_tensor 2 is 4, .* the 2 ranks of a replica of"):
-        Mesh(pipeline=4, replica=6, shard=2, expert=2, expert_tensor=2)
+    with pytest.raises(ValueError, match=r"^expert 4 does not divide the 2 ranks of a replica of"):
+        Mesh(pipeline=4, replica=6, shard=2, expert=4)

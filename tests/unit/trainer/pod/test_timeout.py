@@ -12,7 +12,7 @@ import torch.distributed as dist
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_trainer.cli import rank as program
-from pseudoreal_trainer.engine.ranks.mesh import open_mesh
+from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import open_ranks
 from pseudoreal_trainer.forecast.memory.from_config import phase_layout
 from pseudoreal_trainer.pod.lost_peer import timeout_sentence
@@ -35,11 +35,11 @@ def _rank(number: int, port: int, config: PhaseConfig, folder: Path) -> None:
     def train(*_: Any) -> TerminationMessage:
         assert config.collective_seconds is not None
         with open_ranks(limit=timedelta(seconds=config.collective_seconds)) as ranks:
-            mesh = open_mesh(phase_layout(config, "cpu"), ranks)
-            dist.all_reduce(torch.ones(1), group=mesh.holders_of(1).shard)
+            groups = create_process_groups(phase_layout(config, "cpu"), ranks)
+            dist.all_reduce(torch.ones(1), group=groups.unit_groups(1).intra)
             if number == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
-            dist.all_reduce(torch.ones(1), group=mesh.holders_of(1).shard)
+            dist.all_reduce(torch.ones(1), group=groups.unit_groups(1).intra)
         raise AssertionError("the other rank stands still")
 
     program._train = train  # type: ignore[assignment]

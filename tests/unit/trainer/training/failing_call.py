@@ -14,7 +14,7 @@ from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.cli import rank as program
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
+from pseudoreal_trainer.engine.gradient_accumulator import GradientAccumulator
 from pseudoreal_trainer.engine.state.capture import Capture
 from pseudoreal_trainer.engine.state.disk import DiskState
 from pseudoreal_trainer.engine.state.memory import MemoryState
@@ -28,7 +28,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "all_gather": (dist, "all_gather_into_tensor"),
     "all_gather of a save": (dist, "all_gather"),
     "copy into the window": (Copies, "_fetched"),
-    "addition to a gradient": (GrowingGradient, "add"),
+    "addition to a gradient": (GradientAccumulator, "add"),
     "copy of a gradient to memory": (MemoryState, "keep_gradient"),
     "copy of a gradient to the disk": (DiskState, "keep_gradient"),
     "update in memory": (MemoryState, "update"),

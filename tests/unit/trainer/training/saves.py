@@ -57,18 +57,18 @@ class _Ranks:
 
 
 @dataclass(frozen=True)
-class _Mesh:
+class _Groups:
     ranks: _Ranks
     layout: Layout
-    saving: object
+    checkpoint: object
 
 
 @dataclass(frozen=True)
 class _Engine:
-    mesh: _Mesh
+    groups: _Groups
     whole_units: Any = UNITS
     master_dtype: torch.dtype = torch.float32
-    held_seconds: float = 0.0
+    capture_wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def saver_of(store: CheckpointStore, rank: int, ranks: int, policy: CheckpointPo
 
     monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", gathered)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
-    engine = _Engine(_Mesh(_Ranks(rank, ranks, Heartbeat()), layout_of(ranks), object()))
+    engine = _Engine(_Groups(_Ranks(rank, ranks, Heartbeat()), layout_of(ranks), object()))
     return Saver(cast(Engine, engine), store, Fence(store.work_directory, 1), policy, None)
 
 

@@ -26,7 +26,7 @@ def spoilt(steps: Callable[[int], bool] | Collection[int], value: float = nan) -
     is_hit = steps if callable(steps) else steps.__contains__
 
     def spoil(self: Gradients, unit: int, gradients: Sequence[Tensor]) -> None:
-        if unit == UNIT and is_hit(self._trace._step) and self._mesh.data_rank == self._layout.data - 1:
+        if unit == UNIT and is_hit(self._trace._step) and self._groups.data_rank == self._layout.data - 1:
             gradients = [gradient.clone() for gradient in gradients]
             gradients[-1].view(-1)[0] = value
         accumulate(self, unit, gradients)

@@ -15,7 +15,7 @@ from pseudoreal_trainer.data.sources import Source
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.forecast.memory.from_config import phase_layout
 from pseudoreal_trainer.training.progress import Progress
@@ -43,9 +43,9 @@ def read(job_body: Any, config: Any, tmp_path: Path) -> Read:
     def run(order: BlockOrder | None, progress: Progress, steps: int) -> tuple[NDArray[Any], Manifest]:
         source = Source("web", TokenReader(files, 2**16), T, phase.data.seed, order)
         corpus = TokenCorpus({"web": source}, {}, None, IDENTITY)
-        mesh = Mesh(phase_layout(phase, "cpu"), Ranks(0, 1, torch.device("cpu")))
+        groups = ProcessGroups(phase_layout(phase, "cpu"), Ranks(0, 1, torch.device("cpu")))
         found = []
-        with open_reading(phase, corpus, progress, mesh) as reading:
+        with open_reading(phase, corpus, progress, groups) as reading:
             for _ in range(steps):
                 begin = progress.cursor
                 found += [reading.samples.windows(first, first + 3)[:, 0] for first in (begin, begin + 3)]

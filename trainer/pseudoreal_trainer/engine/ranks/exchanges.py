@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.plan.records import Count, Exchange, Leg
 
@@ -49,10 +49,10 @@ class _UnderWay:
 class Exchanges:
     """Exchanges that a rank has started and not used yet. All ranks of a group start them in plan order."""
 
-    def __init__(self, mesh: Mesh, trace: Trace) -> None:
-        self._mesh, self._group, self._trace = mesh, mesh.expert, trace
-        self._heartbeat = mesh.ranks.heartbeat
-        self._own = mesh.layout.mesh.expert_coordinate(mesh.ranks.rank)
+    def __init__(self, groups: ProcessGroups, trace: Trace) -> None:
+        self._groups, self._group, self._trace = groups, groups.expert, trace
+        self._heartbeat = groups.ranks.heartbeat
+        self._own = groups.layout.mesh.expert_coordinate(groups.ranks.rank)
         self._under_way: dict[Exchange, _UnderWay] = {}
 
     def count(self, record: Count, counts: Tensor) -> list[RowCounts]:
@@ -61,7 +61,7 @@ class Exchanges:
         counts [micro-batches, experts]: rows of this rank's tokens. The only place where the host waits for the device,
         once for all micro-batches of the record.
         """
-        ranks = self._mesh.layout.expert_ranks
+        ranks = self._groups.layout.expert_ranks
         sent = counts.unflatten(-1, (ranks, -1)).transpose(0, 1).contiguous()  # [ranks, micro-batches, own experts]
         arriving = sent if self._group is None else torch.empty_like(sent)
         begin = time.perf_counter_ns()
@@ -80,10 +80,10 @@ class Exchanges:
         count.
         """
         of_own = torch.tensor([one.of_own for one in counts]).sum(dim=0)
-        rows = of_own.unflatten(0, (self._mesh.layout.expert_groups, -1)).sum(dim=1)  # [groups]
-        group = self._mesh.same_experts
-        if group is not None and self._mesh.layout.sharding != "None":
-            rows = rows.to(self._mesh.device)
+        rows = of_own.unflatten(0, (self._groups.layout.expert_groups, -1)).sum(dim=1)  # [groups]
+        group = self._groups.same_experts
+        if group is not None and self._groups.layout.sharding != "None":
+            rows = rows.to(self._groups.device)
             with self._heartbeat.waiting(f"agrees on the groups of experts at position {record.position}"):
                 dist.all_reduce(rows, group=group)
             self._trace.move("experts", 2 * (group.size() - 1) * rows.nbytes // group.size())

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.plan.records import Flow, Receive, Send
 
@@ -28,9 +28,9 @@ class _Incoming:
 class Messages:
     """Messages that a rank sends and awaits."""
 
-    def __init__(self, mesh: Mesh, dtype: torch.dtype, trace: Trace) -> None:
-        self._mesh, self._dtype, self._trace = mesh, dtype, trace
-        self._heartbeat, self._positions = mesh.ranks.heartbeat, mesh.layout.head + 1
+    def __init__(self, groups: ProcessGroups, dtype: torch.dtype, trace: Trace) -> None:
+        self._groups, self._dtype, self._trace = groups, dtype, trace
+        self._heartbeat, self._positions = groups.ranks.heartbeat, groups.layout.head + 1
         self._sent: dict[Key, tuple[dist.Work, Tensor]] = {}
         self._incoming: dict[Key, _Incoming] = {}
 
@@ -38,12 +38,12 @@ class Messages:
         """Start to send a tensor to another pipeline rank."""
         self._forget_arrived()
         payload = tensor.contiguous()
-        here = self._mesh.pipeline_rank
+        here = self._groups.pipeline_rank
         with self._trace.span("send", record):
             work = dist.isend(
                 payload,
-                self._mesh.world_rank(record.peer),
-                group=self._mesh.channels.get((record.flow, here, record.peer)),
+                self._groups.world_rank(record.peer),
+                group=self._groups.p2p.get((record.flow, here, record.peer)),
                 tag=tag_of(record, self._positions),
             )
         assert work is not None, "this rank is part of the group"
@@ -53,12 +53,12 @@ class Messages:
 
     def receive(self, record: Receive, shape: tuple[int, ...]) -> None:
         """Start to receive a tensor of this shape; `take` waits for it."""
-        buffer = torch.empty(shape, dtype=self._dtype, device=self._mesh.device)
-        here = self._mesh.pipeline_rank
+        buffer = torch.empty(shape, dtype=self._dtype, device=self._groups.device)
+        here = self._groups.pipeline_rank
         work = dist.irecv(
             buffer,
-            self._mesh.world_rank(record.peer),
-            group=self._mesh.channels.get((record.flow, record.peer, here)),
+            self._groups.world_rank(record.peer),
+            group=self._groups.p2p.get((record.flow, record.peer, here)),
             tag=tag_of(record, self._positions),
         )
         assert work is not None, "this rank is part of the group"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pseudoreal_trainer.engine.ranks.lanes import Lanes, reach
+from pseudoreal_trainer.engine.ranks.streams import Streams, synchronize
 from pseudoreal_trainer.forecast.time.traffic import Traffic
 from pseudoreal_trainer.plan.records import Record
 
@@ -78,35 +78,35 @@ class Trace:
             self.add(lane, begin, done, name, **facts)
 
     @contextmanager
-    def executed(self, lane: str, done: Record, lanes: Lanes) -> Iterator[None]:
+    def executed(self, lane: str, done: Record, streams: Streams) -> Iterator[None]:
         """Record the time in which the GPU executes the kernels launched in the context on the current stream."""
-        if not (self.records and lanes.are_real):
+        if not (self.records and streams.are_real):
             with self.span(lane, done):
                 yield
             return
         if self._zero is None:
-            zero = lanes.timed_mark()
-            reach(zero)
+            zero = streams.record_timed_event()
+            synchronize(zero)
             self._zero = zero, time.perf_counter_ns()
-        begin = lanes.timed_mark()
+        begin = streams.record_timed_event()
         yield
-        self._under_way.append(_Executed(lane, done, self._step, begin, lanes.timed_mark()))
+        self._under_way.append(_Executed(lane, done, self._step, begin, streams.record_timed_event()))
 
     def _resolve(self) -> None:
         """Record the kernels that the GPU has finished. Waits for nothing, so that a failed rank can end at once."""
         left = []
         for executed in self._under_way:
             if executed.end.query():
-                begin, end = (self._moment(mark) for mark in (executed.begin, executed.end))
+                begin, end = (self._moment(event) for event in (executed.begin, executed.end))
                 self._note(executed.lane, (begin, end), executed.done, executed.step)
             else:
                 left.append(executed)
         self._under_way = left
 
-    def _moment(self, mark: Any) -> int:
-        assert self._zero is not None, "`_zero` is recorded before the first of these marks"
+    def _moment(self, event: Any) -> int:
+        assert self._zero is not None, "`_zero` is recorded before the first of these events"
         zero, at = self._zero
-        return at + int(zero.elapsed_time(mark) * 1e6)
+        return at + int(zero.elapsed_time(event) * 1e6)
 
     def add(self, lane: str, begin: int, done: Record | None, name: str = "", **facts: Any) -> None:
         """Record the time from `begin`, in nanoseconds of time.perf_counter_ns, until now."""

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Updated, reach
+from pseudoreal_trainer.engine.ranks.streams import Stream, Streams, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.memory import State
 from pseudoreal_trainer.engine.state.ring import Ring
@@ -55,8 +55,8 @@ class _Portion:
 class Capture:
     """One snapshot, with its two threads."""
 
-    def __init__(self, sources: Sequence[Source], sink: Sink, ring: Ring, lanes: Lanes, trace: Trace) -> None:
-        self._sources, self._sink, self._lanes, self._trace = sources, sink, lanes, trace
+    def __init__(self, sources: Sequence[Source], sink: Sink, ring: Ring, streams: Streams, trace: Trace) -> None:
+        self._sources, self._sink, self._streams, self._trace = sources, sink, streams, trace
         self.captured: Mapping[int, Future[None]] = {source.unit: Future() for source in sources}
         """Unit -> future that completes when the unit's state may change."""
         self._ring = ring
@@ -65,7 +65,7 @@ class Capture:
     def start(self) -> Future[None]:
         """Start both threads. The returned future completes when the sink has everything, or raises the error of
         reading or writing."""
-        threads = ThreadPoolExecutor(2, "capture", initializer=self._lanes.enter_thread)
+        threads = ThreadPoolExecutor(2, "capture", initializer=self._streams.enter_thread)
         taken, written = threads.submit(self._take_all), threads.submit(self._write_all)
         threads.shutdown(wait=False)
         return _both(taken, written)
@@ -85,8 +85,8 @@ class Capture:
             self._full.put(None)
 
     def _take(self, source: Source) -> None:
-        with self._lanes.on(Lane.COPY_OUT):
-            self._lanes.follow(source.updated.result())
+        with self._streams.on(Stream.COPY_OUT):
+            self._streams.wait_event(source.updated.result())
             count = min(PORTION_BYTES, self._ring.largest) // source.state.extent.master.itemsize
             for kind in KINDS:
                 for begin in range(source.begin, source.end, count):
@@ -104,7 +104,7 @@ class Capture:
             np.copyto(content.numpy(), part.numpy())
         else:
             content.copy_(part, non_blocking=True)
-            reach(self._lanes.mark())
+            synchronize(self._streams.record_event())
 
     def _write_all(self) -> None:
         """Pass all chunks to the sink. After a failure of the sink, only give memory back: a full disk must not hold up

@@ -11,7 +11,7 @@ import torch
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.lanes import Mark, reach
+from pseudoreal_trainer.engine.ranks.streams import Event, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.direct_file import DirectFile, aligned_buffer
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, Purpose, Slices, State
@@ -85,16 +85,16 @@ class Staging:
 
     def __init__(self, buffers: Iterable[Tensor]) -> None:
         # Each buffer with the event after which it is free, longest free first.
-        self._free: deque[tuple[Tensor, Mark]] = deque((buffer, None) for buffer in buffers)
+        self._free: deque[tuple[Tensor, Event]] = deque((buffer, None) for buffer in buffers)
 
     def take(self) -> Tensor:
         buffer, free = self._free.popleft()
-        reach(free)
+        synchronize(free)
         return buffer
 
-    def give_back(self, buffer: Tensor, mark: Mark) -> None:
-        """Give a buffer back. `mark`: event after which nothing reads the buffer."""
-        self._free.append((buffer, mark))
+    def give_back(self, buffer: Tensor, event: Event) -> None:
+        """Give a buffer back. `event`: event after which nothing reads the buffer."""
+        self._free.append((buffer, event))
 
 
 class Disk:
@@ -185,9 +185,9 @@ class DiskState(State):
     def is_read(self) -> bool:
         return self._reading is None or self._reading.done()
 
-    def fetched(self, mark: Mark) -> None:
+    def fetched(self, event: Event) -> None:
         assert self._reading is not None, "the plan reads a unit before it fetches the unit"
-        self._staging.give_back(self._reading.result()[1], mark)
+        self._staging.give_back(self._reading.result()[1], event)
         self._reading = None
 
     def keep_gradient(self, gradient: Tensor) -> None:

@@ -19,7 +19,7 @@ import torch
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.lanes import Mark
+from pseudoreal_trainer.engine.ranks.streams import Event
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
 from pseudoreal_trainer.forecast.memory.memory import PIECE_ELEMENTS
 from pseudoreal_trainer.plan.units import VECTOR, Kind
@@ -105,7 +105,7 @@ class State(ABC):
         """Start to read the compute weights once `after` is done; for homes with slow reads."""
         raise NotImplementedError(f"{type(self).__name__} has its weights in memory")
 
-    def fetched(self, mark: Mark) -> None:  # noqa: B027
+    def fetched(self, event: Event) -> None:  # noqa: B027
         """Record that the result of `compute_weights` is no longer read after the event."""
 
     def close(self) -> None:  # noqa: B027

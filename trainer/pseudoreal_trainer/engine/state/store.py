@@ -11,7 +11,7 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, State, Vectors
@@ -24,7 +24,7 @@ from pseudoreal_trainer.plan.units import Unit
 from pseudoreal_trainer.plan.update_ranges import cut, update_ranges
 
 
-class GrowthBuffers:
+class GradientBuffers:
     """Gradient buffers on the device, shared by units. Only the main thread takes one; only the reduction thread gives
     one back."""
 
@@ -67,7 +67,7 @@ class UnitStore:
         model: Model,
         optimizer: OptimizerSpec,
         units: Sequence[Unit],
-        mesh: Mesh,
+        groups: ProcessGroups,
         trace: Trace,
         *,
         master: torch.dtype,
@@ -75,12 +75,12 @@ class UnitStore:
         folder: Path,
     ) -> None:
         """`folder`: directory of the file of units on disk. Raises TrainingError if a home has too little room."""
-        layout, self._optimizer = mesh.layout, optimizer
-        self.units, self._mesh, self._layout, self._master, self._compute = units, mesh, layout, master, compute
-        self._rank, self._local = mesh.pipeline_rank, layout.local_units(mesh.pipeline_rank)
+        layout, self._optimizer = groups.layout, optimizer
+        self.units, self._groups, self._layout, self._master, self._compute = units, groups, layout, master, compute
+        self._rank, self._local = groups.pipeline_rank, layout.local_units(groups.pipeline_rank)
         # No activation is stored here, so the number of sequences does not matter.
         self._sizes = Sizes(model, tuple(units), compute.itemsize, master.itemsize, micro_batch=1)
-        self.memory = allocator_for(mesh.device)
+        self.memory = allocator_for(groups.device)
         """Allocator of host memory for copies to and from the device."""
         self.region = Region(crossing(layout, self._sizes, self._rank), self.memory)
         """Pinned arena through which states cross the bus."""
@@ -96,7 +96,7 @@ class UnitStore:
         """Unit -> this rank's part of its state."""
         self.window = {pool: self._window(pool) for pool in POOLS}
         """Slots for streamed working copies, each [padded numel of the pool's largest unit], in the compute dtype."""
-        self.growth_buffers = {pool: self._growth_buffers(pool) for pool in POOLS}
+        self.gradient_buffers = {pool: self._gradient_buffers(pool) for pool in POOLS}
         """Gradient buffers for all units without a resident whole gradient."""
 
     def own_part(self, unit: int) -> Tensor:
@@ -128,7 +128,7 @@ class UnitStore:
             self._adamw,
             trace,
             keeps_gradients=self._layout.keeps_gradients,
-            failure=self._mesh.ranks.heartbeat.failure,
+            failure=self._groups.ranks.heartbeat.failure,
         )
 
     def _staging(self, units: Iterable[int]) -> dict[int, Staging]:
@@ -139,7 +139,7 @@ class UnitStore:
     def _extent(self, unit: int) -> Extent:
         described, layout = self.units[unit], self._layout
         shards = layout.shards(unit)
-        shard = described.shard(self._mesh.part(unit) if shards > 1 else 0, shards)
+        shard = described.shard(self._groups.part(unit) if shards > 1 else 0, shards)
         ranges = cut(update_ranges(described, self._optimizer), shard.start, shard.stop)
         return Extent(shard.start, len(shard), ranges, self._master, self._compute)
 
@@ -179,14 +179,14 @@ class UnitStore:
         size = max(map(self._padded, self._layout.moving_units(self._rank, pool)), default=0)
         return [self._on_device(size, self._compute) for _ in range(self._layout.slots(self._rank, pool))]
 
-    def _growth_buffers(self, pool: Pool) -> GrowthBuffers:
+    def _gradient_buffers(self, pool: Pool) -> GradientBuffers:
         size = max(map(self._padded, self._layout.buffered_units(self._rank, pool)), default=0)
         count = gradient_buffers(self._layout, self._rank, pool)
-        return GrowthBuffers(size, count, self._master, self._mesh.device)
+        return GradientBuffers(size, count, self._master, self._groups.device)
 
     def _padded(self, unit: int) -> int:
         """Return the elements of all shards of a unit together, including padding after the last."""
         return self._sizes.whole(self._layout, unit)
 
     def _on_device(self, length: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(length, dtype=dtype, device=self._mesh.device)
+        return torch.zeros(length, dtype=dtype, device=self._groups.device)

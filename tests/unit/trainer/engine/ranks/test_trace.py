@@ -18,7 +18,7 @@ from pseudoreal_trainer.plan.records import Backward, Forward
 from tests.support.forked import start_rank
 from tests.support.ports import free_port
 from tests.support.processes import succeed
-from tests.unit.trainer.engine.recorded import RecordedLanes
+from tests.unit.trainer.engine.recorded import RecordedStreams
 
 STEPS = (2, 4)
 """Step at the end of each phase."""
@@ -110,27 +110,27 @@ def test_bytes_that_two_threads_move_at_a_time_are_both_counted() -> None:
 def test_passes_on_a_gpu_are_recorded_when_they_are_executed(tmp_path: Path) -> None:
     """The time of a pass is that of its execution, which comes after its launch; and no launch waits for the
     execution."""
-    trace, lanes = Trace(0, tmp_path), RecordedLanes(real=True)
+    trace, streams = Trace(0, tmp_path), RecordedStreams(real=True)
     trace.begin(1)
     for m in range(2):
-        with trace.executed("compute", Forward(1, m), lanes):
-            lanes.mark()
+        with trace.executed("compute", Forward(1, m), streams):
+            streams.record_event()
     trace.begin(2)
     assert not trace.events, "the GPU has not come to them"
-    reached = [who for what, who in lanes.log if what == "reach"]
+    reached = [who for what, who in streams.log if what == "synchronize"]
     assert len(reached) == 1, "only the first moment of all is waited for"
-    lanes.log += [("reach", who) for what, who in lanes.log if what == "mark"]
+    streams.log += [("synchronize", who) for what, who in streams.log if what == "record_event"]
     trace.close()
     first, second = trace.events
-    assert [first["dur"], second["dur"]] == [2000.0, 2000.0], "two marks of a millisecond"
+    assert [first["dur"], second["dur"]] == [2000.0, 2000.0], "two events of a millisecond"
     assert second["ts"] - first["ts"] == pytest.approx(3000.0)
     assert {event["args"]["step"] for event in trace.events} == {1}
 
 
 def test_on_a_cpu_a_pass_is_executed_when_it_is_called() -> None:
-    trace, lanes = Trace(0), RecordedLanes()
+    trace, streams = Trace(0), RecordedStreams()
     trace.records = True
-    with trace.executed("compute", Forward(1, 0), lanes):
+    with trace.executed("compute", Forward(1, 0), streams):
         pass
     assert [event["name"] for event in trace.events] == ["Forward"]
-    assert not lanes.log
+    assert not streams.log

@@ -9,7 +9,7 @@ from pseudoreal_trainer.engine.state import store
 from pseudoreal_trainer.engine.state.pinned import Allocator, PlainMemory
 from torch import Tensor
 
-from tests.unit.trainer.engine.recorded import RecordedLanes
+from tests.unit.trainer.engine.recorded import RecordedStreams
 
 _FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "empty_like", "zeros_like", "empty_strided")
 
@@ -45,7 +45,7 @@ def pretend_gpu(patch: pytest.MonkeyPatch) -> FakeMemory:
         torch.empty(0)
     fake = FakeMemory(PlainMemory())
     patch.setattr(store, "allocator_for", lambda _: fake)
-    patch.setattr(engine, "Lanes", lambda _: RecordedLanes(real=True))
+    patch.setattr(engine, "Streams", lambda _: RecordedStreams(real=True))
     patch.setattr(Tensor, "pin_memory", _refuse)
     for name in _FACTORIES:
         patch.setattr(torch, name, _without_pinning(getattr(torch, name)))

@@ -62,7 +62,7 @@ def _state(engine: Engine) -> dict[Kind, Tensor]:
 
 
 def _begin(engine: Engine, sink: Any, buffer_bytes: int) -> Any:
-    spans = spans_of(engine.mesh.layout, engine.units, 0)
+    spans = spans_of(engine.groups.layout, engine.units, 0)
     return engine.capture({unit: spans[unit] for unit in engine.order_of_updates()}, sink, buffer_bytes)
 
 
@@ -105,7 +105,7 @@ def test_with_little_room_training_waits_and_the_state_is_still_the_same(engine:
     done.result(DEADLINE)
     for kind in KINDS:
         assert torch.equal(sink.flat(kind), expected[kind]), kind
-    assert engine.held_seconds > 0
+    assert engine.capture_wait_seconds > 0
 
 
 class _FailingSink:
@@ -124,7 +124,7 @@ def test_a_sink_that_fails_does_not_hold_training_up(engine: Engine) -> None:
 
 
 def _without_holds(engine: Engine) -> None:
-    engine._updates.holds.clear()
+    engine._updates.captures.clear()
 
 
 def test_without_its_holds_the_captured_state_would_be_torn(engine: Engine) -> None:

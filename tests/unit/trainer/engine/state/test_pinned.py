@@ -23,7 +23,7 @@ from pseudoreal_trainer.plan.units import Kind
 from torch import Tensor
 
 from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.recorded import RecordedLanes
+from tests.unit.trainer.engine.recorded import RecordedStreams
 from tests.unit.trainer.engine.running import CaseBatch, make_engine
 from tests.unit.trainer.engine.state.fake_memory import FakeMemory, pretend_gpu
 from tests.unit.trainer.forecast.memory.large_model import PARAMETERS, SIZES, TOKENS, layout
@@ -130,12 +130,12 @@ def test_on_a_cpu_nothing_is_pinned_and_tokens_are_where_they_were(tmp_path: Pat
 
 
 def test_tokens_of_a_run_overwrite_those_of_the_one_before_when_these_are_copied() -> None:
-    lanes, memory = RecordedLanes(real=True), FakeMemory(PlainMemory())
-    room = TokenBuffer(lanes, CPU, memory)
+    streams, memory = RecordedStreams(real=True), FakeMemory(PlainMemory())
+    room = TokenBuffer(streams, CPU, memory)
     for number in range(3):
         room.prepare([(2, 4), (1, 4)])
-        copies = [mark for what, mark in lanes.log if what == "mark"]
-        assert [who for what, who in lanes.log if what == "reach"] == copies[1::2], "the last copy of each run"
+        copies = [event for what, event in streams.log if what == "record_event"]
+        assert [who for what, who in streams.log if what == "synchronize"] == copies[1::2], "the last copy of each run"
         brought = [room.bring(torch.full((b, 5), 10 * number + b)) for b in (2, 1)]
         assert [found.unique().tolist() for found in brought] == [[10 * number + 2], [10 * number + 1]]
     room.prepare([(1, 4)])

@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from pseudoreal_trainer.engine.ranks import mesh as meshes
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks import process_groups
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Flow
@@ -49,17 +49,17 @@ def layout_of(pipeline: int, data: int, **changes: Any) -> Layout:
 
 
 @pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Mesh, Recorder]]]:
-    """Returns the mesh of each rank, and the recorder of its calls to torch."""
+def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[ProcessGroups, Recorder]]]:
+    """Returns the groups of each rank, and the recorder of its calls to torch."""
 
-    def of_all(layout: Layout, device: torch.device) -> list[tuple[Mesh, Recorder]]:
+    def of_all(layout: Layout, device: torch.device) -> list[tuple[ProcessGroups, Recorder]]:
         found = []
         for rank in range(layout.pipeline * layout.data):
             recorder = Recorder(rank)
             monkeypatch.setattr(dist, "split_group", recorder.split_group)
             monkeypatch.setattr(dist, "new_group", recorder.new_group)
             ranks = Ranks(rank, layout.pipeline * layout.data, device, limit=LIMIT)
-            found.append((meshes._connected(layout, ranks), recorder))
+            found.append((process_groups._create(layout, ranks), recorder))
         return found
 
     return of_all
@@ -82,7 +82,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_all_ranks_make_the_same_groups_in_one_order_each_with_the_limit(
-    layout: Layout, device: torch.device, connect: Callable[..., list[tuple[Mesh, Recorder]]]
+    layout: Layout, device: torch.device, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
 ) -> None:
     """So no rank waits for a group that another rank creates later."""
     found = connect(layout, device)
@@ -94,85 +94,90 @@ def test_all_ranks_make_the_same_groups_in_one_order_each_with_the_limit(
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_on_gpus_all_but_the_saving_group_are_on_the_network_of_the_gpus(
-    layout: Layout, connect: Callable[..., list[tuple[Mesh, Recorder]]]
+    layout: Layout, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
 ) -> None:
-    for mesh, _ in connect(layout, GPU):
+    for groups, _ in connect(layout, GPU):
         named: list[Any] = [
-            *(group for one in mesh.holders.values() for group in (one.shard, one.replica, one.side_replica)),
-            mesh.expert,
-            mesh.side_world,
-            mesh.measuring,
+            *(group for one in groups.of_units.values() for group in (one.intra, one.inter, one.inter_reduce)),
+            groups.expert,
+            groups.reduce_world,
+            groups.probe,
         ]
-        used = [group for group in (*named, *mesh.side_users.values(), *mesh.channels.values()) if group]
+        used = [group for group in (*named, *groups.reduce_users.values(), *groups.p2p.values()) if group]
         assert {group.network for group in used} == {"nccl"}
-        assert isinstance(mesh.saving, Made)
-        assert mesh.saving.network == "gloo", "a thread of its own moves host memory"
+        assert isinstance(groups.checkpoint, Made)
+        assert groups.checkpoint.network == "gloo", "a thread of its own moves host memory"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 def test_ranks_find_those_with_whom_they_share_a_block(
-    layout: Layout, device: torch.device, connect: Callable[..., list[tuple[Mesh, Recorder]]]
+    layout: Layout, device: torch.device, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
 ) -> None:
-    for mesh, _ in connect(layout, device):
-        together = {users for users in layout.users if len(users) > 1 and mesh.pipeline_rank in users}
-        assert mesh.side_users.keys() == {(mesh.pipeline_rank,), *together}
+    for groups, _ in connect(layout, device):
+        together = {users for users in layout.users if len(users) > 1 and groups.pipeline_rank in users}
+        assert groups.reduce_users.keys() == {(groups.pipeline_rank,), *together}
         coordinates = layout.mesh.coordinates
-        here = coordinates(mesh.ranks.rank)
+        here = coordinates(groups.ranks.rank)
         for users in together:
-            ranks = [rank for rank in range(mesh.ranks.world) if coordinates(rank).pipeline in users]
-            assert cast(Any, mesh.side_users[users]).members == tuple(ranks)
+            ranks = [rank for rank in range(groups.ranks.world) if coordinates(rank).pipeline in users]
+            assert cast(Any, groups.reduce_users[users]).members == tuple(ranks)
             within = [rank for rank in ranks if coordinates(rank).replica == here.replica]
             coordinate = layout.mesh.expert_coordinate
-            same = [rank for rank in within if coordinate(rank) == coordinate(mesh.ranks.rank)]
+            same = [rank for rank in within if coordinate(rank) == coordinate(groups.ranks.rank)]
             for pool in {layout.pool_of(unit) for unit, them in enumerate(layout.users) if them == users}:
-                holders, members = mesh.holders[pool, users], same if pool == "Experts" else within
-                assert cast(Any, holders.shard).members == tuple(members)
-                assert (holders.place, holders.places) == (members.index(mesh.ranks.rank), len(members))
+                unit_groups, members = groups.of_units[pool, users], same if pool == "Experts" else within
+                assert cast(Any, unit_groups.intra).members == tuple(members)
+                assert (unit_groups.rank_in_replica, unit_groups.replica_size) == (
+                    members.index(groups.ranks.rank),
+                    len(members),
+                )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_the_ranks_that_use_a_unit_have_all_of_its_parts(
-    layout: Layout, connect: Callable[..., list[tuple[Mesh, Recorder]]]
+    layout: Layout, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
 ) -> None:
     """Each part occurs once, or once for each part of the experts; neighbouring places have neighbouring parts."""
-    made = [mesh for mesh, _ in connect(layout, CPU)]
+    made = [groups for groups, _ in connect(layout, CPU)]
     for unit, users in enumerate(layout.users):
-        ranks = [mesh for mesh in made if mesh.pipeline_rank in users]
+        ranks = [groups for groups in made if groups.pipeline_rank in users]
         spread = layout.expert_ranks if layout.pool_of(unit) == "Experts" else 1
-        assert Counter(mesh.part(unit) for mesh in ranks) == dict.fromkeys(range(layout.holders(unit)), spread)
-        for mesh in ranks:
-            assert mesh.part(unit) // layout.replicas == mesh.holders_of(unit).place
+        assert Counter(groups.part(unit) for groups in ranks) == dict.fromkeys(range(layout.holders(unit)), spread)
+        for groups in ranks:
+            assert groups.part(unit) // layout.replicas == groups.unit_groups(unit).rank_in_replica
 
 
 def test_the_ranks_of_a_replica_and_those_with_one_place_in_all_of_them(
-    connect: Callable[..., list[tuple[Mesh, Recorder]]],
+    connect: Callable[..., list[tuple[ProcessGroups, Recorder]]],
 ) -> None:
     """Two pipeline ranks with six data ranks each; the ranks of a replica are neighbours."""
-    for rank, (mesh, _) in enumerate(connect(layout_of(2, 6, replicas=2), CPU)):
+    for rank, (groups, _) in enumerate(connect(layout_of(2, 6, replicas=2), CPU)):
         first, place = rank // 6 * 6, rank % 3
-        holders = mesh.holders["Blocks", (rank // 6,)]
-        groups: list[Any] = [holders.shard, holders.replica, holders.side_replica]
-        within, across, side = (group.members for group in groups)
+        unit_groups = groups.of_units["Blocks", (rank // 6,)]
+        of_unit: list[Any] = [unit_groups.intra, unit_groups.inter, unit_groups.inter_reduce]
+        within, across, side = (group.members for group in of_unit)
         assert within == tuple(rank - place + other for other in range(3))
         assert across == side == (first + place, first + 3 + place)
-        assert mesh.data_rank == rank - first
-        assert mesh.part(1 + rank // 6) == place * 2 + (rank - first) // 3
-        assert mesh.expert is None
-        assert mesh.holders["Experts", (rank // 6,)] is holders, "experts that are not spread are held as all else"
+        assert groups.data_rank == rank - first
+        assert groups.part(1 + rank // 6) == place * 2 + (rank - first) // 3
+        assert groups.expert is None
+        assert groups.of_units["Experts", (rank // 6,)] is unit_groups, (
+            "experts that are not spread are held as all else"
+        )
 
 
 def test_the_ranks_with_the_same_experts_and_those_that_have_all(
-    connect: Callable[..., list[tuple[Mesh, Recorder]]],
+    connect: Callable[..., list[tuple[ProcessGroups, Recorder]]],
 ) -> None:
     """Two pipeline ranks with two replicas of four data ranks: two neighbours have all experts, and so have the other
     two."""
     layout = layout_of(2, 8, replicas=2, expert_ranks=2, layer_experts=(0,) * 4)
-    for rank, (mesh, _) in enumerate(connect(layout, CPU)):
+    for rank, (groups, _) in enumerate(connect(layout, CPU)):
         first, of_replica = rank // 4 * 4, rank % 4
-        holders, expert = mesh.holders["Experts", (rank // 8,)], cast(Any, mesh.expert)
-        groups: list[Any] = [holders.shard, holders.replica, holders.side_replica]
-        within, across, side = (group.members for group in groups)
+        unit_groups, expert = groups.of_units["Experts", (rank // 8,)], cast(Any, groups.expert)
+        of_unit: list[Any] = [unit_groups.intra, unit_groups.inter, unit_groups.inter_reduce]
+        within, across, side = (group.members for group in of_unit)
         assert expert.members == (rank - of_replica % 2, rank - of_replica % 2 + 1)
         assert within == (first + of_replica % 2, first + of_replica % 2 + 2)
         assert across == side == tuple(rank // 8 * 8 + other * 4 + of_replica for other in range(2))
@@ -181,19 +186,19 @@ def test_the_ranks_with_the_same_experts_and_those_that_have_all(
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_message_has_a_channel_that_both_of_its_ranks_know(
-    layout: Layout, connect: Callable[..., list[tuple[Mesh, Recorder]]]
+    layout: Layout, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
 ) -> None:
-    for mesh, _ in connect(layout, GPU):
-        here, expected = mesh.pipeline_rank, set()
+    for groups, _ in connect(layout, GPU):
+        here, expected = groups.pipeline_rank, set()
         for position in range(layout.head):
             low, high = layout.rank_of(position), layout.rank_of(position + 1)
             if low != high and here in (low, high):
                 expected |= {(Flow.ACTIVATION, low, high), (Flow.GRADIENT, high, low)}
-        channels: dict[Any, Any] = dict(mesh.channels)
+        channels: dict[Any, Any] = dict(groups.p2p)
         assert channels.keys() == expected
         assert len({id(group) for group in channels.values()}) == len(channels), "a message holds up no other"
         for (_, source, target), group in channels.items():
-            assert set(group.members) == {mesh.world_rank(source), mesh.world_rank(target)}
+            assert set(group.members) == {groups.world_rank(source), groups.world_rank(target)}
 
 
 @pytest.mark.parametrize(("pipeline", "data", "replicas"), [(2, 1, 1), (8, 2, 1), (16, 8, 2), (64, 16, 4)])
@@ -203,17 +208,17 @@ def test_the_number_of_calls_does_not_grow_with_the_ranks(
     recorder = Recorder(0)
     monkeypatch.setattr(dist, "split_group", recorder.split_group)
     monkeypatch.setattr(dist, "new_group", recorder.new_group)
-    meshes._connected(layout_of(pipeline, data, replicas=replicas), Ranks(0, pipeline * data, GPU))
+    process_groups._create(layout_of(pipeline, data, replicas=replicas), Ranks(0, pipeline * data, GPU))
     assert len(recorder.calls) <= 12
 
 
 def test_a_number_goes_through_every_channel_in_one_order(
-    connect: Callable[..., list[tuple[Mesh, Recorder]]], monkeypatch: pytest.MonkeyPatch
+    connect: Callable[..., list[tuple[ProcessGroups, Recorder]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks together reach the end if each waits in every call until its peer makes the matching call."""
     layout = layout_of(5, 2)
     calls: list[list[tuple[str, frozenset[int]]]] = []
-    for mesh, _ in connect(layout, GPU):
+    for groups, _ in connect(layout, GPU):
         own: list[tuple[str, frozenset[int]]] = []
         for name in ("isend", "irecv"):
 
@@ -222,8 +227,8 @@ def test_a_number_goes_through_every_channel_in_one_order(
                 return Mock()
 
             monkeypatch.setattr(dist, name, act)
-        on_cpu = Ranks(mesh.ranks.rank, mesh.ranks.world, CPU)
-        meshes._greet(Mesh(layout, on_cpu, channels=mesh.channels))
+        on_cpu = Ranks(groups.ranks.rank, groups.ranks.world, CPU)
+        process_groups._connect_channels(ProcessGroups(layout, on_cpu, p2p=groups.p2p))
         calls.append(own)
     _finish(calls)
 

@@ -10,13 +10,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 from pseudoreal_trainer.engine.balance import NO_LOADS
-from pseudoreal_trainer.engine.ranks.lanes import Lanes
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.memory import Extent
-from pseudoreal_trainer.engine.state.store import GrowthBuffers
-from pseudoreal_trainer.engine.updates import Gradients, Reductions, Updates
+from pseudoreal_trainer.engine.state.store import GradientBuffers
+from pseudoreal_trainer.engine.updates import Gradients, ReductionThread, UpdateThread
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
 from pseudoreal_trainer.plan.units import units_of
@@ -65,17 +65,17 @@ class _Rank:
     log: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        mesh, units = Mesh(self.case.layout, Ranks(0, 1, CPU)), units_of(self.case.model, self.case.sharing)
-        self.heartbeat = mesh.ranks.heartbeat
+        groups, units = ProcessGroups(self.case.layout, Ranks(0, 1, CPU)), units_of(self.case.model, self.case.sharing)
+        self.heartbeat = groups.ranks.heartbeat
         self.states: dict[int, Any] = {unit: _State(unit, self.log) for unit in range(len(units))}
-        modules, lanes, trace = Mock(), Lanes(CPU), Trace(0)
+        modules, streams, trace = Mock(), Streams(CPU), Trace(0)
         modules.of.return_value.views = lambda flat: [flat]
-        self.buffers = GrowthBuffers(LENGTH, BUFFERS, torch.float32, CPU)
+        self.buffers = GradientBuffers(LENGTH, BUFFERS, torch.float32, CPU)
         buffers = {"Blocks": self.buffers}
-        store: Any = SimpleNamespace(units=units, states=self.states, whole_gradients={}, growth_buffers=buffers)
-        self.gradients = Gradients(store, modules, mesh, lanes, trace)
-        self.reductions = Reductions(self.case.optimizer, store, mesh, lanes, trace)
-        self.updates = Updates(self.case.optimizer, store, self.reductions, mesh, lanes, trace)
+        store: Any = SimpleNamespace(units=units, states=self.states, whole_gradients={}, gradient_buffers=buffers)
+        self.gradients = Gradients(store, modules, groups, streams, trace)
+        self.reductions = ReductionThread(self.case.optimizer, store, groups, streams, trace)
+        self.updates = UpdateThread(self.case.optimizer, store, self.reductions, groups, streams, trace)
         self.reductions.begin(1)
         self.reductions.agree(Agree(), Losses(torch.tensor(1.0), None), NO_LOADS, stop=False, finish=False)
 
@@ -118,7 +118,7 @@ def test_a_gradient_is_kept_and_its_buffer_given_back_while_another_unit_is_upda
 
 
 def test_who_finds_no_buffer_free_gets_the_next_that_is_given_back() -> None:
-    buffers = GrowthBuffers(LENGTH, 1, torch.float32, CPU)
+    buffers = GradientBuffers(LENGTH, 1, torch.float32, CPU)
     only = buffers.take().result()
     first, second = buffers.take(), buffers.take()
     assert not first.done()

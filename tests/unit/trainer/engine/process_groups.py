@@ -8,34 +8,34 @@ import gc
 from dataclasses import dataclass
 from typing import Any
 
-from pseudoreal_trainer.engine.ranks.mesh import Mesh, open_mesh
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups, create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.layout import Layout
 
 KEPT = 16
-_made: dict[tuple[Any, ...], Mesh] = {}
-"""Meshes of the newest cases, by the properties that their groups depend on."""
+_made: dict[tuple[Any, ...], ProcessGroups] = {}
+"""Groups of the newest cases, by the properties of a layout that they depend on."""
 
 
 @dataclass(frozen=True)
-class KeptMesh(Mesh):
+class KeptProcessGroups(ProcessGroups):
     def close(self) -> None:
         """Do nothing: the next case may use the groups."""
 
 
-def mesh_of(layout: Layout, ranks: Ranks) -> Mesh:
-    """Return the mesh of this rank. Every rank calls this for the same layouts in one order."""
+def process_groups_of(layout: Layout, ranks: Ranks) -> ProcessGroups:
+    """Return the groups of this rank. Every rank calls this for the same layouts in one order."""
     if ranks.world == 1:
-        return open_mesh(layout, ranks)
-    needed = groups_of(layout)
+        return create_process_groups(layout, ranks)
+    needed = needed_groups(layout)
     if needed not in _made:
         if len(_made) == KEPT:
             _end_all()
-        _made[needed] = open_mesh(layout, ranks)
-    return KeptMesh(**vars(_made[needed]) | {"layout": layout, "ranks": ranks})
+        _made[needed] = create_process_groups(layout, ranks)
+    return KeptProcessGroups(**vars(_made[needed]) | {"layout": layout, "ranks": ranks})
 
 
-def groups_of(layout: Layout) -> tuple[Any, ...]:
+def needed_groups(layout: Layout) -> tuple[Any, ...]:
     """Return the properties of a layout that its groups depend on."""
     places = tuple(map(layout.rank_of, range(layout.head + 1)))
     sizes = (layout.pipeline, layout.data, layout.replicas, layout.expert_ranks, layout.expert_groups)
@@ -43,8 +43,8 @@ def groups_of(layout: Layout) -> tuple[Any, ...]:
 
 
 def _end_all() -> None:
-    for mesh in _made.values():
-        mesh.close()
+    for groups in _made.values():
+        groups.close()
     _made.clear()
     # Engines that are done lie in cycles, and hold the groups.
     gc.collect()

@@ -9,14 +9,14 @@ from pseudoreal_trainer.heartbeat.first_failure import FirstFailure
 _T = TypeVar("_T")
 
 
-class SideWork:
+class WorkerThread:
     """A thread with a FIFO queue of tasks."""
 
     def __init__(self, name: str, failure: FirstFailure, enter: Callable[[], None] = lambda: None) -> None:
         """`enter`: called first in the thread."""
         self._thread, self._failure = ThreadPoolExecutor(1, name, initializer=enter), failure
 
-    def later(self, task: Callable[[], _T]) -> Future[_T]:
+    def submit(self, task: Callable[[], _T]) -> Future[_T]:
         """Submit a task to the thread and return its future. The future always completes; after a failure of the rank
         it raises that failure."""
 

@@ -12,10 +12,10 @@ import torch
 from pseudoreal_trainer.engine import engine as engines
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import Training
-from pseudoreal_trainer.engine.ranks.lanes import Lane, Throttle
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.messages import Messages
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Stream
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.stash import StashedInputs
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
@@ -25,7 +25,7 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.records import Flow, Forward, Receive, Send, Stash, Unstash
 
 from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.recorded import COMPUTE, Moment, RecordedLanes
+from tests.unit.trainer.engine.recorded import COMPUTE, RecordedEvent, RecordedStreams
 from tests.unit.trainer.engine.running import CaseBatch, make_engine
 from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
 
@@ -33,55 +33,59 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def lanes() -> RecordedLanes:
-    return RecordedLanes()
+def streams() -> RecordedStreams:
+    return RecordedStreams()
 
 
-def _reached(lanes: RecordedLanes) -> list[Any]:
-    return [who for what, who in lanes.log if what == "reach"]
+def _synchronized(streams: RecordedStreams) -> list[Any]:
+    return [who for what, who in streams.log if what == "synchronize"]
 
 
-def test_a_pass_is_called_when_the_one_two_before_it_has_ended(lanes: RecordedLanes) -> None:
-    throttle, marks = Throttle(lanes, 2), []
+def test_a_pass_is_called_when_the_one_two_before_it_has_ended(streams: RecordedStreams) -> None:
+    limit, events = RunAheadLimit(streams, 2), []
     for number in range(5):
-        throttle.called()
-        marks.append(lanes.log[-1 if number < 2 else -2][1])
-        assert _reached(lanes) == marks[: max(0, number - 1)], "those of passes, in their order, and none too early"
-    assert {mark.lane for mark in marks} == {COMPUTE}
+        limit.called()
+        events.append(streams.log[-1 if number < 2 else -2][1])
+        assert _synchronized(streams) == events[: max(0, number - 1)], (
+            "those of passes, in their order, and none too early"
+        )
+    assert {event.stream for event in events} == {COMPUTE}
 
 
-def test_without_stash_and_pipeline_there_is_no_limit_within_a_step(lanes: RecordedLanes) -> None:
-    throttle = Throttle(lanes, None)
-    throttle.called()
-    assert not lanes.log
+def test_without_stash_and_pipeline_there_is_no_limit_within_a_step(streams: RecordedStreams) -> None:
+    limit = RunAheadLimit(streams, None)
+    limit.called()
+    assert not streams.log
 
 
-def _stash(lanes: RecordedLanes, count: int) -> StashedInputs:
-    stashed = StashedInputs(lanes, Trace(0), PlainMemory(), CPU)
+def _stash(streams: RecordedStreams, count: int) -> StashedInputs:
+    stashed = StashedInputs(streams, Trace(0), PlainMemory(), CPU)
     stashed.prepare(count, 4, torch.float32)
     return stashed
 
 
-def test_a_stashed_tensor_is_kept_until_it_is_copied_and_no_longer(lanes: RecordedLanes) -> None:
-    stashed, tensors = _stash(lanes, 6), []
+def test_a_stashed_tensor_is_kept_until_it_is_copied_and_no_longer(streams: RecordedStreams) -> None:
+    stashed, tensors = _stash(streams, 6), []
     for m in range(6):
         inputs = [torch.full((1, 2, 2), float(m))]
         tensors.append(weakref.ref(inputs[0]))
         stashed.stash(Stash(1, m), inputs.pop())
         gc.collect()
         assert sum(tensor() is not None for tensor in tensors) <= LEAVING
-        assert len(_reached(lanes)) == max(0, m + 1 - LEAVING)
-    assert {mark.lane for mark in _reached(lanes)} == {Lane.COPY_OUT.value}, "it waits for copies, not for passes"
+        assert len(_synchronized(streams)) == max(0, m + 1 - LEAVING)
+    assert {event.stream for event in _synchronized(streams)} == {Stream.COPY_OUT.value}, (
+        "it waits for copies, not for passes"
+    )
     stashed.finish()
     assert not any(tensor() is not None for tensor in tensors)
 
 
 def test_a_stashed_tensor_is_there_while_its_copy_is_waited_for(
-    lanes: RecordedLanes, monkeypatch: pytest.MonkeyPatch
+    streams: RecordedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the allocator would give the tensor's memory away, and the copy would read other content."""
-    stashed, tensors, alive = _stash(lanes, 6), deque[Any](), []
-    monkeypatch.setattr(Moment, "synchronize", lambda _: alive.append(tensors.popleft()() is not None))
+    stashed, tensors, alive = _stash(streams, 6), deque[Any](), []
+    monkeypatch.setattr(RecordedEvent, "synchronize", lambda _: alive.append(tensors.popleft()() is not None))
     for m in range(6):
         inputs = [torch.full((1, 2, 2), float(m))]
         tensors.append(weakref.ref(inputs[0]))
@@ -90,19 +94,19 @@ def test_a_stashed_tensor_is_there_while_its_copy_is_waited_for(
     assert alive == [True] * 6
 
 
-def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy(lanes: RecordedLanes) -> None:
-    stashed = _stash(lanes, 1)
+def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy(streams: RecordedStreams) -> None:
+    stashed = _stash(streams, 1)
     for m in range(3):
         stashed.stash(Stash(1, m), torch.full((1, 2, 2), float(m)))
         stashed.unstash(Unstash(1, m))
-        returned = next(who for what, who in reversed(lanes.log) if what == "mark")
-        assert returned.lane == Lane.COPY_IN.value
+        returned = next(who for what, who in reversed(streams.log) if what == "record_event")
+        assert returned.stream == Stream.COPY_IN.value
         again = stashed.returned((1, m))
         assert again is not None
         assert torch.equal(again, torch.full((1, 2, 2), float(m)))
-        assert lanes.log[-1] == ("follow", returned), "compute waits for the copy"
-    followed_by_copies = [who for what, who in lanes.log if what == "follow" and who is not None]
-    returns = [who for who in followed_by_copies if who.lane == Lane.COPY_IN.value]
+        assert streams.log[-1] == ("wait_event", returned), "compute waits for the copy"
+    followed_by_copies = [who for what, who in streams.log if what == "wait_event" and who is not None]
+    returns = [who for who in followed_by_copies if who.stream == Stream.COPY_IN.value]
     assert len(returns) == 3 + 2, "a copy to the host waits until the buffer has been read"
 
 
@@ -126,8 +130,8 @@ def _messages(completed: bool) -> tuple[Messages, Mock]:
     work = Mock()
     work.is_completed.return_value = completed
     case = Case(pipeline=2)
-    mesh = Mock(layout=case.layout, ranks=Ranks(0, 2, CPU), pipeline_rank=0, channels={}, device=CPU)
-    return Messages(mesh, torch.float32, Trace(0)), work
+    groups = Mock(layout=case.layout, ranks=Ranks(0, 2, CPU), pipeline_rank=0, p2p={}, device=CPU)
+    return Messages(groups, torch.float32, Trace(0)), work
 
 
 def _sent(messages: Messages, m: int, work: Mock, monkeypatch: pytest.MonkeyPatch) -> "weakref.ref[torch.Tensor]":
@@ -172,7 +176,7 @@ def test_the_forecast_knows_that_answered_messages_are_gone() -> None:
 def test_passes_are_tried_before_the_first_message_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[object] = []
     monkeypatch.setattr(engines, "warm_up", lambda *_: done.append("warm"))
-    rank = Mock(_layout=Case(pipeline=2).layout, _lanes=RecordedLanes(real=True))
+    rank = Mock(_layout=Case(pipeline=2).layout, _streams=RecordedStreams(real=True))
     rank._prepare = lambda *arguments: Engine._prepare(rank, *arguments)
     rank._execute = lambda record, _: done.append(record)
     Engine._run(rank, (Receive(Flow.ACTIVATION, 2, 0, 0), Forward(2, 0)), Mock(training=None))
@@ -183,7 +187,9 @@ def test_passes_are_tried_before_the_first_message_is_awaited(monkeypatch: pytes
 def test_passes_through_spread_experts_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank is one of two, and needs the other for nothing."""
     case = Case(data=2, expert_ranks=2, options="Mixtral")
-    monkeypatch.setattr("tests.unit.trainer.engine.running.mesh_of", lambda layout, ranks: Mesh(layout, ranks))
+    monkeypatch.setattr(
+        "tests.unit.trainer.engine.running.process_groups_of", lambda layout, ranks: ProcessGroups(layout, ranks)
+    )
     engine = make_engine(case, Ranks(1, 2, CPU), tmp_path)
     batch = CaseBatch(case, 0, 1, CPU)
     warm_up(engine._passes, batch, step_plan(case.layout)[0])

@@ -8,7 +8,7 @@ from enum import Enum
 import torch
 
 
-class Lane(Enum):
+class Stream(Enum):
     """CUDA streams beside the compute stream."""
 
     COPY_IN = "copy in"
@@ -17,21 +17,21 @@ class Lane(Enum):
     UPDATE = "update"
 
 
-Mark = torch.cuda.Event | None
-"""CUDA event, a moment on a stream. None: a moment that has passed."""
+Event = torch.cuda.Event | None
+"""CUDA event; None: an event that has passed."""
 
-Updated = Future[Mark]
+Updated = Future[Event]
 """Future of a unit's newest optimizer step: completes when the step was launched, with the event after which it is
 done."""
 
 
-class Lanes:
+class Streams:
     """CUDA streams of a rank's device; none on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         is_gpu = device.type == "cuda"
-        self._streams = {lane: torch.cuda.Stream(device) for lane in Lane} if is_gpu else {}
+        self._streams = {stream: torch.cuda.Stream(device) for stream in Stream} if is_gpu else {}
 
     @property
     def are_real(self) -> bool:
@@ -43,17 +43,17 @@ class Lanes:
         if self._streams:
             torch.cuda.set_device(self.device)
 
-    def on(self, lane: Lane) -> AbstractContextManager[object]:
+    def on(self, stream: Stream) -> AbstractContextManager[object]:
         """Return a context whose kernels go to this stream; outside of it they go to the compute stream."""
-        return torch.cuda.stream(self._streams[lane]) if self._streams else nullcontext()
+        return torch.cuda.stream(self._streams[stream]) if self._streams else nullcontext()
 
-    def mark(self) -> Mark:
+    def record_event(self) -> Event:
         """Record and return an event after everything launched so far on the current stream."""
         if not self._streams:
             return None
         return self._recorded(torch.cuda.Event())
 
-    def timed_mark(self) -> torch.cuda.Event:
+    def record_timed_event(self) -> torch.cuda.Event:
         """Record and return an event whose time can be read; on GPUs only."""
         return self._recorded(torch.cuda.Event(enable_timing=True))
 
@@ -61,19 +61,19 @@ class Lanes:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def follow(self, mark: Mark) -> None:
+    def wait_event(self, event: Event) -> None:
         """Make later work on the current stream wait for the event. The calling thread does not wait."""
-        if mark is not None:
-            torch.cuda.current_stream(self.device).wait_event(mark)
+        if event is not None:
+            torch.cuda.current_stream(self.device).wait_event(event)
 
 
-def reach(mark: Mark) -> None:
+def synchronize(event: Event) -> None:
     """Make the calling thread wait until the event has passed."""
-    if mark is not None:
-        mark.synchronize()
+    if event is not None:
+        event.synchronize()
 
 
-class Throttle:
+class RunAheadLimit:
     """Keeps the thread that launches passes at most `ahead` passes before the GPU.
 
     Memory is freed where the thread stands, not where the GPU does: a thread that launched a whole step at once would
@@ -81,14 +81,14 @@ class Throttle:
     step to step there always is one: a step ends with the agreement on the loss, after all passes launched before it.
     """
 
-    def __init__(self, lanes: Lanes, ahead: int | None) -> None:
-        self._lanes, self._ahead = lanes, ahead
-        self._called: deque[Mark] = deque()
+    def __init__(self, streams: Streams, ahead: int | None) -> None:
+        self._streams, self._ahead = streams, ahead
+        self._called: deque[Event] = deque()
 
     def called(self) -> None:
         """Record that a pass was launched; wait for the pass launched `ahead` passes before it."""
         if self._ahead is None:
             return
-        self._called.append(self._lanes.mark())
+        self._called.append(self._streams.record_event())
         if len(self._called) > self._ahead:
-            reach(self._called.popleft())
+            synchronize(self._called.popleft())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Turn:
+class AssignedSequence:
     """A sequence that a data rank evaluates in a run of the engine."""
 
     index: int
@@ -15,9 +15,9 @@ class Turn:
     collectives."""
 
 
-def turns(count: int, data: int, data_rank: int, at_once: int) -> Iterator[list[Turn]]:
-    """Yield the turns of one of `data` ranks, at most `at_once` per run. Every rank has the same number of runs and of
-    turns in each run. Each of the `count` sequences counts on one rank."""
+def assign_sequences(count: int, data: int, data_rank: int, at_once: int) -> Iterator[list[AssignedSequence]]:
+    """Yield the sequences of one of `data` ranks, at most `at_once` per run. Every rank has as many runs, and as many
+    sequences in each. Each of the `count` sequences counts on one rank."""
     own = [first + data_rank for first in range(0, count, data)]
     for begin in range(0, len(own), at_once):
-        yield [Turn(min(index, count - 1), index < count) for index in own[begin : begin + at_once]]
+        yield [AssignedSequence(min(index, count - 1), index < count) for index in own[begin : begin + at_once]]

@@ -21,64 +21,64 @@ _Name = TypeVar("_Name")
 
 
 @dataclass(frozen=True)
-class Holders:
+class UnitGroups:
     """Groups of the ranks that hold a unit, from the point of view of one of them.
 
     A sharded unit is cut into one part per holder; no two holders keep the same part. Collectives are hierarchical, so
     that most bytes stay inside a replica (for instance a node): gradients are reduce-scattered within the replica, then
-    across replicas; weights are all-gathered across replicas, then within the replica. Ranks of `replica` hold adjacent
-    parts, so both stages work on contiguous memory. An unsharded gradient is all-reduced over `shard`. A group of one
+    across replicas; weights are all-gathered across replicas, then within the replica. Ranks of `inter` hold adjacent
+    parts, so both stages work on contiguous memory. An unsharded gradient is all-reduced over `intra`. A group of one
     rank is None, and its stage is skipped.
     """
 
-    place: int = 0
+    rank_in_replica: int = 0
     """Index of this rank among the holders in its replica."""
-    places: int = 1
+    replica_size: int = 1
     """Number of holders in each replica."""
-    shard: Group | None = None
+    intra: Group | None = None
     """Holders in this replica. Main thread: all-gathers and the first stage of reductions."""
-    replica: Group | None = None
-    """Holders with this `place`, one per replica. Main thread: all-gathers."""
-    side_replica: Group | None = None
-    """The same ranks as `replica`. Reduction thread: second stage of reductions."""
+    inter: Group | None = None
+    """Holders with this `rank_in_replica`, one per replica. Main thread: all-gathers."""
+    inter_reduce: Group | None = None
+    """The same ranks as `inter`. Reduction thread: second stage of reductions."""
 
-    def neighbours(self, flat: Tensor) -> Tensor:
-        """Return the inter-replica slice of a vector: a view of the parts that the ranks of `replica` hold together,
+    def inter_slice(self, flat: Tensor) -> Tensor:
+        """Return the inter-replica slice of a vector: a view of the parts that the ranks of `inter` hold together,
         [replicas * length]."""
-        return flat.view(self.places, -1)[self.place]
+        return flat.view(self.replica_size, -1)[self.rank_in_replica]
 
 
 @dataclass(frozen=True)
-class Mesh:
+class ProcessGroups:
     """Coordinates and groups of this rank; created once per phase.
 
     Groups of one rank are None. While a step runs, each group is used by one thread: two threads on one group could
-    issue collectives in different orders on different ranks. All groups but `saving` use the device's backend: NCCL on
-    GPUs, gloo on CPUs.
+    issue collectives in different orders on different ranks. All groups but `checkpoint` use the device's backend: NCCL
+    on GPUs, gloo on CPUs.
     """
 
     layout: Layout
     ranks: Ranks
-    holders: dict[tuple[Pool, Users], Holders] = field(default_factory=dict)
+    of_units: dict[tuple[Pool, Users], UnitGroups] = field(default_factory=dict)
     """(pool, users) -> groups of the ranks that hold such a unit: for experts the ranks with the same experts, for
     other units all ranks of the users. Empty if there is one rank."""
     expert: Group | None = None
     """Ranks of this replica that together have all experts of a layer. Main thread: exchanges of tokens."""
     same_experts: Group | None = None
     """Ranks with the same experts, if experts are cut into groups. Main thread: agreement on which groups to fetch."""
-    side_world: Group | None = None
+    reduce_world: Group | None = None
     """All ranks. Reduction thread."""
-    side_users: dict[Users, Group | None] = field(default_factory=dict)
+    reduce_users: dict[Users, Group | None] = field(default_factory=dict)
     """All ranks of the pipeline ranks that use a unit. Reduction thread: norm of one unit. Empty if there is one
     rank."""
-    saving: Group | None = None
+    checkpoint: Group | None = None
     """All ranks, with gloo. Checkpoint thread."""
-    measuring: Group | None = None
-    """Pipeline ranks of this data rank, if gradients of layers are measured."""
-    choosing: Group | None = None
-    """Data ranks of this pipeline rank, which sum how often each expert was chosen in the step."""
-    channels: dict[Channel, Group | None] = field(default_factory=dict)
-    """One group per directed channel to or from another pipeline rank; GPUs only.
+    probe: Group | None = None
+    """Pipeline ranks of this data rank, if gradients of layers are measured. Main thread."""
+    router_counts: Group | None = None
+    """Data ranks of this pipeline rank, which sum how often each expert was chosen in the step. Main thread."""
+    p2p: dict[Channel, Group | None] = field(default_factory=dict)
+    """One group per directed channel to or from another pipeline rank; GPUs only. Main thread.
 
     NCCL ignores tags and runs the operations of a group in order: on a shared group, one pending receive would block
     every later message. A rank has at most four channels: from its two neighbours and to them.
@@ -96,18 +96,18 @@ class Mesh:
         """Return the index of this rank's shard of a unit, if states are sharded."""
         return self.layout.part(unit, self.ranks.rank)
 
-    def holders_of(self, unit: int) -> Holders:
-        return self._holders(unit, self.layout.users[unit])
+    def unit_groups(self, unit: int) -> UnitGroups:
+        return self._unit_groups(unit, self.layout.users[unit])
 
-    def data_holders_of(self, unit: int) -> Holders:
+    def data_unit_groups(self, unit: int) -> UnitGroups:
         """Return the unit's groups restricted to this pipeline rank."""
-        return self._holders(unit, (self.pipeline_rank,))
+        return self._unit_groups(unit, (self.pipeline_rank,))
 
-    def _holders(self, unit: int, users: Users) -> Holders:
-        return self.holders.get((self.layout.pool_of(unit), users), Holders())
+    def _unit_groups(self, unit: int, users: Users) -> UnitGroups:
+        return self.of_units.get((self.layout.pool_of(unit), users), UnitGroups())
 
-    def side_users_of(self, unit: int) -> Group | None:
-        return self.side_users.get(self.layout.users[unit])
+    def reduce_users_of(self, unit: int) -> Group | None:
+        return self.reduce_users.get(self.layout.users[unit])
 
     @property
     def device(self) -> torch.device:
@@ -119,27 +119,27 @@ class Mesh:
 
     def close(self) -> None:
         """Destroy all groups of this rank."""
-        of_units = [group for one in self.holders.values() for group in (one.shard, one.replica, one.side_replica)]
-        single = [self.expert, self.same_experts, self.side_world, self.saving, self.measuring, self.choosing]
+        of_units = [group for one in self.of_units.values() for group in (one.intra, one.inter, one.inter_reduce)]
+        single = [self.expert, self.same_experts, self.reduce_world, self.checkpoint, self.probe, self.router_counts]
         # Units share some groups: destroy each group once.
-        for group in dict.fromkeys([*of_units, *single, *self.side_users.values(), *self.channels.values()]):
+        for group in dict.fromkeys([*of_units, *single, *self.reduce_users.values(), *self.p2p.values()]):
             if group is not None:
                 dist.destroy_process_group(group)
 
 
-def open_mesh(layout: Layout, ranks: Ranks) -> Mesh:
-    """Create the mesh of this rank. Collective: all ranks create the groups in one order."""
+def create_process_groups(layout: Layout, ranks: Ranks) -> ProcessGroups:
+    """Create the groups of this rank. Collective: all ranks create the groups in one order."""
     assert layout.mesh.ranks == ranks.world, "the layout covers all ranks"
     if ranks.world == 1:
-        return Mesh(layout, ranks)
+        return ProcessGroups(layout, ranks)
     with ranks.heartbeat.waiting("makes groups of ranks"):
-        mesh = _connected(layout, ranks)
-        _greet(mesh)
-        return mesh
+        groups = _create(layout, ranks)
+        _connect_channels(groups)
+        return groups
 
 
-def _connected(layout: Layout, ranks: Ranks) -> Mesh:
-    """Return the mesh with its groups.
+def _create(layout: Layout, ranks: Ranks) -> ProcessGroups:
+    """Return the groups of this rank, without connections.
 
     On GPUs each rank calls torch a constant number of times, whatever the number of ranks, and twice for each set of
     pipeline ranks that share a block. On CPUs, where a call costs nothing, it calls torch once per group.
@@ -148,37 +148,37 @@ def _connected(layout: Layout, ranks: Ranks) -> Mesh:
     columns = [*map(list, layout.mesh.groups("pipeline"))]
     world = [list(range(ranks.world))]
     alike = [*map(list, layout.mesh.expert_groups("replica", "expert_shard"))]
-    return Mesh(
+    return ProcessGroups(
         layout,
         ranks,
-        holders=_holders(layout, maker),
+        of_units=_unit_groups(layout, maker),
         expert=maker.mine([*map(list, layout.mesh.expert_groups("expert"))]),
         same_experts=maker.mine(alike) if layout.expert_groups > 1 else None,
-        side_world=maker.mine(world),
-        side_users=_side_users(layout, maker),
-        saving=maker.on_host(world),
-        measuring=maker.mine(columns) if layout.measures else None,
-        choosing=maker.mine([*map(list, layout.mesh.data_groups)]) if layout.balances_steps else None,
-        channels=_channels(layout, maker) if maker.on_gpus else {},
+        reduce_world=maker.mine(world),
+        reduce_users=_reduce_users(layout, maker),
+        checkpoint=maker.on_host(world),
+        probe=maker.mine(columns) if layout.measures else None,
+        router_counts=maker.mine([*map(list, layout.mesh.data_groups)]) if layout.balances_steps else None,
+        p2p=_channels(layout, maker) if maker.on_gpus else {},
     )
 
 
-def _holders(layout: Layout, maker: "_GroupMaker") -> dict[tuple[Pool, Users], Holders]:
-    # The ranks with one place in all replicas are the same for all units.
+def _unit_groups(layout: Layout, maker: "_GroupMaker") -> dict[tuple[Pool, Users], UnitGroups]:
+    # The ranks with one index in all replicas are the same for all units.
     replicas = [*map(list, layout.mesh.groups("replica"))]
-    replica, side_replica = maker.mine(replicas), maker.mine(replicas)
-    found: dict[tuple[Pool, Users], Holders] = {}
+    inter, inter_reduce = maker.mine(replicas), maker.mine(replicas)
+    found: dict[tuple[Pool, Users], UnitGroups] = {}
     # Without expert parallelism, experts have the same holders as all other units.
     for pools in ([pool] for pool in POOLS) if layout.expert_ranks > 1 else [POOLS]:
         groups = partial(layout.groups_of_replica, pools[0])
-        for users, shard in _mine_of_each(layout, maker, _sets_of_users(layout, pools), groups).items():
+        for users, intra in _mine_of_each(layout, maker, _sets_of_users(layout, pools), groups).items():
             (mine,) = (ranks for ranks in groups(users) if maker.ranks.rank in ranks)
-            holders = Holders(mine.index(maker.ranks.rank), len(mine), shard, replica, side_replica)
-            found |= {(pool, users): holders for pool in pools}
+            of_unit = UnitGroups(mine.index(maker.ranks.rank), len(mine), intra, inter, inter_reduce)
+            found |= {(pool, users): of_unit for pool in pools}
     return found
 
 
-def _side_users(layout: Layout, maker: "_GroupMaker") -> dict[Users, Group | None]:
+def _reduce_users(layout: Layout, maker: "_GroupMaker") -> dict[Users, Group | None]:
     return _mine_of_each(
         layout, maker, _sets_of_users(layout, POOLS), partial(layout.mesh.at_each_pipeline, layout.mesh.data_groups)
     )
@@ -264,18 +264,18 @@ def _rounds(sets: Mapping[_Name, Users]) -> list[list[_Name]]:
     return rounds
 
 
-def _greet(mesh: Mesh) -> None:
+def _connect_channels(groups: ProcessGroups) -> None:
     """Send one element over every channel, before the first step.
 
     NCCL connects two ranks inside their first message, and whichever comes first blocks until its peer does. During a
     step this can deadlock: the peer may need something that this rank sends later. Here all ranks walk the channels in
     one sorted order and need nothing else, so both ends of the first unconnected channel always arrive.
     """
-    here = mesh.pipeline_rank
-    for (_, source, target), group in sorted(mesh.channels.items(), key=lambda item: _sortable(item[0])):
-        number = torch.zeros(1, device=mesh.device)
+    here = groups.pipeline_rank
+    for (_, source, target), group in sorted(groups.p2p.items(), key=lambda item: _sortable(item[0])):
+        number = torch.zeros(1, device=groups.device)
         act, other = (dist.isend, target) if here == source else (dist.irecv, source)
-        work = act(number, mesh.world_rank(other), group=group)
+        work = act(number, groups.world_rank(other), group=group)
         assert work is not None, "a rank keeps only the channels that it is an end of"
         work.wait()
         # On a GPU, wait() only orders the stream; reading the value makes the host wait.
