@@ -13,18 +13,12 @@ import yaml
 from pseudoreal_api.base import API_VERSION
 from pseudoreal_client.command import SECTIONS
 
+from tests.support.documents import FENCE, ROOT, folders, prose, spans
+
 Json = dict[str, Any]
 
-ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("operator/*.md")])
-PACKAGES = (
-    *("crds/pseudoreal_api", "operator/pseudoreal_operator", "operator/pseudoreal_client"),
-    *("trainer/pseudoreal_trainer", "dev/pseudoreal_dev"),
-)
-
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
-_FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
-_SPAN = re.compile(r"`([^`\n]+)`")
 _FILE = re.compile(r"[\w.-]+(/[\w.-]+)+\.(py|md|yaml|svg|sh|json|tpl)")
 _FIELD = re.compile(r"(?:spec\.)?([a-z]\w*(?:\[\])?(?:\.[a-zA-Z]\w*(?:\[\])?)+)")
 _OPEN = "x-kubernetes-preserve-unknown-fields"
@@ -70,7 +64,7 @@ class TestADocument:
 
     def test_the_files_that_it_names_exist(self, path: Path) -> None:
         for name in _named_files(path):
-            assert any(found for folder in _folders(path) for found in folder.glob(name)), name
+            assert any(found for folder in folders(path) for found in folder.glob(name)), name
 
     def test_the_commands_that_it_names_exist(self, path: Path) -> None:
         text = path.read_text()
@@ -95,34 +89,22 @@ def _is_history(path: Path) -> bool:
     return str(path.relative_to(ROOT)).startswith(_HISTORY)
 
 
-def _prose(path: Path) -> str:
-    return _FENCE.sub("", path.read_text())
-
-
 def _links(path: Path) -> Iterator[str]:
     """The links of a document, except those that leave the repository."""
-    return (link for link in _LINK.findall(_prose(path)) if "://" not in link)
+    return (link for link in _LINK.findall(prose(path)) if "://" not in link)
 
 
 def _headings(path: Path) -> set[str]:
     """The anchors that GitHub gives the headings of a document."""
-    titles = re.findall(r"^#+ (.+)$", _prose(path), re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
-
-
-def _spans(path: Path) -> list[str]:
-    return _SPAN.findall(_prose(path))
 
 
 def _named_files(path: Path) -> Iterator[str]:
     """Files in code spans, without those of a checkpoint or of a machine."""
-    for span in [] if _is_history(path) else _spans(path):
+    for span in [] if _is_history(path) else spans(path):
         if _FILE.fullmatch(span) and not span.startswith(("benchmark-results/", ".")):
             yield span
-
-
-def _folders(path: Path) -> list[Path]:
-    return [path.parent, ROOT, *(ROOT / package for package in PACKAGES)]
 
 
 @cache
@@ -149,7 +131,7 @@ def _roots() -> list[Any]:
 
 def _fields(path: Path) -> Iterator[str]:
     """Dotted names in code spans whose first part is one of the spec, of a phase or of the status."""
-    for span in [] if _is_history(path) else _spans(path):
+    for span in [] if _is_history(path) else spans(path):
         match = _FIELD.fullmatch(span.split(":")[0].split("=")[0].strip())
         if match and Path(span).suffix not in (".py", ".md", ".yaml", ".json"):
             first = match[1].split(".")[0].removesuffix("[]")
@@ -159,10 +141,10 @@ def _fields(path: Path) -> Iterator[str]:
 
 def _parts(path: Path) -> Iterator[Json]:
     """What the document shows of jobs, as nested objects."""
-    for language, block in _FENCE.findall(path.read_text()):
+    for language, block in FENCE.findall(path.read_text()):
         for body in yaml.safe_load_all(block) if language == "yaml" else ():
             yield from body if isinstance(body, list) else [body]
-    for span in _spans(path):
+    for span in spans(path):
         match = re.fullmatch(r"(?:spec\.)?([a-z]\w*(?:\.[a-z]\w*)*): (\S.*)", span)
         if match:
             value = yaml.safe_load(match[2])

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_documents import ROOT, _folders, _spans
+from tests.support.documents import ROOT, folders, spans
 
 DOCUMENT = ROOT / "docs/architecture.md"
 _PATH = re.compile(r"(?P<path>[\w.-]+(?:/[\w.-]+)+)(?::(?P<name>\w+(?:\.\w+)*))?")
 
-REFERENCES = [match for span in sorted({*_spans(DOCUMENT)}) if (match := _PATH.fullmatch(span))]
+REFERENCES = [match for span in sorted({*spans(DOCUMENT)}) if (match := _PATH.fullmatch(span))]
 
 
 def test_the_document_names_paths_and_definitions() -> None:
@@ -35,7 +35,7 @@ def test_a_missing_path_and_a_missing_definition_are_noticed() -> None:
 
 
 def _found(path: str) -> list[Path]:
-    return [folder / path for folder in _folders(DOCUMENT) if (folder / path).exists()]
+    return [folder / path for folder in folders(DOCUMENT) if (folder / path).exists()]
 
 
 def _defined(path: Path) -> list[str]:
