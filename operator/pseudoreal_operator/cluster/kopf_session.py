@@ -53,7 +53,7 @@ _MOST_TOLD_BYTES = 2**18
 """Maximum bytes of a job that kopf receives: it may keep the objects of all jobs at once. A status has far fewer."""
 _GONE = 410
 _MOST_PAUSE_SECONDS = 10.0
-_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp", "finalizers")
+_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp")
 _SPEC = ("cleanUp", "deadlines")
 """Fields of a job's metadata and spec that kopf receives; it receives the status as a whole."""
 

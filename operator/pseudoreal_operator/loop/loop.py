@@ -18,7 +18,6 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api, Name, message_of
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.fence import Fence
-from pseudoreal_operator.cluster.finalizer import has_finalizer
 from pseudoreal_operator.cluster.retry import CONFLICT, UNAVAILABLE, Pause, pause_after
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.endpoint.identity import Identities
@@ -55,7 +54,6 @@ class JobSummary(NamedTuple):
 
     generation: int
     deleting: bool
-    has_finalizer: bool
     ended: bool
     has_status: bool
     """Whether the job has a status."""
@@ -193,7 +191,7 @@ def first_pass(body: Json, now: datetime) -> float | None:
     """Return the seconds until a newly found job needs a pass; None: it has ended or is being deleted, and nothing
     is left to do."""
     summary, spec = _summary_of(body), body.get("spec") or {}
-    if summary.has_finalizer or not (summary.ended or summary.deleting):
+    if not (summary.ended or summary.deleting):
         return 0.0
     if summary.deleting:
         return None
@@ -211,7 +209,6 @@ def _summary_of(body: Json) -> JobSummary:
     return JobSummary(
         generation=metadata.get("generation", 0),
         deleting="deletionTimestamp" in metadata,
-        has_finalizer=has_finalizer(metadata),
         ended=_holds(status, "Complete") or _holds(status, "Failed"),
         has_status=bool(status),
     )

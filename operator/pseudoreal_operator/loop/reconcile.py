@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from pseudoreal_operator.cluster.api import Api, Name, message_of, status_of
 from pseudoreal_operator.cluster.bounds import MOST_BYTES, Unreadable
 from pseudoreal_operator.cluster.creation import NameConflict, NotServed, make
-from pseudoreal_operator.cluster.finalizer import has_finalizer, take_off
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_refusal, plan_unreadable
@@ -131,9 +130,6 @@ async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> flo
 
 
 async def _reconcile(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
-    if has_finalizer(body["metadata"]):
-        await take_off(deps.api, body["metadata"])
-        return 0.0
     if "deletionTimestamp" in body["metadata"]:
         raise JobDeleted
     uid, generation = body["metadata"]["uid"], body["metadata"].get("generation", 0)

@@ -139,7 +139,6 @@ def test_a_child_that_only_repeats_itself_wakes_nobody() -> None:
     [
         {"generation": 2},
         {"deletionTimestamp": "now"},
-        {"finalizers": ["pseudoreal.dev/cleanup"]},
         {"ended": "Failed"},
     ],
 )
@@ -206,9 +205,7 @@ def test_of_an_ended_job_only_what_lives_is_news() -> None:
         ({"ended": "Failed", "spec": {"cleanUp": {"children": "Keep"}}}, None),
         ({"ended": "Failed", "spec": {"cleanUp": {"children": "Delete"}}}, 0.0),
         ({"ended": "Failed", "spec": {"deadlines": {"ttlSecondsAfterFinished": 60}}}, 60.0),
-        ({"ended": "Failed", "finalizers": ["pseudoreal.dev/cleanup"]}, 0.0),
         ({"deletionTimestamp": "now"}, None),
-        ({"deletionTimestamp": "now", "finalizers": ["other", "pseudoreal.dev/cleanup"]}, 0.0),
     ],
 )
 def test_what_a_job_costs_when_the_operator_starts(body: Json, after: float | None) -> None:

@@ -82,10 +82,6 @@ def _delete(lists: Lists) -> None:
     lists.bodies["PseudoRealJob"][0]["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z"
 
 
-def _hold(lists: Lists) -> None:
-    lists.bodies["PseudoRealJob"][0]["metadata"]["finalizers"] = ["pseudoreal.dev/cleanup"]
-
-
 def _spoil(lists: Lists) -> None:
     lists.bodies["PseudoRealJob"][0]["spec"]["model"]["layers"] = "many"
 
@@ -109,7 +105,7 @@ def _break(lists: Lists) -> None:
     lists.bodies["PseudoRealJob"][0]["status"]["activeSince"] = "noon"
 
 
-@pytest.mark.parametrize("change", [_garble, _break, _vanish, _end, _delete, _hold, _spoil, _steal, _forget])
+@pytest.mark.parametrize("change", [_garble, _break, _vanish, _end, _delete, _spoil, _steal, _forget])
 async def test_a_job_at_which_something_is_to_be_done_does_not_rest(change: Callable[[Lists], object]) -> None:
     assert await idle_job_of(training(), change) is None
 

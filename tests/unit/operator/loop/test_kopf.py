@@ -10,7 +10,6 @@ import kopf
 import pytest
 from kopf._cogs.structs import references
 from pseudoreal_operator.cluster import kopf_session
-from pseudoreal_operator.cluster.finalizer import FINALIZER
 from pseudoreal_operator.cluster.kopf_session import Contact
 from pseudoreal_operator.loop import handlers
 from pseudoreal_operator.loop.handlers import JobsWatch, illness, register
@@ -23,8 +22,6 @@ SETTINGS = Settings("trainer:1", "IfNotPresent", ())
 
 def test_kopf_neither_posts_events_nor_looks_for_namespaces_nor_kills_the_process() -> None:
     settings = kopf_settings()
-    # kopf would take it off itself, but not again when that is refused.
-    assert settings.persistence.finalizer != FINALIZER
     assert settings.posting.enabled is False
     assert settings.scanning.disabled is True
     assert settings.peering.standalone is True

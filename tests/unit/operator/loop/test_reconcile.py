@@ -80,7 +80,6 @@ class Server:
         self.applied: list[Json] = []
         self.created: list[Json] = []
         self.managers: list[str] = []
-        self.merged: list[Json] = []
 
     async def find_within(self, _most: int, *asked: str) -> Json | None:
         return await self.find(*asked)
@@ -102,9 +101,6 @@ class Server:
 
     async def delete(self, _kind: str, _namespace: str, name: str) -> None:
         self.deleted.append(name)
-
-    async def merge(self, _kind: str, _namespace: str, _name: str, patch: Json) -> None:
-        self.merged.append(patch)
 
     def refuse(self, kind: str, refusal: ApiException) -> None:
         """Reject children of this kind from now on."""
@@ -188,20 +184,9 @@ async def test_an_answer_of_404_alone_does_not_end_the_loop_of_a_job() -> None:
     assert server.applied
 
 
-async def test_a_finalizer_of_an_older_release_is_taken_off_and_no_other() -> None:
-    server = Server()
-    server.body["metadata"]["finalizers"] = ["other", "pseudoreal.dev/cleanup"]
-    assert await _pass(server) == 0.0
-    assert server.merged == [{"metadata": {"resourceVersion": "7", "finalizers": ["other"]}}]
-    assert server.applied == []
-
-
 async def test_a_job_that_is_being_deleted_is_let_go() -> None:
     server = Server()
-    server.body["metadata"] |= {"deletionTimestamp": "now", "finalizers": ["pseudoreal.dev/cleanup"]}
-    assert await _pass(server) == 0.0
-    assert server.merged == [{"metadata": {"resourceVersion": "7", "finalizers": []}}]
-    server.body["metadata"]["finalizers"] = []
+    server.body["metadata"]["deletionTimestamp"] = "now"
     with pytest.raises(JobDeleted):
         await _pass(server)
 
