@@ -4,6 +4,7 @@ Every operator watches; the holder of the Lease leads: it makes passes, and pods
 """
 
 import asyncio
+import logging
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -13,20 +14,17 @@ import structlog
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.fence import Fence
-from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
+from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease, lead_reports_here
 from pseudoreal_operator.cluster.login import connect
-from pseudoreal_operator.cluster.route import lead_reports_here
 from pseudoreal_operator.endpoint.certificate import Certificate, kept_fresh
 from pseudoreal_operator.endpoint.identity import Identities
 from pseudoreal_operator.endpoint.server import Reports, serve_reports
-from pseudoreal_operator.logs import configure_logs
-from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
-from pseudoreal_operator.loop.handlers import JobsWatch
 from pseudoreal_operator.loop.job_metrics import JobMetrics
+from pseudoreal_operator.loop.jobs_watch import JobsWatch
 from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.loop.reconcile import Dependencies
-from pseudoreal_operator.metrics.registry import LEADER, REGISTRY
+from pseudoreal_operator.metrics.registry import LEADER, REGISTRY, Counts
 from pseudoreal_operator.metrics.server import serve_health, serve_metrics
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings, read_settings
@@ -121,6 +119,39 @@ def _noted_signals() -> "asyncio.Future[None]":
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end)
     return ending
+
+
+_SHARED: list[structlog.typing.Processor] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.format_exc_info,
+]
+
+
+def configure_logs() -> None:
+    """Write log lines as JSON to stdout, including those of kopf and other libraries."""
+    structlog.configure(
+        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*_SHARED, structlog.stdlib.add_logger_name],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # A line for each request of a probe, each watch event, and each loop that ends when it should, is noise.
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    logging.getLogger("kopf.activities.probe").setLevel(logging.WARNING)
+    logging.getLogger("kopf.objects").setLevel(logging.ERROR)
 
 
 def main() -> None:

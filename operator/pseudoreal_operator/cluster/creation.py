@@ -1,14 +1,17 @@
-"""Creation of a job's children: an object that has the name already is never changed."""
+"""Creation of a job's children, first as a dry run. An object that has the name already is never changed."""
 
+import json
 from base64 import b64encode
+from collections.abc import Iterable
 from secrets import token_bytes
 
 import structlog
 from kubernetes.aio.client import ApiException
-from pseudoreal_api.names import RENDEZVOUS_SECRET_FILE, SECRET_BYTES
+from pseudoreal_api.names import LABEL_PHASE, RENDEZVOUS_SECRET_FILE, SECRET_BYTES
 
-from pseudoreal_operator.cluster.api import Api, Json, is_taken, kind_of
+from pseudoreal_operator.cluster.api import Api, Json, is_taken, kind_of, status_of
 
+_FORBIDDEN = 403
 _NOT_FOUND = 404
 
 log = structlog.get_logger()
@@ -20,6 +23,28 @@ class NameConflict(Exception):
 
 class NotServed(Exception):
     """The cluster does not serve the kind of a child; the text names it."""
+
+
+async def dry_run(api: Api, manifests: Iterable[Json]) -> None:
+    """Try to create the Jobs of all stages in a dry run. Raises ApiException for the first one that is rejected; its
+    message names the phase. Status 403 is ignored: a quota counts present objects and says nothing about the job, so
+    it is met when a Job is really created."""
+    for manifest in manifests:
+        if manifest["kind"] != "Job":
+            continue
+        try:
+            await api.create(manifest, dry_run=True)
+        except ApiException as refusal:
+            if refusal.status == _FORBIDDEN or is_taken(refusal):
+                continue
+            _name_phase(manifest["metadata"]["labels"][LABEL_PHASE], refusal)
+            raise
+
+
+def _name_phase(phase: str, refusal: ApiException) -> None:
+    said = status_of(refusal)
+    if "message" in said:
+        refusal.body = json.dumps(said | {"message": f"{said['message']} (phase {phase})"})
 
 
 async def make(api: Api, manifest: Json) -> None:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from random import random
 from typing import Any, Self
 
 import structlog
@@ -20,6 +21,7 @@ from kubernetes.aio.client import ApiException
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.fence import Fence
+from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
 from pseudoreal_operator.metrics.registry import LEASE_AGE
 from pseudoreal_operator.settings import Lease
 
@@ -39,6 +41,9 @@ _RETRY_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
 """Seconds between two connections of the watch."""
 _MOST_DURATION_SECONDS = 60.0
+LABEL, LEADS = "pseudoreal.dev/leader", "true"
+"""Label of the leader's pod, by which the Service of reports selects it: all operators are ready, but only the leader
+can use the pods' reports."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +209,29 @@ async def _write(api: Api, lease: Lease, seen: _Seen, spec: Json) -> None:
     patch = _manifest(lease) | {"spec": spec}
     patch["metadata"]["resourceVersion"] = seen.version
     await api.merge("Lease", lease.namespace, lease.name, patch)
+
+
+async def lead_reports_here(api: Api, lease: Lease) -> None:
+    """Label the pod of the lease's holder, and remove the label from others; retry until it is done."""
+    failures = 0
+    while True:
+        try:
+            return await _move_label(api, lease)
+        except UNAVAILABLE as error:
+            failures += 1
+            pause = pause_after(error, failures, random()).seconds
+            log.warning("reports_not_led_here", error=f"{type(error).__name__}: {error}", again_in=round(pause, 1))
+        await asyncio.sleep(pause)
+
+
+async def _move_label(api: Api, lease: Lease) -> None:
+    others = [body["metadata"]["name"] async for body in api.each("Pod", lease.namespace, f"{LABEL}={LEADS}")]
+    # Label this operator's pod first: two labelled pods for a moment are better than none.
+    for name, value in [(lease.holder, LEADS), *((name, None) for name in others if name != lease.holder)]:
+        labels: dict[str, Any] = {LABEL: value}
+        if await api.find("Pod", lease.namespace, name):
+            await api.merge("Pod", lease.namespace, name, {"metadata": {"labels": labels}})
+    log.info("reports_led_here", pod=lease.holder, instead_of=[name for name in others if name != lease.holder])
 
 
 def _manifest(lease: Lease) -> Json:

@@ -16,8 +16,7 @@ from pseudoreal_api.names import LABEL_JOB_UID
 from pseudoreal_api.wire.reports import REPORT_AUDIENCE
 
 from pseudoreal_operator.cluster.api import Api
-from pseudoreal_operator.endpoint.address import sources_of
-from pseudoreal_operator.endpoint.limits import Clock, Limiter
+from pseudoreal_operator.endpoint.limits import Clock, Limiter, sources_of
 from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.report_store import ReportingPod
 from pseudoreal_operator.observe.stages import StageKind

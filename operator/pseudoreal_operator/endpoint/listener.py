@@ -9,6 +9,7 @@ import asyncio
 import resource
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -17,10 +18,9 @@ import structlog
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from pseudoreal_operator.endpoint import strangers
+from pseudoreal_operator.endpoint import unauthenticated
 from pseudoreal_operator.endpoint.limits import Limiter
-from pseudoreal_operator.endpoint.strangers import Stranger, Strangers
-from pseudoreal_operator.endpoint.tls_buffers import take_small_buffers
+from pseudoreal_operator.endpoint.unauthenticated import Stranger, Strangers
 from pseudoreal_operator.metrics.registry import CONNECTIONS, HANDSHAKES_FAILED, REFUSED_CONNECTIONS
 from pseudoreal_operator.observe.report_store import ReportingPod
 from pseudoreal_operator.sockets import listening_socket
@@ -39,6 +39,10 @@ IDLE_SECONDS = 15.0
 _OTHER_FILES = 512
 """File descriptors that are left to the rest of the operator."""
 _MOST_FILES = 16_384
+_TLS_BUFFER_BYTES = 16 * 1024
+"""Size of asyncio's buffer for each TLS connection. By default it has 256 KiB, filled with zeros, and no public setting
+makes it smaller: a thousand reporting pods would take 270 MB. A TLS record has at most 16 KiB, so no read at a time
+needs more."""
 
 log = structlog.get_logger()
 
@@ -47,10 +51,11 @@ class Listener:
     """The listening socket and its connections: strangers, and at most one connection per pod."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
-        take_small_buffers()
+        # For all later connections of the process, including connections to the API server.
+        SSLProtocol.max_size = _TLS_BUFFER_BYTES
         self._tls = tls
         files = _files()
-        self._strangers = Strangers(min(strangers.MOST, files // 3))
+        self._strangers = Strangers(min(unauthenticated.MOST, files // 3))
         self._most = min(MOST_CONNECTIONS, files * 2 // 3)
         self._pace = Limiter(PER_SECOND, AT_ONCE)
         self._complaints = Limiter(per_second=0.1, burst=1)

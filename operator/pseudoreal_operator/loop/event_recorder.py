@@ -14,8 +14,8 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api, Name, message_of
 from pseudoreal_operator.cluster.retry import Pause, pause_after
-from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.queue import WorkQueue
+from pseudoreal_operator.metrics.registry import Counts
 
 Json = dict[str, Any]
 

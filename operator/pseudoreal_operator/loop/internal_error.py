@@ -16,7 +16,7 @@ from pseudoreal_operator.cluster.api import Api, Name, message_of
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.retry import UNAVAILABLE
 from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.loop.computing import Overran
+from pseudoreal_operator.loop.planning_thread import Overran
 
 Json = dict[str, Any]
 

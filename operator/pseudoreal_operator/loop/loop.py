@@ -2,33 +2,40 @@
 passes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from random import random
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import structlog
+from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
-from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
+from pseudoreal_api.names import CONTAINER, LABEL_JOB, LABEL_JOB_UID
 
-from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api, Name, message_of
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.cluster.retry import CONFLICT, UNAVAILABLE, Pause, pause_after
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.endpoint.identity import Identities
+from pseudoreal_operator.loop.event_router import EventRouter, name_of, summary_of
 from pseudoreal_operator.loop.initial_list import IdleJob, find_idle_jobs
 from pseudoreal_operator.loop.job_metrics import JobMetrics
-from pseudoreal_operator.loop.logs import read_logs
 from pseudoreal_operator.loop.queue import WorkQueue
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, reconcile
-from pseudoreal_operator.metrics.registry import NO_ANSWER, PASS_ERRORS, PASS_SECONDS, WAITING_JOBS
-from pseudoreal_operator.observe.change_filter import ChangeFilter
-from pseudoreal_operator.observe.reading import belongs_to, read_pod
+from pseudoreal_operator.metrics.registry import (
+    NO_ANSWER,
+    PASS_ERRORS,
+    PASS_SECONDS,
+    PATH_CUT,
+    REPORTING_JOBS,
+    WAITING_JOBS,
+)
+from pseudoreal_operator.observe.reading import belongs_to, newest_report, read_pod
+from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.tasks import running
 
 Json = dict[str, Any]
@@ -45,184 +52,11 @@ _BEGIN_SECONDS = 5.0
 """Seconds to wait until all watches run. A watch that cannot start, for instance in a namespace without permissions,
 must not hold up the others."""
 
+LOG_LINES = 50
+PAUSE_SECONDS = 1.0
+"""Seconds between two log requests."""
+
 log = structlog.get_logger()
-
-
-class JobSummary(NamedTuple):
-    """Summary of a job: a pass is due when it changes. Most events of a job are the echo of the operator's own
-    status writes."""
-
-    generation: int
-    deleting: bool
-    ended: bool
-    has_status: bool
-    """Whether the job has a status."""
-
-
-class Queue(Protocol):
-    """Interface of the work queue: passes over jobs."""
-
-    def add(self, key: Name, after: float = 0.0) -> None: ...
-
-    def add_backlog(self, key: Name) -> None: ...
-
-    def forget(self, key: Name) -> None: ...
-
-
-class EventRouter:
-    """Event router: forwards to a queue those watch events of jobs and children that change anything for a pass. It
-    keeps a summary of each job and a hash of each child; a pass reads everything else itself."""
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._summaries: dict[Name, dict[str, JobSummary]] = {}
-        """Summaries of jobs, by name and uid: events of a deleted job may arrive after events of its successor."""
-        self._changed: set[Name] | None = None
-        """Jobs that have changed since the initial list began; None before and after the initial list."""
-        self._idle: dict[Name, IdleJob] = {}
-        self._filter = ChangeFilter()
-
-    def initial_list_begins(self) -> None:
-        self._changed = set()
-
-    def store_idle_jobs(self, found: Mapping[Name, IdleJob]) -> None:
-        """Store the result of the initial list: these jobs need no first pass, unless they have changed since."""
-        changed, self._changed = self._changed or set(), None
-        self._idle = {name: idle for name, idle in found.items() if name not in changed}
-
-    def take_idle_job(self, name: Name) -> IdleJob | None:
-        """Return the idle job, if this is its first pass and it has not changed since the initial list; else
-        None."""
-        return self._idle.pop(name, None)
-
-    def invalidate_initial_list(self, name: Name) -> None:
-        """Discard the initial list's result for the job: its next pass reads the job itself."""
-        self._idle.pop(name, None)
-        if self._changed is not None:
-            self._changed.add(name)
-
-    def job_changed(self, change: str | None, body: Json, now: datetime) -> None:
-        """Process a change of a job. `change`: the event type; None for a job that was there before."""
-        name, uid, summary = name_of(body), body["metadata"]["uid"], _summary_of(body)
-        known = self._summaries.get(name, {}).get(uid)
-        if change is not None or self._is_newer(name, body):
-            self.invalidate_initial_list(name)
-        if change == "DELETED":
-            self._drop(name, uid)
-            return
-        self._summaries.setdefault(name, {})[uid] = summary
-        if known is not None and known != summary:
-            self._queue.add(name)
-        elif known is None and (wait := first_pass(body, now)) is not None:
-            self._begin(name, wait, was_there=change is None)
-
-    def status_written(self, body: Json) -> None:
-        """Store the summary of a job that a pass has just written, so that the watch event of this write causes no
-        pass. The write succeeds only at the version that the pass has read, so nothing but the status is newer."""
-        known = self._summaries.get(name_of(body), {})
-        if (uid := body["metadata"]["uid"]) in known:
-            known[uid] = _summary_of(body)
-
-    def uids_of(self, name: Name) -> frozenset[str]:
-        """Return the uids of the known jobs of that name."""
-        return frozenset(self._summaries.get(name, {}))
-
-    def gone(self, name: Name, uids: frozenset[str]) -> None:
-        """Forget jobs that are gone, although a watch may not have reported it."""
-        summaries = self._summaries.get(name, {})
-        for uid in uids:
-            summaries.pop(uid, None)
-        if not summaries:
-            self._summaries.pop(name, None)
-
-    def listed(self, names: set[Name], known: frozenset[Name]) -> None:
-        """Queue a pass over each known job that a list of all jobs lacks. `known`: the jobs known when the list
-        began."""
-        for name in known - names:
-            self._queue.add_backlog(name)
-
-    def known(self) -> frozenset[Name]:
-        return frozenset(self._summaries)
-
-    def _begin(self, name: Name, wait: float, *, was_there: bool) -> None:
-        """Request the first pass over a job. Jobs that were there before go to the backlog: after a start there may
-        be thousands of them."""
-        if was_there and wait == 0:
-            self._queue.add_backlog(name)
-        else:
-            self._queue.add(name, wait)
-
-    def _is_newer(self, name: Name, body: Json) -> bool:
-        idle = self._idle.get(name)
-        return idle is not None and idle.version != body["metadata"]["resourceVersion"]
-
-    def child_changed(self, kind: str, change: str, body: Json) -> None:
-        """Queue the job of a changed child. If the job has ended, only a child that is still alive needs a pass."""
-        if (delay := self._filter.delay(kind, change, body)) is None:
-            return
-        metadata = body["metadata"]
-        name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
-        self.invalidate_initial_list(name)
-        summaries = self._summaries.get(name, {}).values()
-        if any(not summary.ended for summary in summaries) or (summaries and change != "DELETED" and _lives(body)):
-            self._queue.add(name, delay)
-
-    def child_changes_missed(self) -> None:
-        self._filter.forget_all()
-        for name, summaries in self._summaries.items():
-            if any(not summary.ended for summary in summaries.values()):
-                self._queue.add_backlog(name)
-
-    def _drop(self, name: Name, uid: str) -> None:
-        summaries = self._summaries.get(name, {})
-        summaries.pop(uid, None)
-        if summaries:
-            self._queue.add(name)
-        else:
-            self._summaries.pop(name, None)
-            self._queue.forget(name)
-
-
-def name_of(body: Json) -> Name:
-    return Name(body["metadata"]["namespace"], body["metadata"]["name"])
-
-
-def first_pass(body: Json, now: datetime) -> float | None:
-    """Return the seconds until a newly found job needs a pass; None: it has ended or is being deleted, and nothing
-    is left to do."""
-    summary, spec = _summary_of(body), body.get("spec") or {}
-    if not (summary.ended or summary.deleting):
-        return 0.0
-    if summary.deleting:
-        return None
-    if (spec.get("cleanUp") or {}).get("children") == "Delete":
-        return 0.0
-    lifetime = (spec.get("deadlines") or {}).get("ttlSecondsAfterFinished")
-    done = (body.get("status") or {}).get("completionTime")
-    if lifetime is None or done is None:
-        return None
-    return max(0.0, (clock.from_text(done) + timedelta(seconds=lifetime) - now).total_seconds())
-
-
-def _summary_of(body: Json) -> JobSummary:
-    metadata, status = body["metadata"], body.get("status") or {}
-    return JobSummary(
-        generation=metadata.get("generation", 0),
-        deleting="deletionTimestamp" in metadata,
-        ended=_holds(status, "Complete") or _holds(status, "Failed"),
-        has_status=bool(status),
-    )
-
-
-def _lives(child: Json) -> bool:
-    """Return whether the child is a pod or a Job that has not ended."""
-    status = child.get("status") or {}
-    ended = status.get("phase") in ("Succeeded", "Failed") or _holds(status, "Complete") or _holds(status, "Failed")
-    return not ended
-
-
-def _holds(status: Json, condition: str) -> bool:
-    return any(c["type"] == condition and c["status"] == "True" for c in status.get("conditions") or [])
 
 
 class Loop:
@@ -354,7 +188,7 @@ class Loop:
             if change is not None and self._changed_meanwhile is not None:
                 self._changed_meanwhile.add(body["metadata"]["uid"])
             # The leader's passes forget jobs that have ended. A standby makes no passes, so it forgets them here.
-            if change == "DELETED" or (not self._leads and _summary_of(body).ended):
+            if change == "DELETED" or (not self._leads and summary_of(body).ended):
                 self._deps.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
             self._router.job_changed(change, body, datetime.now(UTC))
             self._job_metrics.job_changed(change, body)
@@ -441,3 +275,35 @@ def code_of(error: Exception) -> str:
     if isinstance(error, ApiException):
         return str(error.status)
     return NO_ANSWER if isinstance(error, UNAVAILABLE) else "internal"
+
+
+async def read_logs(api: Api, report_store: ReportStore) -> NoReturn:
+    while True:
+        await asyncio.sleep(PAUSE_SECONDS)
+        try:
+            now = datetime.now(UTC)
+            report_store.notice_silence(now)
+            _show(report_store, now)
+            if silent := report_store.most_silent(now):
+                await _read_log(api, report_store, silent)
+        except Exception as error:
+            log.error("log_not_read", exc_info=error)
+
+
+def _show(report_store: ReportStore, now: datetime) -> None:
+    jobs = report_store.silent_jobs(now)
+    for is_silent in (False, True):
+        heard = sum(count for (_, silent), count in jobs.items() if silent is is_silent)
+        REPORTING_JOBS.labels(heard=str(not is_silent).lower()).set(heard)
+    PATH_CUT.set(report_store.path_is_cut)
+
+
+async def _read_log(api: Api, report_store: ReportStore, reporter: ReportingPod) -> None:
+    """Read one log. If it shows steps, the report store queues the job again."""
+    try:
+        report = newest_report(await api.log_tail(reporter.job[0], reporter.pod, CONTAINER, LOG_LINES))
+    except (ApiException, ClientError, OSError) as error:
+        log.debug("log_unreadable", pod=reporter.pod, error=str(error))
+        return
+    if report is not None:
+        report_store.read_log(reporter, report, datetime.now(UTC))

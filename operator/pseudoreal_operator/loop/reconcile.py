@@ -18,14 +18,11 @@ from pydantic import ValidationError
 
 from pseudoreal_operator.cluster.api import Api, Name, message_of, status_of
 from pseudoreal_operator.cluster.bounds import MOST_BYTES, Unreadable
-from pseudoreal_operator.cluster.creation import NameConflict, NotServed, make
+from pseudoreal_operator.cluster.creation import NameConflict, NotServed, dry_run, make
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_refusal, plan_unreadable
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
-from pseudoreal_operator.loop.computing import Computer, LeftAlone, Overran
-from pseudoreal_operator.loop.counts import Counts
-from pseudoreal_operator.loop.dry_run import dry_run
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.internal_error import (
     UnreadableJobs,
@@ -33,8 +30,8 @@ from pseudoreal_operator.loop.internal_error import (
     report_rejection,
     report_unreadable,
 )
-from pseudoreal_operator.loop.specs import Specs
-from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS
+from pseudoreal_operator.loop.planning_thread import Computer, LeftAlone, Overran, Specs
+from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS, Counts
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.report_store import JobKey, ReportStore
 from pseudoreal_operator.observe.requests import observe

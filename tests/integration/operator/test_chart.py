@@ -14,7 +14,7 @@ import yaml
 from kubernetes import client
 from pseudoreal_api.wire.reports import REPORT_PATH, REPORT_URL
 from pseudoreal_dev.cluster.control_plane import ControlPlane
-from pseudoreal_operator.cluster.route import LABEL, LEADS
+from pseudoreal_operator.cluster.lease import LABEL, LEADS
 from pseudoreal_operator.settings import Lease, Settings, read_settings
 
 from tests.support import chart

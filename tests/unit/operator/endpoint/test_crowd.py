@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import pytest
 from pseudoreal_api.wire.reports import REPORT_PATH, PodReport, RankReport
 from pseudoreal_dev.cluster.certificates import Authority
-from pseudoreal_operator.endpoint import listener, strangers
+from pseudoreal_operator.endpoint import listener, unauthenticated
 from pseudoreal_operator.endpoint.server import Reports, bounded
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.report_store import ReportStore
@@ -178,7 +178,7 @@ async def test_pods_share_an_address_with_a_crowd_that_says_nothing(port: int, t
 async def test_more_pods_than_strangers_may_be_share_an_address(
     port: int, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "MOST_OF_ADDRESS", 4)
+    monkeypatch.setattr(unauthenticated, "MOST_OF_ADDRESS", 4)
     ends = [await connect(port, trusted, "127.0.0.9") for _ in range(1)]
     assert await post(ends[0], "pod-0") == 200
     for number in range(1, 12):

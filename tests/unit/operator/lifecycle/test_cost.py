@@ -16,7 +16,7 @@ from pseudoreal_api.spec.check import InvalidJob, check_job
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.lifecycle.plan import Plan, plan
-from pseudoreal_operator.loop.computing import COMPUTE_SECONDS
+from pseudoreal_operator.loop.planning_thread import COMPUTE_SECONDS
 from pseudoreal_operator.observe.view import LastReport, Pod, PodPhase, Termination
 from pseudoreal_operator.observe.worker_assignment import with_worker_indices
 

@@ -8,8 +8,8 @@ import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.loop import event_recorder
-from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
+from pseudoreal_operator.metrics.registry import Counts
 from pseudoreal_operator.tasks import dead_tasks
 
 from tests.unit.operator.cluster import virtual_time

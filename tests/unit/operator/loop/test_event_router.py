@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Name
+from pseudoreal_operator.loop.event_router import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS, EventRouter, first_pass
 from pseudoreal_operator.loop.initial_list import IdleJob
-from pseudoreal_operator.loop.loop import EventRouter, first_pass
-from pseudoreal_operator.observe.change_filter import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS
 
 Json = dict[str, Any]
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.cluster.api import Api, Name
-from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.initial_list import IdleJob, find_idle_jobs
 from pseudoreal_operator.loop.reconcile import Dependencies
+from pseudoreal_operator.metrics.registry import Counts
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 

@@ -10,11 +10,11 @@ from pseudoreal_api.names import LABEL_JOB
 from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.loop import loop as module
-from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.loop.loop import RESYNC_SECONDS, Loop
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted
+from pseudoreal_operator.metrics.registry import Counts
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings
 

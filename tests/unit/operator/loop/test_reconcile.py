@@ -9,11 +9,10 @@ import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.loop import reconcile as module
-from pseudoreal_operator.loop.computing import Computer
-from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
+from pseudoreal_operator.loop.planning_thread import Computer
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, is_invalid_object, reconcile
-from pseudoreal_operator.metrics.registry import REGISTRY
+from pseudoreal_operator.metrics.registry import REGISTRY, Counts
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings
 

@@ -5,9 +5,8 @@ import re
 from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
-from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.job_metrics import JobMetrics
-from pseudoreal_operator.metrics.registry import REGISTRY
+from pseudoreal_operator.metrics.registry import REGISTRY, Counts
 from pseudoreal_operator.metrics.server import PATH, serve_metrics
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pseudoreal_operator.loop.computing import Computer, LeftAlone, Overran
+from pseudoreal_operator.loop.planning_thread import Computer, LeftAlone, Overran
 
 LIMIT = 0.1
 

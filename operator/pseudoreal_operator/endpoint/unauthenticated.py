@@ -13,8 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pseudoreal_operator.endpoint.address import sources_of
-from pseudoreal_operator.endpoint.limits import Clock, Limiter
+from pseudoreal_operator.endpoint.limits import Clock, Limiter, sources_of
 
 MOST = 2000
 """Maximum number of strangers at a time."""

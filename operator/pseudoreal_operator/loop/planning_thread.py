@@ -19,6 +19,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob, PseudoRealJobSpec
+
+Json = dict[str, Any]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -28,6 +31,9 @@ _LOOK_SECONDS = 0.05
 """Seconds between two checks of a computation's CPU time."""
 _FIRST_WAIT, _LONGEST_WAIT = 60.0, 3600.0
 _MOST_JOBS = 1000
+SPEC_CACHE_BYTES = 2**21
+"""Maximum total size of the cached specs, in bytes of JSON; in memory they take about twelve times as much."""
+_Key = tuple[str, int]
 
 
 class Overran(Exception):
@@ -169,3 +175,32 @@ class LeftAlone:
 
     def forget(self, uid: str) -> None:
         self._known.pop(uid, None)
+
+
+class Specs:
+    """The most recently used specs, by uid and generation of their jobs."""
+
+    def __init__(self, most_bytes: int = SPEC_CACHE_BYTES) -> None:
+        self._most = most_bytes
+        self._kept: dict[_Key, tuple[PseudoRealJobSpec, int]] = {}
+        self._bytes = 0
+
+    def job(self, body: Json) -> PseudoRealJob:
+        """Return the job parsed from an object of the API server. Raises ValidationError."""
+        metadata = JobMetadata.model_validate(body["metadata"])
+        key = (metadata.uid, metadata.generation)
+        if known := self._kept.pop(key, None):
+            self._kept[key] = known
+            return PseudoRealJob(metadata=metadata, spec=known[0])
+        job = PseudoRealJob.from_object(body)
+        self._keep(key, job.spec)
+        return job
+
+    def _keep(self, key: _Key, spec: PseudoRealJobSpec) -> None:
+        size = len(spec.to_json())
+        if size > self._most:
+            return
+        self._kept[key], self._bytes = (spec, size), self._bytes + size
+        while self._bytes > self._most:
+            _, dropped = self._kept.pop(next(iter(self._kept)))
+            self._bytes -= dropped

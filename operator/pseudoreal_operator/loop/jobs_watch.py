@@ -8,7 +8,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
@@ -21,7 +21,6 @@ from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_operator.cluster.kopf_session import Contact
 from pseudoreal_operator.cluster.login import register_login
 from pseudoreal_operator.cluster.retry import pause_after
-from pseudoreal_operator.loop.kopf_settings import kopf_settings
 from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.metrics.registry import KOPF_RESTARTS
 from pseudoreal_operator.settings import Settings
@@ -88,6 +87,42 @@ def _operator(registry: kopf.OperatorRegistry, settings: Settings) -> Callable[[
         clusterwide=not settings.namespaces,
         namespaces=list(settings.namespaces),
     )
+
+
+class Backoffs:
+    """Endless waits in seconds, for kopf's retries while the API server rejects requests or is away."""
+
+    def __iter__(self) -> Iterator[float]:
+        waits = iter((0.5, 1.0, 2.0, 3.0, 5.0))
+        while True:
+            yield next(waits, 8.0) + random.random()
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """Return kopf's settings, each with its reason (kopf 1.45.2)."""
+    settings = kopf.OperatorSettings()
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    # The operator posts its own events, one for each transition.
+    settings.posting.enabled = False
+    # Namespaces and kinds are known; scanning for new ones needs permissions on the whole cluster.
+    settings.scanning.disabled = True
+    settings.peering.standalone = True
+    # A connection that a load balancer dropped silently must end at some time. Integers, because they become query
+    # parameters.
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    settings.watching.connect_timeout = 10
+    # Seconds after which kopf releases the newest body of a job.
+    settings.queueing.idle_timeout = 0.5
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = Backoffs()
+    settings.execution.default_backoff = 10
+    settings.background.cancellation_polling = 5
+    # With a timeout kopf would kill the whole process; here only kopf is restarted.
+    settings.process.ultimate_exiting_timeout = None
+    return settings
 
 
 async def _until_it_ends(make: Callable[[], Coroutine[Any, Any, None]], contact: Contact) -> Exception:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from pseudoreal_operator.loop.specs import Specs
+from pseudoreal_operator.loop.planning_thread import Specs
 from pydantic import ValidationError
 
 from tests.support.jobs import good_job

@@ -3,9 +3,9 @@
 from functools import partial
 
 import pytest
-from pseudoreal_operator.endpoint import strangers
-from pseudoreal_operator.endpoint.address import sources_of
-from pseudoreal_operator.endpoint.strangers import Stranger, Strangers
+from pseudoreal_operator.endpoint import unauthenticated
+from pseudoreal_operator.endpoint.limits import sources_of
+from pseudoreal_operator.endpoint.unauthenticated import Stranger, Strangers
 
 from tests.unit.operator.endpoint.clock import HandClock
 
@@ -15,7 +15,7 @@ ONE, OTHER = "10.0.0.1", "10.0.0.2"
 class Crowd:
     """Strangers, and the strangers that were closed."""
 
-    def __init__(self, most: int = strangers.MOST) -> None:
+    def __init__(self, most: int = unauthenticated.MOST) -> None:
         self.clock = HandClock()
         self.strangers = Strangers(most, self.clock)
         self.closed: list[Stranger] = []
@@ -41,8 +41,8 @@ class Crowd:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, bound in (("MOST_OF_ADDRESS", 4), ("MOST_OF_NETWORK", 8), ("HANDSHAKES_OF_ADDRESS", 2)):
-        monkeypatch.setattr(strangers, name, bound)
-    monkeypatch.setattr(strangers, "HANDSHAKES_OF_NETWORK", 3)
+        monkeypatch.setattr(unauthenticated, name, bound)
+    monkeypatch.setattr(unauthenticated, "HANDSHAKES_OF_NETWORK", 3)
 
 
 @pytest.mark.parametrize(
@@ -134,15 +134,15 @@ def test_who_has_left_has_no_turn() -> None:
 
 def test_an_address_opens_so_many_at_once_and_then_so_many_a_second() -> None:
     crowd = Crowd()
-    assert len(crowd.come(ONE, 300)) == strangers.AT_ONCE
+    assert len(crowd.come(ONE, 300)) == unauthenticated.AT_ONCE
     crowd.clock.now += 1
-    assert len(crowd.come(ONE, 300)) == strangers.PER_SECOND
-    assert len(crowd.come(OTHER, 300)) == strangers.AT_ONCE
+    assert len(crowd.come(ONE, 300)) == unauthenticated.PER_SECOND
+    assert len(crowd.come(OTHER, 300)) == unauthenticated.AT_ONCE
 
 
 def test_good_pods_behind_one_address_are_not_limited() -> None:
     crowd = Crowd()
-    for _ in range(5 * strangers.AT_ONCE):
+    for _ in range(5 * unauthenticated.AT_ONCE):
         (pod,) = crowd.come(ONE)
         crowd.strangers.leave(pod, known=True)
     assert (crowd.closed, len(crowd.strangers)) == ([], 0)

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json, message_of
-from pseudoreal_operator.loop.dry_run import dry_run
+from pseudoreal_operator.cluster.creation import dry_run
 
 from tests.unit.operator.world import World, make_job
 

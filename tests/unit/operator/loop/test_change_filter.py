@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from pseudoreal_operator.observe.change_filter import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS, ChangeFilter
+from pseudoreal_operator.loop.event_router import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS, ChangeFilter
 
 Json = dict[str, Any]
 

@@ -11,9 +11,8 @@ import pytest
 from kopf._cogs.structs import references
 from pseudoreal_operator.cluster import kopf_session
 from pseudoreal_operator.cluster.kopf_session import Contact
-from pseudoreal_operator.loop import handlers
-from pseudoreal_operator.loop.handlers import JobsWatch, illness, register
-from pseudoreal_operator.loop.kopf_settings import kopf_settings
+from pseudoreal_operator.loop import jobs_watch
+from pseudoreal_operator.loop.jobs_watch import JobsWatch, illness, kopf_settings, register
 from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.settings import Settings
 
@@ -120,8 +119,8 @@ async def test_kopf_is_started_again_whatever_ends_it(
         own.call_soon_threadsafe(third.set)
         await asyncio.sleep(1000)
 
-    monkeypatch.setattr(handlers, "_operator", lambda *_: operator)
-    monkeypatch.setattr(handlers, "_MOST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(jobs_watch, "_operator", lambda *_: operator)
+    monkeypatch.setattr(jobs_watch, "_MOST_PAUSE_SECONDS", 0.01)
     watch = JobsWatch(Loop.__new__(Loop), SETTINGS)
     running = asyncio.create_task(watch.run())
     async with asyncio.timeout(30):

@@ -8,7 +8,7 @@ import yaml
 from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_operator.cluster.bodies import encode, send_utf8
+from pseudoreal_operator.cluster.login import encode, send_utf8
 
 TEXTS = st.text(st.characters(exclude_categories=[]))
 VALUES = st.recursive(
