@@ -24,18 +24,18 @@ from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.loop.jobs_watch import JobsWatch
 from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.loop.reconcile import Dependencies
-from pseudoreal_operator.metrics.registry import LEADER, REGISTRY, Counts
+from pseudoreal_operator.metrics.registry import LEADER, REGISTRY, OperatorCounters
 from pseudoreal_operator.metrics.server import serve_health, serve_metrics
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings, read_settings
-from pseudoreal_operator.tasks import running
+from pseudoreal_operator.tasks import background_task
 
 
 async def run(settings: Settings) -> None:
     """Run the operator. Raises LeaseLost."""
     ending = _noted_signals()
-    report_store, counts = ReportStore(), Counts()
-    REGISTRY.register(counts)
+    report_store, counters = ReportStore(), OperatorCounters()
+    REGISTRY.register(counters)
     async with AsyncExitStack() as stack:
         if settings.metrics_port is not None:
             await stack.enter_async_context(serve_metrics(REGISTRY, settings.metrics_port))
@@ -43,18 +43,18 @@ async def run(settings: Settings) -> None:
         api = await stack.enter_async_context(connect(fence=fence))
         identities = Identities(api, settings.namespaces) if settings.reports else None
         loop = Loop(
-            Dependencies(api, settings, report_store, counts, EventRecorder(api, counts)),
+            Dependencies(api, settings, report_store, counters, EventRecorder(api, counters)),
             identities,
             JobMetrics(REGISTRY),
             fence,
         )
         jobs = JobsWatch(loop, settings)
 
-        def said() -> dict[str, int]:
-            return {"watchers": loop.live_watches + jobs.watched + 1, **vars(counts)}
+        def health_facts() -> dict[str, int]:
+            return {"watchers": loop.live_watches + jobs.watched + 1, **vars(counters)}
 
         # Before the first request to the API server, which may be away.
-        await stack.enter_async_context(serve_health(said, lambda: loop.has_seen_all, settings.health_port))
+        await stack.enter_async_context(serve_health(health_facts, lambda: loop.has_seen_all, settings.health_port))
         watching = await stack.enter_async_context(connect(connections=0))
         await stack.enter_async_context(loop.watching(watching))
         certificate = _certificate(settings, loop)
@@ -65,7 +65,7 @@ async def run(settings: Settings) -> None:
             # On a standby too: it must know the certificate that the leader still serves, and whose key is in no file
             # any more.
             await stack.enter_async_context(kept_fresh(certificate))
-        await stack.enter_async_context(running("watch of jobs", jobs.run()))
+        await stack.enter_async_context(background_task("watch of jobs", jobs.run()))
         leading = asyncio.create_task(_lead(settings, fence, api, loop, reports, certificate), name="leading")
         await asyncio.wait([leading, ending], return_when=asyncio.FIRST_COMPLETED)
         leading.cancel()

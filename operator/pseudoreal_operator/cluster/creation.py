@@ -9,7 +9,7 @@ import structlog
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.names import LABEL_PHASE, RENDEZVOUS_SECRET_FILE, SECRET_BYTES
 
-from pseudoreal_operator.cluster.api import Api, Json, is_taken, kind_of, status_of
+from pseudoreal_operator.cluster.api import Api, Json, is_already_exists, kind_of, status_of
 
 _FORBIDDEN = 403
 _NOT_FOUND = 404
@@ -34,29 +34,29 @@ async def dry_run(api: Api, manifests: Iterable[Json]) -> None:
             continue
         try:
             await api.create(manifest, dry_run=True)
-        except ApiException as refusal:
-            if refusal.status == _FORBIDDEN or is_taken(refusal):
+        except ApiException as rejection:
+            if rejection.status == _FORBIDDEN or is_already_exists(rejection):
                 continue
-            _name_phase(manifest["metadata"]["labels"][LABEL_PHASE], refusal)
+            _add_phase(manifest["metadata"]["labels"][LABEL_PHASE], rejection)
             raise
 
 
-def _name_phase(phase: str, refusal: ApiException) -> None:
-    said = status_of(refusal)
+def _add_phase(phase: str, rejection: ApiException) -> None:
+    said = status_of(rejection)
     if "message" in said:
-        refusal.body = json.dumps(said | {"message": f"{said['message']} (phase {phase})"})
+        rejection.body = json.dumps(said | {"message": f"{said['message']} (phase {phase})"})
 
 
-async def make(api: Api, manifest: Json) -> None:
+async def create_child(api: Api, manifest: Json) -> None:
     """Create a child. An existing one with the same owner was created by another pass. Raises NameConflict,
     NotServed, or ApiException."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     try:
         await api.create(_with_data(manifest))
-    except ApiException as refusal:
-        if refusal.status == _NOT_FOUND and kind == "PodGroup":
-            raise NotServed(_not_served(manifest["apiVersion"])) from refusal
-        if not is_taken(refusal):
+    except ApiException as rejection:
+        if rejection.status == _NOT_FOUND and kind == "PodGroup":
+            raise NotServed(_not_served(manifest["apiVersion"])) from rejection
+        if not is_already_exists(rejection):
             raise
         if kind == "Secret":
             return  # the operator may not read Secrets; a foreign one exposes only this job, to its author

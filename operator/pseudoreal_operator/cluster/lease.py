@@ -21,7 +21,7 @@ from kubernetes.aio.client import ApiException
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.fence import Fence
-from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
+from pseudoreal_operator.cluster.retry import UNAVAILABLE, backoff_after
 from pseudoreal_operator.metrics.registry import LEASE_AGE
 from pseudoreal_operator.settings import Lease
 
@@ -41,19 +41,19 @@ _RETRY_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
 """Seconds between two connections of the watch."""
 _MOST_DURATION_SECONDS = 60.0
-LABEL, LEADS = "pseudoreal.dev/leader", "true"
+LEADER_LABEL, IS_LEADER = "pseudoreal.dev/leader", "true"
 """Label of the leader's pod, by which the Service of reports selects it: all operators are ready, but only the leader
 can use the pods' reports."""
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """A version of the Lease. `moment`: when this machine first saw it, by its own clock; clocks of other machines
+class _LeaseVersion:
+    """A version of the Lease. `first_seen`: when this machine first saw it, by its own clock; clocks of other machines
     are never compared. `term` counts the holders; `seconds`: for how long the holder may be silent, which differs
     between releases."""
 
     version: str
-    moment: float
+    first_seen: float
     holder: str
     term: int
     seconds: float
@@ -69,7 +69,7 @@ class _Seen:
 
     @property
     def end(self) -> float:
-        return self.moment + self.seconds
+        return self.first_seen + self.seconds
 
 
 class LeaseLost(Exception):
@@ -105,18 +105,18 @@ async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None
 
 async def _acquire(api: Api, lease: Lease, fence: Fence) -> int:
     """Take the Lease when it is free; return its term. The fence is open from then on."""
-    seen: _Seen | None = None
+    seen: _LeaseVersion | None = None
     while True:
-        asked, before = fence.now(), seen
+        requested_at, before = fence.now(), seen
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
-                found = await _look(api, lease, seen)
+                found = await _read(api, lease, seen)
                 # If someone deleted the Lease, its holder may still be alive and create it again: keep the last version
                 # seen.
                 seen = found or seen
                 if seen is None or seen.holder in ("", lease.holder) or _now() >= seen.end:
                     term = await _take(api, lease, found)
-                    fence.open_until(asked + WRITE_SECONDS)
+                    fence.open_until(requested_at + WRITE_SECONDS)
                     return term
             if before is None or before.holder != seen.holder:
                 log.info("lease_awaited", held_by=seen.holder)
@@ -126,7 +126,7 @@ async def _acquire(api: Api, lease: Lease, fence: Fence) -> int:
             await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def _wait(api: Api, lease: Lease, seen: _Seen) -> _Seen:
+async def _wait(api: Api, lease: Lease, seen: _LeaseVersion) -> _LeaseVersion:
     """Wait until the Lease may be free, or its watch ends; return the Lease as it was seen last. Raises the errors
     of the watch."""
     with suppress(TimeoutError):
@@ -134,7 +134,7 @@ async def _wait(api: Api, lease: Lease, seen: _Seen) -> _Seen:
             async for change, body in api.watch("Lease", lease.namespace, "", seen.version, name=lease.name):
                 if change not in ("ADDED", "MODIFIED"):
                     continue
-                seen = _Seen.of(body)
+                seen = _LeaseVersion.of(body)
                 if not seen.holder:
                     break
                 limit.reschedule(seen.end)
@@ -149,10 +149,10 @@ async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
     LEASE_AGE.set_function(partial(_seconds_since, time.monotonic()))
     while True:
         await asyncio.sleep(_RETRY_SECONDS)
-        asked, sent = fence.now(), time.monotonic()
+        requested_at, sent = fence.now(), time.monotonic()
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
-                term = await _prolong(api, lease, term)
+                term = await _renew_once(api, lease, term)
         except LeaseLost:
             fence.close()
             raise
@@ -161,13 +161,13 @@ async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
             log.warning("lease_not_renewed", error=f"{type(error).__name__}: {error}", writes=fence.is_open)
         else:
             LEASE_AGE.set_function(partial(_seconds_since, sent))
-            fence.open_until(asked + WRITE_SECONDS)
+            fence.open_until(requested_at + WRITE_SECONDS)
 
 
-async def _prolong(api: Api, lease: Lease, term: int) -> int:
+async def _renew_once(api: Api, lease: Lease, term: int) -> int:
     """Renew the Lease; return its term, which changes only if someone deleted the Lease. Raises LeaseLost, even if
     this operator holds the Lease again after another one held it."""
-    seen = await _look(api, lease, None)
+    seen = await _read(api, lease, None)
     if seen is not None and (seen.holder != lease.holder or seen.term != term):
         raise LeaseLost("another operator took the lease")
     return await _take(api, lease, seen)
@@ -175,23 +175,23 @@ async def _prolong(api: Api, lease: Lease, term: int) -> int:
 
 async def _release(api: Api, lease: Lease, fence: Fence, term: int) -> None:
     """Release the Lease, unless a write that was sent may still arrive: then let the Lease expire."""
-    if not fence.settled_for(DURATION_SECONDS):
+    if not fence.has_answers_for(DURATION_SECONDS):
         log.info("lease_runs_out", seconds=DURATION_SECONDS)
         return
     with suppress(*_FAILURES):
         async with asyncio.timeout(_REQUEST_SECONDS):
-            seen = await _look(api, lease, None)
+            seen = await _read(api, lease, None)
             if seen is not None and (seen.holder, seen.term) == (lease.holder, term):
                 await _write(api, lease, seen, {"holderIdentity": ""})
                 log.info("lease_released")
 
 
-async def _look(api: Api, lease: Lease, before: _Seen | None) -> _Seen | None:
+async def _read(api: Api, lease: Lease, before: _LeaseVersion | None) -> _LeaseVersion | None:
     found = await api.find("Lease", lease.namespace, lease.name)
-    return None if found is None else _Seen.of(found, before)
+    return None if found is None else _LeaseVersion.of(found, before)
 
 
-async def _take(api: Api, lease: Lease, seen: _Seen | None) -> int:
+async def _take(api: Api, lease: Lease, seen: _LeaseVersion | None) -> int:
     """Write this holder into the Lease; return the term."""
     if seen is None:
         await api.create(_manifest(lease) | {"spec": _claim(lease) | {"acquireTime": _time(), "leaseTransitions": 0}})
@@ -204,7 +204,7 @@ async def _take(api: Api, lease: Lease, seen: _Seen | None) -> int:
     return term
 
 
-async def _write(api: Api, lease: Lease, seen: _Seen, spec: Json) -> None:
+async def _write(api: Api, lease: Lease, seen: _LeaseVersion, spec: Json) -> None:
     # With resourceVersion, so that of two operators that try at once one fails.
     patch = _manifest(lease) | {"spec": spec}
     patch["metadata"]["resourceVersion"] = seen.version
@@ -219,16 +219,17 @@ async def lead_reports_here(api: Api, lease: Lease) -> None:
             return await _move_label(api, lease)
         except UNAVAILABLE as error:
             failures += 1
-            pause = pause_after(error, failures, random()).seconds
+            pause = backoff_after(error, failures, random()).seconds
             log.warning("reports_not_led_here", error=f"{type(error).__name__}: {error}", again_in=round(pause, 1))
         await asyncio.sleep(pause)
 
 
 async def _move_label(api: Api, lease: Lease) -> None:
-    others = [body["metadata"]["name"] async for body in api.each("Pod", lease.namespace, f"{LABEL}={LEADS}")]
+    labelled = api.each("Pod", lease.namespace, f"{LEADER_LABEL}={IS_LEADER}")
+    others = [body["metadata"]["name"] async for body in labelled]
     # Label this operator's pod first: two labelled pods for a moment are better than none.
-    for name, value in [(lease.holder, LEADS), *((name, None) for name in others if name != lease.holder)]:
-        labels: dict[str, Any] = {LABEL: value}
+    for name, value in [(lease.holder, IS_LEADER), *((name, None) for name in others if name != lease.holder)]:
+        labels: dict[str, Any] = {LEADER_LABEL: value}
         if await api.find("Pod", lease.namespace, name):
             await api.merge("Pod", lease.namespace, name, {"metadata": {"labels": labels}})
     log.info("reports_led_here", pod=lease.holder, instead_of=[name for name in others if name != lease.holder])

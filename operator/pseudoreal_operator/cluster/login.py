@@ -35,7 +35,7 @@ async def connect(connections: int = 100, fence: Fence | None = None) -> AsyncIt
     """Yield a client with its own pool of `connections` connections; 0: no limit. `fence` checks every write."""
     session: dict[str, Any] = {"middlewares": (send_utf8,), "read_bufsize": _BUFFER_BYTES}
     if fence is not None:
-        session |= {"middlewares": (fence.guard, send_utf8), "request_class": fence.requests()}
+        session |= {"middlewares": (fence.guard, send_utf8), "request_class": fence.request_class()}
     configuration = client.Configuration(client_session_kwargs=session)
     configuration.connection_pool_maxsize = connections
     if os.environ.get("KUBECONFIG"):
@@ -57,7 +57,7 @@ def register_login(registry: kopf.OperatorRegistry, contact: Contact) -> None:
         return None if info is None else make_session(info, contact)
 
 
-def encode(value: Any) -> bytes:
+def encode_body(value: Any) -> bytes:
     """Return a JSON value as the bytes of a body. Raises ValueError for a number that JSON does not have."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text = _SURROGATES.sub("\ufffd", text)
@@ -68,5 +68,5 @@ async def send_utf8(request: ClientRequest, send: ClientHandlerType) -> ClientRe
     """Middleware that encodes bodies again: the Kubernetes client escapes every character outside ASCII, in each
     content type."""
     if request.body:
-        await request.update_body(encode(json.loads(await request.body.as_bytes())))
+        await request.update_body(encode_body(json.loads(await request.body.as_bytes())))
     return await send(request)

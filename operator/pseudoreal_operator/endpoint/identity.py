@@ -165,7 +165,7 @@ class Identities:
         self._tokens.clear()
 
     async def _reviewed(self, token: str) -> tuple[str, ReportingPod]:
-        pod = pod_of_review(await self._api.ask(_review(token)))
+        pod = pod_of_review(await self._api.create_review(_review(token)))
         if self._namespaces and pod.namespace not in self._namespaces:
             raise Refused(403, f"this operator does not watch namespace {pod.namespace}")
         body = await self._api.find("Pod", pod.namespace, pod.name)

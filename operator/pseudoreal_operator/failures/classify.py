@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pseudoreal_api.spec.recovery import RestartRule, RuleAction
 from pseudoreal_api.wire.messages import ExitCode
 
-from pseudoreal_operator.foreign import cut
 from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
+from pseudoreal_operator.untrusted_text import shorten
 
 _QUOTED = 600
 """Maximum number of characters that a sentence quotes from a pod."""
@@ -184,7 +184,7 @@ def _who(pod: Pod) -> str:
 def _words(pod: Pod) -> str:
     end = pod.termination
     text = (end.message.message if end.message else end.text) if end else pod.complaint
-    return cut(text.strip(), _QUOTED)
+    return shorten(text.strip(), _QUOTED)
 
 
 def _memory_sentence(pod: Pod) -> str:
@@ -202,7 +202,7 @@ def _memory_sentence(pod: Pod) -> str:
 def _node_sentence(pod: Pod) -> str:
     node = f"node {pod.node or '(none)'}"
     if was_rejected(pod):
-        why = f" ({cut(pod.complaint, _QUOTED)})" if pod.complaint else ""
+        why = f" ({shorten(pod.complaint, _QUOTED)})" if pod.complaint else ""
         return f"{_who(pod)} was rejected by {node} before a container of it ran{why}."
     reason = (pod.termination.reason if pod.termination else "") or pod.reason
     return f"{_who(pod)} ended with {node}, as one that was restarted or shut down ({reason})."

@@ -13,9 +13,9 @@ from kubernetes.aio.client import ApiException
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api, Name, message_of
-from pseudoreal_operator.cluster.retry import Pause, pause_after
+from pseudoreal_operator.cluster.retry import Backoff, backoff_after
 from pseudoreal_operator.loop.queue import WorkQueue
-from pseudoreal_operator.metrics.registry import Counts
+from pseudoreal_operator.metrics.registry import OperatorCounters
 
 Json = dict[str, Any]
 
@@ -35,8 +35,8 @@ log = structlog.get_logger()
 class EventRecorder:
     """Events that wait to be posted: in order within a job, at most MOST_WAITING in all."""
 
-    def __init__(self, api: Api, counts: Counts) -> None:
-        self._api, self._counts = api, counts
+    def __init__(self, api: Api, counters: OperatorCounters) -> None:
+        self._api, self._counters = api, counters
         self._waiting: dict[Name, deque[Json]] = {}
         self._held: dict[str, tuple[PseudoRealJobStatus, Sequence[Json]]] = {}
         self._queue: WorkQueue[Name] = WorkQueue(self._post_first, self._failed, lambda job: job.namespace)
@@ -93,12 +93,12 @@ class EventRecorder:
             log.info("event", reason=event["reason"], message=event["message"], job=f"{job.namespace}/{job.name}")
         return self._next(job)
 
-    def _failed(self, job: Name, error: Exception, failures: int) -> Pause | None:
+    def _failed(self, job: Name, error: Exception, failures: int) -> Backoff | None:
         if failures >= MOST_TRIES and (waiting := self._waiting.get(job)):
             self._lose(waiting[0], f"{type(error).__name__}: {error}")
             if self._next(job) is None:
                 return None
-        return pause_after(error, failures, random())
+        return backoff_after(error, failures, random())
 
     def _next(self, job: Name) -> float | None:
         """Drop the first event of the job; return 0 if another one waits, else None."""
@@ -113,5 +113,5 @@ class EventRecorder:
         return None
 
     def _lose(self, event: Json, why: str) -> None:
-        self._counts.lost_events += 1
+        self._counters.lost_events += 1
         log.warning("event_lost", reason=event["reason"], message=event["message"], error=why)

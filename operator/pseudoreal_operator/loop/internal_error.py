@@ -15,8 +15,8 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api, Name, message_of
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.retry import UNAVAILABLE
-from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.loop.planning_thread import Overran
+from pseudoreal_operator.untrusted_text import sanitize
 
 Json = dict[str, Any]
 
@@ -56,7 +56,7 @@ async def report_unreadable(api: Api, name: Name, reason: Unreadable, reported: 
     uid, generation = str(metadata.get("uid", "")), int(metadata.get("generation", 0))
     if not uid:
         raise ClientPayloadError("the answer is no object of Kubernetes") from reason
-    sentence = clean(
+    sentence = sanitize(
         f"The operator cannot read this job: {reason}. It is left alone, and its pods run on. What to do: make spec"
         " smaller, above all spec.pod.template, or delete the job."
     )
@@ -88,7 +88,7 @@ async def report_rejection(api: Api, body: Json, refusal: ApiException) -> None:
     """Write that the API server rejects every form of the job's status, best effort. If it rejects its own message
     too, write a sentence without it."""
     said = "The API server refuses the status of this job, so that nothing is decided any more; its pods run on"
-    for text in (f"{said}: {clean(message_of(refusal))}", f"{said}; the operator's log has its answer."):
+    for text in (f"{said}: {sanitize(message_of(refusal))}", f"{said}; the operator's log has its answer."):
         if await _report(api, body, "StatusRefused", text):
             return
 
@@ -115,7 +115,7 @@ def reason_and_message(error: Exception) -> tuple[str, str]:
         reason, what = "Unreadable", "cannot read this job"
     elif isinstance(error, Overran):
         reason, what = "Unplannable", "cannot plan this job, and leaves it and its pods alone until its spec changes"
-    return reason, clean(f"This release of the operator {what}: {type(error).__name__}: {error}")
+    return reason, sanitize(f"This release of the operator {what}: {type(error).__name__}: {error}")
 
 
 async def _apply(api: Api, metadata: Json, said: Json) -> None:

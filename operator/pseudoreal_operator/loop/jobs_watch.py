@@ -20,7 +20,7 @@ from pseudoreal_api.base import GROUP, PLURAL, VERSION
 
 from pseudoreal_operator.cluster.kopf_session import Contact
 from pseudoreal_operator.cluster.login import register_login
-from pseudoreal_operator.cluster.retry import pause_after
+from pseudoreal_operator.cluster.retry import backoff_after
 from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.metrics.registry import KOPF_RESTARTS
 from pseudoreal_operator.settings import Settings
@@ -66,7 +66,7 @@ class JobsWatch:
             begun = time.monotonic()
             error = await _until_it_ends(_operator(registry, self._settings), contact)
             failures = 1 if time.monotonic() - begun > _SOUND_SECONDS else failures + 1
-            pause = min(pause_after(error, failures, random.random()).seconds, _MOST_PAUSE_SECONDS)
+            pause = min(backoff_after(error, failures, random.random()).seconds, _MOST_PAUSE_SECONDS)
             KOPF_RESTARTS.inc()
             log.warning("kopf_ended", error=f"{type(error).__name__}: {error}", again_in=round(pause, 1))
             await asyncio.sleep(pause)
@@ -147,7 +147,7 @@ async def _until_it_ends(make: Callable[[], Coroutine[Any, Any, None]], contact:
 def illness(contact: Contact, now: float) -> str | None:
     """Return why kopf is to be restarted although it runs; None if it is healthy."""
     silence = now - contact.last
-    if not contact.has_asked_for_jobs and not contact.asks and silence > _BLIND_SECONDS:
+    if not contact.has_requested_jobs and not contact.pending_requests and silence > _BLIND_SECONDS:
         return f"kopf has not begun to watch {PLURAL}; is the CustomResourceDefinition there?"
     if silence > _SILENT_SECONDS:
         return f"kopf has heard nothing for {silence:.0f} s"

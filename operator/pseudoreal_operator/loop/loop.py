@@ -18,7 +18,7 @@ from pseudoreal_api.names import CONTAINER, LABEL_JOB, LABEL_JOB_UID
 from pseudoreal_operator.cluster.api import Api, Name, message_of
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.fence import Fence
-from pseudoreal_operator.cluster.retry import CONFLICT, UNAVAILABLE, Pause, pause_after
+from pseudoreal_operator.cluster.retry import CONFLICT, UNAVAILABLE, Backoff, backoff_after
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.endpoint.identity import Identities
 from pseudoreal_operator.loop.event_router import EventRouter, name_of, summary_of
@@ -36,7 +36,7 @@ from pseudoreal_operator.metrics.registry import (
 )
 from pseudoreal_operator.observe.reading import belongs_to, newest_report, read_pod
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
-from pseudoreal_operator.tasks import running
+from pseudoreal_operator.tasks import background_task
 
 Json = dict[str, Any]
 
@@ -103,10 +103,10 @@ class Loop:
                     watch = Watch(api, kind, namespace, LABEL_JOB, told, self._changes_missed)
                     self._begun.append(asyncio.Event())
                     name = f"watch of {kind} in {namespace or 'all namespaces'}"
-                    await stack.enter_async_context(running(name, watch.run(self._begun[-1])))
-            await stack.enter_async_context(running("list of jobs", self._list_jobs()))
+                    await stack.enter_async_context(background_task(name, watch.run(self._begun[-1])))
+            await stack.enter_async_context(background_task("list of jobs", self._list_jobs()))
             logs = read_logs(self._deps.api, self._deps.report_store)
-            await stack.enter_async_context(running("watch of silent pods", logs))
+            await stack.enter_async_context(background_task("watch of silent pods", logs))
             yield
 
     @asynccontextmanager
@@ -162,7 +162,7 @@ class Loop:
             except Exception as error:
                 failures += 1
                 self._jobs_missed.set()
-                pause = min(pause_after(error, failures, random()).seconds, _MOST_PAUSE_SECONDS)
+                pause = min(backoff_after(error, failures, random()).seconds, _MOST_PAUSE_SECONDS)
                 log.warning("jobs_not_listed", error=f"{type(error).__name__}: {error}", again_in=round(pause, 1))
                 await asyncio.sleep(pause)
 
@@ -255,9 +255,9 @@ def _resynced(wait: float | None) -> float:
     return most if wait is None else min(wait, most)
 
 
-def _failed(name: Name, error: Exception, failures: int) -> Pause:
+def _failed(name: Name, error: Exception, failures: int) -> Backoff:
     PASS_ERRORS.labels(code=code_of(error)).inc()
-    pause = pause_after(error, failures, random())
+    pause = backoff_after(error, failures, random())
     said = {"job": f"{name.namespace}/{name.name}", "failures": failures, "retry_after": round(pause.seconds, 1)}
     if not isinstance(error, UNAVAILABLE):
         log.error("pass_failed", exc_info=error, **said)

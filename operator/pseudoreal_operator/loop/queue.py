@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from pseudoreal_operator.cluster.retry import Pause
+from pseudoreal_operator.cluster.retry import Backoff
 from pseudoreal_operator.metrics.registry import WORKER_ERRORS
-from pseudoreal_operator.tasks import let_go, running
+from pseudoreal_operator.tasks import allow_end, background_task
 
 FINISH_SECONDS = 5.0
 """Seconds that a pass has to end when the operator shuts down; a pass is a few requests."""
@@ -68,7 +68,7 @@ class WorkQueue(Generic[Key]):
     def __init__(
         self,
         work: Callable[[Key], Awaitable[float | None]],
-        failed: Callable[[Key, Exception, int], Pause | None],
+        failed: Callable[[Key, Exception, int], Backoff | None],
         group: Callable[[Key], Hashable] = lambda _: None,
         is_open: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -137,13 +137,14 @@ class WorkQueue(Generic[Key]):
         end, and are then cancelled."""
         self._most_of_group = max(1, count - max(1, int(count * _OTHERS_SHARE)))
         async with AsyncExitStack() as stack:
-            tasks = [await stack.enter_async_context(running(f"{name} {n}", self._serve())) for n in range(count)]
+            workers = [background_task(f"{name} {n}", self._serve()) for n in range(count)]
+            tasks = [await stack.enter_async_context(worker) for worker in workers]
             try:
                 yield
             finally:
                 self._ends = True
                 for task in tasks:
-                    let_go(task)
+                    allow_end(task)
                     if task not in self._busy:
                         task.cancel()
                 await asyncio.wait(tasks, timeout=FINISH_SECONDS)
@@ -245,11 +246,11 @@ class WorkQueue(Generic[Key]):
         except Exception as mistake:
             WORKER_ERRORS.inc()
             log.error("worker_failed", key=str(key), exc_info=mistake)
-            pause = Pause(_MISTAKE_SECONDS)
+            pause = Backoff(_MISTAKE_SECONDS)
         if pause is None:
             self._failures.pop(key, None)
             return None
-        if pause.binding:
+        if pause.is_retry_after:
             self.hold(key, pause.seconds)
         return pause.seconds
 

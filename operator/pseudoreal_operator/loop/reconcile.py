@@ -18,9 +18,8 @@ from pydantic import ValidationError
 
 from pseudoreal_operator.cluster.api import Api, Name, message_of, status_of
 from pseudoreal_operator.cluster.bounds import MOST_BYTES, Unreadable
-from pseudoreal_operator.cluster.creation import NameConflict, NotServed, dry_run, make
-from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
-from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.cluster.creation import NameConflict, NotServed, create_child, dry_run
+from pseudoreal_operator.cluster.retry import UNAVAILABLE, backoff_after
 from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_refusal, plan_unreadable
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.loop.event_recorder import EventRecorder
@@ -31,7 +30,7 @@ from pseudoreal_operator.loop.internal_error import (
     report_unreadable,
 )
 from pseudoreal_operator.loop.planning_thread import Computer, LeftAlone, Overran, Specs
-from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS, Counts
+from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS, OperatorCounters
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.report_store import JobKey, ReportStore
 from pseudoreal_operator.observe.requests import observe
@@ -43,6 +42,7 @@ from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
 from pseudoreal_operator.status.events import to_manifests
 from pseudoreal_operator.status.refused import texts_of, without_figures, without_texts
+from pseudoreal_operator.untrusted_text import sanitize
 
 Json = dict[str, Any]
 
@@ -78,7 +78,7 @@ class Dependencies:
     api: Api
     settings: Settings
     report_store: ReportStore
-    counts: Counts
+    counters: OperatorCounters
     event_recorder: EventRecorder
     termination_messages: TerminationMessages = field(default_factory=TerminationMessages)
     computer: Computer = field(default_factory=Computer)
@@ -149,7 +149,7 @@ async def _reconcile(deps: Dependencies, body: Json, callbacks: Callbacks) -> fl
         await report_internal_error(deps.api, body, reason)
         return None
     except Exception as error:
-        deps.counts.internal_errors += 1
+        deps.counters.internal_errors += 1
         await report_internal_error(deps.api, body, error)
         raise
 
@@ -186,7 +186,7 @@ async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float |
     try:
         job = await run(deps.specs.job, body)
     except ValidationError as error:
-        sentence = f"This release of the operator cannot read the job: {clean(str(error))}"
+        sentence = f"This release of the operator cannot read the job: {sanitize(str(error))}"
         return await executor.apply_without_children(plan_unreadable(metadata, status, sentence, now))
     if not job.spec.is_managed_here:
         return None
@@ -244,8 +244,8 @@ def _at_the_end(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
 def _spread(wait: float, refusal: ApiException) -> float:
     """Return the wait with random jitter, so that jobs held up by one quota do not retry together, and at least the
     Retry-After of the API server."""
-    pause = pause_after(refusal, 1, random())
-    return max(wait * (1 - random() / 4), pause.seconds if pause.binding else 0.0)
+    pause = backoff_after(refusal, 1, random())
+    return max(wait * (1 - random() / 4), pause.seconds if pause.is_retry_after else 0.0)
 
 
 def _answer_to(refusal: ApiException, observed: Observed, now: datetime) -> Plan:
@@ -309,7 +309,7 @@ class _PlanExecutor:
             await dry_run(self.api, wanted.dry_run)
             await self._remove(wanted)
             for manifest in wanted.apply:
-                await make(self.api, manifest)
+                await create_child(self.api, manifest)
         except ApiException as refusal:
             return refusal
         return None
@@ -365,8 +365,8 @@ class _PlanExecutor:
             if less == tried:
                 continue
             tried = less
-            self.deps.counts.refused_statuses += 1
-            count, said = self.deps.counts.refused_statuses, message_of(refusal)
+            self.deps.counters.refused_statuses += 1
+            count, said = self.deps.counters.refused_statuses, message_of(refusal)
             log.error("status_refused", status=refusal.status, error=said, texts=texts_of(status), count=count)
             if less == self.status:
                 return self

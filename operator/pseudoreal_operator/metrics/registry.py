@@ -145,7 +145,7 @@ LEASE_AGE = Gauge(
     registry=REGISTRY,
 )
 
-_MEANINGS = {
+_COUNTER_HELP = {
     "refused_statuses": "Statuses that the API server took only without their texts, or without figures.",
     "internal_errors": "Passes that ended by a mistake of the operator.",
     "lost_events": "Events that were given up.",
@@ -153,7 +153,7 @@ _MEANINGS = {
 
 
 @dataclass(eq=False)
-class Counts(Collector):
+class OperatorCounters(Collector):
     refused_statuses: int = 0
     """Number of statuses that the API server accepted only without their texts, or without figures."""
     internal_errors: int = 0
@@ -162,5 +162,5 @@ class Counts(Collector):
     """Number of events that were dropped without having been posted."""
 
     def collect(self) -> Iterator[Metric]:
-        for name, meaning in _MEANINGS.items():
+        for name, meaning in _COUNTER_HELP.items():
             yield CounterMetricFamily(f"pseudoreal_{name}", meaning, value=getattr(self, name))

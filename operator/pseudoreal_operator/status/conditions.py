@@ -15,8 +15,8 @@ from typing import Literal
 from pseudoreal_api.status.status import Condition, PhaseStatus, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.foreign import cut
 from pseudoreal_operator.status.refused import sentence_for
+from pseudoreal_operator.untrusted_text import shorten
 
 Truth = Literal["True", "False", "Unknown"]
 _MESSAGE_CHARACTERS = 4096
@@ -91,7 +91,7 @@ def _word(reason: str) -> str:
 
 def _condition(old: Condition | None, new: NewCondition, generation: int, now: datetime) -> Condition:
     same = old is not None and old.status == new.status
-    text = cut(new.message, _MESSAGE_CHARACTERS)
+    text = shorten(new.message, _MESSAGE_CHARACTERS)
     return Condition(
         type=new.type,
         status=new.status,

@@ -14,7 +14,7 @@ from pseudoreal_operator.cluster.bounds import (
     MOST_VALUES,
     Overlong,
     Unreadable,
-    guessed_name,
+    guess_name,
     metadata_of,
     page_head_of,
     read_all,
@@ -129,5 +129,5 @@ def test_a_custom_resource_of_any_depth_has_a_name_behind_its_managed_fields() -
     deep = (
         spoof + b'"managedFields":[' + b'{"f:a":' * 3000 + b"1" + b"}" * 3000 + b'],"name":"me","namespace":"mallory"}}'
     )
-    assert guessed_name(deep) == ("mallory", "me")
-    assert guessed_name(b"{}") is None
+    assert guess_name(deep) == ("mallory", "me")
+    assert guess_name(b"{}") is None

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json
-from pseudoreal_operator.cluster.creation import NameConflict, NotServed, make
+from pseudoreal_operator.cluster.creation import NameConflict, NotServed, create_child
 
 OURS = {"controller": True, "uid": "ours"}
 
@@ -33,7 +33,7 @@ def child(*owners: Json) -> Json:
 
 
 async def _make(server: Any, manifest: Json) -> None:
-    await make(cast(Api, server), manifest)
+    await create_child(cast(Api, server), manifest)
 
 
 async def test_what_is_not_there_is_made() -> None:

@@ -217,7 +217,7 @@ def test_a_write_without_an_answer_may_still_arrive_so_the_lease_is_not_handed_o
     async def main() -> None:
         server = Server()
         async with two(server) as (first, second):
-            with pytest.raises(OSError, match="cut off"), first.fence.writing():
+            with pytest.raises(OSError, match="cut off"), first.fence.track_write():
                 raise OSError("cut off")
             await first.stop()
             stopped = now()

@@ -8,7 +8,7 @@ import yaml
 from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_operator.cluster.login import encode, send_utf8
+from pseudoreal_operator.cluster.login import encode_body, send_utf8
 
 TEXTS = st.text(st.characters(exclude_categories=[]))
 VALUES = st.recursive(
@@ -38,7 +38,7 @@ LIKE_YAML = ["!!python/object x", "&a *a", "---\n...\n", "%YAML 1.2", "- x: [", 
 
 @pytest.mark.parametrize("text", CHARACTERS + LIKE_YAML)
 def test_a_text_is_read_as_it_was_meant(text: str) -> None:
-    body = encode({"status": {"message": text}})
+    body = encode_body({"status": {"message": text}})
     meant = {"status": {"message": storable(text)}}
     assert yaml.safe_load(body) == meant
     assert json.loads(body) == meant
@@ -46,13 +46,13 @@ def test_a_text_is_read_as_it_was_meant(text: str) -> None:
 
 @given(VALUES)
 def test_every_value_is_read_as_it_was_meant(value: Any) -> None:
-    body = encode(value)
+    body = encode_body(value)
     assert yaml.safe_load(body) == json.loads(body) == storable(value)
 
 
 def test_a_number_that_json_has_not_is_refused() -> None:
     with pytest.raises(ValueError, match="Out of range"):
-        encode({"loss": float("nan")})
+        encode_body({"loss": float("nan")})
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/merge-patch+json", "application/apply-patch+yaml"])

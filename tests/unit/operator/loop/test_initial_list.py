@@ -10,7 +10,7 @@ from pseudoreal_operator.cluster.api import Api, Name
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.initial_list import IdleJob, find_idle_jobs
 from pseudoreal_operator.loop.reconcile import Dependencies
-from pseudoreal_operator.metrics.registry import Counts
+from pseudoreal_operator.metrics.registry import OperatorCounters
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
@@ -57,8 +57,8 @@ async def idle_job_of(world: World, change: Callable[[Lists], object] = str) -> 
 
 
 def deps(lists: Lists) -> Dependencies:
-    api, counts = cast(Api, lists), Counts()
-    return Dependencies(api, SETTINGS, ReportStore(), counts, EventRecorder(api, counts))
+    api, counters = cast(Api, lists), OperatorCounters()
+    return Dependencies(api, SETTINGS, ReportStore(), counters, EventRecorder(api, counters))
 
 
 async def test_a_job_that_trains_rests_until_its_next_clock_runs_out() -> None:

@@ -135,8 +135,8 @@ def test_kopf_that_hears_nothing_is_ill() -> None:
     contact = Contact(lambda: None, lambda *_: None, last=100.0)
     assert illness(contact, 105.0) is None
     assert "has not begun to watch" in str(illness(contact, 120.0)), "it never looks for a kind again"
-    contact.asks = 1
+    contact.pending_requests = 1
     assert illness(contact, 120.0) is None, "it waits for an answer"
-    contact.asks, contact.has_asked_for_jobs = 0, True
+    contact.pending_requests, contact.has_requested_jobs = 0, True
     assert illness(contact, 120.0) is None
     assert "heard nothing for 200 s" in str(illness(contact, 300.0))

@@ -14,7 +14,7 @@ from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.loop.loop import RESYNC_SECONDS, Loop
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted
-from pseudoreal_operator.metrics.registry import Counts
+from pseudoreal_operator.metrics.registry import OperatorCounters
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings
 
@@ -44,9 +44,9 @@ def job(name: str, uid: str = "", version: int = 1) -> Json:
 
 
 def made(server: Server) -> Loop:
-    api, counts = cast(Api, server), Counts()
+    api, counters = cast(Api, server), OperatorCounters()
     deps = Dependencies(
-        api, Settings("trainer:1", "IfNotPresent", ()), ReportStore(), counts, EventRecorder(api, counts)
+        api, Settings("trainer:1", "IfNotPresent", ()), ReportStore(), counters, EventRecorder(api, counters)
     )
     return Loop(deps, None, JobMetrics(CollectorRegistry()))
 

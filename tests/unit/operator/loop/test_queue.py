@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pseudoreal_operator.cluster.retry import Pause
+from pseudoreal_operator.cluster.retry import Backoff
 from pseudoreal_operator.loop.queue import WorkQueue
 from pseudoreal_operator.tasks import dead_tasks, live_tasks
 
@@ -31,7 +31,7 @@ class Work:
         self.begun: list[tuple[str, float]] = []
         self.at_once: Counter[str] = Counter()
         self.most_at_once = self.most_of_one = 0
-        self.binding = False
+        self.is_retry_after = False
         self.is_open = True
         self.queue: WorkQueue[str] = WorkQueue(
             self._pass, self._failed, group=lambda key: key.partition("/")[0], is_open=lambda: self.is_open
@@ -52,8 +52,8 @@ class Work:
         left = self.waits.get(key)
         return left.pop(0) if left else None
 
-    def _failed(self, _key: str, _error: Exception, failures: int) -> Pause | None:
-        return Pause(10.0 * failures, self.binding)
+    def _failed(self, _key: str, _error: Exception, failures: int) -> Backoff | None:
+        return Backoff(10.0 * failures, self.is_retry_after)
 
     def times(self, key: str = "a") -> list[float]:
         return [moment for begun, moment in self.begun if begun == key]
@@ -141,7 +141,7 @@ def test_failures_wait_longer_and_longer_and_an_event_ends_the_wait() -> None:
 
 def test_what_the_api_server_asked_for_no_event_makes_shorter() -> None:
     work = Work(seconds=1, failures=1)
-    work.binding = True
+    work.is_retry_after = True
 
     async def main() -> None:
         work.queue.add("a")
@@ -185,7 +185,7 @@ def test_a_timer_does_not_wait_for_the_backlog() -> None:
 
 def test_a_backlog_does_not_ask_again_before_the_api_server_wants_it() -> None:
     work = Work(seconds=1, failures=1)
-    work.binding = True
+    work.is_retry_after = True
 
     async def main() -> None:
         work.queue.add("a")
@@ -277,7 +277,7 @@ def test_workers_outlive_their_passes_and_what_is_called_when_these_fail(error: 
         served.append(key)
         return None
 
-    def failed(key: str, _error: Exception, _failures: int) -> Pause | None:
+    def failed(key: str, _error: Exception, _failures: int) -> Backoff | None:
         if key == "bad-0":
             return None
         raise Odd
@@ -299,7 +299,7 @@ def test_workers_outlive_their_passes_and_what_is_called_when_these_fail(error: 
 
 def test_a_key_that_has_failed_for_good_is_left_alone_until_it_is_added() -> None:
     work = Work(failures=10)
-    work.queue._failed = lambda _key, _error, failures: None if failures == 3 else Pause(1.0)
+    work.queue._failed = lambda _key, _error, failures: None if failures == 3 else Backoff(1.0)
 
     async def main() -> None:
         work.queue.add("a")

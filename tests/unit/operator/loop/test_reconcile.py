@@ -12,7 +12,7 @@ from pseudoreal_operator.loop import reconcile as module
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.planning_thread import Computer
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, is_invalid_object, reconcile
-from pseudoreal_operator.metrics.registry import REGISTRY, Counts
+from pseudoreal_operator.metrics.registry import REGISTRY, OperatorCounters
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings
 
@@ -149,7 +149,7 @@ class FakeRecorder(EventRecorder):
     """Records events instead of posting them."""
 
     def __init__(self) -> None:
-        super().__init__(cast(Api, None), Counts())
+        super().__init__(cast(Api, None), OperatorCounters())
         self.posted: list[Json] = []
 
     def post(self, _job: Name, events: Any) -> None:
@@ -158,13 +158,17 @@ class FakeRecorder(EventRecorder):
 
 async def _pass(
     server: Any,
-    counts: Counts | None = None,
+    counters: OperatorCounters | None = None,
     recorder: FakeRecorder | None = None,
     wrote: list[Json] | None = None,
     report_store: ReportStore | None = None,
 ) -> float | None:
     deps = Dependencies(
-        cast(Api, server), SETTINGS, report_store or ReportStore(), counts or Counts(), recorder or FakeRecorder()
+        cast(Api, server),
+        SETTINGS,
+        report_store or ReportStore(),
+        counters or OperatorCounters(),
+        recorder or FakeRecorder(),
     )
     heard = [] if wrote is None else wrote
     return await reconcile(deps, Name("default", "good"), Callbacks(lambda _after: None, heard.append))
@@ -248,37 +252,37 @@ async def test_a_refused_status_is_for_another_pass(status: int) -> None:
 
 
 async def test_a_status_whose_text_is_refused_is_written_without_it() -> None:
-    server, counts = Server(banned="is about to start"), Counts()
-    await _pass(server, counts)
+    server, counters = Server(banned="is about to start"), OperatorCounters()
+    await _pass(server, counters)
     written, _ = server.applied
-    assert (written["status"]["execution"], len(server.executions), counts.refused_statuses) == (1, 3, 1)
+    assert (written["status"]["execution"], len(server.executions), counters.refused_statuses) == (1, 3, 1)
     messages = [condition["message"] for condition in written["status"]["conditions"]]
     assert len(messages) == 4
     assert all("refused the text of this condition; the operator's log shows it as text" in m for m in messages)
 
 
 async def test_a_text_that_was_refused_is_not_tried_again_and_others_are() -> None:
-    server, counts = Server(banned="The job can run"), Counts()
-    await _pass(server, counts)
-    assert counts.refused_statuses == 1
+    server, counters = Server(banned="The job can run"), OperatorCounters()
+    await _pass(server, counters)
+    assert counters.refused_statuses == 1
     messages = {c["type"]: c["message"] for c in server.applied[-1]["status"]["conditions"]}
     assert "refused" in messages["Accepted"]
     assert messages["Progressing"] == "Execution 1 at phase pseudo starts."
 
 
 async def test_a_status_that_is_refused_without_texts_too_is_an_error() -> None:
-    server, counts = Server(banned='"execution"'), Counts()
+    server, counters = Server(banned='"execution"'), OperatorCounters()
     with pytest.raises(ApiException):
-        await _pass(server, counts)
+        await _pass(server, counters)
     (written,) = server.applied
     assert written["status"].keys() == {"conditions"}
     said = server.condition("Progressing")
     assert (said["status"], said["reason"]) == ("False", "StatusRefused")
     assert "error decoding YAML" in said["message"]
-    assert (server.managers, counts.internal_errors) == (["pseudoreal-operator-errors"], 0)
+    assert (server.managers, counters.internal_errors) == (["pseudoreal-operator-errors"], 0)
     server.remember()
     with pytest.raises(ApiException):
-        await _pass(server, counts)
+        await _pass(server, counters)
     assert len(server.applied) == 1, "it is not written again"
 
 
@@ -292,12 +296,12 @@ async def test_where_not_even_the_answer_is_taken_a_sentence_of_ours_is() -> Non
 
 async def test_a_status_whose_figures_are_refused_is_written_without_them() -> None:
     """The job's Job is gone, and the next execution is announced nevertheless."""
-    server, counts = Server(banned="placement"), Counts()
+    server, counters = Server(banned="placement"), OperatorCounters()
     server.body["status"] = json.loads(TRAINS)
-    await _pass(server, counts)
+    await _pass(server, counters)
     status = server.applied[-1]["status"]
     assert "placement" not in status
-    assert (status["state"], status["execution"], counts.refused_statuses) == ("Restarting", 2, 2)
+    assert (status["state"], status["execution"], counters.refused_statuses) == ("Restarting", 2, 2)
 
 
 @pytest.mark.parametrize("refusal", [413, 500])
@@ -387,16 +391,16 @@ async def test_a_mistake_of_ours_is_told_once_counted_and_not_hidden(monkeypatch
     def wrong(*_: Any) -> None:
         raise KeyError("what nobody thought of")
 
-    server, counts = Server(), Counts()
+    server, counters = Server(), OperatorCounters()
     await _pass(server)
     server.remember()
     with monkeypatch.context() as patched:
         patched.setattr(module, "plan", wrong)
         for _ in range(2):
             with pytest.raises(KeyError):
-                await _pass(server, counts)
+                await _pass(server, counters)
             server.body["status"] = server.applied[-1]["status"]
-    assert counts.internal_errors == 2
+    assert counters.internal_errors == 2
     assert server.managers == [*["pseudoreal-operator"] * 2, "pseudoreal-operator-errors"], "it is not written again"
     said = server.condition("Progressing")
     assert (said["status"], said["reason"]) == ("False", "InternalError")
@@ -411,7 +415,9 @@ async def test_a_plan_without_an_end_leaves_its_job_alone_until_the_spec_changes
             pass
 
     server = Server()
-    deps = Dependencies(cast(Api, server), SETTINGS, ReportStore(), Counts(), FakeRecorder(), computer=Computer(0.1))
+    deps = Dependencies(
+        cast(Api, server), SETTINGS, ReportStore(), OperatorCounters(), FakeRecorder(), computer=Computer(0.1)
+    )
     callbacks, name, before = Callbacks(lambda _after: None, lambda _body: None), Name("default", "good"), overruns()
     with monkeypatch.context() as patched:
         patched.setattr(module, "plan", endless)
@@ -424,7 +430,7 @@ async def test_a_plan_without_an_end_leaves_its_job_alone_until_the_spec_changes
     said = server.condition("Progressing")
     assert (said["status"], said["reason"]) == ("False", "Unplannable")
     assert "took more than 0.1 s of processor time" in said["message"]
-    assert deps.counts.internal_errors == 0
+    assert deps.counters.internal_errors == 0
     server.body["metadata"]["generation"] = 2
     assert await reconcile(deps, name, callbacks) is None
     assert server.condition("Progressing")["reason"] == "Starting"
@@ -438,7 +444,7 @@ def overruns() -> float:
 
 async def test_a_job_that_is_deleted_is_let_go_whatever_its_plan_costs() -> None:
     server = Server()
-    deps = Dependencies(cast(Api, server), SETTINGS, ReportStore(), Counts(), FakeRecorder())
+    deps = Dependencies(cast(Api, server), SETTINGS, ReportStore(), OperatorCounters(), FakeRecorder())
     deps.left_alone.note("one", 1)
     server.body["metadata"]["deletionTimestamp"] = "now"
     with pytest.raises(JobDeleted):
@@ -446,14 +452,14 @@ async def test_a_job_that_is_deleted_is_let_go_whatever_its_plan_costs() -> None
 
 
 async def test_a_status_of_another_release_is_said_to_be_unreadable_and_left_as_it_is() -> None:
-    server, counts = Server(), Counts()
+    server, counters = Server(), OperatorCounters()
     server.body["status"] = {"phases": [{"name": "pseudo", "state": ["of", "another", "type"]}]}
     with pytest.raises(ValueError, match="state"):
-        await _pass(server, counts)
+        await _pass(server, counters)
     (written,) = server.applied
     assert written["status"].keys() == {"conditions"}
     assert server.condition("Progressing")["reason"] == "Unreadable"
-    assert counts.internal_errors == 1
+    assert counters.internal_errors == 1
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import ClientSession
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.metrics.server import serve_health
-from pseudoreal_operator.tasks import live_tasks, running
+from pseudoreal_operator.tasks import background_task, live_tasks
 
 
 async def test_a_task_that_ends_fails_the_liveness_probe_whatever_ends_it() -> None:
@@ -14,7 +14,7 @@ async def test_a_task_that_ends_fails_the_liveness_probe_whatever_ends_it() -> N
 
     async with serve_health(lambda: {"watchers": 3}, lambda: True, port=0) as port, ClientSession() as session:
         for what in (asyncio.sleep(0), fail()):
-            async with running("watch of Pod", asyncio.sleep(1000)), running("worker 1", what) as ends:
+            async with background_task("watch of Pod", asyncio.sleep(1000)), background_task("worker 1", what) as ends:
                 await asyncio.wait([ends])
                 answer = await session.get(f"http://127.0.0.1:{port}/healthz")
                 assert answer.status == 500
