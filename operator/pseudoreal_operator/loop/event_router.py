@@ -7,19 +7,20 @@ whether a pass is made: a pass reads every object again, so a stale summary or h
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Name
 from pseudoreal_operator.loop.initial_list import IdleJob
+from pseudoreal_operator.loop.queue import WorkQueue
 from pseudoreal_operator.observe.reading import read_job, read_pod
 from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase
 
 Json = dict[str, Any]
 
-SOON_SECONDS, RUNS_SECONDS, ROUTINE_SECONDS = 0.1, 1.0, 3.0
+URGENT_SECONDS, STARTING_SECONDS, ROUTINE_SECONDS = 0.1, 1.0, 3.0
 """Delays in seconds that let related events share one pass. A Job and its pods change together; the pods of an
 execution start one after another; an active Job, or a pod that is pending or has succeeded, is soon followed by the
 next event."""
@@ -36,21 +37,11 @@ class JobSummary(NamedTuple):
     """Whether the job has a status."""
 
 
-class Queue(Protocol):
-    """Interface of the work queue: passes over jobs."""
-
-    def add(self, key: Name, after: float = 0.0) -> None: ...
-
-    def add_backlog(self, key: Name) -> None: ...
-
-    def forget(self, key: Name) -> None: ...
-
-
 class EventRouter:
     """Event router: forwards to a queue those watch events of jobs and children that change anything for a pass. It
     keeps a summary of each job and a hash of each child; a pass reads everything else itself."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: WorkQueue[Name]) -> None:
         self._queue = queue
         self._summaries: dict[Name, dict[str, JobSummary]] = {}
         """Summaries of jobs, by name and uid: events of a deleted job may arrive after events of its successor."""
@@ -59,7 +50,7 @@ class EventRouter:
         self._idle: dict[Name, IdleJob] = {}
         self._filter = ChangeFilter()
 
-    def initial_list_begins(self) -> None:
+    def begin_initial_list(self) -> None:
         self._changed = set()
 
     def store_idle_jobs(self, found: Mapping[Name, IdleJob]) -> None:
@@ -85,13 +76,13 @@ class EventRouter:
         if change is not None or self._is_newer(name, body):
             self.invalidate_initial_list(name)
         if change == "DELETED":
-            self._drop(name, uid)
+            self._forget(name, uid)
             return
         self._summaries.setdefault(name, {})[uid] = summary
         if known is not None and known != summary:
             self._queue.add(name)
-        elif known is None and (wait := first_pass(body, now)) is not None:
-            self._begin(name, wait, was_there=change is None)
+        elif known is None and (wait := first_pass_delay(body, now)) is not None:
+            self._queue_first_pass(name, wait, was_there=change is None)
 
     def status_written(self, body: Json) -> None:
         """Store the summary of a job that a pass has just written, so that the watch event of this write causes no
@@ -104,7 +95,7 @@ class EventRouter:
         """Return the uids of the known jobs of that name."""
         return frozenset(self._summaries.get(name, {}))
 
-    def gone(self, name: Name, uids: frozenset[str]) -> None:
+    def forget_deleted(self, name: Name, uids: frozenset[str]) -> None:
         """Forget jobs that are gone, although a watch may not have reported it."""
         summaries = self._summaries.get(name, {})
         for uid in uids:
@@ -112,16 +103,16 @@ class EventRouter:
         if not summaries:
             self._summaries.pop(name, None)
 
-    def listed(self, names: set[Name], known: frozenset[Name]) -> None:
+    def queue_missing(self, names: set[Name], known: frozenset[Name]) -> None:
         """Queue a pass over each known job that a list of all jobs lacks. `known`: the jobs known when the list
         began."""
         for name in known - names:
             self._queue.add_backlog(name)
 
-    def known(self) -> frozenset[Name]:
+    def known_names(self) -> frozenset[Name]:
         return frozenset(self._summaries)
 
-    def _begin(self, name: Name, wait: float, *, was_there: bool) -> None:
+    def _queue_first_pass(self, name: Name, wait: float, *, was_there: bool) -> None:
         """Request the first pass over a job. Jobs that were there before go to the backlog: after a start there may
         be thousands of them."""
         if was_there and wait == 0:
@@ -141,16 +132,16 @@ class EventRouter:
         name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
         self.invalidate_initial_list(name)
         summaries = self._summaries.get(name, {}).values()
-        if any(not summary.ended for summary in summaries) or (summaries and change != "DELETED" and _lives(body)):
+        if any(not summary.ended for summary in summaries) or (summaries and change != "DELETED" and _is_alive(body)):
             self._queue.add(name, delay)
 
     def child_changes_missed(self) -> None:
-        self._filter.forget_all()
+        self._filter.clear()
         for name, summaries in self._summaries.items():
             if any(not summary.ended for summary in summaries.values()):
                 self._queue.add_backlog(name)
 
-    def _drop(self, name: Name, uid: str) -> None:
+    def _forget(self, name: Name, uid: str) -> None:
         summaries = self._summaries.get(name, {})
         summaries.pop(uid, None)
         if summaries:
@@ -164,7 +155,7 @@ def name_of(body: Json) -> Name:
     return Name(body["metadata"]["namespace"], body["metadata"]["name"])
 
 
-def first_pass(body: Json, now: datetime) -> float | None:
+def first_pass_delay(body: Json, now: datetime) -> float | None:
     """Return the seconds until a newly found job needs a pass; None: it has ended or is being deleted, and nothing
     is left to do."""
     summary, spec = summary_of(body), body.get("spec") or {}
@@ -186,19 +177,19 @@ def summary_of(body: Json) -> JobSummary:
     return JobSummary(
         generation=metadata.get("generation", 0),
         deleting="deletionTimestamp" in metadata,
-        ended=_holds(status, "Complete") or _holds(status, "Failed"),
+        ended=_has_condition(status, "Complete") or _has_condition(status, "Failed"),
         has_status=bool(status),
     )
 
 
-def _lives(child: Json) -> bool:
+def _is_alive(child: Json) -> bool:
     """Return whether the child is a pod or a Job that has not ended."""
     status = child.get("status") or {}
-    ended = status.get("phase") in ("Succeeded", "Failed") or _holds(status, "Complete") or _holds(status, "Failed")
-    return not ended
+    has_ended = _has_condition(status, "Complete") or _has_condition(status, "Failed")
+    return not (has_ended or status.get("phase") in ("Succeeded", "Failed"))
 
 
-def _holds(status: Json, condition: str) -> bool:
+def _has_condition(status: Json, condition: str) -> bool:
     return any(c["type"] == condition and c["status"] == "True" for c in status.get("conditions") or [])
 
 
@@ -213,12 +204,12 @@ class ChangeFilter:
         uid = body["metadata"]["uid"]
         if change == "DELETED":
             self._hashes.pop(uid, None)
-            return SOON_SECONDS
+            return URGENT_SECONDS
         try:
             child = read_pod(body) if kind == "Pod" else read_job(body)
         except Exception:  # anyone can label a malformed object; the pass over the job reports the error
             self._hashes.pop(uid, None)
-            return SOON_SECONDS
+            return URGENT_SECONDS
         # Label and owners decide whose child it is. Anyone may change them, and `child` does not contain them.
         metadata = body["metadata"]
         current = hash((repr(child), metadata["labels"].get(LABEL_JOB_UID), repr(metadata.get("ownerReferences"))))
@@ -227,7 +218,7 @@ class ChangeFilter:
         self._hashes[uid] = current
         return _coalescing_delay(child)
 
-    def forget_all(self) -> None:
+    def clear(self) -> None:
         self._hashes.clear()
 
 
@@ -235,7 +226,7 @@ def _coalescing_delay(child: Pod | ChildJob) -> float:
     """Return the seconds to wait for further changes of the job."""
     if isinstance(child, ChildJob):
         is_routine = child.state is JobState.ACTIVE and child.outlives_pods and not child.deleting
-        return ROUTINE_SECONDS if is_routine and not (child.queued or child.admitted) else SOON_SECONDS
+        return ROUTINE_SECONDS if is_routine and not (child.queued or child.admitted) else URGENT_SECONDS
     if child.leaves_by or child.disruption is not None or child.phase is PodPhase.FAILED:
-        return SOON_SECONDS
-    return RUNS_SECONDS if child.phase is PodPhase.RUNNING else ROUTINE_SECONDS
+        return URGENT_SECONDS
+    return STARTING_SECONDS if child.phase is PodPhase.RUNNING else ROUTINE_SECONDS

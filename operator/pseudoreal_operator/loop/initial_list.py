@@ -101,8 +101,8 @@ async def _idle_job(
     metadata = body["metadata"]
     if "deletionTimestamp" in metadata or children.are_strange:
         return None
-    run = deps.computer.run
-    job = await run(deps.specs.job, body)
+    run = deps.planning_thread.run
+    job = await run(deps.spec_cache.parse, body)
     if not job.spec.is_managed_here:
         return IdleJob(metadata["resourceVersion"], None)
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})

@@ -36,16 +36,16 @@ class UnreadableJobs:
     _MOST = 1000
 
     def __init__(self) -> None:
-        self._said: dict[str, tuple[int, str]] = {}
+        self._reported: dict[str, tuple[int, str]] = {}
 
     def is_known(self, uid: str, generation: int, sentence: str) -> bool:
-        return self._said.get(uid) == (generation, sentence)
+        return self._reported.get(uid) == (generation, sentence)
 
     def note(self, uid: str, generation: int, sentence: str) -> None:
-        self._said.pop(uid, None)
-        self._said[uid] = generation, sentence
-        while len(self._said) > self._MOST:
-            del self._said[next(iter(self._said))]
+        self._reported.pop(uid, None)
+        self._reported[uid] = generation, sentence
+        while len(self._reported) > self._MOST:
+            del self._reported[next(iter(self._reported))]
 
 
 async def report_unreadable(api: Api, name: Name, reason: Unreadable, reported: UnreadableJobs) -> None:
@@ -72,28 +72,28 @@ async def report_unreadable(api: Api, name: Name, reason: Unreadable, reported: 
     }
     try:
         await _apply(api, {"namespace": name.namespace, "name": name.name, "uid": uid}, said)
-    except ApiException as refusal:
-        if refusal.status not in _FINAL:
+    except ApiException as rejection:
+        if rejection.status not in _FINAL:
             raise
-        log.warning("unreadable_untold", status=refusal.status, error=message_of(refusal))
+        log.warning("unreadable_untold", status=rejection.status, error=message_of(rejection))
     reported.note(uid, generation, sentence)
 
 
 async def report_internal_error(api: Api, body: Json, error: Exception) -> None:
     """Write the condition of an internal error, best effort, unless the status has it already."""
-    await _report(api, body, *reason_and_message(error))
+    await _write_condition(api, body, *reason_and_message(error))
 
 
-async def report_rejection(api: Api, body: Json, refusal: ApiException) -> None:
+async def report_rejection(api: Api, body: Json, rejection: ApiException) -> None:
     """Write that the API server rejects every form of the job's status, best effort. If it rejects its own message
     too, write a sentence without it."""
     said = "The API server refuses the status of this job, so that nothing is decided any more; its pods run on"
-    for text in (f"{said}: {sanitize(message_of(refusal))}", f"{said}; the operator's log has its answer."):
-        if await _report(api, body, "StatusRefused", text):
+    for text in (f"{said}: {sanitize(message_of(rejection))}", f"{said}; the operator's log has its answer."):
+        if await _write_condition(api, body, "StatusRefused", text):
             return
 
 
-async def _report(api: Api, body: Json, reason: str, message: str) -> bool:
+async def _write_condition(api: Api, body: Json, reason: str, message: str) -> bool:
     """Write the condition; return whether the status has it."""
     said = condition(body, reason, message, datetime.now(UTC))
     if said is None:
@@ -102,8 +102,8 @@ async def _report(api: Api, body: Json, reason: str, message: str) -> bool:
     metadata = {key: value for key, value in body["metadata"].items() if key in kept}
     try:
         await _apply(api, metadata, said)
-    except UNAVAILABLE as refusal:
-        log.warning("mistake_untold", error=str(refusal))
+    except UNAVAILABLE as rejection:
+        log.warning("mistake_untold", error=str(rejection))
         return False
     return True
 

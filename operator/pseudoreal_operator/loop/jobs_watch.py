@@ -25,14 +25,14 @@ from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.metrics.registry import KOPF_RESTARTS
 from pseudoreal_operator.settings import Settings
 
-_BLIND_SECONDS = 12.0
+_UNWATCHED_SECONDS = 12.0
 """Seconds after which kopf watches jobs, or does not know the kind: kopf looks for the kind only once."""
 _SILENT_SECONDS = 150.0
 """Seconds of silence after which kopf counts as dead: its watch receives something once a minute."""
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 _STOP_SECONDS = 10.0
 """Seconds that kopf has to end after it was cancelled."""
-_SOUND_SECONDS = 60.0
+_SUCCESS_SECONDS = 60.0
 """Seconds after which a run of kopf counts as successful, and failures are counted from 1 again."""
 _MOST_PAUSE_SECONDS = 10.0
 """Maximum pause between two runs of kopf, so that an API server that is back is noticed soon."""
@@ -55,24 +55,24 @@ class JobsWatch:
     async def run(self) -> NoReturn:
         """Run kopf again and again, until cancelled."""
         own, failures = asyncio.get_running_loop(), 0
-        missed: Callable[[], object] = partial(own.call_soon_threadsafe, self._loop.jobs_missed)
+        missed: Callable[[], object] = partial(own.call_soon_threadsafe, self._loop.job_changes_missed)
         call: Callable[..., object] = own.call_soon_threadsafe
         unreadable = partial(call, self._loop.job_unreadable)
         while True:
             contact = self._contact = Contact(missed, unreadable)
             registry = kopf.OperatorRegistry()
             register_login(registry, contact)
-            register(registry, self._loop, own)
+            register_handler(registry, self._loop, own)
             begun = time.monotonic()
-            error = await _until_it_ends(_operator(registry, self._settings), contact)
-            failures = 1 if time.monotonic() - begun > _SOUND_SECONDS else failures + 1
+            error = await _run_until_end(_operator(registry, self._settings), contact)
+            failures = 1 if time.monotonic() - begun > _SUCCESS_SECONDS else failures + 1
             pause = min(backoff_after(error, failures, random.random()).seconds, _MOST_PAUSE_SECONDS)
             KOPF_RESTARTS.inc()
             log.warning("kopf_ended", error=f"{type(error).__name__}: {error}", again_in=round(pause, 1))
             await asyncio.sleep(pause)
 
 
-def register(registry: kopf.OperatorRegistry, loop: Loop, own: asyncio.AbstractEventLoop) -> None:
+def register_handler(registry: kopf.OperatorRegistry, loop: Loop, own: asyncio.AbstractEventLoop) -> None:
     # For event handlers kopf writes nothing to a job: no finalizer, no annotation.
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(type: str | None, event: Any, **_: Any) -> None:
@@ -125,16 +125,16 @@ def kopf_settings() -> kopf.OperatorSettings:
     return settings
 
 
-async def _until_it_ends(make: Callable[[], Coroutine[Any, Any, None]], contact: Contact) -> Exception:
+async def _run_until_end(make: Callable[[], Coroutine[Any, Any, None]], contact: Contact) -> Exception:
     """Run kopf until it ends or counts as dead; return the reason. When cancelled, stop kopf."""
     running = _Thread(make)
     ended = asyncio.wrap_future(running.ended)
     try:
         while True:
-            done, _ = await asyncio.wait([ended], timeout=_LOOK_SECONDS)
+            done, _ = await asyncio.wait([ended], timeout=_CHECK_SECONDS)
             if done:
                 return ended.result()
-            if why := illness(contact, time.monotonic()):
+            if why := find_stall(contact, time.monotonic()):
                 return TimeoutError(why)
     finally:
         running.stop()
@@ -144,10 +144,10 @@ async def _until_it_ends(make: Callable[[], Coroutine[Any, Any, None]], contact:
                 await asyncio.shield(ended)
 
 
-def illness(contact: Contact, now: float) -> str | None:
+def find_stall(contact: Contact, now: float) -> str | None:
     """Return why kopf is to be restarted although it runs; None if it is healthy."""
     silence = now - contact.last
-    if not contact.has_requested_jobs and not contact.pending_requests and silence > _BLIND_SECONDS:
+    if not contact.has_requested_jobs and not contact.pending_requests and silence > _UNWATCHED_SECONDS:
         return f"kopf has not begun to watch {PLURAL}; is the CustomResourceDefinition there?"
     if silence > _SILENT_SECONDS:
         return f"kopf has heard nothing for {silence:.0f} s"

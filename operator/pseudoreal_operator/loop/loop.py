@@ -48,7 +48,7 @@ _CHILDREN_AT_ONCE, _SECONDS_PER_CHILD = 500, 0.001
 """Number of children that a pass lists without a pause after it, and seconds of pause for each further child: a job
 of 10,000 pods is listed at most every ten seconds."""
 _MOST_PAUSE_SECONDS = 10.0
-_BEGIN_SECONDS = 5.0
+_START_SECONDS = 5.0
 """Seconds to wait until all watches run. A watch that cannot start, for instance in a namespace without permissions,
 must not hold up the others."""
 
@@ -69,12 +69,12 @@ class Loop:
         because it could write nothing."""
         self._deps, self._identities, self._job_metrics = deps, identities, job_metrics
         self._queue: WorkQueue[Name] = WorkQueue(
-            self._pass, _failed, group=lambda name: name.namespace, is_open=lambda: fence is None or fence.is_open
+            self._pass, _log_failure, group=lambda name: name.namespace, is_open=lambda: fence is None or fence.is_open
         )
         self._router = EventRouter(self._queue)
-        self._begun: list[asyncio.Event] = []
+        self._started: list[asyncio.Event] = []
         """One event for each watch of children, set once the watch misses no change any more."""
-        self._jobs_missed = asyncio.Event()
+        self._job_changes_missed = asyncio.Event()
         self._jobs_listed = asyncio.Event()
         self._changed_meanwhile: set[str] | None = None
         """Uids of jobs that changed since a list of all jobs was requested: the list may hold older versions. None:
@@ -86,12 +86,12 @@ class Loop:
     @property
     def live_watches(self) -> int:
         """Number of watches of children that have started."""
-        return sum(begun.is_set() for begun in self._begun)
+        return sum(started.is_set() for started in self._started)
 
     @property
     def has_seen_all(self) -> bool:
         """Whether all jobs and their children have been listed once, and are watched since then."""
-        return self._jobs_listed.is_set() and all(begun.is_set() for begun in self._begun)
+        return self._jobs_listed.is_set() and all(started.is_set() for started in self._started)
 
     @asynccontextmanager
     async def watching(self, api: Api) -> AsyncIterator[None]:
@@ -100,10 +100,10 @@ class Loop:
             for namespace in self._deps.settings.namespaces or (None,):
                 for kind in WATCHED_CHILDREN:
                     told = partial(self._child_changed, kind)
-                    watch = Watch(api, kind, namespace, LABEL_JOB, told, self._changes_missed)
-                    self._begun.append(asyncio.Event())
+                    watch = Watch(api, kind, namespace, LABEL_JOB, told, self._child_changes_missed)
+                    self._started.append(asyncio.Event())
                     name = f"watch of {kind} in {namespace or 'all namespaces'}"
-                    await stack.enter_async_context(background_task(name, watch.run(self._begun[-1])))
+                    await stack.enter_async_context(background_task(name, watch.run(self._started[-1])))
             await stack.enter_async_context(background_task("list of jobs", self._list_jobs()))
             logs = read_logs(self._deps.api, self._deps.report_store)
             await stack.enter_async_context(background_task("watch of silent pods", logs))
@@ -114,8 +114,8 @@ class Loop:
         """Make passes, first over all jobs."""
         # Wait for the watches before the initial list, so that every change after the list is reported.
         with suppress(TimeoutError):
-            async with asyncio.timeout(_BEGIN_SECONDS):
-                await asyncio.gather(*(one.wait() for one in self._begun))
+            async with asyncio.timeout(_START_SECONDS):
+                await asyncio.gather(*(one.wait() for one in self._started))
         self._leads = True
         self._job_metrics.resume()
         await self._make_initial_list()
@@ -129,45 +129,45 @@ class Loop:
 
     async def _make_initial_list(self) -> None:
         idle: dict[Name, IdleJob] = {}
-        self._router.initial_list_begins()
+        self._router.begin_initial_list()
         try:
-            idle = await find_idle_jobs(self._deps, self._heard_of)
+            idle = await find_idle_jobs(self._deps, self._queue_pass)
         # Whatever the error is, all jobs then have a pass.
         except Exception as error:
             log.info("first_look_failed", error=f"{type(error).__name__}: {error}")
         self._router.store_idle_jobs(idle)
         log.info("first_look", resting=len(idle))
 
-    def _heard_of(self, name: Name, after: float) -> None:
+    def _queue_pass(self, name: Name, after: float) -> None:
         self._router.invalidate_initial_list(name)
         self._queue.add(name, after)
 
-    def jobs_missed(self) -> None:
+    def job_changes_missed(self) -> None:
         """Request a list of all jobs, because changes may have been missed."""
         self._changed_meanwhile = set()
-        self._jobs_missed.set()
+        self._job_changes_missed.set()
 
     async def _list_jobs(self) -> NoReturn:
         """List all jobs whenever changes may have been missed."""
         failures = 0
         while True:
-            await self._jobs_missed.wait()
-            self._jobs_missed.clear()
+            await self._job_changes_missed.wait()
+            self._job_changes_missed.clear()
             try:
                 await self._list_jobs_once()
                 failures = 0
                 self._jobs_listed.set()
-                if not self._jobs_missed.is_set():
+                if not self._job_changes_missed.is_set():
                     self._changed_meanwhile = None
             except Exception as error:
                 failures += 1
-                self._jobs_missed.set()
+                self._job_changes_missed.set()
                 pause = min(backoff_after(error, failures, random()).seconds, _MOST_PAUSE_SECONDS)
                 log.warning("jobs_not_listed", error=f"{type(error).__name__}: {error}", again_in=round(pause, 1))
                 await asyncio.sleep(pause)
 
     async def _list_jobs_once(self) -> None:
-        known, found = self._router.known(), set[Name]()
+        known, found = self._router.known_names(), set[Name]()
 
         def skipped(body: Json, _reason: Unreadable) -> None:
             with suppress(KeyError):
@@ -181,7 +181,7 @@ class Loop:
                     self.job_changed(None, body)
                 # Yield to the other tasks, such as the renewal of the Lease.
                 await asyncio.sleep(0)
-        self._router.listed(found, known)
+        self._router.queue_missing(found, known)
 
     def job_changed(self, change: str | None, body: Json) -> None:
         try:
@@ -199,7 +199,7 @@ class Loop:
 
     def job_unreadable(self, namespace: str, name: str) -> None:
         """Queue a pass over a job that cannot be read; the pass reports this in the job's status."""
-        self._heard_of(Name(namespace, name), 0.0)
+        self._queue_pass(Name(namespace, name), 0.0)
 
     def _child_changed(self, kind: str, change: str, body: Json) -> None:
         takers: list[Callable[[str, Json], None]] = [self._pod_changed] if kind == "Pod" else []
@@ -210,7 +210,7 @@ class Loop:
             except Exception as error:  # anyone can put the operator's labels on a malformed object
                 log.warning("child_unreadable", kind=kind, name=body["metadata"].get("name"), error=repr(error))
 
-    def _changes_missed(self) -> None:
+    def _child_changes_missed(self) -> None:
         self._router.child_changes_missed()
         if self._identities:
             self._identities.changes_missed()
@@ -228,34 +228,36 @@ class Loop:
 
     async def _pass(self, name: Name) -> float | None:
         if idle := self._router.take_idle_job(name):
-            return _resynced(idle.wait)
+            return _within_resync(idle.wait)
         known = self._router.uids_of(name)
         with structlog.contextvars.bound_contextvars(job=f"{name.namespace}/{name.name}"):
             try:
                 with PASS_SECONDS.time():
                     callbacks = Callbacks(
-                        partial(self._queue.add, name), self._router.status_written, partial(self._listed, name)
+                        partial(self._queue.add, name),
+                        self._router.status_written,
+                        partial(self._delay_after_large_list, name),
                     )
-                    return _resynced(await reconcile(self._deps, name, callbacks))
+                    return _within_resync(await reconcile(self._deps, name, callbacks))
             except JobDeleted:
                 self._job_metrics.forget(name)
-                self._router.gone(name, known)
+                self._router.forget_deleted(name, known)
                 return None
 
-    def _listed(self, name: Name, children: int) -> None:
+    def _delay_after_large_list(self, name: Name, children: int) -> None:
         """Delay the next pass over a job in proportion to the children that a pass has listed."""
         if children > _CHILDREN_AT_ONCE:
-            self._queue.hold(name, (children - _CHILDREN_AT_ONCE) * _SECONDS_PER_CHILD)
+            self._queue.block(name, (children - _CHILDREN_AT_ONCE) * _SECONDS_PER_CHILD)
 
 
-def _resynced(wait: float | None) -> float:
+def _within_resync(wait: float | None) -> float:
     """Return the wait, limited to the resync interval, which varies at random so that jobs are not resynced
     together."""
     most = RESYNC_SECONDS * (1 - random() / 4)
     return most if wait is None else min(wait, most)
 
 
-def _failed(name: Name, error: Exception, failures: int) -> Backoff:
+def _log_failure(name: Name, error: Exception, failures: int) -> Backoff:
     PASS_ERRORS.labels(code=code_of(error)).inc()
     pause = backoff_after(error, failures, random())
     said = {"job": f"{name.namespace}/{name.name}", "failures": failures, "retry_after": round(pause.seconds, 1)}
@@ -283,14 +285,14 @@ async def read_logs(api: Api, report_store: ReportStore) -> NoReturn:
         try:
             now = datetime.now(UTC)
             report_store.notice_silence(now)
-            _show(report_store, now)
+            _set_silence_metrics(report_store, now)
             if silent := report_store.most_silent(now):
                 await _read_log(api, report_store, silent)
         except Exception as error:
             log.error("log_not_read", exc_info=error)
 
 
-def _show(report_store: ReportStore, now: datetime) -> None:
+def _set_silence_metrics(report_store: ReportStore, now: datetime) -> None:
     jobs = report_store.silent_jobs(now)
     for is_silent in (False, True):
         heard = sum(count for (_, silent), count in jobs.items() if silent is is_silent)

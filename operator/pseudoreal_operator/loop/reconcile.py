@@ -29,7 +29,7 @@ from pseudoreal_operator.loop.internal_error import (
     report_rejection,
     report_unreadable,
 )
-from pseudoreal_operator.loop.planning_thread import Computer, LeftAlone, Overran, Specs
+from pseudoreal_operator.loop.planning_thread import Overran, OverrunBackoff, PlanningThread, SpecCache
 from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS, OperatorCounters
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.report_store import JobKey, ReportStore
@@ -59,12 +59,12 @@ _LARGE_AT_ONCE = 2
 log = structlog.get_logger()
 
 
-class StatusRefused(ApiException):
+class StatusRejected(ApiException):
     """The API server rejects every form of a job's status."""
 
-    def __init__(self, refusal: ApiException) -> None:
-        super().__init__(status=refusal.status, reason=refusal.reason)
-        self.body, self.headers = refusal.body, refusal.headers
+    def __init__(self, rejection: ApiException) -> None:
+        super().__init__(status=rejection.status, reason=rejection.reason)
+        self.body, self.headers = rejection.body, rejection.headers
 
 
 class JobDeleted(Exception):
@@ -81,13 +81,13 @@ class Dependencies:
     counters: OperatorCounters
     event_recorder: EventRecorder
     termination_messages: TerminationMessages = field(default_factory=TerminationMessages)
-    computer: Computer = field(default_factory=Computer)
-    specs: Specs = field(default_factory=Specs)
-    left_alone: LeftAlone = field(default_factory=LeftAlone)
+    planning_thread: PlanningThread = field(default_factory=PlanningThread)
+    spec_cache: SpecCache = field(default_factory=SpecCache)
+    overrun_backoff: OverrunBackoff = field(default_factory=OverrunBackoff)
     sightings: Sightings = field(default_factory=Sightings)
-    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
+    large_jobs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
     """Held by passes over large jobs."""
-    unreadable: UnreadableJobs = field(default_factory=UnreadableJobs)
+    unreadable_jobs: UnreadableJobs = field(default_factory=UnreadableJobs)
     """Jobs whose status reports that they cannot be read."""
 
     def forget(self, namespace: str, uid: str) -> None:
@@ -96,7 +96,7 @@ class Dependencies:
         self.termination_messages.forget((namespace, uid))
         self.sightings.forget((namespace, uid))
         self.event_recorder.forget(uid)
-        self.left_alone.forget(uid)
+        self.overrun_backoff.forget(uid)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Callbacks:
     """Requests a pass in so many seconds; may be called at any time."""
     status_written: Callable[[Json], None]
     """Receives the job after a status write, so that the watch event of this write causes no pass."""
-    listed: Callable[[int], None] = lambda _: None
+    children_listed: Callable[[int], None] = lambda _: None
     """Receives the number of children that were listed."""
 
 
@@ -119,9 +119,9 @@ async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> flo
     """
     async with AsyncExitStack() as stack:
         try:
-            body = await _read_in_turn(deps, name, stack)
+            body = await _read_job(deps, name, stack)
         except Unreadable as reason:
-            await report_unreadable(deps.api, name, reason, deps.unreadable)
+            await report_unreadable(deps.api, name, reason, deps.unreadable_jobs)
             return None
         return await _reconcile(deps, body, callbacks)
 
@@ -130,18 +130,18 @@ async def _reconcile(deps: Dependencies, body: Json, callbacks: Callbacks) -> fl
     if "deletionTimestamp" in body["metadata"]:
         raise JobDeleted
     uid, generation = body["metadata"]["uid"], body["metadata"].get("generation", 0)
-    if (wait := deps.left_alone.wait(uid, generation)) is not None:
+    if (wait := deps.overrun_backoff.remaining(uid, generation)) is not None:
         return wait
     try:
         return await _pass(deps, body, callbacks)
-    except StatusRefused as refusal:
-        await report_rejection(deps.api, body, refusal)
+    except StatusRejected as rejection:
+        await report_rejection(deps.api, body, rejection)
         raise
     except UNAVAILABLE:
         raise
     except Overran as error:
         PLAN_OVERRUNS.inc()
-        wait = deps.left_alone.note(uid, generation)
+        wait = deps.overrun_backoff.record(uid, generation)
         log.error("plan_overran", error=str(error), generation=generation, left_alone_seconds=wait)
         await report_internal_error(deps.api, body, error)
         return wait
@@ -154,13 +154,13 @@ async def _reconcile(deps: Dependencies, body: Json, callbacks: Callbacks) -> fl
         raise
 
 
-async def _read_in_turn(deps: Dependencies, name: Name, stack: AsyncExitStack) -> Json:
+async def _read_job(deps: Dependencies, name: Name, stack: AsyncExitStack) -> Json:
     """Return the job. A pass over a large job waits for its turn, which lasts until `stack` is closed. Raises
     JobDeleted or Unreadable."""
     try:
         return await _read(deps.api, name, _ORDINARY_BYTES)
     except Unreadable:
-        await stack.enter_async_context(deps.large)
+        await stack.enter_async_context(deps.large_jobs)
         return await _read(deps.api, name, MOST_BYTES)
 
 
@@ -177,14 +177,14 @@ async def _read(api: Api, name: Name, most: int) -> Json:
 
 async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
     now = datetime.now(UTC)
-    run = deps.computer.run
+    run = deps.planning_thread.run
     metadata = JobMetadata.model_validate(body["metadata"])
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
     executor = _PlanExecutor(deps, metadata, status, body["metadata"]["resourceVersion"], callbacks.status_written)
     # Events of an earlier status write that got no answer: post them if its status turns out to be stored.
     deps.event_recorder.post(executor.name, deps.event_recorder.take_held(metadata.uid, status))
     try:
-        job = await run(deps.specs.job, body)
+        job = await run(deps.spec_cache.parse, body)
     except ValidationError as error:
         sentence = f"This release of the operator cannot read the job: {sanitize(str(error))}"
         return await executor.apply_without_children(plan_unreadable(metadata, status, sentence, now))
@@ -197,13 +197,20 @@ async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float |
             executor.key, phases_to_finish(job.spec, status), callbacks.requeue, memberships(status)
         )
     observed = await observe(
-        deps.api, deps.report_store, deps.termination_messages, deps.sightings, job, status, now, callbacks.listed
+        deps.api,
+        deps.report_store,
+        deps.termination_messages,
+        deps.sightings,
+        job,
+        status,
+        now,
+        callbacks.children_listed,
     )
-    return await _act(executor, observed, now)
+    return await _plan_and_act(executor, observed, now)
 
 
-async def _act(executor: "_PlanExecutor", observed: Observed, now: datetime) -> float | None:
-    run, settings = executor.deps.computer.run, executor.deps.settings
+async def _plan_and_act(executor: "_PlanExecutor", observed: Observed, now: datetime) -> float | None:
+    run, settings = executor.deps.planning_thread.run, executor.deps.settings
     wanted = await run(plan, observed, now, settings)
     if wanted.expire:
         await executor.expire()
@@ -211,29 +218,31 @@ async def _act(executor: "_PlanExecutor", observed: Observed, now: datetime) -> 
     try:
         # Children before the status: if the operator dies in between, the next pass finds them and completes the
         # status.
-        refusal = await executor.apply_children(wanted)
+        rejection = await executor.apply_children(wanted)
     except NameConflict as conflict:
         return await executor.apply_without_children(await run(plan_conflict, observed, str(conflict), now))
     except NotServed as missing:
         return await executor.apply_without_children(await run(plan_blocked, observed, str(missing), now))
-    if refusal is None:
-        return await _go_on(await executor.write_status(wanted), observed, wanted, now)
-    wait = await executor.apply_without_children(await run(_answer_to, refusal, observed, now))
-    return _spread(wait, refusal) if wait else wait
+    if rejection is None:
+        return await _continue(await executor.write_status(wanted), observed, wanted, now)
+    wait = await executor.apply_without_children(await run(_plan_after_rejection, rejection, observed, now))
+    return _with_jitter(wait, rejection) if wait else wait
 
 
-async def _go_on(executor: "_PlanExecutor", observed: Observed, done: Plan, now: datetime) -> float | None:
+async def _continue(executor: "_PlanExecutor", observed: Observed, done: Plan, now: datetime) -> float | None:
     """Continue after a plan was carried out; return the seconds until the next pass. If the job was just accepted or
     has just ended, only its status was written: all other observations still hold and are not read again."""
     then = replace(observed, status=executor.status)
     if has_ended(executor.status) and not has_ended(observed.status):
-        return _at_the_end(executor, await executor.deps.computer.run(plan, then, now, executor.deps.settings))
+        return _delay_of_ended_job(
+            executor, await executor.deps.planning_thread.run(plan, then, now, executor.deps.settings)
+        )
     if not observed.status.phases and executor.status.phases:
-        return await _act(executor, then, now)
+        return await _plan_and_act(executor, then, now)
     return done.requeue_after
 
 
-def _at_the_end(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
+def _delay_of_ended_job(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
     """Return the seconds until the next pass over a job that has just ended: 0 if anything is left to do."""
     if afterwards != Plan(executor.status, requeue_after=afterwards.requeue_after):
         return 0.0
@@ -241,36 +250,36 @@ def _at_the_end(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
     return afterwards.requeue_after
 
 
-def _spread(wait: float, refusal: ApiException) -> float:
+def _with_jitter(wait: float, rejection: ApiException) -> float:
     """Return the wait with random jitter, so that jobs held up by one quota do not retry together, and at least the
     Retry-After of the API server."""
-    pause = backoff_after(refusal, 1, random())
+    pause = backoff_after(rejection, 1, random())
     return max(wait * (1 - random() / 4), pause.seconds if pause.is_retry_after else 0.0)
 
 
-def _answer_to(refusal: ApiException, observed: Observed, now: datetime) -> Plan:
+def _plan_after_rejection(rejection: ApiException, observed: Observed, now: datetime) -> Plan:
     """Return the plan that follows when the API server rejects a child. Raises the rejection if a retry of the pass
     is the answer."""
-    text = f"The API server refuses a change of this job's children: {message_of(refusal)}"
-    if is_invalid_object(refusal):
+    text = f"The API server refuses a change of this job's children: {message_of(rejection)}"
+    if is_invalid_object(rejection):
         return plan_refusal(observed, text, now)
-    if refusal.status in (*_INVALID, _FORBIDDEN) or refusal.status >= _SERVER_ERROR:
+    if rejection.status in (*_INVALID, _FORBIDDEN) or rejection.status >= _SERVER_ERROR:
         return plan_blocked(observed, text, now)
-    raise refusal
+    raise rejection
 
 
-def is_invalid_object(refusal: ApiException) -> bool:
+def is_invalid_object(rejection: ApiException) -> bool:
     """Return whether the object itself is invalid. Policies answer with the same codes, but only the API server's
     own validation names fields as causes. The API server prefixes a webhook's message, whatever the webhook puts
     into it."""
-    said = status_of(refusal)
-    if refusal.status not in _INVALID or str(said.get("message", "")).startswith("admission webhook "):
+    said = status_of(rejection)
+    if rejection.status not in _INVALID or str(said.get("message", "")).startswith("admission webhook "):
         return False
     causes = (said.get("details") or {}).get("causes") or []
-    return refusal.status == 400 or any(cause.get("field") for cause in causes)
+    return rejection.status == 400 or any(cause.get("field") for cause in causes)
 
 
-def _is_refusal(error: ApiException) -> bool:
+def _is_final_rejection(error: ApiException) -> bool:
     """Return whether the API server would reject the same status again."""
     is_large = error.status >= _SERVER_ERROR and "too large" in message_of(error)
     return error.status in (*_INVALID, _FORBIDDEN, _TOO_LARGE) or is_large
@@ -307,16 +316,16 @@ class _PlanExecutor:
         """Apply a plan's changes of children, after its dry run. Return the API server's rejection, or None."""
         try:
             await dry_run(self.api, wanted.dry_run)
-            await self._remove(wanted)
+            await self._stop_and_delete(wanted)
             for manifest in wanted.apply:
                 await create_child(self.api, manifest)
-        except ApiException as refusal:
-            return refusal
+        except ApiException as rejection:
+            return rejection
         return None
 
     async def apply_without_children(self, wanted: Plan) -> float | None:
         """Apply a plan that creates no children; return the seconds until the next pass."""
-        await self._remove(wanted)
+        await self._stop_and_delete(wanted)
         await self.write_status(wanted)
         return wanted.requeue_after
 
@@ -328,7 +337,7 @@ class _PlanExecutor:
         after = self
         if wanted.status != self.status:
             try:
-                after = await self._write(wanted.status)
+                after = await self._write_accepted_form(wanted.status)
             except UNAVAILABLE:
                 # The API server may have stored the status nevertheless; the next pass finds out, and then posts the
                 # events.
@@ -337,7 +346,7 @@ class _PlanExecutor:
         self.deps.event_recorder.post(self.name, events)
         return after
 
-    async def _remove(self, wanted: Plan) -> None:
+    async def _stop_and_delete(self, wanted: Plan) -> None:
         namespace = self.metadata.namespace
         for name in wanted.stop:
             await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
@@ -350,35 +359,35 @@ class _PlanExecutor:
             await self.api.delete("Job", namespace, name)
             log.info("deleted", kind="Job", name=name)
 
-    async def _write(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
+    async def _write_accepted_form(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
         """Write the status; return the executor that has the written status. A rejected status is written without
-        its texts, and then without figures, so that no foreign text stops a job. Raises StatusRefused if that is
+        its texts, and then without figures, so that no foreign text stops a job. Raises StatusRejected if that is
         rejected too."""
         try:
-            return await self._apply(status)
+            return await self._apply_status(status)
         except ApiException as error:
-            if not _is_refusal(error):
+            if not _is_final_rejection(error):
                 raise
-            refusal = error
+            rejection = error
         tried = status
-        for less in (without_texts(status), without_figures(status)):
-            if less == tried:
+        for reduced in (without_texts(status), without_figures(status)):
+            if reduced == tried:
                 continue
-            tried = less
+            tried = reduced
             self.deps.counters.refused_statuses += 1
-            count, said = self.deps.counters.refused_statuses, message_of(refusal)
-            log.error("status_refused", status=refusal.status, error=said, texts=texts_of(status), count=count)
-            if less == self.status:
+            count, said = self.deps.counters.refused_statuses, message_of(rejection)
+            log.error("status_refused", status=rejection.status, error=said, texts=texts_of(status), count=count)
+            if reduced == self.status:
                 return self
             try:
-                return await self._apply(less)
+                return await self._apply_status(reduced)
             except ApiException as error:
-                if not _is_refusal(error):
+                if not _is_final_rejection(error):
                     raise
-                refusal = error
-        raise StatusRefused(refusal)
+                rejection = error
+        raise StatusRejected(rejection)
 
-    async def _apply(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
+    async def _apply_status(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
         # With resourceVersion, a job that was changed after it was read gives a conflict, and so does another job of
         # that name: the API server writes a status without comparing uids.
         name, namespace = self.metadata.name, self.metadata.namespace

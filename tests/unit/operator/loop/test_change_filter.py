@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from pseudoreal_operator.loop.event_router import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS, ChangeFilter
+from pseudoreal_operator.loop.event_router import ROUTINE_SECONDS, STARTING_SECONDS, URGENT_SECONDS, ChangeFilter
 
 Json = dict[str, Any]
 
@@ -38,14 +38,14 @@ def condition(kind: str) -> list[Json]:
     ("kind", "status", "after"),
     [
         ("Pod", {"phase": "Pending"}, ROUTINE_SECONDS),
-        ("Pod", {"phase": "Running"}, RUNS_SECONDS),
+        ("Pod", {"phase": "Running"}, STARTING_SECONDS),
         ("Pod", {"phase": "Succeeded"}, ROUTINE_SECONDS),
-        ("Pod", {"phase": "Failed"}, SOON_SECONDS),
-        ("Pod", {"phase": "Running", "conditions": condition("DisruptionTarget")}, SOON_SECONDS),
+        ("Pod", {"phase": "Failed"}, URGENT_SECONDS),
+        ("Pod", {"phase": "Running", "conditions": condition("DisruptionTarget")}, URGENT_SECONDS),
         ("Job", {"active": 2}, ROUTINE_SECONDS),
-        ("Job", {"conditions": condition("Complete")}, SOON_SECONDS),
-        ("Job", {"conditions": condition("Failed")}, SOON_SECONDS),
-        ("Job", {"conditions": condition("FailureTarget")}, SOON_SECONDS),
+        ("Job", {"conditions": condition("Complete")}, URGENT_SECONDS),
+        ("Job", {"conditions": condition("Failed")}, URGENT_SECONDS),
+        ("Job", {"conditions": condition("FailureTarget")}, URGENT_SECONDS),
         ("Job", {"conditions": condition("Suspended")}, ROUTINE_SECONDS),
     ],
 )
@@ -87,14 +87,14 @@ def test_what_a_pass_reads_is_news_each_time_it_changes(change: Json) -> None:
 
 def test_a_child_that_goes_or_that_cannot_be_read_is_always_news() -> None:
     changes, wrong = ChangeFilter(), body({"labels": {}}, phase="Running")
-    assert [changes.delay("Pod", "MODIFIED", wrong) for _ in range(2)] == [SOON_SECONDS] * 2
+    assert [changes.delay("Pod", "MODIFIED", wrong) for _ in range(2)] == [URGENT_SECONDS] * 2
     assert changes.delay("Pod", "ADDED", body(phase="Pending")) is not None
-    assert changes.delay("Pod", "DELETED", body(phase="Pending")) == SOON_SECONDS
+    assert changes.delay("Pod", "DELETED", body(phase="Pending")) == URGENT_SECONDS
     assert changes._hashes == {}, "nothing is kept of what is gone"
 
 
 def test_all_is_news_again_when_changes_were_missed() -> None:
     changes = ChangeFilter()
     changes.delay("Pod", "ADDED", body(phase="Running"))
-    changes.forget_all()
-    assert changes.delay("Pod", "MODIFIED", body(phase="Running")) == RUNS_SECONDS
+    changes.clear()
+    assert changes.delay("Pod", "MODIFIED", body(phase="Running")) == STARTING_SECONDS

@@ -75,7 +75,7 @@ def test_the_end_does_not_wait_for_an_api_server_that_is_away() -> None:
 
     virtual_time.run(main())
     assert server.posted == []
-    assert ended == [event_recorder.LAST_SECONDS]
+    assert ended == [event_recorder.SHUTDOWN_SECONDS]
 
 
 @pytest.mark.parametrize("error", [ApiException(status=429), ApiException(status=404), OSError("down"), TimeoutError()])
@@ -123,7 +123,7 @@ def test_the_events_of_one_namespace_leave_room_for_those_of_others(monkeypatch:
 
 
 def test_events_are_posted_again_after_any_number_of_failures() -> None:
-    """Every worker has dropped events after MOST_TRIES attempts."""
+    """Every worker has dropped events after MOST_ATTEMPTS attempts."""
     jobs = [Name("default", f"job-{number}") for number in range(6)]
     counters, server = OperatorCounters(), Server(lambda _, now: ApiException(status=500) if now < 2000 else None)
 

@@ -2,13 +2,20 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Name
-from pseudoreal_operator.loop.event_router import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS, EventRouter, first_pass
+from pseudoreal_operator.loop.event_router import (
+    ROUTINE_SECONDS,
+    STARTING_SECONDS,
+    URGENT_SECONDS,
+    EventRouter,
+    first_pass_delay,
+)
 from pseudoreal_operator.loop.initial_list import IdleJob
+from pseudoreal_operator.loop.queue import WorkQueue
 
 Json = dict[str, Any]
 
@@ -24,7 +31,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.forgotten: list[Name] = []
-        self.router = EventRouter(self)
+        self.router = EventRouter(cast(WorkQueue[Name], self))
         self._asked: list[tuple[Name, float | None]] = []
 
     def add(self, key: Name, after: float = 0.0) -> None:
@@ -85,7 +92,7 @@ def test_a_job_is_idle_until_something_changes(happens: Callable[[Asked], object
 
 def test_a_job_that_changes_during_the_initial_list_gets_a_pass() -> None:
     asked = Asked()
-    asked.router.initial_list_begins()
+    asked.router.begin_initial_list()
     asked.child()
     asked.router.store_idle_jobs({JOB: IDLE})
     assert asked.router.take_idle_job(JOB) is None
@@ -95,7 +102,7 @@ def test_a_job_that_changed_before_the_initial_list_may_be_idle() -> None:
     """A standby receives all events as well."""
     asked = Asked()
     asked.child()
-    asked.router.initial_list_begins()
+    asked.router.begin_initial_list()
     asked.router.store_idle_jobs({JOB: IDLE})
     assert asked.router.take_idle_job(JOB) == IDLE
 
@@ -126,11 +133,11 @@ def test_what_a_pass_has_written_of_a_job_that_is_gone_is_forgotten() -> None:
 def test_a_child_that_only_repeats_itself_wakes_nobody() -> None:
     asked = Asked()
     asked.job(None)
-    assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
+    assert asked.child(phase="Running") == [(JOB, STARTING_SECONDS)]
     assert asked.child(phase="Running") == []
     asked.router.child_changes_missed()
     asked.look()
-    assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
+    assert asked.child(phase="Running") == [(JOB, STARTING_SECONDS)]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +183,7 @@ def test_children_wake_their_job_and_no_other() -> None:
     asked = Asked()
     asked.job(None)
     assert asked.child() == [(JOB, ROUTINE_SECONDS)]
-    assert asked.child("DELETED") == [(JOB, SOON_SECONDS)]
+    assert asked.child("DELETED") == [(JOB, URGENT_SECONDS)]
     assert asked.child(name="another") == []
     asked.router.child_changes_missed()
     assert asked.look() == [(JOB, BACKLOG)]
@@ -185,7 +192,7 @@ def test_children_wake_their_job_and_no_other() -> None:
 def test_of_an_ended_job_only_what_lives_is_news() -> None:
     asked = Asked()
     asked.job(None, ended="Complete")
-    assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
+    assert asked.child(phase="Running") == [(JOB, STARTING_SECONDS)]
     assert asked.child(kind="Job", active=1) == [(JOB, ROUTINE_SECONDS)]
     assert asked.child(phase="Succeeded") == []
     assert asked.child(phase="Failed") == []
@@ -208,9 +215,9 @@ def test_of_an_ended_job_only_what_lives_is_news() -> None:
     ],
 )
 def test_what_a_job_costs_when_the_operator_starts(body: Json, after: float | None) -> None:
-    assert first_pass(job(**body), NOW) == after
+    assert first_pass_delay(job(**body), NOW) == after
 
 
 def test_a_time_to_live_that_is_over_is_over() -> None:
     spec = {"deadlines": {"ttlSecondsAfterFinished": 60}}
-    assert first_pass(job(ended="Failed", spec=spec), NOW + timedelta(days=1)) == 0.0
+    assert first_pass_delay(job(ended="Failed", spec=spec), NOW + timedelta(days=1)) == 0.0

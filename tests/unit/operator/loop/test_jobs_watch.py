@@ -12,7 +12,7 @@ from kopf._cogs.structs import references
 from pseudoreal_operator.cluster import kopf_session
 from pseudoreal_operator.cluster.kopf_session import Contact
 from pseudoreal_operator.loop import jobs_watch
-from pseudoreal_operator.loop.jobs_watch import JobsWatch, illness, kopf_settings, register
+from pseudoreal_operator.loop.jobs_watch import JobsWatch, find_stall, kopf_settings, register_handler
 from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.settings import Settings
 
@@ -41,7 +41,7 @@ def test_kopf_asks_again_for_as_long_as_the_api_server_is_away() -> None:
 async def test_the_handler_of_kopf_needs_no_finalizer() -> None:
     """With a finalizer kopf would write to every job."""
     registry = kopf.OperatorRegistry()
-    register(registry, cast(Loop, None), asyncio.get_running_loop())
+    register_handler(registry, cast(Loop, None), asyncio.get_running_loop())
     jobs = references.Resource("pseudoreal.dev", "v1alpha1", "pseudorealjobs")
     assert registry._watching.has_handlers(resource=jobs)
     assert not registry._spawning.has_handlers(resource=jobs)
@@ -133,10 +133,10 @@ async def test_kopf_is_started_again_whatever_ends_it(
 
 def test_kopf_that_hears_nothing_is_ill() -> None:
     contact = Contact(lambda: None, lambda *_: None, last=100.0)
-    assert illness(contact, 105.0) is None
-    assert "has not begun to watch" in str(illness(contact, 120.0)), "it never looks for a kind again"
+    assert find_stall(contact, 105.0) is None
+    assert "has not begun to watch" in str(find_stall(contact, 120.0)), "it never looks for a kind again"
     contact.pending_requests = 1
-    assert illness(contact, 120.0) is None, "it waits for an answer"
+    assert find_stall(contact, 120.0) is None, "it waits for an answer"
     contact.pending_requests, contact.has_requested_jobs = 0, True
-    assert illness(contact, 120.0) is None
-    assert "heard nothing for 200 s" in str(illness(contact, 300.0))
+    assert find_stall(contact, 120.0) is None
+    assert "heard nothing for 200 s" in str(find_stall(contact, 300.0))

@@ -92,9 +92,9 @@ def test_a_change_that_is_told_during_a_list_is_newer_than_the_list() -> None:
         server.jobs = [job("first"), job("second")]
         server.during = lambda: loop.job_changed("DELETED", job("second"))
         loop.job_changed("ADDED", job("second"))
-        loop.jobs_missed()
+        loop.job_changes_missed()
         await loop._list_jobs_once()
-        assert loop._router.known() == {Name("n", "first")}
+        assert loop._router.known_names() == {Name("n", "first")}
 
     virtual_time.run(main())
 
@@ -169,7 +169,7 @@ def test_a_job_of_many_pods_is_not_listed_again_and_again(monkeypatch: pytest.Mo
 
     async def reconcile(_deps: Dependencies, _name: Name, callbacks: Callbacks) -> float | None:
         begun.append(asyncio.get_running_loop().time())
-        callbacks.listed(10_000)
+        callbacks.children_listed(10_000)
         return None
 
     monkeypatch.setattr(module, "reconcile", reconcile)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pseudoreal_operator.loop.planning_thread import Computer, LeftAlone, Overran
+from pseudoreal_operator.loop.planning_thread import Overran, OverrunBackoff, PlanningThread
 
 LIMIT = 0.1
 
@@ -45,41 +45,41 @@ def before() -> set[threading.Thread]:
 
 
 @pytest.fixture
-def computer(before: set[threading.Thread]) -> Iterator[Computer]:
+def thread(before: set[threading.Thread]) -> Iterator[PlanningThread]:
     assert before is not None
-    yield (computer := Computer(LIMIT))
-    if computer._thread:
-        computer._thread._tasks.put(None)
+    yield (thread := PlanningThread(LIMIT))
+    if thread._thread:
+        thread._thread._tasks.put(None)
 
 
-async def test_it_answers_and_raises_as_the_function_does(computer: Computer) -> None:
-    assert await computer.run(divmod, 7, 2) == (3, 1)
+async def test_it_answers_and_raises_as_the_function_does(thread: PlanningThread) -> None:
+    assert await thread.run(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
-        await computer.run(divmod, 7, 0)
+        await thread.run(divmod, 7, 0)
 
 
-async def test_computations_share_a_thread(computer: Computer) -> None:
-    idents = [await computer.run(threading.get_ident) for _ in range(3)]
+async def test_computations_share_a_thread(thread: PlanningThread) -> None:
+    idents = [await thread.run(threading.get_ident) for _ in range(3)]
     assert len({*idents}) == 1
     assert threading.get_ident() not in idents
 
 
 @pytest.mark.parametrize("function", [endless, endless_in_spite_of_errors, endless_but_for_the_second_end])
 async def test_one_without_an_end_is_ended_and_others_go_on(
-    computer: Computer, before: set[threading.Thread], function: Any
+    thread: PlanningThread, before: set[threading.Thread], function: Any
 ) -> None:
     with pytest.raises(Overran, match=r"more than 0.1 s of processor time"):
-        await computer.run(function)
-    assert await computer.run(divmod, 7, 2) == (3, 1)
-    await ended({*threading.enumerate()} - before - {thread_of(computer)})
+        await thread.run(function)
+    assert await thread.run(divmod, 7, 2) == (3, 1)
+    await ended({*threading.enumerate()} - before - {thread_of(thread)})
 
 
-def thread_of(computer: Computer) -> threading.Thread:
-    assert computer._thread
-    return computer._thread._thread
+def thread_of(thread: PlanningThread) -> threading.Thread:
+    assert thread._thread
+    return thread._thread._thread
 
 
-async def test_the_event_loop_goes_on_meanwhile(computer: Computer) -> None:
+async def test_the_event_loop_goes_on_meanwhile(thread: PlanningThread) -> None:
     """Each tick stands for a renewal of the Lease, or for a report."""
     ticks = 0
 
@@ -91,52 +91,54 @@ async def test_the_event_loop_goes_on_meanwhile(computer: Computer) -> None:
 
     ticking = asyncio.create_task(tick())
     with pytest.raises(Overran):
-        await computer.run(endless)
+        await thread.run(endless)
     ticking.cancel()
     assert ticks >= 3
 
 
-async def test_those_that_wait_for_their_turn_have_their_own_time(computer: Computer) -> None:
+async def test_those_that_wait_for_their_turn_have_their_own_time(thread: PlanningThread) -> None:
     found = await asyncio.gather(
-        *(computer.run(function) for function in (endless, threading.get_ident, endless, threading.get_ident)),
+        *(thread.run(function) for function in (endless, threading.get_ident, endless, threading.get_ident)),
         return_exceptions=True,
     )
     assert [type(each) for each in found] == [Overran, int, Overran, int]
 
 
-async def test_time_that_the_processor_was_elsewhere_does_not_count(computer: Computer) -> None:
-    await computer.run(time.sleep, 3 * LIMIT)
+async def test_time_that_the_processor_was_elsewhere_does_not_count(thread: PlanningThread) -> None:
+    await thread.run(time.sleep, 3 * LIMIT)
 
 
-async def test_one_that_nobody_waits_for_any_more_is_ended(computer: Computer, before: set[threading.Thread]) -> None:
+async def test_one_that_nobody_waits_for_any_more_is_ended(
+    thread: PlanningThread, before: set[threading.Thread]
+) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await computer.run(endless)
+            await thread.run(endless)
     await ended({*threading.enumerate()} - before)
 
 
 def test_a_job_is_left_alone_longer_and_longer_until_its_spec_changes() -> None:
     now = 0.0
-    alone = LeftAlone(lambda: now)
-    assert alone.wait("uid", 1) is None
+    alone = OverrunBackoff(lambda: now)
+    assert alone.remaining("uid", 1) is None
     waits = []
     for _ in range(9):
-        waits.append(alone.note("uid", 1))
-        assert alone.wait("uid", 1) == waits[-1]
+        waits.append(alone.record("uid", 1))
+        assert alone.remaining("uid", 1) == waits[-1]
         now += waits[-1]
-        assert alone.wait("uid", 1) is None
+        assert alone.remaining("uid", 1) is None
     assert waits == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
-    alone.note("uid", 1)
-    assert alone.wait("uid", 2) is None
-    assert alone.note("uid", 2) == 60
+    alone.record("uid", 1)
+    assert alone.remaining("uid", 2) is None
+    assert alone.record("uid", 2) == 60
     alone.forget("uid")
-    assert alone.wait("uid", 2) is None
+    assert alone.remaining("uid", 2) is None
 
 
 def test_few_jobs_are_remembered() -> None:
-    alone = LeftAlone()
+    alone = OverrunBackoff()
     for number in range(3000):
-        alone.note(str(number), 1)
-    assert alone.wait("0", 1) is None
-    assert alone.wait("2999", 1) is not None
-    assert len(alone._known) == 1000
+        alone.record(str(number), 1)
+    assert alone.remaining("0", 1) is None
+    assert alone.remaining("2999", 1) is not None
+    assert len(alone._overruns) == 1000

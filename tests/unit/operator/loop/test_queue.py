@@ -318,7 +318,7 @@ def test_nothing_makes_a_pause_shorter_that_a_pass_has_asked_for() -> None:
         work.queue.add("a")
         await asyncio.sleep(0.1)
         work.queue.add("a", 2)
-        work.queue.hold("a", 10)
+        work.queue.block("a", 10)
         for _ in range(5):
             work.queue.add("a")
             work.queue.add_backlog("a")
@@ -420,4 +420,4 @@ def test_every_wake_up_is_followed_by_a_whole_pass(
     assert work.most_at_once <= WORKERS
     for key, moment in owed.items():
         assert work.times(key)[-1] >= moment, f"{key} was added at {moment}, and its last pass began before"
-    assert not work.queue._wanted, "nothing is left undone"
+    assert not work.queue._pending, "nothing is left undone"

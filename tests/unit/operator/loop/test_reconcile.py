@@ -10,7 +10,7 @@ from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.loop import reconcile as module
 from pseudoreal_operator.loop.event_recorder import EventRecorder
-from pseudoreal_operator.loop.planning_thread import Computer
+from pseudoreal_operator.loop.planning_thread import PlanningThread
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted, is_invalid_object, reconcile
 from pseudoreal_operator.metrics.registry import REGISTRY, OperatorCounters
 from pseudoreal_operator.observe.report_store import ReportStore
@@ -48,14 +48,14 @@ def child_job(job: Json) -> Json:
 class Server:
     """A fake API server with one job; records what is applied.
 
-    `refusal`: status code for every status write; `banned`: a status with this text is rejected as invalid; `missing`:
-    how many reads of the job answer 404; `gone`: the job does not exist; `lost`: error in place of the answer to the
+    `rejection`: status code for every status write; `banned`: a status with this text is rejected as invalid;
+    `missing`: how many reads of the job answer 404; `gone`: the job does not exist; `lost`: error in place of the answer to the
     first status write, which is stored if `taken`.
     """
 
     def __init__(
         self,
-        refusal: int | None = None,
+        rejection: int | None = None,
         child_refusal: ApiException | None = None,
         banned: str | None = None,
         missing: int = 0,
@@ -63,7 +63,7 @@ class Server:
         lost: Exception | None = None,
         taken: bool = True,
     ) -> None:
-        self._refusal, self._child_refusal, self._banned = refusal, child_refusal, banned
+        self._refusal, self._child_refusal, self._banned = rejection, child_refusal, banned
         self._refused_kind = ""
         self._missing, self._gone = missing, gone
         self._lost, self._taken = lost, taken
@@ -101,9 +101,9 @@ class Server:
     async def delete(self, _kind: str, _namespace: str, name: str) -> None:
         self.deleted.append(name)
 
-    def refuse(self, kind: str, refusal: ApiException) -> None:
+    def refuse(self, kind: str, rejection: ApiException) -> None:
         """Reject children of this kind from now on."""
-        self._refused_kind, self._child_refusal = kind, refusal
+        self._refused_kind, self._child_refusal = kind, rejection
 
     def remember(self) -> None:
         """Store the last applied status in the job."""
@@ -246,7 +246,7 @@ async def test_a_job_that_ends_and_whose_children_go_is_read_anew() -> None:
 @pytest.mark.parametrize("status", [404, 409, 429, 500])
 async def test_a_refused_status_is_for_another_pass(status: int) -> None:
     with pytest.raises(ApiException) as refused:
-        await _pass(Server(refusal=status), recorder=(recorder := FakeRecorder()))
+        await _pass(Server(rejection=status), recorder=(recorder := FakeRecorder()))
     assert refused.value.status == status
     assert recorder.posted == [], "no event is posted for a status that was not written"
 
@@ -304,10 +304,10 @@ async def test_a_status_whose_figures_are_refused_is_written_without_them() -> N
     assert (status["state"], status["execution"], counters.refused_statuses) == ("Restarting", 2, 2)
 
 
-@pytest.mark.parametrize("refusal", [413, 500])
-async def test_a_status_that_is_too_large_is_refused(refusal: int) -> None:
+@pytest.mark.parametrize("rejection", [413, 500])
+async def test_a_status_that_is_too_large_is_refused(rejection: int) -> None:
     server = Server(banned="is about to start")
-    server.banned_by = ApiException(status=refusal, reason="etcdserver: request is too large")
+    server.banned_by = ApiException(status=rejection, reason="etcdserver: request is too large")
     await _pass(server)
     assert server.applied[0]["status"]["execution"] == 1
 
@@ -377,9 +377,9 @@ def test_invalid_objects_are_distinguished_from_policies(status: int, said: Json
 async def test_only_an_invalid_child_ends_a_job_and_others_are_tried_later_and_later(
     status: int, said: Json, state: str
 ) -> None:
-    refusal = ApiException(status=status, body=json.dumps(said))
-    server = Server(child_refusal=refusal)
-    refusal.headers = {"Retry-After": "77"}
+    rejection = ApiException(status=status, body=json.dumps(said))
+    server = Server(child_refusal=rejection)
+    rejection.headers = {"Retry-After": "77"}
     wait = await _pass(server)
     assert wait == (0.0 if state == "Failed" else 77.0)
     assert server.applied[-1]["status"]["state"] == state
@@ -416,7 +416,12 @@ async def test_a_plan_without_an_end_leaves_its_job_alone_until_the_spec_changes
 
     server = Server()
     deps = Dependencies(
-        cast(Api, server), SETTINGS, ReportStore(), OperatorCounters(), FakeRecorder(), computer=Computer(0.1)
+        cast(Api, server),
+        SETTINGS,
+        ReportStore(),
+        OperatorCounters(),
+        FakeRecorder(),
+        planning_thread=PlanningThread(0.1),
     )
     callbacks, name, before = Callbacks(lambda _after: None, lambda _body: None), Name("default", "good"), overruns()
     with monkeypatch.context() as patched:
@@ -445,7 +450,7 @@ def overruns() -> float:
 async def test_a_job_that_is_deleted_is_let_go_whatever_its_plan_costs() -> None:
     server = Server()
     deps = Dependencies(cast(Api, server), SETTINGS, ReportStore(), OperatorCounters(), FakeRecorder())
-    deps.left_alone.note("one", 1)
+    deps.overrun_backoff.record("one", 1)
     server.body["metadata"]["deletionTimestamp"] = "now"
     with pytest.raises(JobDeleted):
         await reconcile(deps, Name("default", "good"), Callbacks(lambda _after: None, lambda _body: None))
