@@ -16,7 +16,7 @@ from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease, lead_reports_here
 from pseudoreal_operator.cluster.login import connect
-from pseudoreal_operator.endpoint.certificate import Certificate, kept_fresh
+from pseudoreal_operator.endpoint.certificate import Certificate, keep_fresh
 from pseudoreal_operator.endpoint.identity import Identities
 from pseudoreal_operator.endpoint.server import Reports, serve_reports
 from pseudoreal_operator.loop.event_recorder import EventRecorder
@@ -59,12 +59,14 @@ async def run(settings: Settings) -> None:
         await stack.enter_async_context(loop.watching(watching))
         certificate = _certificate(settings, loop)
         reports = (
-            Reports(identities, report_store, authorities=certificate.beyond) if identities and certificate else None
+            Reports(identities, report_store, authorities=certificate.authorities_beyond)
+            if identities and certificate
+            else None
         )
         if certificate:
             # On a standby too: it must know the certificate that the leader still serves, and whose key is in no file
             # any more.
-            await stack.enter_async_context(kept_fresh(certificate))
+            await stack.enter_async_context(keep_fresh(certificate))
         await stack.enter_async_context(background_task("watch of jobs", jobs.run()))
         leading = asyncio.create_task(_lead(settings, fence, api, loop, reports, certificate), name="leading")
         await asyncio.wait([leading, ending], return_when=asyncio.FIRST_COMPLETED)

@@ -30,7 +30,7 @@ async def serve_metrics(registry: CollectorRegistry, port: int) -> AsyncIterator
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
-    async with _served({PATH: answer}, port) as found:
+    async with _serve({PATH: answer}, port) as found:
         log.info("metrics_served", port=found)
         yield found
 
@@ -50,12 +50,12 @@ async def serve_health(
         found = is_ready()
         return web.json_response({**facts(), "ready": found}, status=200 if found else 503)
 
-    async with _served({"/healthz": health, "/readyz": readiness}, port) as found:
+    async with _serve({"/healthz": health, "/readyz": readiness}, port) as found:
         yield found
 
 
 @asynccontextmanager
-async def _served(answers: Mapping[str, Any], port: int) -> AsyncIterator[int]:
+async def _serve(answers: Mapping[str, Any], port: int) -> AsyncIterator[int]:
     application = web.Application()
     for path, answer in answers.items():
         application.router.add_get(path, answer)

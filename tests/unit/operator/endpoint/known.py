@@ -4,7 +4,7 @@ import ssl
 from dataclasses import replace
 
 from pseudoreal_dev.cluster.certificates import Authority
-from pseudoreal_operator.endpoint.identity import Identities, Refused
+from pseudoreal_operator.endpoint.identity import Identities, Rejected
 from pseudoreal_operator.observe.report_store import ReportingPod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
@@ -19,10 +19,10 @@ class Known(Identities):
     def __init__(self) -> None:
         """Create no API client and no caches, unlike the base class."""
 
-    async def of(self, token: str, address: str) -> ReportingPod:
+    async def authenticate(self, token: str, address: str) -> ReportingPod:
         del address
         if not token.startswith("pod-"):
-            raise Refused(401, "the token is not valid")
+            raise Rejected(401, "the token is not valid")
         return replace(POD, index=int(token.removeprefix("pod-")), pod=token)
 
 

@@ -16,8 +16,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from pseudoreal_api.wire.authorities import authorities_digest
 from pseudoreal_api.wire.reports import REPORT_PATH, PodReport, RankReport
 from pseudoreal_dev.cluster.certificates import Authority
-from pseudoreal_operator.endpoint.certificate import HOLD_SECONDS, Certificate, kept_fresh
-from pseudoreal_operator.endpoint.server import Reports, bounded
+from pseudoreal_operator.endpoint.certificate import HOLD_SECONDS, Certificate, keep_fresh
+from pseudoreal_operator.endpoint.server import Reports, run_endpoint
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import ReportServer
 from pseudoreal_trainer.pod.endpoint import Endpoint
@@ -122,8 +122,8 @@ def certificate(secret: Secret, clock: HandClock, told: list[str]) -> Certificat
 async def served(certificate: Certificate, folder: Path) -> AsyncIterator[Pods]:
     report_store = ReportStore()
     report_store.follow(JOB, frozenset())
-    reports = Reports(Known(), report_store, authorities=certificate.beyond)
-    async with bounded(reports, certificate.context, 0) as port:
+    reports = Reports(Known(), report_store, authorities=certificate.authorities_beyond)
+    async with run_endpoint(reports, certificate.context, 0) as port:
         yield Pods(folder, port)
 
 
@@ -140,15 +140,15 @@ async def test_a_certificate_that_is_its_own_authority_is_renewed(
     old, mute = pods.made("0", first), pods.made("1", first)
     assert await pods.is_heard(old)
     secret.renew_by_itself()
-    certificate.look()
+    certificate.reload()
     assert told == [secret.authority + first]
     new, stranger = pods.made("2", told[0]), pods.made("3", secret.authority)
     assert [await pods.is_heard(pod) for pod in (old, new, stranger)] == [True, True, False], "the old one is served"
     clock.now += HOLD_SECONDS - 1
-    certificate.look()
+    certificate.reload()
     assert [await pods.is_heard(pod) for pod in (old, new, stranger)] == [True, True, False]
     clock.now += 1
-    certificate.look()
+    certificate.reload()
     heard = [await pods.is_heard(pod) for pod in (old, new, stranger, mute)]
     assert heard == [True, True, True, False], "whoever reported meanwhile has learned of the new one"
 
@@ -160,10 +160,10 @@ async def test_a_certificate_that_expires_soon_is_held_for_less_than_a_day(
     secret.renew_by_itself()
     certificate = Certificate(secret.files, HOST, clock=clock)
     secret.renew_by_itself()
-    certificate.look()
+    certificate.reload()
     for seconds, is_served in ((57 * 60 - 10, False), (20, True)):
         clock.now += seconds
-        certificate.look()
+        certificate.reload()
         async for pods in served(certificate, tmp_path):
             assert await pods.is_heard(pods.made("0", secret.authority)) == is_served
 
@@ -173,7 +173,7 @@ async def test_pods_that_know_the_new_authority_report_to_an_operator_that_start
 ) -> None:
     old = pods.made("0", secret.authority)
     secret.renew_by_itself()
-    certificate.look()
+    certificate.reload()
     assert await pods.is_heard(old)
     async for later in served(Certificate(secret.files, HOST), tmp_path):
         moved = later.made("0", old.authority.read_text())
@@ -191,8 +191,8 @@ async def test_a_certificate_of_the_same_authority_is_served_at_once(tmp_path: P
     secret.renew_by(authority)
     assert before != (secret.folder / "tls.crt").read_text()
     with capture_logs() as logs:
-        certificate.look()
-        certificate.look()
+        certificate.reload()
+        certificate.reload()
     assert [entry["event"] for entry in logs] == ["certificate_served"]
     assert told == [secret.authority]
 
@@ -204,11 +204,11 @@ async def test_after_two_renewals_pods_trust_what_is_served_and_what_is_next(
     old = pods.made("0", first)
     for _ in range(2):
         secret.renew_by_itself()
-        certificate.look()
+        certificate.reload()
         assert await pods.is_heard(old)
     assert certificate.authorities == secret.authority + first
     clock.now += HOLD_SECONDS
-    certificate.look()
+    certificate.reload()
     assert await pods.is_heard(old)
 
 
@@ -220,18 +220,18 @@ async def test_files_that_change_one_after_the_other_are_taken_together(tmp_path
     certificate = Certificate(secret.files, HOST)
     shutil.copy(next_one.files.certificate, secret.files.certificate)
     with pytest.raises(ssl.SSLError):
-        certificate.look()
+        certificate.reload()
     async for pods in served(certificate, tmp_path):
         assert await pods.is_heard(pods.made("0", secret.authority)), "the old one is served"
     shutil.copy(next_one.files.key, secret.files.key)
     with capture_logs() as logs:
-        certificate.look()
+        certificate.reload()
     assert [entry["event"] for entry in logs] == ["certificate_served"]
 
 
 async def test_files_are_looked_at_again_and_again(secret: Secret, certificate: Certificate) -> None:
     before = certificate.authorities
-    async with kept_fresh(certificate, every=0.01), asyncio.timeout(60):
+    async with keep_fresh(certificate, every=0.01), asyncio.timeout(60):
         Path(secret.files.key).write_text("none")
         await asyncio.sleep(0.03)
         assert certificate.authorities == before
@@ -246,7 +246,7 @@ def test_too_many_authorities_are_not_taken(secret: Secret, certificate: Certifi
     blocks = (f"-----BEGIN CERTIFICATE-----\n{n:0>1000}\n-----END CERTIFICATE-----\n" for n in range(64))
     (secret.folder / "ca.crt").write_text("".join(blocks))
     with pytest.raises(ValueError, match="more than 65536 bytes of certificates"):
-        certificate.look()
+        certificate.reload()
     assert certificate.authorities == before
 
 
@@ -259,11 +259,11 @@ def test_a_certificate_that_its_authority_did_not_sign_is_told_of(secret: Secret
         other.renew_by_itself()
         for name in ("tls.crt", "tls.key", "ca.crt"):
             shutil.copy(other.folder / name, secret.folder / name)
-        certificate.look()
+        certificate.reload()
     assert [entry["event"] for entry in logs] == ["certificate_untrusted", "certificate_served"], "it helps nobody"
 
 
 def test_a_pod_that_says_nothing_of_authorities_is_told_of_none(certificate: Certificate) -> None:
-    assert certificate.beyond("") is None
-    assert certificate.beyond(authorities_digest(certificate.authorities)) is None
-    assert certificate.beyond("another") == certificate.authorities
+    assert certificate.authorities_beyond("") is None
+    assert certificate.authorities_beyond(authorities_digest(certificate.authorities)) is None
+    assert certificate.authorities_beyond("another") == certificate.authorities

@@ -12,7 +12,7 @@ import pytest
 from pseudoreal_api.wire.reports import REPORT_PATH, PodReport, RankReport
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_operator.endpoint import listener, unauthenticated
-from pseudoreal_operator.endpoint.server import Reports, bounded
+from pseudoreal_operator.endpoint.server import Reports, run_endpoint
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.report_store import ReportStore
 
@@ -35,7 +35,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 async def port(authority: Authority) -> AsyncIterator[int]:
     report_store = ReportStore()
     report_store.follow(JOB, frozenset())
-    async with bounded(Reports(Known(), report_store), served(authority), 0) as port:
+    async with run_endpoint(Reports(Known(), report_store), served(authority), 0) as port:
         yield port
 
 
@@ -200,7 +200,7 @@ async def test_a_stranger_has_its_time_and_no_more(
     port: int, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the stranger keeps sending."""
-    monkeypatch.setattr(listener, "STRANGER_SECONDS", 0.2)
+    monkeypatch.setattr(listener, "AUTHENTICATION_SECONDS", 0.2)
     reader, writer = await connect(port, trusted, "127.0.0.9")
     begun = time.monotonic()
     writer.write(f"POST {REPORT_PATH} HTTP/1.1\r\n".encode())
@@ -233,7 +233,7 @@ async def test_of_too_many_pods_those_lose_their_connections_that_were_silent_fo
     monkeypatch.setattr(listener, "MOST_CONNECTIONS", 2)
     report_store = ReportStore()
     report_store.follow(JOB, frozenset())
-    async with bounded(Reports(Known(), report_store), served(authority), 0) as port:
+    async with run_endpoint(Reports(Known(), report_store), served(authority), 0) as port:
         ends = [await connect(port, trusted, "127.0.0.9") for _ in range(3)]
         for number in (0, 1, 0, 2):
             assert await post(ends[number], f"pod-{number}") == 200

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.endpoint import identity
-from pseudoreal_operator.endpoint.identity import Identities, Refused, TokenPod, pod_of_review, reporting_pod_of
+from pseudoreal_operator.endpoint.identity import Identities, Rejected, TokenPod, pod_of_review, reporting_pod_of
 from pseudoreal_operator.endpoint.limits import Limiter
 from pseudoreal_operator.observe.report_store import ReportingPod
 from pseudoreal_operator.observe.stages import Execution, StageKind
@@ -25,9 +25,9 @@ def identities(api: FakeApi, clock: HandClock) -> Identities:
     return Identities(api, (), clock)
 
 
-async def refusal(identities: Identities, token: str, address: str = "10.0.0.1") -> Refused:
-    with pytest.raises(Refused) as caught:
-        await identities.of(token, address)
+async def refusal(identities: Identities, token: str, address: str = "10.0.0.1") -> Rejected:
+    with pytest.raises(Rejected) as caught:
+        await identities.authenticate(token, address)
     return caught.value
 
 
@@ -72,7 +72,7 @@ def test_the_pod_of_a_review() -> None:
     ],
 )
 def test_reviews_that_are_refused(review: dict[str, Any], status: int, says: str) -> None:
-    with pytest.raises(Refused, match=says) as caught:
+    with pytest.raises(Rejected, match=says) as caught:
         pod_of_review(review)
     assert caught.value.status == status
 
@@ -87,77 +87,77 @@ def test_the_speaker_is_what_the_labels_say() -> None:
 def test_a_pod_without_one_of_our_labels_is_a_stranger(missing: str) -> None:
     body = pod_body()
     del body["metadata"]["labels"][f"pseudoreal.dev/{missing}"]
-    with pytest.raises(Refused, match="trains no PseudoRealJob"):
+    with pytest.raises(Rejected, match="trains no PseudoRealJob"):
         reporting_pod_of(body)
 
 
 @pytest.mark.parametrize("wrong", [{"stage": "delink"}, {"stage": "king"}, {"execution": "first"}])
 def test_a_pod_that_does_not_train_is_a_stranger(wrong: dict[str, Any]) -> None:
-    with pytest.raises(Refused, match="trains no PseudoRealJob") as caught:
+    with pytest.raises(Rejected, match="trains no PseudoRealJob") as caught:
         reporting_pod_of(pod_body(**wrong))
     assert caught.value.status == 403
 
 
 def test_a_pod_without_labels_is_a_stranger() -> None:
-    with pytest.raises(Refused, match="trains no PseudoRealJob"):
+    with pytest.raises(Rejected, match="trains no PseudoRealJob"):
         reporting_pod_of({"metadata": {"name": "p", "namespace": "default", "uid": "u"}})
 
 
 async def test_a_token_is_reviewed_once_in_its_life(identities: Identities, api: FakeApi, clock: HandClock) -> None:
     for _ in range(720):
-        assert await identities.of("good", "10.0.0.1") == REPORTER
+        assert await identities.authenticate("good", "10.0.0.1") == REPORTER
         clock.now += 5
     assert api.reviews == 1
-    assert await identities.of("good", "10.0.0.1") == REPORTER
+    assert await identities.authenticate("good", "10.0.0.1") == REPORTER
     assert api.reviews == 2
 
 
 async def test_a_pod_that_is_deleted_is_refused_as_soon_as_its_watch_tells(
     identities: Identities, api: FakeApi
 ) -> None:
-    await identities.of("good", "10.0.0.1")
+    await identities.authenticate("good", "10.0.0.1")
     identities.pod_changed("MODIFIED", pod_body())
     body = api.pods.pop("j-pseudo-e1-0")
-    assert await identities.of("good", "10.0.0.1") == REPORTER
+    assert await identities.authenticate("good", "10.0.0.1") == REPORTER
     identities.pod_changed("DELETED", body)
-    refused = await refusal(identities, "good")
-    assert (refused.status, str(refused)) == (403, "pod j-pseudo-e1-0 of this token is gone")
+    rejected = await refusal(identities, "good")
+    assert (rejected.status, str(rejected)) == (403, "pod j-pseudo-e1-0 of this token is gone")
 
 
 async def test_a_pod_that_is_deleted_while_its_token_is_reviewed_is_not_believed_later(
     identities: Identities, api: FakeApi
 ) -> None:
     identities.pod_changed("DELETED", pod_body())
-    await identities.of("good", "10.0.0.1")
+    await identities.authenticate("good", "10.0.0.1")
     api.pods.clear()
     assert (await refusal(identities, "good")).status == 403
 
 
 async def test_a_pod_whose_labels_change_speaks_for_somebody_else(identities: Identities, api: FakeApi) -> None:
-    await identities.of("good", "10.0.0.1")
+    await identities.authenticate("good", "10.0.0.1")
     for labels, expected in (({"job-uid": "other"}, ("default", "other")), ({"phase": "real"}, REPORTER.job)):
         changed: Any = labels
         body = api.pods["j-pseudo-e1-0"] = pod_body(**changed)
         identities.pod_changed("MODIFIED", body)
-        reporter = await identities.of("good", "10.0.0.1")
+        reporter = await identities.authenticate("good", "10.0.0.1")
         assert (reporter.job, reporter.execution.phase) == (expected, labels.get("phase", "pseudo"))
     identities.pod_changed("MODIFIED", pod_body(stage="king"))
     reviews = api.reviews
-    await identities.of("good", "10.0.0.1")
+    await identities.authenticate("good", "10.0.0.1")
     assert api.reviews == reviews + 1
 
 
 async def test_after_a_gap_of_the_watch_all_tokens_are_reviewed_anew(identities: Identities, api: FakeApi) -> None:
-    await identities.of("good", "10.0.0.1")
+    await identities.authenticate("good", "10.0.0.1")
     identities.changes_missed()
-    await identities.of("good", "10.0.0.1")
+    await identities.authenticate("good", "10.0.0.1")
     assert api.reviews == 2
 
 
 async def test_of_a_pod_one_token_is_remembered(identities: Identities, api: FakeApi) -> None:
     api.add("newer")
     for token in ("good", "newer", "newer", "good"):
-        await identities.of(token, "10.0.0.1")
+        await identities.authenticate(token, "10.0.0.1")
     assert api.reviews == 3
 
 
@@ -169,10 +169,10 @@ async def test_a_pod_of_the_same_name_is_another_pod(identities: Identities, api
 async def test_a_refusal_is_remembered_for_a_while(identities: Identities, api: FakeApi, clock: HandClock) -> None:
     assert (await refusal(identities, "late")).status == 401
     api.add("late")
-    refused = await refusal(identities, "late", "10.0.0.7")
-    assert (refused.status, api.reviews) == (401, 1)
-    clock.now += identity.DENIED_SECONDS
-    assert await identities.of("late", "10.0.0.1") == REPORTER
+    rejected = await refusal(identities, "late", "10.0.0.7")
+    assert (rejected.status, api.reviews) == (401, 1)
+    clock.now += identity.REJECTION_SECONDS
+    assert await identities.authenticate("late", "10.0.0.1") == REPORTER
 
 
 async def test_of_refusals_no_more_are_remembered_than_fit(
@@ -181,35 +181,35 @@ async def test_of_refusals_no_more_are_remembered_than_fit(
     monkeypatch.setattr(identity, "_REMEMBERED", 3)
     for number in range(9):
         await refusal(identities, f"wrong-{number}", f"10.0.1.{number}")
-    assert (len(identities._denied), len(identities._doubted)) == (3, 3)
+    assert (len(identities._rejected), len(identities._suspects)) == (3, 3)
 
 
 async def test_a_namespace_that_is_not_watched(api: FakeApi, clock: HandClock) -> None:
     identities = Identities(api, ("teams", "research"), clock)
-    refused = await refusal(identities, "good")
-    assert (refused.status, str(refused)) == (403, "this operator does not watch namespace default")
+    rejected = await refusal(identities, "good")
+    assert (rejected.status, str(rejected)) == (403, "this operator does not watch namespace default")
     api.add("theirs", namespace="teams")
-    assert (await identities.of("theirs", "10.0.0.1")).job == ("teams", "job-uid")
+    assert (await identities.authenticate("theirs", "10.0.0.1")).job == ("teams", "job-uid")
 
 
 async def test_who_floods_the_operator_with_wrong_tokens_silences_only_himself(
     identities: Identities, api: FakeApi, clock: HandClock
 ) -> None:
-    statuses = [(await refusal(identities, f"wrong-{n}")).status for n in range(identity.REFUSALS_AT_ONCE + 10)]
-    assert statuses == [401] * identity.REFUSALS_AT_ONCE + [429] * 10
-    assert api.reviews == identity.REFUSALS_AT_ONCE
+    statuses = [(await refusal(identities, f"wrong-{n}")).status for n in range(identity.REJECTIONS_AT_ONCE + 10)]
+    assert statuses == [401] * identity.REJECTIONS_AT_ONCE + [429] * 10
+    assert api.reviews == identity.REJECTIONS_AT_ONCE
     assert (await refusal(identities, "good")).status == 429
-    assert await identities.of("good", "10.0.0.2") == REPORTER
+    assert await identities.authenticate("good", "10.0.0.2") == REPORTER
     clock.now += 1
     assert (await refusal(identities, "wrong")).status == 401
     assert (await refusal(identities, "wronger")).status == 429
 
 
 async def test_many_good_pods_may_share_an_address(identities: Identities, api: FakeApi) -> None:
-    pods = identity.REFUSALS_AT_ONCE + 10
+    pods = identity.REJECTIONS_AT_ONCE + 10
     for number in range(pods):
         api.add(f"good-{number}", name=f"j-pseudo-e1-{number}", uid=f"pod-{number}", index=number)
-    reporters = {await identities.of(f"good-{number}", "10.0.0.1") for number in range(pods)}
+    reporters = {await identities.authenticate(f"good-{number}", "10.0.0.1") for number in range(pods)}
     assert len(reporters) == pods
 
 
@@ -231,14 +231,14 @@ async def test_a_flood_of_one_namespace_leaves_reviews_for_the_others(
         for number in numbers:
             token = claiming("system:serviceaccount:flood:default", salt=number)
             api.add(token, name=f"p-{number}", uid=f"p-{number}", namespace="flood")
-            with suppress(Refused):
-                await identities.of(token, f"10.0.{number}.1")
+            with suppress(Rejected):
+                await identities.authenticate(token, f"10.0.{number}.1")
         return api.reviews - before
 
     assert await flood(range(250)) == identity.REVIEWS_AT_ONCE / 2
     honest = claiming("system:serviceaccount:default:default")
     api.add(honest)
-    assert await identities.of(honest, "10.1.0.1") == REPORTER
+    assert await identities.authenticate(honest, "10.1.0.1") == REPORTER
     clock.now += 1
     assert await flood(range(250, 400)) > identity.SHARE_PER_SECOND, "whoever asks has what nobody else needs"
     assert identities._reviews.left("all") > identity.REVIEWS_AT_ONCE / 2 - identity.SHARE_PER_SECOND - 1
@@ -253,11 +253,11 @@ async def test_who_forges_tokens_of_a_namespace_takes_no_reviews_from_it(identit
     assert share == identity.SHARE_AT_ONCE
     honest = claiming("system:serviceaccount:default:default", salt="honest")
     api.add(honest)
-    assert await identities.of(honest, "10.1.0.1") == REPORTER
+    assert await identities.authenticate(honest, "10.1.0.1") == REPORTER
 
 
 async def test_addresses_of_one_network_have_their_refusals_together(identities: Identities) -> None:
-    flood = identity.REFUSALS_AT_ONCE * identity.NETWORK_FACTOR
+    flood = identity.REJECTIONS_AT_ONCE * identity.NETWORK_FACTOR
     identities._reviews = identities._shares = Limiter(1e6, 1e6, HandClock())
     statuses = [(await refusal(identities, f"wrong-{n}", f"2001:db8::{n:x}")).status for n in range(flood + 10)]
     assert statuses == [401] * flood + [429] * 10
@@ -265,7 +265,7 @@ async def test_addresses_of_one_network_have_their_refusals_together(identities:
 
 @pytest.mark.parametrize(
     ("expires_in", "believed"),
-    [(600, 600), (7200, 3600), (-30, identity.LEAST_BELIEVED_SECONDS), ("soon", 3600), (10**300, 3600), (None, 3600)],
+    [(600, 600), (7200, 3600), (-30, identity.LEAST_RESULT_SECONDS), ("soon", 3600), (10**300, 3600), (None, 3600)],
 )
 async def test_a_review_is_believed_until_its_token_expires(
     api: FakeApi, clock: HandClock, expires_in: Any, believed: float
@@ -276,7 +276,7 @@ async def test_a_review_is_believed_until_its_token_expires(
     api.add(token)
     for seconds, reviews in ((0, 1), (believed - 1, 1), (1, 2)):
         clock.now += seconds
-        assert await identities.of(token, "10.0.0.1") == REPORTER
+        assert await identities.authenticate(token, "10.0.0.1") == REPORTER
         assert api.reviews == reviews
 
 
@@ -291,19 +291,19 @@ async def test_claims_may_be_anything(identities: Identities, claims: str) -> No
 
 
 async def test_a_known_token_is_heard_in_a_flood(identities: Identities) -> None:
-    await identities.of("good", "10.0.0.1")
+    await identities.authenticate("good", "10.0.0.1")
     for number in range(300):
         await refusal(identities, f"wrong-{number}", f"10.0.1.{number}")
-    assert await identities.of("good", "10.0.0.1") == REPORTER
+    assert await identities.authenticate("good", "10.0.0.1") == REPORTER
 
 
 async def test_an_api_server_that_fails_is_no_refusal_and_is_asked_again(identities: Identities, api: FakeApi) -> None:
     for failure in (ApiException(status=500), OSError("unreachable")):
         api.failure = failure
         with pytest.raises(type(failure)):
-            await identities.of("good", "10.0.0.1")
+            await identities.authenticate("good", "10.0.0.1")
     api.failure = None
-    assert await identities.of("good", "10.0.0.1") == REPORTER
+    assert await identities.authenticate("good", "10.0.0.1") == REPORTER
 
 
 async def test_the_oldest_token_is_forgotten_when_there_are_too_many(
@@ -312,10 +312,10 @@ async def test_the_oldest_token_is_forgotten_when_there_are_too_many(
     monkeypatch.setattr(identity, "_REMEMBERED", 2)
     for token in ("a", "b"):
         api.add(token, name=token, uid=token)
-        await identities.of(token, "10.0.0.1")
-    clock.now += identity.BELIEVED_SECONDS
-    await identities.of("a", "10.0.0.1")
-    await identities.of("good", "10.0.0.1")
+        await identities.authenticate(token, "10.0.0.1")
+    clock.now += identity.RESULT_SECONDS
+    await identities.authenticate("a", "10.0.0.1")
+    await identities.authenticate("good", "10.0.0.1")
     assert api.reviews == 4
-    await identities.of("a", "10.0.0.1")
+    await identities.authenticate("a", "10.0.0.1")
     assert api.reviews == 4, "it was reviewed after b"

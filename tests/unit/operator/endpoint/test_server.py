@@ -17,8 +17,8 @@ from pseudoreal_api.wire.reports import REPORT_BYTES, REPORT_PATH, PodReport, Ra
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_operator.cluster.bounds import TOO_LARGE, Unreadable
 from pseudoreal_operator.endpoint import listener, server
-from pseudoreal_operator.endpoint.identity import REFUSALS_AT_ONCE, Identities
-from pseudoreal_operator.endpoint.server import Reports, bounded
+from pseudoreal_operator.endpoint.identity import REJECTIONS_AT_ONCE, Identities
+from pseudoreal_operator.endpoint.server import Reports, run_endpoint
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
@@ -68,7 +68,7 @@ async def endpoint(
         request.getfixturevalue("impatient")
     reports = Reports(Identities(api, (), clock), report_store, clock)
     trusted = ssl.create_default_context(cafile=str(authority.certificate))
-    async with bounded(reports, served(authority), port=0) as port, ClientSession() as session:
+    async with run_endpoint(reports, served(authority), port=0) as port, ClientSession() as session:
         yield Endpoint(session, f"https://127.0.0.1:{port}{REPORT_PATH}", trusted)
 
 
@@ -211,8 +211,8 @@ async def test_one_pod_does_not_use_up_the_reports_of_another(
 
 
 async def test_a_flood_of_unknown_tokens(endpoint: Endpoint) -> None:
-    answers = [await endpoint.post(token=f"wrong-{number}") for number in range(REFUSALS_AT_ONCE + 1)]
-    assert [answer.status for answer in answers] == [401] * REFUSALS_AT_ONCE + [429]
+    answers = [await endpoint.post(token=f"wrong-{number}") for number in range(REJECTIONS_AT_ONCE + 1)]
+    assert [answer.status for answer in answers] == [401] * REJECTIONS_AT_ONCE + [429]
     assert answers[-1].headers["Retry-After"] == "10"
 
 
@@ -285,7 +285,7 @@ async def test_reports_share_a_connection(endpoint: Endpoint) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set small time limits; to be used before the endpoint is created."""
-    for name in ("IDLE_SECONDS", "HANDSHAKE_SECONDS", "STRANGER_SECONDS"):
+    for name in ("IDLE_SECONDS", "HANDSHAKE_SECONDS", "AUTHENTICATION_SECONDS"):
         monkeypatch.setattr(listener, name, 0.3)
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
 

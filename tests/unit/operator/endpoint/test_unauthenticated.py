@@ -1,11 +1,11 @@
-"""Number of strangers kept per address, and the order of their handshakes."""
+"""Number of unauthenticated connections per address, and the order of their handshakes."""
 
 from functools import partial
 
 import pytest
 from pseudoreal_operator.endpoint import unauthenticated
 from pseudoreal_operator.endpoint.limits import sources_of
-from pseudoreal_operator.endpoint.unauthenticated import Stranger, Strangers
+from pseudoreal_operator.endpoint.unauthenticated import UnauthenticatedConnection, UnauthenticatedConnections
 
 from tests.unit.operator.endpoint.clock import HandClock
 
@@ -13,28 +13,28 @@ ONE, OTHER = "10.0.0.1", "10.0.0.2"
 
 
 class Crowd:
-    """Strangers, and the strangers that were closed."""
+    """Unauthenticated connections, and the connections that were closed."""
 
     def __init__(self, most: int = unauthenticated.MOST) -> None:
         self.clock = HandClock()
-        self.strangers = Strangers(most, self.clock)
-        self.closed: list[Stranger] = []
+        self.connections = UnauthenticatedConnections(most, self.clock)
+        self.closed: list[UnauthenticatedConnection] = []
 
-    def come(self, address: str, count: int = 1) -> list[Stranger]:
+    def come(self, address: str, count: int = 1) -> list[UnauthenticatedConnection]:
         """Open `count` connections from an address; return the accepted ones."""
         found = []
         for _ in range(count):
-            stranger = Stranger(address)
-            stranger.close = partial(self.closed.append, stranger)
-            if self.strangers.enter(stranger):
-                found.append(stranger)
+            connection = UnauthenticatedConnection(address)
+            connection.close = partial(self.closed.append, connection)
+            if self.connections.admit(connection):
+                found.append(connection)
         return found
 
     def turns(self) -> list[str]:
         """Return the addresses of the next handshakes, in order."""
         found = []
-        while (stranger := self.strangers.next()) is not None:
-            found.append(stranger.address)
+        while (connection := self.connections.start_next_handshake()) is not None:
+            found.append(connection.address)
         return found
 
 
@@ -86,9 +86,9 @@ def test_one_network_has_no_room_for_more_however_many_addresses_it_has() -> Non
     crowd = Crowd()
     for host in range(20):
         crowd.come(f"2001:db8::{host}")
-    assert len(crowd.strangers) == 8
+    assert len(crowd.connections) == 8
     crowd.come(ONE)
-    assert len(crowd.strangers) == 9
+    assert len(crowd.connections) == 9
 
 
 @pytest.mark.usefixtures("small")
@@ -106,10 +106,10 @@ def test_in_a_network_the_address_with_the_most_makes_room() -> None:
 def test_addresses_shake_hands_in_turn_and_each_has_few_at_a_time() -> None:
     crowd = Crowd()
     many, few = crowd.come(ONE, 4), crowd.come(OTHER)
-    for stranger in (*many, *few):
-        crowd.strangers.ask(stranger)
+    for connection in (*many, *few):
+        crowd.connections.request_handshake(connection)
     assert crowd.turns() == [ONE, OTHER, ONE]
-    crowd.strangers.shaken(many[0])
+    crowd.connections.end_handshake(many[0])
     assert crowd.turns() == [ONE]
 
 
@@ -117,19 +117,19 @@ def test_addresses_shake_hands_in_turn_and_each_has_few_at_a_time() -> None:
 def test_a_network_has_few_handshakes_at_a_time() -> None:
     crowd = Crowd()
     for host in range(5):
-        crowd.strangers.ask(*crowd.come(f"2001:db8::{host}"))
+        crowd.connections.request_handshake(*crowd.come(f"2001:db8::{host}"))
     assert len(crowd.turns()) == 3
 
 
 def test_who_has_left_has_no_turn() -> None:
     crowd = Crowd()
     gone, stays = crowd.come(ONE), crowd.come(ONE)
-    crowd.strangers.ask(*gone)
-    crowd.strangers.ask(*stays)
-    crowd.strangers.leave(*gone)
-    crowd.strangers.leave(*gone)
-    crowd.strangers.ask(*gone)
-    assert (len(crowd.turns()), len(crowd.strangers)) == (1, 1)
+    crowd.connections.request_handshake(*gone)
+    crowd.connections.request_handshake(*stays)
+    crowd.connections.remove(*gone)
+    crowd.connections.remove(*gone)
+    crowd.connections.request_handshake(*gone)
+    assert (len(crowd.turns()), len(crowd.connections)) == (1, 1)
 
 
 def test_an_address_opens_so_many_at_once_and_then_so_many_a_second() -> None:
@@ -144,17 +144,17 @@ def test_good_pods_behind_one_address_are_not_limited() -> None:
     crowd = Crowd()
     for _ in range(5 * unauthenticated.AT_ONCE):
         (pod,) = crowd.come(ONE)
-        crowd.strangers.leave(pod, known=True)
-    assert (crowd.closed, len(crowd.strangers)) == ([], 0)
+        crowd.connections.remove(pod, authenticated=True)
+    assert (crowd.closed, len(crowd.connections)) == ([], 0)
 
 
 def test_nothing_is_kept_of_those_that_are_gone() -> None:
     crowd = Crowd()
     for host in range(100):
-        for stranger in crowd.come(f"2001:db8::{host}", 3):
-            crowd.strangers.ask(stranger)
-    for stranger in list(crowd.strangers._held):
-        crowd.strangers.leave(stranger)
-    found = crowd.strangers
-    kept = (found._held, found._of, found._waiting, found._shaking, found._sizes._addresses)
+        for connection in crowd.come(f"2001:db8::{host}", 3):
+            crowd.connections.request_handshake(connection)
+    for connection in list(crowd.connections._all):
+        crowd.connections.remove(connection)
+    found = crowd.connections
+    kept = (found._all, found._by_source, found._waiting, found._handshakes, found._sizes._addresses)
     assert not any(kept)

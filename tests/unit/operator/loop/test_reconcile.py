@@ -49,8 +49,8 @@ class Server:
     """A fake API server with one job; records what is applied.
 
     `rejection`: status code for every status write; `banned`: a status with this text is rejected as invalid;
-    `missing`: how many reads of the job answer 404; `gone`: the job does not exist; `lost`: error in place of the answer to the
-    first status write, which is stored if `taken`.
+    `missing`: how many reads of the job answer 404; `gone`: the job does not exist; `lost`: error in place of the
+    answer to the first status write, which is stored if `taken`.
     """
 
     def __init__(
