@@ -159,7 +159,9 @@ def configure_logs() -> None:
 def main() -> None:
     configure_logs()
     settings = read_settings()
-    structlog.get_logger().info("started", image=settings.trainer_image, namespaces=settings.namespaces or "all")
+    structlog.get_logger().info(
+        "operator_started", image=settings.trainer_image, namespaces=settings.namespaces or "all"
+    )
     try:
         asyncio.run(run(settings))
     except LeaseLost as lost:

@@ -66,7 +66,7 @@ async def create_child(api: Api, manifest: Json) -> None:
             raise
         _check_owner(kind, found["metadata"], metadata)
     else:
-        log.info("made", kind=kind, name=metadata["name"])
+        log.info("child_created", kind=kind, name=metadata["name"])
 
 
 def _with_data(manifest: Json) -> Json:

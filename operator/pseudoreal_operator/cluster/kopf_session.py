@@ -196,7 +196,7 @@ class _JobChanges(_Content):
                 WATCH_ERRORS.labels(kind=KIND).inc()
                 self._contact.failures += 1
                 pause = min(0.5 * 2.0 ** min(self._contact.failures, 10), _MOST_PAUSE_SECONDS)
-                log.info("watch_ended", kind=KIND, error=code, again_in=pause)
+                log.info("watch_ended", kind=KIND, error=code, retry_after=pause)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))
                 if code != _GONE:
                     return

@@ -119,10 +119,10 @@ async def _acquire(api: Api, lease: Lease, fence: Fence) -> int:
                     fence.open_until(requested_at + WRITE_SECONDS)
                     return term
             if before is None or before.holder != seen.holder:
-                log.info("lease_awaited", held_by=seen.holder)
+                log.info("lease_awaited", holder=seen.holder)
             seen = await _wait(api, lease, seen)
         except Exception as error:
-            log.warning("lease_unreachable", error=f"{type(error).__name__}: {error}")
+            log.warning("lease_request_failed", error=f"{type(error).__name__}: {error}")
             await asyncio.sleep(_RETRY_SECONDS)
 
 
@@ -158,7 +158,7 @@ async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
             raise
         # Whatever the error is, the fence closes by itself.
         except Exception as error:
-            log.warning("lease_not_renewed", error=f"{type(error).__name__}: {error}", writes=fence.is_open)
+            log.warning("lease_renewal_failed", error=f"{type(error).__name__}: {error}", may_write=fence.is_open)
         else:
             LEASE_AGE.set_function(partial(_seconds_since, sent))
             fence.open_until(requested_at + WRITE_SECONDS)
@@ -176,7 +176,7 @@ async def _renew_once(api: Api, lease: Lease, term: int) -> int:
 async def _release(api: Api, lease: Lease, fence: Fence, term: int) -> None:
     """Release the Lease, unless a write that was sent may still arrive: then let the Lease expire."""
     if not fence.has_answers_for(DURATION_SECONDS):
-        log.info("lease_runs_out", seconds=DURATION_SECONDS)
+        log.info("lease_not_released", expires_in_seconds=DURATION_SECONDS)
         return
     with suppress(*_FAILURES):
         async with asyncio.timeout(_REQUEST_SECONDS):
@@ -220,7 +220,7 @@ async def lead_reports_here(api: Api, lease: Lease) -> None:
         except UNAVAILABLE as error:
             failures += 1
             pause = backoff_after(error, failures, random()).seconds
-            log.warning("reports_not_led_here", error=f"{type(error).__name__}: {error}", again_in=round(pause, 1))
+            log.warning("leader_label_failed", error=f"{type(error).__name__}: {error}", retry_after=round(pause, 1))
         await asyncio.sleep(pause)
 
 
@@ -232,7 +232,7 @@ async def _move_label(api: Api, lease: Lease) -> None:
         labels: dict[str, Any] = {LEADER_LABEL: value}
         if await api.find("Pod", lease.namespace, name):
             await api.merge("Pod", lease.namespace, name, {"metadata": {"labels": labels}})
-    log.info("reports_led_here", pod=lease.holder, instead_of=[name for name in others if name != lease.holder])
+    log.info("leader_label_set", pod=lease.holder, removed_from=[name for name in others if name != lease.holder])
 
 
 def _manifest(lease: Lease) -> Json:

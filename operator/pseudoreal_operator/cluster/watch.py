@@ -69,7 +69,7 @@ class Watch:
 
     def _note(self, error: Exception, pause: float) -> None:
         WATCH_ERRORS.labels(kind=self.kind).inc()
-        said = {"kind": self.kind, "namespace": self.namespace, "again_in": round(pause, 1)}
+        said = {"kind": self.kind, "namespace": self.namespace, "retry_after": round(pause, 1)}
         if isinstance(error, (*UNAVAILABLE, Unreadable)):
             log.info("watch_ended", error=f"{type(error).__name__}: {error}", **said)
         else:

@@ -92,7 +92,7 @@ class Certificate:
         if self._is_pending and self._until is not None:
             self._until = min(self._until, self._clock() + HOLD_SECONDS)
             log.warning(
-                "certificate_held_back", why="pods do not trust its authority yet", seconds=self._seconds_left()
+                "certificate_held_back", why="pods do not trust its authority yet", seconds_left=self._seconds_left()
             )
         else:
             self._serve()
@@ -103,7 +103,7 @@ class Certificate:
         self._is_pending = False
         self._trusted = _certificates(self._content[-1])
         self._until = self._served_until(self.context)
-        log.info("certificate_served", seconds=self._seconds_left())
+        log.info("certificate_served", seconds_left=self._seconds_left())
 
     def _seconds_left(self) -> float | None:
         return None if self._until is None else round(self._until - self._clock())

@@ -197,7 +197,7 @@ class Listener:
 
     def _log_rarely(self, why: str) -> None:
         if self._log_limit.allows("all"):
-            log.warning("connection_refused", error=why)
+            log.warning("connection_rejected", error=why)
 
 
 async def _wait_for_data(accepted: socket.socket) -> None:

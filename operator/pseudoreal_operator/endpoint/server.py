@@ -76,7 +76,7 @@ class Reports:
         try:
             return await self._identities.authenticate(token, request.remote or "")
         except (ApiException, ClientError, OSError, Unreadable) as error:
-            self.log_rarely("tokens_unverified", error=str(error))
+            self.log_rarely("token_not_verified", error=str(error))
             raise Rejected(503, "the API server cannot tell whose token this is; report again later") from error
 
     def log_rarely(self, event: str, **facts: object) -> None:
@@ -122,7 +122,7 @@ def make_application(reports: Reports, listener: Listener) -> web.Application:
 @asynccontextmanager
 async def serve_reports(reports: Reports, certificate: Certificate, port: int) -> AsyncIterator[None]:
     async with run_endpoint(reports, certificate.context, port) as found:
-        log.info("reports_served", port=found)
+        log.info("report_endpoint_started", port=found)
         yield
 
 

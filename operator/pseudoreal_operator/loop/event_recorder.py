@@ -90,7 +90,9 @@ class EventRecorder:
                 raise
             self._drop(event, message_of(error))
         else:
-            log.info("event", reason=event["reason"], message=event["message"], job=f"{job.namespace}/{job.name}")
+            log.info(
+                "event_posted", reason=event["reason"], message=event["message"], job=f"{job.namespace}/{job.name}"
+            )
         return self._pop_first(job)
 
     def _backoff(self, job: Name, error: Exception, failures: int) -> Backoff | None:

@@ -75,7 +75,7 @@ async def report_unreadable(api: Api, name: Name, reason: Unreadable, reported: 
     except ApiException as rejection:
         if rejection.status not in _FINAL:
             raise
-        log.warning("unreadable_untold", status=rejection.status, error=message_of(rejection))
+        log.warning("unreadable_job_not_reported", status=rejection.status, error=message_of(rejection))
     reported.note(uid, generation, sentence)
 
 
@@ -103,7 +103,7 @@ async def _write_condition(api: Api, body: Json, reason: str, message: str) -> b
     try:
         await _apply(api, metadata, said)
     except UNAVAILABLE as rejection:
-        log.warning("mistake_untold", error=str(rejection))
+        log.warning("condition_not_written", reason=reason, error=str(rejection))
         return False
     return True
 

@@ -68,7 +68,7 @@ class JobsWatch:
             failures = 1 if time.monotonic() - begun > _SUCCESS_SECONDS else failures + 1
             pause = min(backoff_after(error, failures, random.random()).seconds, _MOST_PAUSE_SECONDS)
             KOPF_RESTARTS.inc()
-            log.warning("kopf_ended", error=f"{type(error).__name__}: {error}", again_in=round(pause, 1))
+            log.warning("kopf_ended", error=f"{type(error).__name__}: {error}", retry_after=round(pause, 1))
             await asyncio.sleep(pause)
 
 

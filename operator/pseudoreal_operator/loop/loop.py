@@ -134,9 +134,9 @@ class Loop:
             idle = await find_idle_jobs(self._deps, self._queue_pass)
         # Whatever the error is, all jobs then have a pass.
         except Exception as error:
-            log.info("first_look_failed", error=f"{type(error).__name__}: {error}")
+            log.info("initial_list_failed", error=f"{type(error).__name__}: {error}")
         self._router.store_idle_jobs(idle)
-        log.info("first_look", resting=len(idle))
+        log.info("initial_list_completed", idle_jobs=len(idle))
 
     def _queue_pass(self, name: Name, after: float) -> None:
         self._router.invalidate_initial_list(name)
@@ -163,7 +163,7 @@ class Loop:
                 failures += 1
                 self._job_changes_missed.set()
                 pause = min(backoff_after(error, failures, random()).seconds, _MOST_PAUSE_SECONDS)
-                log.warning("jobs_not_listed", error=f"{type(error).__name__}: {error}", again_in=round(pause, 1))
+                log.warning("job_list_failed", error=f"{type(error).__name__}: {error}", retry_after=round(pause, 1))
                 await asyncio.sleep(pause)
 
     async def _list_jobs_once(self) -> None:
@@ -289,7 +289,7 @@ async def read_logs(api: Api, report_store: ReportStore) -> NoReturn:
             if silent := report_store.most_silent(now):
                 await _read_log(api, report_store, silent)
         except Exception as error:
-            log.error("log_not_read", exc_info=error)
+            log.error("log_reader_failed", exc_info=error)
 
 
 def _set_silence_metrics(report_store: ReportStore, now: datetime) -> None:
@@ -305,7 +305,7 @@ async def _read_log(api: Api, report_store: ReportStore, reporter: ReportingPod)
     try:
         report = newest_report(await api.log_tail(reporter.job[0], reporter.pod, CONTAINER, LOG_LINES))
     except (ApiException, ClientError, OSError) as error:
-        log.debug("log_unreadable", pod=reporter.pod, error=str(error))
+        log.debug("log_request_failed", pod=reporter.pod, error=str(error))
         return
     if report is not None:
         report_store.read_log(reporter, report, datetime.now(UTC))

@@ -310,7 +310,7 @@ class _PlanExecutor:
 
     async def expire(self) -> None:
         await self.api.delete("PseudoRealJob", self.metadata.namespace, self.metadata.name, self.metadata.uid)
-        log.info("expired", completed=self.status.completion_time)
+        log.info("job_expired", completion_time=self.status.completion_time)
 
     async def apply_children(self, wanted: Plan) -> ApiException | None:
         """Apply a plan's changes of children, after its dry run. Return the API server's rejection, or None."""
@@ -350,14 +350,14 @@ class _PlanExecutor:
         namespace = self.metadata.namespace
         for name in wanted.stop:
             await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
-            log.info("stopped", pod=name, seconds=STOP_SECONDS)
+            log.info("pod_stopped", pod=name, grace_seconds=STOP_SECONDS)
         for name in wanted.give_up:
             # maxFailedIndexes 0 makes the Job controller fail the whole Job at its first failed index.
             await self.api.merge("Job", namespace, name, {"spec": {"maxFailedIndexes": 0}})
-            log.info("given_up", kind="Job", name=name)
+            log.info("job_failure_forced", name=name)
         for name in wanted.delete:
             await self.api.delete("Job", namespace, name)
-            log.info("deleted", kind="Job", name=name)
+            log.info("child_deleted", kind="Job", name=name)
 
     async def _write_accepted_form(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
         """Write the status; return the executor that has the written status. A rejected status is written without

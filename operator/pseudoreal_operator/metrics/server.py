@@ -31,7 +31,7 @@ async def serve_metrics(registry: CollectorRegistry, port: int) -> AsyncIterator
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
     async with _serve({PATH: answer}, port) as found:
-        log.info("metrics_served", port=found)
+        log.info("metrics_endpoint_started", port=found)
         yield found
 
 

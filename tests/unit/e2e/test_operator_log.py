@@ -33,7 +33,7 @@ def test_different_errors_are_not_one() -> None:
 
 
 def test_what_has_passed_is_not_told() -> None:
-    assert judged(log(0, 60, 120) + log(220, event="lease_not_renewed")) is None
+    assert judged(log(0, 60, 120) + log(220, event="lease_renewal_failed")) is None
     assert judged(log(0, 100, 200)) is None, "the errors are too far apart"
 
 
