@@ -123,35 +123,9 @@ async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> flo
         except Unreadable as reason:
             await report_unreadable(deps.api, name, reason, deps.unreadable_jobs)
             return None
-        return await _reconcile(deps, body, callbacks)
-
-
-async def _reconcile(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
-    if "deletionTimestamp" in body["metadata"]:
-        raise JobDeleted
-    uid, generation = body["metadata"]["uid"], body["metadata"].get("generation", 0)
-    if (wait := deps.overrun_backoff.remaining(uid, generation)) is not None:
-        return wait
-    try:
-        return await _pass(deps, body, callbacks)
-    except StatusRejected as rejection:
-        await report_rejection(deps.api, body, rejection)
-        raise
-    except UNAVAILABLE:
-        raise
-    except Overran as error:
-        PLAN_OVERRUNS.inc()
-        wait = deps.overrun_backoff.record(uid, generation)
-        log.error("plan_overran", error=str(error), generation=generation, left_alone_seconds=wait)
-        await report_internal_error(deps.api, body, error)
-        return wait
-    except Unreadable as reason:
-        await report_internal_error(deps.api, body, reason)
-        return None
-    except Exception as error:
-        deps.counters.internal_errors += 1
-        await report_internal_error(deps.api, body, error)
-        raise
+        if "deletionTimestamp" in body["metadata"]:
+            raise JobDeleted
+        return await _reconcile_and_report_errors(deps, body, callbacks)
 
 
 async def _read_job(deps: Dependencies, name: Name, stack: AsyncExitStack) -> Json:
@@ -175,27 +149,57 @@ async def _read(api: Api, name: Name, most: int) -> Json:
     raise JobDeleted
 
 
-async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
+async def _reconcile_and_report_errors(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
+    uid, generation = body["metadata"]["uid"], body["metadata"].get("generation", 0)
+    if (wait := deps.overrun_backoff.remaining(uid, generation)) is not None:
+        return wait
+    try:
+        return await _reconcile_existing(deps, body, callbacks)
+    except StatusRejected as rejection:
+        await report_rejection(deps.api, body, rejection)
+        raise
+    except UNAVAILABLE:
+        raise
+    except Overran as error:
+        PLAN_OVERRUNS.inc()
+        wait = deps.overrun_backoff.record(uid, generation)
+        log.error("plan_overran", error=str(error), generation=generation, left_alone_seconds=wait)
+        await report_internal_error(deps.api, body, error)
+        return wait
+    except Unreadable as reason:
+        await report_internal_error(deps.api, body, reason)
+        return None
+    except Exception as error:
+        deps.counters.internal_errors += 1
+        await report_internal_error(deps.api, body, error)
+        raise
+
+
+async def _reconcile_existing(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
+    """Observe, plan and act once. Return the seconds until the next pass; None: wait for a change."""
     now = datetime.now(UTC)
     run = deps.planning_thread.run
     metadata = JobMetadata.model_validate(body["metadata"])
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
     executor = _PlanExecutor(deps, metadata, status, body["metadata"]["resourceVersion"], callbacks.status_written)
-    # Events of an earlier status write that got no answer: post them if its status turns out to be stored.
+    # 1. Post the events of an earlier status write that got no answer, if its status turns out to be stored.
     deps.event_recorder.post(executor.name, deps.event_recorder.take_held(metadata.uid, status))
+    # 2. Parse the spec. A spec that this release cannot read blocks the job without failing it: another release may be
+    #    about to take over.
     try:
         job = await run(deps.spec_cache.parse, body)
     except ValidationError as error:
         sentence = f"This release of the operator cannot read the job: {sanitize(str(error))}"
         return await executor.apply_without_children(plan_unreadable(metadata, status, sentence, now))
     if not job.spec.is_managed_here:
-        return None
+        return None  # spec.managedBy names another controller
+    # 3. Follow the pods' reports; for an ended job, drop everything that memory holds about it.
     if has_ended(status):
         deps.forget(*executor.key)
     else:
-        deps.report_store.follow(
-            executor.key, phases_to_finish(job.spec, status), callbacks.requeue, memberships(status)
-        )
+        phases = phases_to_finish(job.spec, status)
+        deps.report_store.follow(executor.key, phases, callbacks.requeue, memberships(status))
+    # 4. Observe: read the children, and add what memory holds about their pods.
     observed = await observe(
         deps.api,
         deps.report_store,
@@ -211,35 +215,33 @@ async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float |
 
 async def _plan_and_act(executor: "_PlanExecutor", observed: Observed, now: datetime) -> float | None:
     run, settings = executor.deps.planning_thread.run, executor.deps.settings
+    # 5. Plan: a pure function of the observation.
     wanted = await run(plan, observed, now, settings)
     if wanted.expire:
         await executor.expire()
         return None
+    # 6. Children before the status: if the operator dies in between, the next pass finds the children and completes the
+    #    status. The number of another execution and the end of the job go the other way: the plan that announces them
+    #    creates and deletes no Job, so the status is stored before the pass that does.
     try:
-        # Children before the status: if the operator dies in between, the next pass finds them and completes the
-        # status.
         rejection = await executor.apply_children(wanted)
     except NameConflict as conflict:
         return await executor.apply_without_children(await run(plan_conflict, observed, str(conflict), now))
     except NotServed as missing:
         return await executor.apply_without_children(await run(plan_blocked, observed, str(missing), now))
-    if rejection is None:
-        return await _continue(await executor.write_status(wanted), observed, wanted, now)
-    wait = await executor.apply_without_children(await run(_plan_after_rejection, rejection, observed, now))
-    return _with_jitter(wait, rejection) if wait else wait
-
-
-async def _continue(executor: "_PlanExecutor", observed: Observed, done: Plan, now: datetime) -> float | None:
-    """Continue after a plan was carried out; return the seconds until the next pass. If the job was just accepted or
-    has just ended, only its status was written: all other observations still hold and are not read again."""
-    then = replace(observed, status=executor.status)
+    if rejection is not None:
+        wait = await executor.apply_without_children(await run(_plan_after_rejection, rejection, observed, now))
+        return _with_jitter(wait, rejection) if wait else wait
+    # 7. The status, and after it the events that announce its transitions.
+    executor = await executor.write_status(wanted)
+    # 8. If the job was just accepted or has just ended, only its status changed: all other observations still hold, and
+    #    are not read again.
+    afterwards = replace(observed, status=executor.status)
     if has_ended(executor.status) and not has_ended(observed.status):
-        return _delay_of_ended_job(
-            executor, await executor.deps.planning_thread.run(plan, then, now, executor.deps.settings)
-        )
+        return _delay_of_ended_job(executor, await run(plan, afterwards, now, settings))
     if not observed.status.phases and executor.status.phases:
-        return await _plan_and_act(executor, then, now)
-    return done.requeue_after
+        return await _plan_and_act(executor, afterwards, now)
+    return wanted.requeue_after
 
 
 def _delay_of_ended_job(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
@@ -287,8 +289,8 @@ def _is_final_rejection(error: ApiException) -> bool:
 
 @dataclass(frozen=True)
 class _PlanExecutor:
-    """Plan executor for one job. `status` and `version` are those of the object that the plan was made for. `wrote`
-    receives the job after each status write."""
+    """Plan executor for one job. `status` and `version` belong to the object that the plan was made for.
+    `status_written` receives the job after each status write."""
 
     deps: Dependencies
     metadata: JobMetadata
@@ -315,7 +317,11 @@ class _PlanExecutor:
     async def apply_children(self, wanted: Plan) -> ApiException | None:
         """Apply a plan's changes of children, after its dry run. Return the API server's rejection, or None."""
         try:
+            # Before every effect: if a later stage is invalid, nothing has been changed for it.
             await dry_run(self.api, wanted.dry_run)
+            # Before the creation, whose rejection (by a quota, for instance) must not keep pods from being stopped; and
+            # what ends makes room. Names do not depend on this order: no child is created while a pod of an earlier
+            # execution is alive (rule `await_cleanup`).
             await self._stop_and_delete(wanted)
             for manifest in wanted.apply:
                 await create_child(self.api, manifest)
@@ -330,8 +336,7 @@ class _PlanExecutor:
         return wanted.requeue_after
 
     async def write_status(self, wanted: Plan) -> "_PlanExecutor":
-        """Write the status of a plan and post its events; return the executor that has the written status. Events
-        come after the status that records their transition, and nothing waits for them."""
+        """Write the status of a plan and post its events; return the executor that has the written status."""
         now, instance = datetime.now(UTC), socket.gethostname()
         events = to_manifests(wanted.events, self.metadata, now, instance)
         after = self
@@ -343,6 +348,9 @@ class _PlanExecutor:
                 # events.
                 self.deps.event_recorder.hold(self.metadata.uid, wanted.status, events)
                 raise
+        # After the status that records their transition: if the write fails, the next pass decides the transition again
+        # and makes the same events; events posted before it would announce a transition that may never be stored.
+        # Nothing waits for them.
         self.deps.event_recorder.post(self.name, events)
         return after
 
@@ -361,7 +369,7 @@ class _PlanExecutor:
 
     async def _write_accepted_form(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
         """Write the status; return the executor that has the written status. A rejected status is written without
-        its texts, and then without figures, so that no foreign text stops a job. Raises StatusRejected if that is
+        its texts, and then without figures, so that no untrusted text stops a job. Raises StatusRejected if that is
         rejected too."""
         try:
             return await self._apply_status(status)
