@@ -70,6 +70,7 @@ async def run(settings: Settings) -> None:
         await stack.enter_async_context(background_task("watch of jobs", jobs.run()))
         leading = asyncio.create_task(_lead(settings, fence, api, loop, reports, certificate), name="leading")
         await asyncio.wait([leading, ending], return_when=asyncio.FIRST_COMPLETED)
+        # Before the stack ends the watches and closes the connections, which running passes still use.
         leading.cancel()
         await asyncio.wait([leading])
         if not leading.cancelled():
@@ -94,6 +95,8 @@ async def _lead(
     certificate: Certificate | None,
 ) -> None:
     """Lead from the time at which this operator may, until cancelled. Raises LeaseLost."""
+    # The contexts end in reverse order: passes and events, the endpoint, and last the Lease. While passes finish, the
+    # Lease is still held, so their writes are sent; once it is released, another operator may write.
     async with AsyncExitStack() as stack:
         if settings.lease and fence:
             # With its own connections, so that no other request holds up a renewal.

@@ -21,7 +21,7 @@ class NotLeading(ClientError):
 
 
 def boot_seconds() -> float:
-    """Return the seconds since boot, including the time that the machine was suspended."""
+    """Return the seconds since boot, including the time that the machine was suspended: the Lease expires meanwhile."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -64,8 +64,8 @@ class Fence:
         try:
             yield
         except NotLeading:
-            raise
-        except BaseException:
+            raise  # the request was not sent
+        except BaseException:  # also a cancellation: the request may be on its way
             self._last_unanswered = self._clock()
             raise
 
@@ -82,6 +82,8 @@ class Fence:
 
         class Fenced(ClientRequest):
             async def send(self, conn: Connection) -> ClientResponse:
+                # Again here, after `guard`: connecting, and waiting for a free connection, may have taken longer than
+                # the right to write lasted.
                 if self.method not in _READS:
                     fence.check()
                 return await super().send(conn)

@@ -85,6 +85,7 @@ async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None
     owner = asyncio.current_task()
     assert owner is not None, "the context is entered in a task"
     renewal = asyncio.create_task(_renew(api, lease, fence, term), name="lease")
+    # The code inside the context does not await the renewal, so its end is brought there by a cancellation.
     renewal.add_done_callback(lambda task: task.cancelled() or owner.cancel())
     try:
         yield
@@ -94,6 +95,7 @@ async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None
             raise
         owner.uncancel()
     finally:
+        # The renewal ends before the fence is closed: otherwise it could open the fence again.
         renewal.cancel()
         await asyncio.wait([renewal])
         fence.close()
@@ -167,6 +169,9 @@ async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
 async def _renew_once(api: Api, lease: Lease, term: int) -> int:
     """Renew the Lease; return its term, which changes only if someone deleted the Lease. Raises LeaseLost, even if
     this operator holds the Lease again after another one held it."""
+    # Read before each write, however late the renewal is. The same holder with the same term proves that no other
+    # operator led in between, so everything that this operator knows still holds. The holder alone does not prove it:
+    # the term counts how often the holder changed.
     seen = await _read(api, lease, None)
     if seen is not None and (seen.holder != lease.holder or seen.term != term):
         raise LeaseLost("another operator took the lease")

@@ -85,12 +85,16 @@ class Certificate:
             self._serve()
 
     def _accept(self, new: ssl.SSLContext) -> None:
+        """Serve the new certificate, or hold it back until the pods know its CA; teach its CA from now on."""
         offered = _certificates(self._content[-1])
-        # Leave out the CAs of a certificate that was pending until now: it is never served.
+        # Before `_serve`, which replaces `_trusted`. The CAs of the old certificate stay among those that are taught,
+        # because it is served for a while longer, here or by the other operator. The CAs of a certificate that was
+        # pending until now are left out: it is never served.
         self.authorities = _merge(offered, self._trusted)
         self._is_pending = self._until is not None and self._validity(new) is None
         if self._is_pending and self._until is not None:
             self._until = min(self._until, self._clock() + HOLD_SECONDS)
+            # Teach first, serve later: only a connection that a pod accepts can bring it the new CA.
             log.warning(
                 "certificate_held_back", why="pods do not trust its authority yet", seconds_left=self._seconds_left()
             )

@@ -21,9 +21,9 @@ from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase
 Json = dict[str, Any]
 
 URGENT_SECONDS, STARTING_SECONDS, ROUTINE_SECONDS = 0.1, 1.0, 3.0
-"""Delays in seconds that let related events share one pass. A Job and its pods change together; the pods of an
-execution start one after another; an active Job, or a pod that is pending or has succeeded, is soon followed by the
-next event."""
+"""Delays in seconds that let related events share one pass; they were chosen, not measured. A Job and its pods change
+together; the pods of an execution start one after another; an active Job, or a pod that is pending or has succeeded, is
+soon followed by the next event."""
 
 
 class JobSummary(NamedTuple):

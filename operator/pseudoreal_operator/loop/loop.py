@@ -202,11 +202,14 @@ class Loop:
         self._queue_pass(Name(namespace, name), 0.0)
 
     def _child_changed(self, kind: str, change: str, body: Json) -> None:
-        takers: list[Callable[[str, Json], None]] = [self._pod_changed] if kind == "Pod" else []
-        takers.append(partial(self._router.child_changed, kind))
-        for take in takers:
+        """Pass a change on to all that follow the child. An error of one of them keeps no other from the change."""
+        receivers: list[Callable[[str, Json], None]] = [partial(self._router.child_changed, kind)]
+        if kind == "Pod":
+            receivers.append(self._store_termination_message)
+            receivers += [self._identities.pod_changed] if self._identities else []
+        for receive in receivers:
             try:
-                take(change, body)
+                receive(change, body)
             except Exception as error:  # anyone can put the operator's labels on a malformed object
                 log.warning("child_unreadable", kind=kind, name=body["metadata"].get("name"), error=repr(error))
 
@@ -215,15 +218,10 @@ class Loop:
         if self._identities:
             self._identities.changes_missed()
 
-    def _pod_changed(self, change: str, pod: Json) -> None:
-        if self._identities:
-            self._identities.pod_changed(change, pod)
-        if change == "DELETED":
-            self._store_termination_message(pod)
-
-    def _store_termination_message(self, pod: Json) -> None:
+    def _store_termination_message(self, change: str, pod: Json) -> None:
+        """Keep the termination message of a deleted pod: a pass cannot read it any more."""
         uid = pod["metadata"]["labels"].get(LABEL_JOB_UID, "")
-        if belongs_to(uid, pod):
+        if change == "DELETED" and belongs_to(uid, pod):
             self._deps.termination_messages.store((pod["metadata"]["namespace"], uid), read_pod(pod))
 
     async def _pass(self, name: Name) -> float | None:

@@ -142,6 +142,8 @@ class WorkQueue(Generic[Key]):
             try:
                 yield
             finally:
+                # First no new pass, then time for the running ones: a pass that is cut may leave a write without an
+                # answer, and then the Lease is not released early (`lease._release`).
                 self._is_stopping = True
                 for task in tasks:
                     allow_end(task)
@@ -152,12 +154,16 @@ class WorkQueue(Generic[Key]):
                     task.cancel()
 
     def _make_due(self, key: Key) -> None:
+        # The pass that is due now also serves the pass that the timer stands for. It says itself when the next one is
+        # due, so nothing is lost with the timer.
         self._drop_timer(key)
+        # A key in the backlog moves on to the changes. Its entry in the backlog stays, and is skipped by `_take`.
         if self._pending.get(key) is not self._changes:
             self._enqueue(key, self._changes)
 
     def _enqueue(self, key: Key, line: _FairQueue[Key]) -> None:
         self._pending[key] = line
+        # During a pass over the key the mark in `_pending` is enough: `_process` adds the key again after the pass.
         if key not in self._running:
             line.append(key)
             self._wake_worker()
