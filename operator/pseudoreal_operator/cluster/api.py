@@ -200,11 +200,11 @@ class Api:
         answer = await self._send(_Request("GET", _path(kind, namespace), query, timeout=timeout))
         async with answer.response as response:
             async for line in read_lines(response.content):
-                told = _change(kind, line)
-                if told["type"] == "ERROR":
-                    said = told["object"]
-                    raise ApiException(status=said.get("code"), reason=said.get("reason"), body=json.dumps(said))
-                yield told["type"], told["object"]
+                change = _change(kind, line)
+                if change["type"] == "ERROR":
+                    status = change["object"]
+                    raise ApiException(status=status.get("code"), reason=status.get("reason"), body=json.dumps(status))
+                yield change["type"], change["object"]
 
     async def apply(self, manifest: Json, subresource: str = "", *, manager: str = FIELD_MANAGER) -> Json:
         """Apply an object (server-side apply); return the object as it is stored."""
@@ -286,13 +286,13 @@ class Api:
             body=request.body,
             auth_settings=["BearerToken"],
         )
-        code, begun = NO_ANSWER, time.monotonic()
+        code, started = NO_ANSWER, time.monotonic()
         try:
             answer = await self._client.call_api(*sent, _request_timeout=request.timeout)
             code = str(answer.status)
         finally:
             API_REQUESTS.labels(verb=request.method, code=code).inc()
-            API_SECONDS.labels(verb=request.method).observe(time.monotonic() - begun)
+            API_SECONDS.labels(verb=request.method).observe(time.monotonic() - started)
         if 200 <= answer.status <= 299:
             return answer
         async with answer.response as response:
@@ -333,8 +333,8 @@ def _change(kind: str, line: bytes | Overlong) -> Json:
     """Return the change that a line of a watch reports. Raises Unreadable."""
     if not isinstance(line, Overlong):
         try:
-            told: Json = read_json(line)
-            return told
+            change: Json = read_json(line)
+            return change
         except Unreadable as error:
             head, reason = line, error
     else:

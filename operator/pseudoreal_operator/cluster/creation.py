@@ -42,9 +42,9 @@ async def dry_run(api: Api, manifests: Iterable[Json]) -> None:
 
 
 def _add_phase(phase: str, rejection: ApiException) -> None:
-    said = status_of(rejection)
-    if "message" in said:
-        rejection.body = json.dumps(said | {"message": f"{said['message']} (phase {phase})"})
+    status = status_of(rejection)
+    if "message" in status:
+        rejection.body = json.dumps(status | {"message": f"{status['message']} (phase {phase})"})
 
 
 async def create_child(api: Api, manifest: Json) -> None:
@@ -85,7 +85,7 @@ def _not_served(version: str) -> str:
 
 def _check_owner(kind: str, found: Json, wanted: Json) -> None:
     """Check that the object found is the one wanted. A claim that outlives its job is wanted without an owner, and
-    is used whoever created it. Raises NameConflict."""
+    is used no matter which job created it. Raises NameConflict."""
     owner = _controller(wanted)
     if owner is None or _controller(found) == owner:
         return

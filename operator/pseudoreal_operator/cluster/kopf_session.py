@@ -186,11 +186,11 @@ class _JobChanges(_Content):
             self._contact.note()
             self._last_event.set_to_current_time()
             try:
-                told = _kopf_change(line)
+                change = _kopf_change(line)
             except Unreadable as error:
                 self._skip(line, error)
                 continue
-            if code := _error_in(told):
+            if code := _error_in(change):
                 # Errors other than 410 would end kopf, so only the stream ends; kopf then watches on from the last
                 # change that it received.
                 WATCH_ERRORS.labels(kind=KIND).inc()
@@ -202,7 +202,7 @@ class _JobChanges(_Content):
                     return
             else:
                 self._contact.failures = 0
-            yield json.dumps(told).encode() + b"\n"
+            yield json.dumps(change).encode() + b"\n"
 
     def _skip(self, line: bytes | Overlong, error: Unreadable) -> None:
         if isinstance(line, Overlong):
@@ -215,25 +215,25 @@ class _JobChanges(_Content):
             self._contact.unreadable(*found)
 
 
-def _error_in(told: Any) -> int:
+def _error_in(change: Any) -> int:
     """Return the code of the error that a line reports; 0 if it reports a change."""
-    if not isinstance(told, dict) or told.get("type") != "ERROR":
+    if not isinstance(change, dict) or change.get("type") != "ERROR":
         return 0
-    said = told.get("object")
-    return int(said.get("code") or 500) if isinstance(said, dict) else 500
+    error = change.get("object")
+    return int(error.get("code") or 500) if isinstance(error, dict) else 500
 
 
 def _kopf_change(line: bytes | Overlong) -> Any:
     """Return the change as kopf receives it. Raises Unreadable."""
     if isinstance(line, Overlong):
         raise Unreadable(TOO_LARGE, f"it has more than {MOST_BYTES:,} bytes")
-    told = read_json(line)
+    change = read_json(line)
     with suppress(KeyError, TypeError, AttributeError):
-        if told["type"] in ("ADDED", "MODIFIED", "DELETED"):
-            told = {"type": told["type"], "object": _job_for_kopf(told["object"])}
-    if len(line) > _MOST_KOPF_BYTES and len(json.dumps(told)) > _MOST_KOPF_BYTES:
+        if change["type"] in ("ADDED", "MODIFIED", "DELETED"):
+            change = {"type": change["type"], "object": _job_for_kopf(change["object"])}
+    if len(line) > _MOST_KOPF_BYTES and len(json.dumps(change)) > _MOST_KOPF_BYTES:
         raise Unreadable(TOO_LARGE, f"its status has more than {_MOST_KOPF_BYTES:,} bytes")
-    return told
+    return change
 
 
 def _job_for_kopf(job: Json) -> Json:

@@ -37,5 +37,5 @@ def backoff_after(error: Exception, failures: int, jitter: float) -> Backoff:
 
 
 def _retry_after(error: Exception) -> float | None:
-    said = str((getattr(error, "headers", None) or {}).get("Retry-After", ""))
-    return float(said) if said.isdecimal() else None
+    text = str((getattr(error, "headers", None) or {}).get("Retry-After", ""))
+    return float(text) if text.isdecimal() else None

@@ -39,20 +39,20 @@ class Watch:
     """Called when changes may have been missed: at the start, and when the API server does not have the changes any
     more that follow the last one reported."""
 
-    async def run(self, begun: asyncio.Event) -> NoReturn:
-        """Watch until cancelled. Set `begun` once no further change is missed."""
+    async def run(self, started: asyncio.Event) -> NoReturn:
+        """Watch until cancelled. Set `started` once no further change is missed."""
         version, failures = "", 0
-        told = LAST_EVENT.labels(kind=self.kind, namespace=self.namespace or "")
+        last_event = LAST_EVENT.labels(kind=self.kind, namespace=self.namespace or "")
         while True:
             try:
                 if not version:
                     version = await self.api.version(self.kind, self.namespace, self.label)
                     self.on_missed()
-                    begun.set()
-                    told.set_to_current_time()
+                    started.set()
+                    last_event.set_to_current_time()
                 async for change, body in self.api.watch(self.kind, self.namespace, self.label, version):
                     version, failures = body["metadata"]["resourceVersion"], 0
-                    told.set_to_current_time()
+                    last_event.set_to_current_time()
                     if change != "BOOKMARK":
                         self.on_change(change, body)
                 pause = _PAUSE_SECONDS
@@ -69,11 +69,11 @@ class Watch:
 
     def _note(self, error: Exception, pause: float) -> None:
         WATCH_ERRORS.labels(kind=self.kind).inc()
-        said = {"kind": self.kind, "namespace": self.namespace, "retry_after": round(pause, 1)}
+        facts = {"kind": self.kind, "namespace": self.namespace, "retry_after": round(pause, 1)}
         if isinstance(error, (*UNAVAILABLE, Unreadable)):
-            log.info("watch_ended", error=f"{type(error).__name__}: {error}", **said)
+            log.info("watch_ended", error=f"{type(error).__name__}: {error}", **facts)
         else:
-            log.error("watch_ended", exc_info=error, **said)
+            log.error("watch_ended", exc_info=error, **facts)
 
 
 def _is_gone(error: Exception) -> bool:

@@ -29,14 +29,14 @@ HOLD_SECONDS = 86_400.0
 """Maximum seconds for which a certificate is served after a new one came: every pod that can report has learned of
 the new CA by then."""
 _MARGIN = 1 / 30
-"""Share of its lifetime that a certificate has left when the next one is served, whoever trusts that: three days of
-90."""
+"""Share of its lifetime that a certificate has left when the next one is served, even if pods do not trust it: three
+days of 90."""
 
 log = structlog.get_logger()
 
 
 class Certificate:
-    """The served certificate, and the CAs that pods are told to trust. Raises OSError if the files cannot be read at
+    """The served certificate, and the CAs that pods are to trust. Raises OSError if the files cannot be read at
     the start."""
 
     def __init__(
@@ -118,9 +118,9 @@ class Certificate:
         found = self._validity(served)
         if found is None:
             return None
-        begun, expires = found
+        begins, expires = found
         CERTIFICATE_EXPIRES.set(expires)
-        return expires - (expires - begun) * _MARGIN
+        return expires - (expires - begins) * _MARGIN
 
     def _validity(self, served: ssl.SSLContext) -> tuple[float, float] | None:
         return _validity(self._trusted, served, self._host) if self._trusted and self._host else None
@@ -164,7 +164,8 @@ def _certificates(text: str) -> str:
 
 
 def _merge(first: str, second: str) -> str:
-    """Return the certificates of both texts, without duplicates; those of the second as far as there is room."""
+    """Return the certificates of both texts, without duplicates. Where there is no room, certificates of the second
+    text are left out."""
     found = first
     for certificate in certificates_in(second):
         if certificate not in found and len(found) + len(certificate) <= AUTHORITIES_BYTES:
@@ -193,5 +194,5 @@ def _handshake(trusted: str, served: ssl.SSLContext, host: str) -> tuple[float, 
     except ssl.SSLError:
         return None
     certificate = client.getpeercert() or {}
-    begun, expires = (ssl.cert_time_to_seconds(str(certificate[key])) for key in ("notBefore", "notAfter"))
-    return begun, expires
+    begins, expires = (ssl.cert_time_to_seconds(str(certificate[key])) for key in ("notBefore", "notAfter"))
+    return begins, expires

@@ -186,11 +186,11 @@ class Identities:
             del self._results[key]
 
 
-def _remember_newest(those: OrderedDict[str, Any], key: str, value: object) -> None:
-    those[key] = value
-    those.move_to_end(key)
-    if len(those) > _REMEMBERED:
-        those.popitem(last=False)
+def _remember_newest(newest: OrderedDict[str, Any], key: str, value: object) -> None:
+    newest[key] = value
+    newest.move_to_end(key)
+    if len(newest) > _REMEMBERED:
+        newest.popitem(last=False)
 
 
 def _claims_of(token: str) -> Json:

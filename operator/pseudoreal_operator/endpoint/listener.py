@@ -217,9 +217,9 @@ def _is_open(handler: RequestHandler) -> bool:
 
 def _reason_of(error: OSError) -> str:
     """Return why a handshake failed, as one of three metric labels."""
-    said = error.reason or "" if isinstance(error, ssl.SSLError) else ""
+    reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""
     # Alerts of a client that does not know the CA, or finds another fault in the certificate.
-    if "UNKNOWN_CA" in said or "CERTIFICATE" in said:
+    if "UNKNOWN_CA" in reason or "CERTIFICATE" in reason:
         return "untrusted"
     return "silent" if isinstance(error, ConnectionAbortedError | TimeoutError) else "other"
 

@@ -62,7 +62,7 @@ async def report_unreadable(api: Api, name: Name, reason: Unreadable, reported: 
     )
     if reported.is_known(uid, generation, sentence):
         return
-    said = {
+    written = {
         "type": "Progressing",
         "status": "False",
         "reason": "Unreadable",
@@ -71,7 +71,7 @@ async def report_unreadable(api: Api, name: Name, reason: Unreadable, reported: 
         "observedGeneration": generation,
     }
     try:
-        await _apply(api, {"namespace": name.namespace, "name": name.name, "uid": uid}, said)
+        await _apply(api, {"namespace": name.namespace, "name": name.name, "uid": uid}, written)
     except ApiException as rejection:
         if rejection.status not in _FINAL:
             raise
@@ -87,21 +87,21 @@ async def report_internal_error(api: Api, body: Json, error: Exception) -> None:
 async def report_rejection(api: Api, body: Json, rejection: ApiException) -> None:
     """Write that the API server rejects every form of the job's status, best effort. If it rejects its own message
     too, write a sentence without it."""
-    said = "The API server refuses the status of this job, so that nothing is decided any more; its pods run on"
-    for text in (f"{said}: {sanitize(message_of(rejection))}", f"{said}; the operator's log has its answer."):
+    sentence = "The API server refuses the status of this job, so that nothing is decided any more; its pods run on"
+    for text in (f"{sentence}: {sanitize(message_of(rejection))}", f"{sentence}; the operator's log has its answer."):
         if await _write_condition(api, body, "StatusRefused", text):
             return
 
 
 async def _write_condition(api: Api, body: Json, reason: str, message: str) -> bool:
     """Write the condition; return whether the status has it."""
-    said = condition(body, reason, message, datetime.now(UTC))
-    if said is None:
+    written = condition(body, reason, message, datetime.now(UTC))
+    if written is None:
         return True
     kept = ("name", "namespace", "resourceVersion")
     metadata = {key: value for key, value in body["metadata"].items() if key in kept}
     try:
-        await _apply(api, metadata, said)
+        await _apply(api, metadata, written)
     except UNAVAILABLE as rejection:
         log.warning("condition_not_written", reason=reason, error=str(rejection))
         return False
@@ -118,8 +118,8 @@ def reason_and_message(error: Exception) -> tuple[str, str]:
     return reason, sanitize(f"This release of the operator {what}: {type(error).__name__}: {error}")
 
 
-async def _apply(api: Api, metadata: Json, said: Json) -> None:
-    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": {"conditions": [said]}}
+async def _apply(api: Api, metadata: Json, condition: Json) -> None:
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": {"conditions": [condition]}}
     with suppress(Unreadable):  # it was written; only the answer, the whole job, is too large
         await api.apply(manifest, "status", manager=_MANAGER)
 

@@ -63,9 +63,9 @@ class JobsWatch:
             registry = kopf.OperatorRegistry()
             register_login(registry, contact)
             register_handler(registry, self._loop, own)
-            begun = time.monotonic()
+            started = time.monotonic()
             error = await _run_until_end(_operator(registry, self._settings), contact)
-            failures = 1 if time.monotonic() - begun > _SUCCESS_SECONDS else failures + 1
+            failures = 1 if time.monotonic() - started > _SUCCESS_SECONDS else failures + 1
             pause = min(backoff_after(error, failures, random.random()).seconds, _MOST_PAUSE_SECONDS)
             KOPF_RESTARTS.inc()
             log.warning("kopf_ended", error=f"{type(error).__name__}: {error}", retry_after=round(pause, 1))

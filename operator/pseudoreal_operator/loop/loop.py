@@ -99,8 +99,8 @@ class Loop:
         async with AsyncExitStack() as stack:
             for namespace in self._deps.settings.namespaces or (None,):
                 for kind in WATCHED_CHILDREN:
-                    told = partial(self._child_changed, kind)
-                    watch = Watch(api, kind, namespace, LABEL_JOB, told, self._child_changes_missed)
+                    on_change = partial(self._child_changed, kind)
+                    watch = Watch(api, kind, namespace, LABEL_JOB, on_change, self._child_changes_missed)
                     self._started.append(asyncio.Event())
                     name = f"watch of {kind} in {namespace or 'all namespaces'}"
                     await stack.enter_async_context(background_task(name, watch.run(self._started[-1])))
@@ -258,15 +258,15 @@ def _within_resync(wait: float | None) -> float:
 def _log_failure(name: Name, error: Exception, failures: int) -> Backoff:
     PASS_ERRORS.labels(code=code_of(error)).inc()
     pause = backoff_after(error, failures, random())
-    said = {"job": f"{name.namespace}/{name.name}", "failures": failures, "retry_after": round(pause.seconds, 1)}
+    facts = {"job": f"{name.namespace}/{name.name}", "failures": failures, "retry_after": round(pause.seconds, 1)}
     if not isinstance(error, UNAVAILABLE):
-        log.error("pass_failed", exc_info=error, **said)
+        log.error("pass_failed", exc_info=error, **facts)
     elif not isinstance(error, ApiException):
-        log.warning("pass_failed", error=f"{type(error).__name__}: {error}", **said)
+        log.warning("pass_failed", error=f"{type(error).__name__}: {error}", **facts)
     elif error.status == CONFLICT and failures == 1:
-        log.debug("pass_failed", status=error.status, error=message_of(error), **said)
+        log.debug("pass_failed", status=error.status, error=message_of(error), **facts)
     else:
-        log.warning("pass_failed", status=error.status, error=message_of(error), **said)
+        log.warning("pass_failed", status=error.status, error=message_of(error), **facts)
     return pause
 
 
@@ -293,8 +293,8 @@ async def read_logs(api: Api, report_store: ReportStore) -> NoReturn:
 def _set_silence_metrics(report_store: ReportStore, now: datetime) -> None:
     jobs = report_store.silent_jobs(now)
     for is_silent in (False, True):
-        heard = sum(count for (_, silent), count in jobs.items() if silent is is_silent)
-        REPORTING_JOBS.labels(heard=str(not is_silent).lower()).set(heard)
+        count = sum(number for (_, silent), number in jobs.items() if silent is is_silent)
+        REPORTING_JOBS.labels(heard=str(not is_silent).lower()).set(count)
     PATH_CUT.set(report_store.path_is_cut)
 
 

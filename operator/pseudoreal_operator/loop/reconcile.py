@@ -274,10 +274,10 @@ def is_invalid_object(rejection: ApiException) -> bool:
     """Return whether the object itself is invalid. Policies answer with the same codes, but only the API server's
     own validation names fields as causes. The API server prefixes a webhook's message, whatever the webhook puts
     into it."""
-    said = status_of(rejection)
-    if rejection.status not in _INVALID or str(said.get("message", "")).startswith("admission webhook "):
+    answer = status_of(rejection)
+    if rejection.status not in _INVALID or str(answer.get("message", "")).startswith("admission webhook "):
         return False
-    causes = (said.get("details") or {}).get("causes") or []
+    causes = (answer.get("details") or {}).get("causes") or []
     return rejection.status == 400 or any(cause.get("field") for cause in causes)
 
 
@@ -383,8 +383,8 @@ class _PlanExecutor:
                 continue
             tried = reduced
             self.deps.counters.refused_statuses += 1
-            count, said = self.deps.counters.refused_statuses, message_of(rejection)
-            log.error("status_refused", status=rejection.status, error=said, texts=texts_of(status), count=count)
+            count, message = self.deps.counters.refused_statuses, message_of(rejection)
+            log.error("status_refused", status=rejection.status, error=message, texts=texts_of(status), count=count)
             if reduced == self.status:
                 return self
             try:
