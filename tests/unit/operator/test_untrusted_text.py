@@ -18,11 +18,11 @@ from pseudoreal_operator.untrusted_text import sanitize
         ("\u200f\u2028!! &a", "\u200f\u2028!! &a"),
     ],
 )
-def test_what_cannot_be_shown_is_replaced_visibly(text: str, shown: str) -> None:
+def test_unprintable_characters_are_replaced_visibly(text: str, shown: str) -> None:
     assert sanitize(text) == shown
 
 
-def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
+def test_long_text_keeps_its_start_and_its_end() -> None:
     shown = sanitize("begin " + "x" * 2**20 + " ValueError: the end", 200)
     assert len(shown) == 200
     assert shown.startswith("begin ")
@@ -31,7 +31,7 @@ def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=[]), max_size=300), st.integers(10, 100))
-def test_it_is_short_has_no_control_characters_and_cleaning_again_changes_nothing(text: str, most: int) -> None:
+def test_sanitized_text_is_short_printable_and_stable(text: str, most: int) -> None:
     shown = sanitize(text, most)
     assert len(shown) <= most
     shown.encode()

@@ -64,7 +64,7 @@ async def test_only_an_open_fence_lets_a_write_through(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", WRITES)
-async def test_a_fence_that_closes_while_the_connection_is_made_is_closed(method: str) -> None:
+async def test_fence_that_closes_while_the_connection_is_made_stops_the_write(method: str) -> None:
     server, fence, made = Server(), Fence(), TraceConfig()
     fence.open_until(boot_seconds() + 600)
 
@@ -79,11 +79,11 @@ async def test_a_fence_that_closes_while_the_connection_is_made_is_closed(method
     assert fence.has_answers_for(600), "what was not sent cannot arrive"
 
 
-def test_passes_take_it_for_an_api_server_that_cannot_be_reached() -> None:
+def test_closed_fence_counts_as_an_unavailable_api_server() -> None:
     assert issubclass(NotLeading, UNAVAILABLE)
 
 
-def test_a_write_that_has_no_answer_is_remembered() -> None:
+def test_fence_remembers_a_write_without_an_answer() -> None:
     clock = Clock()
     fence = Fence(clock)
     fence.open_until(1000)

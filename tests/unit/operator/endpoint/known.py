@@ -13,7 +13,7 @@ JOB = ("default", "job-uid")
 POD = ReportingPod(JOB, Execution("pseudo", StageKind.TRAIN, 1), 0, "pod-0")
 
 
-class Known(Identities):
+class KnownPods(Identities):
     """Accepts the tokens pod-0, pod-1, and so on, without an API server."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Known(Identities):
         return replace(POD, index=int(token.removeprefix("pod-")), pod=token)
 
 
-def served(authority: Authority) -> ssl.SSLContext:
+def make_tls_context(authority: Authority) -> ssl.SSLContext:
     """Return the server's TLS context, with the certificate that `authority` has issued as `tls`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority.folder / "tls.crt", authority.folder / "tls.key")

@@ -12,7 +12,7 @@ from tests.unit.operator.endpoint.clock import HandClock
 ONE, OTHER = "10.0.0.1", "10.0.0.2"
 
 
-class Crowd:
+class Clients:
     """Unauthenticated connections, and the connections that were closed."""
 
     def __init__(self, most: int = unauthenticated.MOST) -> None:
@@ -20,7 +20,7 @@ class Crowd:
         self.connections = UnauthenticatedConnections(most, self.clock)
         self.closed: list[UnauthenticatedConnection] = []
 
-    def come(self, address: str, count: int = 1) -> list[UnauthenticatedConnection]:
+    def connect(self, address: str, count: int = 1) -> list[UnauthenticatedConnection]:
         """Open `count` connections from an address; return the accepted ones."""
         found = []
         for _ in range(count):
@@ -30,7 +30,7 @@ class Crowd:
                 found.append(connection)
         return found
 
-    def turns(self) -> list[str]:
+    def start_handshakes(self) -> list[str]:
         """Return the addresses of the next handshakes, in order."""
         found = []
         while (connection := self.connections.start_next_handshake()) is not None:
@@ -39,7 +39,7 @@ class Crowd:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, bound in (("MOST_OF_ADDRESS", 4), ("MOST_OF_NETWORK", 8), ("HANDSHAKES_OF_ADDRESS", 2)):
         monkeypatch.setattr(unauthenticated, name, bound)
     monkeypatch.setattr(unauthenticated, "HANDSHAKES_OF_NETWORK", 3)
@@ -56,105 +56,105 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a name", ("a name",)),
     ],
 )
-def test_whom_an_address_stands_for(address: str, sources: tuple[str, ...]) -> None:
+def test_sources_of_an_address_include_its_ipv6_network(address: str, sources: tuple[str, ...]) -> None:
     assert sources_of(address) == sources
 
 
-@pytest.mark.usefixtures("small")
-def test_the_oldest_of_an_address_makes_room_for_its_newest() -> None:
-    crowd = Crowd()
-    came = crowd.come(ONE, 6)
-    assert crowd.closed == came[:2]
-    crowd.come(OTHER)
-    assert crowd.closed == came[:2], "others have room"
+@pytest.mark.usefixtures("low_limits")
+def test_oldest_connection_of_an_address_makes_room_for_the_newest() -> None:
+    clients = Clients()
+    came = clients.connect(ONE, 6)
+    assert clients.closed == came[:2]
+    clients.connect(OTHER)
+    assert clients.closed == came[:2], "others have room"
 
 
-@pytest.mark.usefixtures("small")
-def test_where_all_together_are_too_many_the_address_with_the_most_makes_room() -> None:
-    crowd = Crowd(most=6)
-    few, many = crowd.come(ONE, 2), crowd.come(OTHER, 4)
-    newest = crowd.come("10.0.0.3")
-    assert crowd.closed == many[:1]
-    crowd.come("10.0.0.4")
-    crowd.come("10.0.0.5")
-    assert crowd.closed == [*many[:2], few[0]], "of those with two each, whoever has had them for longest"
-    assert newest[0] not in crowd.closed
+@pytest.mark.usefixtures("low_limits")
+def test_address_with_the_most_connections_makes_room_at_the_total_limit() -> None:
+    clients = Clients(most=6)
+    few, many = clients.connect(ONE, 2), clients.connect(OTHER, 4)
+    newest = clients.connect("10.0.0.3")
+    assert clients.closed == many[:1]
+    clients.connect("10.0.0.4")
+    clients.connect("10.0.0.5")
+    assert clients.closed == [*many[:2], few[0]], "of those with two each, whoever has had them for longest"
+    assert newest[0] not in clients.closed
 
 
-@pytest.mark.usefixtures("small")
-def test_one_network_has_no_room_for_more_however_many_addresses_it_has() -> None:
-    crowd = Crowd()
+@pytest.mark.usefixtures("low_limits")
+def test_connections_of_one_ipv6_network_are_bounded() -> None:
+    clients = Clients()
     for host in range(20):
-        crowd.come(f"2001:db8::{host}")
-    assert len(crowd.connections) == 8
-    crowd.come(ONE)
-    assert len(crowd.connections) == 9
+        clients.connect(f"2001:db8::{host}")
+    assert len(clients.connections) == 8
+    clients.connect(ONE)
+    assert len(clients.connections) == 9
 
 
-@pytest.mark.usefixtures("small")
-def test_in_a_network_the_address_with_the_most_makes_room() -> None:
+@pytest.mark.usefixtures("low_limits")
+def test_address_with_the_most_connections_makes_room_in_its_network() -> None:
     """All pods of a cluster may be in one IPv6 network."""
-    crowd = Crowd()
-    honest = crowd.come("2001:db8::1")
-    crowd.come("2001:db8::bad", 4)
-    crowd.come("2001:db8::bad:2", 4)
-    assert len(crowd.closed) == 1
-    assert honest[0] not in crowd.closed
+    clients = Clients()
+    honest = clients.connect("2001:db8::1")
+    clients.connect("2001:db8::bad", 4)
+    clients.connect("2001:db8::bad:2", 4)
+    assert len(clients.closed) == 1
+    assert honest[0] not in clients.closed
 
 
-@pytest.mark.usefixtures("small")
-def test_addresses_shake_hands_in_turn_and_each_has_few_at_a_time() -> None:
-    crowd = Crowd()
-    many, few = crowd.come(ONE, 4), crowd.come(OTHER)
+@pytest.mark.usefixtures("low_limits")
+def test_handshakes_alternate_between_addresses_within_a_limit_per_address() -> None:
+    clients = Clients()
+    many, few = clients.connect(ONE, 4), clients.connect(OTHER)
     for connection in (*many, *few):
-        crowd.connections.request_handshake(connection)
-    assert crowd.turns() == [ONE, OTHER, ONE]
-    crowd.connections.end_handshake(many[0])
-    assert crowd.turns() == [ONE]
+        clients.connections.request_handshake(connection)
+    assert clients.start_handshakes() == [ONE, OTHER, ONE]
+    clients.connections.end_handshake(many[0])
+    assert clients.start_handshakes() == [ONE]
 
 
-@pytest.mark.usefixtures("small")
-def test_a_network_has_few_handshakes_at_a_time() -> None:
-    crowd = Crowd()
+@pytest.mark.usefixtures("low_limits")
+def test_handshakes_of_a_network_at_a_time_are_limited() -> None:
+    clients = Clients()
     for host in range(5):
-        crowd.connections.request_handshake(*crowd.come(f"2001:db8::{host}"))
-    assert len(crowd.turns()) == 3
+        clients.connections.request_handshake(*clients.connect(f"2001:db8::{host}"))
+    assert len(clients.start_handshakes()) == 3
 
 
-def test_who_has_left_has_no_turn() -> None:
-    crowd = Crowd()
-    gone, stays = crowd.come(ONE), crowd.come(ONE)
-    crowd.connections.request_handshake(*gone)
-    crowd.connections.request_handshake(*stays)
-    crowd.connections.remove(*gone)
-    crowd.connections.remove(*gone)
-    crowd.connections.request_handshake(*gone)
-    assert (len(crowd.turns()), len(crowd.connections)) == (1, 1)
+def test_closed_connection_gets_no_handshake() -> None:
+    clients = Clients()
+    gone, stays = clients.connect(ONE), clients.connect(ONE)
+    clients.connections.request_handshake(*gone)
+    clients.connections.request_handshake(*stays)
+    clients.connections.remove(*gone)
+    clients.connections.remove(*gone)
+    clients.connections.request_handshake(*gone)
+    assert (len(clients.start_handshakes()), len(clients.connections)) == (1, 1)
 
 
-def test_an_address_opens_so_many_at_once_and_then_so_many_a_second() -> None:
-    crowd = Crowd()
-    assert len(crowd.come(ONE, 300)) == unauthenticated.AT_ONCE
-    crowd.clock.now += 1
-    assert len(crowd.come(ONE, 300)) == unauthenticated.PER_SECOND
-    assert len(crowd.come(OTHER, 300)) == unauthenticated.AT_ONCE
+def test_new_connections_of_an_address_are_rate_limited() -> None:
+    clients = Clients()
+    assert len(clients.connect(ONE, 300)) == unauthenticated.AT_ONCE
+    clients.clock.now += 1
+    assert len(clients.connect(ONE, 300)) == unauthenticated.PER_SECOND
+    assert len(clients.connect(OTHER, 300)) == unauthenticated.AT_ONCE
 
 
-def test_good_pods_behind_one_address_are_not_limited() -> None:
-    crowd = Crowd()
+def test_authenticated_pods_behind_one_address_are_not_rate_limited() -> None:
+    clients = Clients()
     for _ in range(5 * unauthenticated.AT_ONCE):
-        (pod,) = crowd.come(ONE)
-        crowd.connections.remove(pod, authenticated=True)
-    assert (crowd.closed, len(crowd.connections)) == ([], 0)
+        (pod,) = clients.connect(ONE)
+        clients.connections.remove(pod, authenticated=True)
+    assert (clients.closed, len(clients.connections)) == ([], 0)
 
 
-def test_nothing_is_kept_of_those_that_are_gone() -> None:
-    crowd = Crowd()
+def test_closed_connections_leave_nothing_in_memory() -> None:
+    clients = Clients()
     for host in range(100):
-        for connection in crowd.come(f"2001:db8::{host}", 3):
-            crowd.connections.request_handshake(connection)
-    for connection in list(crowd.connections._all):
-        crowd.connections.remove(connection)
-    found = crowd.connections
+        for connection in clients.connect(f"2001:db8::{host}", 3):
+            clients.connections.request_handshake(connection)
+    for connection in list(clients.connections._all):
+        clients.connections.remove(connection)
+    found = clients.connections
     kept = (found._all, found._by_source, found._waiting, found._handshakes, found._sizes._addresses)
     assert not any(kept)

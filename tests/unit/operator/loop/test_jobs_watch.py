@@ -19,7 +19,7 @@ from pseudoreal_operator.settings import Settings
 SETTINGS = Settings("trainer:1", "IfNotPresent", ())
 
 
-def test_kopf_neither_posts_events_nor_looks_for_namespaces_nor_kills_the_process() -> None:
+def test_kopf_settings_disable_events_scanning_and_process_exit() -> None:
     settings = kopf_settings()
     assert settings.posting.enabled is False
     assert settings.scanning.disabled is True
@@ -29,7 +29,7 @@ def test_kopf_neither_posts_events_nor_looks_for_namespaces_nor_kills_the_proces
     assert settings.process.ultimate_exiting_timeout is None
 
 
-def test_kopf_asks_again_for_as_long_as_the_api_server_is_away() -> None:
+def test_kopf_retries_for_as_long_as_the_api_server_is_away() -> None:
     backoffs = kopf_settings().networking.error_backoffs
     assert not isinstance(backoffs, float | int | Sized), "kopf ends after the last one of what has a length"
     for _ in range(2):
@@ -38,7 +38,7 @@ def test_kopf_asks_again_for_as_long_as_the_api_server_is_away() -> None:
         assert max(waits) <= 9, "it notices soon that the API server is back"
 
 
-async def test_the_handler_of_kopf_needs_no_finalizer() -> None:
+async def test_kopf_handler_needs_no_finalizer() -> None:
     """With a finalizer kopf would write to every job."""
     registry = kopf.OperatorRegistry()
     register_handler(registry, cast(Loop, None), asyncio.get_running_loop())
@@ -48,7 +48,7 @@ async def test_the_handler_of_kopf_needs_no_finalizer() -> None:
     assert not registry._changing.has_handlers(resource=jobs)
 
 
-def _compact(value: Any) -> bytes:
+def _encode(value: Any) -> bytes:
     """Return the value as the API server encodes it."""
     return json.dumps(value, separators=(",", ":")).encode()
 
@@ -56,21 +56,21 @@ def _compact(value: Any) -> bytes:
 class Lines:
     """Lines that a watch of jobs sends, and the changes that kopf receives."""
 
-    def __init__(self, *told: Any) -> None:
-        self.told = [one if isinstance(one, bytes) else _compact(one) for one in told]
+    def __init__(self, *changes: Any) -> None:
+        self.sent = [one if isinstance(one, bytes) else _encode(one) for one in changes]
         self.unreadable: list[tuple[str, str]] = []
         self.contact = Contact(lambda: None, lambda *name: self.unreadable.append(name))
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        for line in self.told:
+        for line in self.sent:
             yield line + b"\n"
 
-    async def heard(self) -> list[Any]:
+    async def receive(self) -> list[Any]:
         changes = kopf_session._JobChanges(cast(Any, self), self.contact)
         return [json.loads(line) async for line in changes.iter_chunked(1024)]
 
 
-def change(name: str, **fields: Any) -> dict[str, Any]:
+def make_change(name: str, **fields: Any) -> dict[str, Any]:
     metadata = {"name": name, "namespace": "n", "uid": "u", "resourceVersion": "7", "annotations": {"a": "x" * 300}}
     return {"type": "MODIFIED", "object": {"metadata": metadata} | fields}
 
@@ -78,12 +78,12 @@ def change(name: str, **fields: Any) -> dict[str, Any]:
 DEEP = b'{"type":"ADDED","object":{"metadata":{"name":"deep","namespace":"mallory"},"spec":' + b"[" * 3000 + b"]" * 3000
 
 
-async def test_kopf_hears_of_a_job_what_is_used_and_nothing_of_one_beyond_the_bounds() -> None:
+async def test_kopf_receives_only_used_fields_and_no_job_beyond_the_bounds() -> None:
     spec = {"model": {"layers": 8}, "cleanUp": {"children": "Delete"}, "deadlines": {"ttlSecondsAfterFinished": 5}}
     status = {"state": "Complete"}
-    large = change("large", status={"conditions": [{"message": "x" * 300_000}]})
-    lines = Lines(change("a", spec=spec, status=status), DEEP + b"}}", large, change("b"))
-    first, last = await lines.heard()
+    large = make_change("large", status={"conditions": [{"message": "x" * 300_000}]})
+    lines = Lines(make_change("a", spec=spec, status=status), DEEP + b"}}", large, make_change("b"))
+    first, last = await lines.receive()
     assert first["object"] == {
         "apiVersion": None,
         "kind": None,
@@ -95,20 +95,18 @@ async def test_kopf_hears_of_a_job_what_is_used_and_nothing_of_one_beyond_the_bo
     assert lines.unreadable == [("mallory", "deep"), ("n", "large")]
 
 
-async def test_an_error_ends_the_connection_and_not_kopf(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_error_ends_the_connection_and_not_kopf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kopf_session, "_MOST_PAUSE_SECONDS", 0.0)
     for error in ({"code": 500}, {"code": 504}, {}, "nonsense"):
-        told = await Lines(change("a"), {"type": "ERROR", "object": error}, change("b")).heard()
+        told = await Lines(make_change("a"), {"type": "ERROR", "object": error}, make_change("b")).receive()
         assert [one["object"]["metadata"]["name"] for one in told] == ["a"], error
     # This one has kopf list anew.
-    told = await Lines({"type": "ERROR", "object": {"code": 410}}).heard()
+    told = await Lines({"type": "ERROR", "object": {"code": 410}}).receive()
     assert told == [{"type": "ERROR", "object": {"code": 410}}]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, RecursionError, MemoryError, SystemExit, asyncio.CancelledError])
-async def test_kopf_is_started_again_whatever_ends_it(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_kopf_is_restarted_whatever_ends_it(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     starts, third = list[int](), asyncio.Event()
     own = asyncio.get_running_loop()
 
@@ -131,7 +129,7 @@ async def test_kopf_is_started_again_whatever_ends_it(
     assert running.cancelled()
 
 
-def test_kopf_that_hears_nothing_is_ill() -> None:
+def test_silent_kopf_counts_as_stalled() -> None:
     contact = Contact(lambda: None, lambda *_: None, last=100.0)
     assert find_stall(contact, 105.0) is None
     assert "has not begun to watch" in str(find_stall(contact, 120.0)), "it never looks for a kind again"

@@ -32,7 +32,7 @@ def endless_but_for_the_second_end() -> None:
         endless()
 
 
-async def ended(threads: set[threading.Thread]) -> None:
+async def wait_until_ended(threads: set[threading.Thread]) -> None:
     """Wait until these threads have ended."""
     async with asyncio.timeout(20):
         while any(thread.is_alive() for thread in threads):
@@ -52,7 +52,7 @@ def thread(before: set[threading.Thread]) -> Iterator[PlanningThread]:
         thread._thread._tasks.put(None)
 
 
-async def test_it_answers_and_raises_as_the_function_does(thread: PlanningThread) -> None:
+async def test_planning_thread_returns_and_raises_as_the_function_does(thread: PlanningThread) -> None:
     assert await thread.run(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         await thread.run(divmod, 7, 0)
@@ -65,13 +65,13 @@ async def test_computations_share_a_thread(thread: PlanningThread) -> None:
 
 
 @pytest.mark.parametrize("function", [endless, endless_in_spite_of_errors, endless_but_for_the_second_end])
-async def test_one_without_an_end_is_ended_and_others_go_on(
+async def test_endless_computation_is_aborted_and_later_ones_run(
     thread: PlanningThread, before: set[threading.Thread], function: Any
 ) -> None:
     with pytest.raises(Overran, match=r"more than 0.1 s of processor time"):
         await thread.run(function)
     assert await thread.run(divmod, 7, 2) == (3, 1)
-    await ended({*threading.enumerate()} - before - {thread_of(thread)})
+    await wait_until_ended({*threading.enumerate()} - before - {thread_of(thread)})
 
 
 def thread_of(thread: PlanningThread) -> threading.Thread:
@@ -79,7 +79,7 @@ def thread_of(thread: PlanningThread) -> threading.Thread:
     return thread._thread._thread
 
 
-async def test_the_event_loop_goes_on_meanwhile(thread: PlanningThread) -> None:
+async def test_event_loop_runs_during_a_computation(thread: PlanningThread) -> None:
     """Each tick stands for a renewal of the Lease, or for a report."""
     ticks = 0
 
@@ -96,7 +96,7 @@ async def test_the_event_loop_goes_on_meanwhile(thread: PlanningThread) -> None:
     assert ticks >= 3
 
 
-async def test_those_that_wait_for_their_turn_have_their_own_time(thread: PlanningThread) -> None:
+async def test_time_limit_starts_when_the_computation_starts(thread: PlanningThread) -> None:
     found = await asyncio.gather(
         *(thread.run(function) for function in (endless, threading.get_ident, endless, threading.get_ident)),
         return_exceptions=True,
@@ -104,20 +104,18 @@ async def test_those_that_wait_for_their_turn_have_their_own_time(thread: Planni
     assert [type(each) for each in found] == [Overran, int, Overran, int]
 
 
-async def test_time_that_the_processor_was_elsewhere_does_not_count(thread: PlanningThread) -> None:
+async def test_time_limit_counts_cpu_time_only(thread: PlanningThread) -> None:
     await thread.run(time.sleep, 3 * LIMIT)
 
 
-async def test_one_that_nobody_waits_for_any_more_is_ended(
-    thread: PlanningThread, before: set[threading.Thread]
-) -> None:
+async def test_cancelled_computation_is_aborted(thread: PlanningThread, before: set[threading.Thread]) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await thread.run(endless)
-    await ended({*threading.enumerate()} - before)
+    await wait_until_ended({*threading.enumerate()} - before)
 
 
-def test_a_job_is_left_alone_longer_and_longer_until_its_spec_changes() -> None:
+def test_overrun_backoff_doubles_until_the_spec_changes() -> None:
     now = 0.0
     alone = OverrunBackoff(lambda: now)
     assert alone.remaining("uid", 1) is None
@@ -135,7 +133,7 @@ def test_a_job_is_left_alone_longer_and_longer_until_its_spec_changes() -> None:
     assert alone.remaining("uid", 2) is None
 
 
-def test_few_jobs_are_remembered() -> None:
+def test_overrun_backoff_remembers_a_bounded_number_of_jobs() -> None:
     alone = OverrunBackoff()
     for number in range(3000):
         alone.record(str(number), 1)

@@ -10,7 +10,7 @@ from pseudoreal_operator.metrics.registry import REGISTRY, OperatorCounters
 from pseudoreal_operator.metrics.server import PATH, serve_metrics
 
 
-async def test_it_is_served_as_prometheus_reads_it() -> None:
+async def test_metrics_are_served_in_prometheus_formats() -> None:
     registry = CollectorRegistry()
     counters = OperatorCounters(lost_events=2)
     registry.register(counters)
@@ -30,7 +30,7 @@ async def test_it_is_served_as_prometheus_reads_it() -> None:
         assert (await answer.text()).endswith("# EOF\n")
 
 
-def test_names_and_units_are_as_prometheus_wants_them() -> None:
+def test_metric_names_and_units_follow_prometheus_conventions() -> None:
     """https://prometheus.io/docs/practices/naming: one prefix, base units, counters end in total."""
     registry = CollectorRegistry()
     JobMetrics(registry)
@@ -44,7 +44,7 @@ def test_names_and_units_are_as_prometheus_wants_them() -> None:
         assert family.documentation.endswith(".")
 
 
-def test_no_counter_has_a_label_with_the_name_of_a_job() -> None:
+def test_counters_have_no_job_name_label() -> None:
     registry = CollectorRegistry()
     JobMetrics(registry)
     for metric in (*registry._collector_to_names, *REGISTRY._collector_to_names):
