@@ -18,7 +18,7 @@ from pseudoreal_trainer.checkpoint.manifest import (
     StoredTensor,
     entry_name,
 )
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
+from pseudoreal_trainer.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
 from pseudoreal_trainer.checkpoint.visible import open_as_seen
 from pseudoreal_trainer.plan.parts import by_expert

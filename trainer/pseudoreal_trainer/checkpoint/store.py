@@ -21,8 +21,8 @@ from pseudoreal_trainer.checkpoint.manifest import FileDigest, Head, Manifest
 from pseudoreal_trainer.checkpoint.manifest_text import manifest_text
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.retention import removable
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath, storage_path
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.storage.path import StoragePath, storage_path
+from pseudoreal_trainer.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.visible import await_size, read_as_seen
 from pseudoreal_trainer.errors import TrainingError
 

@@ -7,7 +7,7 @@ import click
 from pseudoreal_api.wire.messages import ExitCode
 from rich.console import Console
 
-from pseudoreal_trainer.checkpoint.storage.path import storage_path
+from pseudoreal_trainer.storage.path import storage_path
 from pseudoreal_trainer.cli import checkpoint_command, data_command, plan_command
 from pseudoreal_trainer.cli.display import Display, summary
 from pseudoreal_trainer.cli.job_file import notice, read_job

@@ -13,8 +13,8 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pydantic import ValidationError
 
 from pseudoreal_trainer.checkpoint.manifest import Head
-from pseudoreal_trainer.checkpoint.storage.durable import write_atomically
-from pseudoreal_trainer.checkpoint.storage.path import storage_path
+from pseudoreal_trainer.storage.durable import write_atomically
+from pseudoreal_trainer.storage.path import storage_path
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError
 

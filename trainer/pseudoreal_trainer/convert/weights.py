@@ -16,8 +16,8 @@ from pseudoreal_api.spec.checkpoint import BlockOrigins
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
 from pseudoreal_trainer.convert.architectures import HEAD, Architecture, Places, architecture_of
 from pseudoreal_trainer.convert.errors import NotExportable, Unfit

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
+from pseudoreal_trainer.storage.path import StoragePath
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.data.tokens.runs import TokenFiles, read_bytes, size_of
 

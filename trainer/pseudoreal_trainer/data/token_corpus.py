@@ -7,7 +7,7 @@ from pathlib import Path
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.data import TokenFiles as Spec
 
-from pseudoreal_trainer.checkpoint.storage.path import SCHEME, StoragePath, storage_path
+from pseudoreal_trainer.storage.path import SCHEME, StoragePath, storage_path
 from pseudoreal_trainer.data.corpus import Corpus, CorpusIdentity, load_corpus
 from pseudoreal_trainer.data.identity import joined_identity, token_identity
 from pseudoreal_trainer.data.sources import Source, open_source

@@ -13,8 +13,8 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.layout import ChosenLayout
 from pydantic import ValidationError
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath, storage_path
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.storage.path import StoragePath, storage_path
+from pseudoreal_trainer.storage.storage import storage_of
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.forecast.search.auto import choose, is_auto, laid_out, profile_of
 from pseudoreal_trainer.threads import threads_of

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import structlog
 
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.storage.path import ObjectPath, StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
 
 METRICS_FILE = "metrics.jsonl"

@@ -24,7 +24,7 @@ from torch import Tensor
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest
 from pseudoreal_trainer.checkpoint.pieces import spans_of, tensors_of
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
+from pseudoreal_trainer.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.engine.engine import Engine

@@ -18,7 +18,7 @@ from torch import Tensor
 from pseudoreal_trainer.checkpoint.manifest import Ending
 from pseudoreal_trainer.checkpoint.origin import Anew, Continued, Origin
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.storage.path import storage_path
+from pseudoreal_trainer.storage.path import storage_path
 from pseudoreal_trainer.convert.weights import Weights, open_weights
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups

@@ -13,7 +13,7 @@ import yaml
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import EXIT_CODES
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.forecast.search.auto import choose, laid_out

@@ -14,7 +14,7 @@ from typing import Protocol
 from pseudoreal_api.base import ApiModel
 from pydantic import ValidationError
 
-from pseudoreal_trainer.checkpoint.storage.durable import write_atomically
+from pseudoreal_trainer.storage.durable import write_atomically
 from pseudoreal_trainer.data.prepare import shards
 from pseudoreal_trainer.data.prepare.encoding import Encoder, Faults
 from pseudoreal_trainer.data.prepare.formats.records import Record

@@ -10,7 +10,7 @@ from pathlib import Path
 from pseudoreal_api.base import ApiModel
 from pydantic import ValidationError
 
-from pseudoreal_trainer.checkpoint.storage.durable import write_atomically
+from pseudoreal_trainer.storage.durable import write_atomically
 from pseudoreal_trainer.data.prepare.group import GroupRecord, Work
 from pseudoreal_trainer.data.prepare.inputs import Group, find_inputs, groups_of
 from pseudoreal_trainer.data.prepare.settings import Settings

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from pseudoreal_trainer.checkpoint.storage.durable import write_atomically
+from pseudoreal_trainer.storage.durable import write_atomically
 from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.optional_packages import from_extra

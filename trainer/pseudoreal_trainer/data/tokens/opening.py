@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 from pseudoreal_trainer.data.tokens.arrays import numpy_files, raw_files
 from pseudoreal_trainer.data.tokens.megatron import megatron_files
 from pseudoreal_trainer.data.tokens.nanotron import nanotron_files

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 from pseudoreal_trainer.errors import InvalidJobError
 
 

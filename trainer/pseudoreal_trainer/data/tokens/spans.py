@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from pseudoreal_trainer.checkpoint.storage.objects import read_ranges
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
+from pseudoreal_trainer.storage.objects import read_ranges
+from pseudoreal_trainer.storage.path import ObjectPath
 from pseudoreal_trainer.data.tokens.runs import Run
 from pseudoreal_trainer.errors import TrainingError
 

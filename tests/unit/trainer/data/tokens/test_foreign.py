@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
+from pseudoreal_trainer.storage.path import StoragePath
 from pseudoreal_trainer.data.tokens import megatron
 from pseudoreal_trainer.data.tokens.arrays import numpy_files, raw_files
 from pseudoreal_trainer.data.tokens.megatron import documents_without_end, megatron_files, read_index, verify

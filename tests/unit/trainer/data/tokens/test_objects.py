@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.storage.path import ObjectPath
+from pseudoreal_trainer.storage.storage import storage_of
 from pseudoreal_trainer.data.tokens import spans
 from pseudoreal_trainer.data.tokens.megatron import megatron_files
 from pseudoreal_trainer.data.tokens.native import native_files, verify
@@ -18,7 +18,7 @@ from pseudoreal_trainer.data.tokens.runs import Run
 from pseudoreal_trainer.data.tokens.spans import Blocks, ObjectSpans, Span
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
-from tests.unit.trainer.checkpoint.storage.object_server import Bucket
+from tests.unit.trainer.storage.object_server import Bucket
 from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
 from tests.unit.trainer.data.written import write_native
 

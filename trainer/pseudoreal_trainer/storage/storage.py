@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.checkpoint.storage.files import FileStorage
-from pseudoreal_trainer.checkpoint.storage.objects import ObjectStorage
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
+from pseudoreal_trainer.storage.files import FileStorage
+from pseudoreal_trainer.storage.objects import ObjectStorage
+from pseudoreal_trainer.storage.path import StoragePath
 
 
 class Output(Protocol):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.checkpoint.storage.durable import rename_new, sync, write_atomically
+from pseudoreal_trainer.storage.durable import rename_new, sync, write_atomically
 
 _FLUSHED_BYTES = 32 << 20
 

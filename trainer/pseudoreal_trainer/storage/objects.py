@@ -11,7 +11,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.checkpoint.storage.path import SCHEME, ObjectPath
+from pseudoreal_trainer.storage.path import SCHEME, ObjectPath
 from pseudoreal_trainer.errors import TrainingError
 
 _BLOCK_BYTES, _BLOCKS_AT_ONCE = 8 << 20, 8

@@ -19,9 +19,9 @@ from click.testing import CliRunner
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.storage import objects as object_storage
-from pseudoreal_trainer.checkpoint.storage.objects import ObjectContent, ObjectOutput, ObjectStorage, StorageUnavailable
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, storage_path
+from pseudoreal_trainer.storage import objects as object_storage
+from pseudoreal_trainer.storage.objects import ObjectContent, ObjectOutput, ObjectStorage, StorageUnavailable
+from pseudoreal_trainer.storage.path import ObjectPath, storage_path
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.data.corpus import load_corpus
@@ -33,7 +33,7 @@ from pseudoreal_trainer.training.phase import train_phase
 from tests.support.checkpoints import assert_same, newest
 from tests.support.pods import start_pod
 from tests.support.processes import Forked, preload
-from tests.unit.trainer.checkpoint.storage.object_server import (
+from tests.unit.trainer.storage.object_server import (
     FOLDER,
     UID,
     Bucket,

@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
-from pseudoreal_trainer.checkpoint.storage.path import storage_path
+from pseudoreal_trainer.storage.path import storage_path
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 
 UID = "11111111-2222"
