@@ -11,8 +11,8 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.storage.path import SCHEME, ObjectPath
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.path import SCHEME, ObjectPath
 
 _BLOCK_BYTES, _BLOCKS_AT_ONCE = 8 << 20, 8
 """Bytes of a block to read, and number of concurrent block reads."""

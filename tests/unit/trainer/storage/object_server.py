@@ -11,8 +11,8 @@ from typing import Any
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
-from pseudoreal_trainer.storage.path import storage_path
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.storage.path import storage_path
 
 UID = "11111111-2222"
 FOLDER = "tiny-11111111"

@@ -23,12 +23,12 @@ from pseudoreal_trainer.checkpoint.manifest_text import manifest_text
 from pseudoreal_trainer.checkpoint.origin import Resumed, find_origin
 from pseudoreal_trainer.checkpoint.pieces import tensors_of
 from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
+from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.storage.files import FileStorage
 from pseudoreal_trainer.storage.objects import StorageUnavailable
 from pseudoreal_trainer.storage.path import ObjectPath
 from pseudoreal_trainer.storage.storage import storage_of
-from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
-from pseudoreal_trainer.errors import TrainingError
 
 from tests.unit.trainer.checkpoint.by_hand import committed, manifest_of, save
 from tests.unit.trainer.storage.object_server import UID, Bucket, store_of

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorFile, TensorWriter
 from pseudoreal_trainer.storage import durable, files
 from pseudoreal_trainer.storage.files import FileOutput, FileStorage
-from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorFile, TensorWriter
 from pseudoreal_trainer.training.start import load_weights
 
 from tests.support.checkpoints import newest_of

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from pseudoreal_api.resolved.config import DiscardConfig
 from pseudoreal_trainer.checkpoint.heads import MANIFEST
 from pseudoreal_trainer.checkpoint.lineage import LINEAGE, continued_stores
-from pseudoreal_trainer.storage.path import StoragePath
-from pseudoreal_trainer.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, remove
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 from pydantic import ValidationError
 
 from tests.unit.trainer.checkpoint.by_hand import committed

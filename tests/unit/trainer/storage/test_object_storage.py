@@ -19,15 +19,15 @@ from click.testing import CliRunner
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.storage import objects as object_storage
-from pseudoreal_trainer.storage.objects import ObjectContent, ObjectOutput, ObjectStorage, StorageUnavailable
-from pseudoreal_trainer.storage.path import ObjectPath, storage_path
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.units import KINDS
+from pseudoreal_trainer.storage import objects as object_storage
+from pseudoreal_trainer.storage.objects import ObjectContent, ObjectOutput, ObjectStorage, StorageUnavailable
+from pseudoreal_trainer.storage.path import ObjectPath, storage_path
 from pseudoreal_trainer.training.phase import train_phase
 
 from tests.support.checkpoints import assert_same, newest
