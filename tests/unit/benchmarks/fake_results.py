@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tests.benchmarks import checkpoints, depth, predictions, versions, versions_results
-from tests.benchmarks.cases import all_cases
-from tests.benchmarks.data.results import (
+from benchmarks import checkpoints, depth, predictions, versions, versions_results
+from benchmarks.cases import all_cases
+from benchmarks.data.results import (
     ALONE,
     DATATROVE,
     LONG,
@@ -21,17 +21,17 @@ from tests.benchmarks.data.results import (
     Results,
     Training,
 )
-from tests.benchmarks.gpu import results as gpu_results
-from tests.benchmarks.gpu.cases import TIMED, suite
-from tests.benchmarks.machine import Stamp
-from tests.benchmarks.method.experiments import EXPERIMENTS, Experiment
-from tests.benchmarks.method.lives import Life, PhaseLife, Point
-from tests.benchmarks.moe.experiments import EXPERIMENTS as MIXTURES
-from tests.benchmarks.moe.experiments import SEEDS
-from tests.benchmarks.operator import results as operator_results
-from tests.benchmarks.results import Machine, Run, Step
-from tests.benchmarks.results import Results as Runs
-from tests.benchmarks.stacks.registry import STACKS
+from benchmarks.gpu import results as gpu_results
+from benchmarks.gpu.cases import TIMED, suite
+from benchmarks.machine import Stamp
+from benchmarks.method.experiments import EXPERIMENTS, Experiment
+from benchmarks.method.lives import Life, PhaseLife, Point
+from benchmarks.moe.experiments import EXPERIMENTS as MIXTURES
+from benchmarks.moe.experiments import SEEDS
+from benchmarks.operator import results as operator_results
+from benchmarks.results import Machine, Run, Step
+from benchmarks.results import Results as Runs
+from benchmarks.stacks.registry import STACKS
 
 MACHINE = Machine(processor="abacus", cores=2, memory_gib=1.0, versions={"torch": "9"})
 _STEADY, _BUSY = [1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 1.0, 2.0]

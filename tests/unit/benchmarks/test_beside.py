@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.benchmarks.operator.audit import Request, job_name, parse
-from tests.benchmarks.operator.beside.deployed import Deployment, webhooks
-from tests.benchmarks.operator.beside.measures import caused, ends, per_job, policy, reactions, writes
-from tests.benchmarks.operator.beside.report import draw, section
-from tests.benchmarks.operator.beside.results import Idle, Life, Lives, Reporting
-from tests.benchmarks.operator.beside.stacks import ONE_PHASE, STACKS, TRAINER, TRAINING_OPERATOR, TWO_PHASES
-from tests.benchmarks.operator.results import Quantiles
+from benchmarks.operator.audit import Request, job_name, parse
+from benchmarks.operator.beside.deployed import Deployment, webhooks
+from benchmarks.operator.beside.measures import caused, ends, per_job, policy, reactions, writes
+from benchmarks.operator.beside.report import draw, section
+from benchmarks.operator.beside.results import Idle, Life, Lives, Reporting
+from benchmarks.operator.beside.stacks import ONE_PHASE, STACKS, TRAINER, TRAINING_OPERATOR, TWO_PHASES
+from benchmarks.operator.results import Quantiles
 
 JOB = job_name(3)
 

@@ -17,10 +17,10 @@ from pseudoreal_trainer.data.tokens.megatron import megatron_files, read_index, 
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.training.phase import train_phase
 
-from tests.benchmarks.agreement import LossesDiffer
-from tests.benchmarks.data import job, losses, read, reading, resident, training
-from tests.benchmarks.data.report import bars, section
-from tests.benchmarks.data.results import (
+from benchmarks.agreement import LossesDiffer
+from benchmarks.data import job, losses, read, reading, resident, training
+from benchmarks.data.report import bars, section
+from benchmarks.data.results import (
     ALONE,
     DATATROVE,
     MEGATRON,
@@ -30,10 +30,10 @@ from tests.benchmarks.data.results import (
     WHOLE,
     Results,
 )
-from tests.benchmarks.data.results import read as read_results
-from tests.benchmarks.data.results import write as write_results
-from tests.benchmarks.data.same import largest_difference
-from tests.benchmarks.machine import Stamp
+from benchmarks.data.results import read as read_results
+from benchmarks.data.results import write as write_results
+from benchmarks.data.same import largest_difference
+from benchmarks.machine import Stamp
 from tests.unit.benchmarks.fake_results import ALL, MACHINE, RESIDENT, cell
 
 SIZE = reading.Size(1 << 20, 257, {"warm": 128, "cold": 64}, 2, (OURS, MEGATRON))
@@ -235,7 +235,7 @@ def test_memory_is_that_of_a_corpus_of_files_without_content(tmp_path: Path) -> 
 
 
 def test_both_losses_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    loss = importlib.import_module("tests.benchmarks.data.loss")
+    loss = importlib.import_module("benchmarks.data.loss")
     monkeypatch.setattr(loss, "most_tokens", lambda *_: 10)
     size = losses.Size(33, 8, (97,), 1, 1)
     found = losses.summed_up(size, [(case, loss.passes(case)) for case in losses.cases(size)])
@@ -252,7 +252,7 @@ def test_both_trainers_have_the_same_losses(tokens: Path, tmp_path: Path, monkey
     def trained(config: Any) -> None:
         train_phase(config, open_corpus(config), Ranks(0, 1, torch.device("cpu")), lambda: False)
 
-    plain = importlib.import_module("tests.benchmarks.data.plain")
+    plain = importlib.import_module("benchmarks.data.plain")
     monkeypatch.setattr(training, "run_rank", trained)
     size = job.TINY
     training.export_first_weights(size, tokens, tmp_path / "first", tmp_path / "export")
@@ -271,5 +271,5 @@ def test_both_trainers_have_the_same_losses(tokens: Path, tmp_path: Path, monkey
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["preparing", "resident", "losses", "training"])
 def test_a_part_runs_in_processes_of_its_own(part: str, tmp_path: Path) -> None:
-    module = importlib.import_module(f"tests.benchmarks.data.{part}")
+    module = importlib.import_module(f"benchmarks.data.{part}")
     assert "\n### " in section(Results(machine=MACHINE).with_part(part, module.measure(tmp_path, True), STAMP, MACHINE))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.benchmarks import documents
+from benchmarks import documents
 
 
 def test_documents_have_the_length_that_was_asked_for() -> None:

@@ -8,12 +8,12 @@ import torch
 from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 
-from tests.benchmarks.gpu.budget import MOST_SECONDS, STOP_SECONDS, fits, within
-from tests.benchmarks.gpu.case import Request, _Runner
-from tests.benchmarks.gpu.cases import Case, suite, warm_up
-from tests.benchmarks.gpu.report import TITLE, section, with_section
-from tests.benchmarks.gpu.results import Record, loss_differences
-from tests.benchmarks.gpu.timeline import Span, Timeline, share_of
+from benchmarks.gpu.budget import MOST_SECONDS, STOP_SECONDS, fits, within
+from benchmarks.gpu.case import Request, _Runner
+from benchmarks.gpu.cases import Case, suite, warm_up
+from benchmarks.gpu.report import TITLE, section, with_section
+from benchmarks.gpu.results import Record, loss_differences
+from benchmarks.gpu.timeline import Span, Timeline, share_of
 from tests.unit.benchmarks.fake_results import on_a_gpu
 from tests.unit.trainer.engine.state.fake_memory import pretend_gpu
 

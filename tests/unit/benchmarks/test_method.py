@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.method import report
-from tests.benchmarks.method.experiments import EXPERIMENTS, SHARED, job
-from tests.benchmarks.method.lives import Life, PhaseLife, Point
-from tests.benchmarks.method.summary import Bump, Pace, bump, final_loss, first_at, points, spread
+from benchmarks.method import report
+from benchmarks.method.experiments import EXPERIMENTS, SHARED, job
+from benchmarks.method.lives import Life, PhaseLife, Point
+from benchmarks.method.summary import Bump, Pace, bump, final_loss, first_at, points, spread
 
 
 def _phase(name: str, first: int, steps: int, losses: dict[int, float]) -> PhaseLife:

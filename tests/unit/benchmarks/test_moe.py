@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pseudoreal_api.resolved.resolve import phase_config
 
-from tests.benchmarks.moe.experiments import EXPERIMENTS, PSEUDO_STEPS, ROUTINGS, STEPS, Experiment, job
+from benchmarks.moe.experiments import EXPERIMENTS, PSEUDO_STEPS, ROUTINGS, STEPS, Experiment, job
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)

@@ -8,17 +8,17 @@ import pytest
 import torch
 from pseudoreal_api.spec.job import PseudoRealJob
 
-from tests.benchmarks.agreement import LossesDiffer
-from tests.benchmarks.moe.beside import agreement
-from tests.benchmarks.moe.beside.cases import CASES, LENGTH, SEQUENCES, TIMED, WARM_UP, Case, job
-from tests.benchmarks.moe.beside.measure import message_in
-from tests.benchmarks.moe.beside.names import COUNTERPARTS, DEEPSPEED, FULL, GRADIENTS, TORCHTITAN, stacks_of
-from tests.benchmarks.moe.beside.registry import STACKS
-from tests.benchmarks.moe.engines import config_of, engine_of, train_step
-from tests.benchmarks.moe.results import Beside, Product, Results, Run, Step, Taken, Turn, ratio
-from tests.benchmarks.moe.steps import grouped, growth, routing
-from tests.benchmarks.moe.steps_report import flat_to, rows, section
-from tests.benchmarks.work import noisy_sequences
+from benchmarks.agreement import LossesDiffer
+from benchmarks.moe.beside import agreement
+from benchmarks.moe.beside.cases import CASES, LENGTH, SEQUENCES, TIMED, WARM_UP, Case, job
+from benchmarks.moe.beside.measure import message_in
+from benchmarks.moe.beside.names import COUNTERPARTS, DEEPSPEED, FULL, GRADIENTS, TORCHTITAN, stacks_of
+from benchmarks.moe.beside.registry import STACKS
+from benchmarks.moe.engines import config_of, engine_of, train_step
+from benchmarks.moe.results import Beside, Product, Results, Run, Step, Taken, Turn, ratio
+from benchmarks.moe.steps import grouped, growth, routing
+from benchmarks.moe.steps_report import flat_to, rows, section
+from benchmarks.work import noisy_sequences
 from tests.unit.benchmarks.fake_results import MACHINE
 
 FLOAT32, BFLOAT16 = (next(case for case in CASES if case.compute == compute) for compute in agreement.TOLERANCES)

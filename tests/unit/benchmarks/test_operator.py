@@ -9,7 +9,7 @@ import pytest
 from pseudoreal_api.names import LABEL_EXECUTION, LABEL_PHASE, LABEL_STAGE
 from pseudoreal_api.wire.messages import TerminationMessage
 
-from tests.benchmarks.operator.audit import (
+from benchmarks.operator.audit import (
     JOB_CONTROLLER,
     AuditLog,
     Reaction,
@@ -21,7 +21,7 @@ from tests.benchmarks.operator.audit import (
     percentile,
     reactions,
 )
-from tests.benchmarks.operator.results import (
+from benchmarks.operator.results import (
     BARS,
     Quiet,
     Record,
@@ -29,9 +29,9 @@ from tests.benchmarks.operator.results import (
     on_line,
     section,
 )
-from tests.benchmarks.operator.simulator import OURS, ended
-from tests.benchmarks.operator.usage import Usage, parse_busy
-from tests.benchmarks.operator.usage import parse as parse_usage
+from benchmarks.operator.simulator import OURS, ended
+from benchmarks.operator.usage import Usage, parse_busy
+from benchmarks.operator.usage import parse as parse_usage
 from tests.support.names import OPERATOR
 from tests.unit.benchmarks.fake_results import operator_record as record
 

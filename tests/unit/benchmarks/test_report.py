@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from tests.benchmarks import checkpoints, depth, predictions, report, versions, versions_results
-from tests.benchmarks.cases import MODELS
-from tests.benchmarks.data.report import TITLE as DATA_TITLE
-from tests.benchmarks.data.results import DATA
-from tests.benchmarks.gpu.report import GPU
-from tests.benchmarks.gpu.report import TITLE as GPU_TITLE
-from tests.benchmarks.method import report as method_report
-from tests.benchmarks.method.experiments import EXPERIMENTS
-from tests.benchmarks.moe import report as moe_report
-from tests.benchmarks.operator.results import OPERATOR, Records
-from tests.benchmarks.results import TRAINER
-from tests.benchmarks.stacks.registry import STACKS
+from benchmarks import checkpoints, depth, predictions, report, versions, versions_results
+from benchmarks.cases import MODELS
+from benchmarks.data.report import TITLE as DATA_TITLE
+from benchmarks.data.results import DATA
+from benchmarks.gpu.report import GPU
+from benchmarks.gpu.report import TITLE as GPU_TITLE
+from benchmarks.method import report as method_report
+from benchmarks.method.experiments import EXPERIMENTS
+from benchmarks.moe import report as moe_report
+from benchmarks.operator.results import OPERATOR, Records
+from benchmarks.results import TRAINER
+from benchmarks.stacks.registry import STACKS
 from tests.unit.benchmarks import fake_results
 
 TITLES = [

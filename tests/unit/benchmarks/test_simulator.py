@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pseudoreal_api.names import LABEL_JOB
 
-from tests.benchmarks.operator import simulator
-from tests.benchmarks.operator.simulator import OURS, Simulator
+from benchmarks.operator import simulator
+from benchmarks.operator.simulator import OURS, Simulator
 
 Json = dict[str, Any]
 

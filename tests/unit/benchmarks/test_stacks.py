@@ -6,10 +6,10 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
 
-from tests.benchmarks.agreement import TOLERANCE
-from tests.benchmarks.rank import measured
-from tests.benchmarks.stacks.registry import STACKS
-from tests.benchmarks.work import Work, noisy_sequences
+from benchmarks.agreement import TOLERANCE
+from benchmarks.rank import measured
+from benchmarks.stacks.registry import STACKS
+from benchmarks.work import Work, noisy_sequences
 from tests.support.forked import run_ranks
 
 MODEL = Model(

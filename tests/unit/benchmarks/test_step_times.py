@@ -7,13 +7,13 @@ import pytest
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.plan.units import units_of
 
-from tests.benchmarks import agreement, report, step_times
-from tests.benchmarks.cases import MODELS, Case, all_cases
-from tests.benchmarks.gpu import report as gpu_report
-from tests.benchmarks.machine import commit, stamp
-from tests.benchmarks.results import Machine, Results, Run, Step
-from tests.benchmarks.stacks.registry import STACKS
-from tests.benchmarks.summary import COUNTERPARTS, DEVICE, DISK, comparisons, timings
+from benchmarks import agreement, report, step_times
+from benchmarks.cases import MODELS, Case, all_cases
+from benchmarks.gpu import report as gpu_report
+from benchmarks.machine import commit, stamp
+from benchmarks.results import Machine, Results, Run, Step
+from benchmarks.stacks.registry import STACKS
+from benchmarks.summary import COUNTERPARTS, DEVICE, DISK, comparisons, timings
 
 CASE = Case(model="tiny", micro_batches=4, recompute=True)
 MACHINE = Machine(processor="abacus", cores=1, memory_gib=1.0, versions={})

@@ -1,6 +1,6 @@
 """The table of two versions: medians of the timed steps of all rounds, and their ratio."""
 
-from tests.benchmarks.versions_results import VersionCase, VersionPair, VersionSteps
+from benchmarks.versions_results import VersionCase, VersionPair, VersionSteps
 
 CASE = VersionCase(model="tiny", home="Host", micro_batches=4, mixed=True)
 
