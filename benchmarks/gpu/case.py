@@ -22,8 +22,8 @@ from benchmarks.gpu.cases import TIMED, Case, Point, suite, warm_up
 from benchmarks.gpu.ours import Ours
 from benchmarks.gpu.results import Forecast, Measured, Record
 from benchmarks.gpu.stacks import Trainer, trainer_of
-from benchmarks.gpu.timeline import record
 from benchmarks.work import noisy_sequences
+from tests.support.gpu_timeline import record
 
 _SEED = 7
 _PROFILED = 1

@@ -11,10 +11,10 @@ from pseudoreal_dev.machine.progress import progress
 
 from benchmarks import machine
 from benchmarks.gpu.report import REPORT, with_section
-from benchmarks.operator.audit import policy
 from benchmarks.operator.course import Course, Settings
 from benchmarks.operator.results import OPERATOR, Record, read, section
 from benchmarks.operator.site import site
+from tests.support.load.audit import policy
 
 
 @click.command(help=__doc__)

@@ -12,19 +12,19 @@ import click
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_dev.machine.progress import progress
 
-from benchmarks.operator.audit import (
+from benchmarks.operator.results import Bulk, Flight, Quiet, StartUp, quantiles
+from benchmarks.operator.site import NAMESPACE, Site, usage_of
+from tests.support.jobs import good_job
+from tests.support.load.audit import (
     between,
     job_name,
     longest_gap,
     per_kind,
     reactions,
 )
-from benchmarks.operator.connection import connect
-from benchmarks.operator.results import Bulk, Flight, Quiet, StartUp, quantiles
-from benchmarks.operator.simulator import OURS, Simulator
-from benchmarks.operator.site import NAMESPACE, Site, usage_of
-from benchmarks.operator.usage import busy_seconds, usage
-from tests.support.jobs import good_job
+from tests.support.load.connection import connect
+from tests.support.load.simulator import OURS, Simulator
+from tests.support.load.usage import busy_seconds, usage
 
 JOBS = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
 _AT_ONCE = 16

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from benchmarks.operator.audit import percentile
 from benchmarks.results import RESULTS
+from tests.support.load.audit import percentile
 
 OPERATOR = RESULTS / "operator.json"
 MOST_JOBS = 5000

@@ -12,10 +12,10 @@ from typing import Any
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 
-from benchmarks.operator.audit import AuditLog
-from benchmarks.operator.usage import Usage, usage
 from tests.support.cluster import Cluster
 from tests.support.installed import install, make_namespace
+from tests.support.load.audit import AuditLog
+from tests.support.load.usage import Usage, usage
 from tests.support.names import OPERATOR
 from tests.support.operator_process import Operator
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from pseudoreal_dev.machine.progress import progress
 
-from benchmarks.operator.audit import between, job_name
 from benchmarks.operator.beside import measures
 from benchmarks.operator.beside.results import Idle, Life
 from benchmarks.operator.beside.stacks import Stack
-from benchmarks.operator.connection import Connection, connect
 from benchmarks.operator.course import TookTooLong, each
-from benchmarks.operator.simulator import Simulator
 from benchmarks.operator.site import NAMESPACE, Site, site
-from benchmarks.operator.usage import busy_seconds, usage
+from tests.support.load.audit import between, job_name
+from tests.support.load.connection import Connection, connect
+from tests.support.load.simulator import Simulator
+from tests.support.load.usage import busy_seconds, usage
 
 _LEAST_PATIENCE, _PATIENCE_PER_POD = 300.0, 2.0
 _SETTLED_SECONDS = 15.0

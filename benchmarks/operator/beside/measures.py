@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from benchmarks.operator.audit import Request
 from benchmarks.operator.results import Quantiles, quantiles
+from tests.support.load.audit import Request
 
 STATUSES = (
     ("pseudoreal.dev", "pseudorealjobs/status"),

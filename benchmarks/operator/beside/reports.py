@@ -19,14 +19,14 @@ from pseudoreal_api.wire.messages import ProgressReport
 from pseudoreal_api.wire.reports import REPORT_AUDIENCE, PodReport, RankReport
 from pseudoreal_dev.machine.progress import progress
 
-from benchmarks.operator.audit import between, job_name
 from benchmarks.operator.beside import measures
 from benchmarks.operator.beside.results import Reporting
 from benchmarks.operator.beside.stacks import ONE_PHASE
-from benchmarks.operator.connection import Connection, connect
 from benchmarks.operator.course import each
-from benchmarks.operator.simulator import Simulator
 from benchmarks.operator.site import NAMESPACE, Site, site, usage_of
+from tests.support.load.audit import between, job_name
+from tests.support.load.connection import Connection, connect
+from tests.support.load.simulator import Simulator
 from tests.support.names import OPERATOR
 from tests.support.patience import PATIENCE_SECONDS
 

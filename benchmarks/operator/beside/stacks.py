@@ -11,10 +11,10 @@ from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_dev.neighbours import kubeflow
 
 from benchmarks.operator.beside.deployed import Deployment, running
-from benchmarks.operator.simulator import OURS, PodKind
 from benchmarks.operator.site import Site
 from tests.support.jobs import good_job
 from tests.support.kubectl import Kubectl
+from tests.support.load.simulator import OURS, PodKind
 from tests.support.names import OPERATOR
 from tests.support.patience import wait_for
 

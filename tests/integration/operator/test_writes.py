@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 
-from benchmarks.operator import simulator
-from benchmarks.operator.audit import AuditLog, Request, job_name
 from benchmarks.operator.beside.stacks import ONE_PHASE, TWO_PHASES, Stack
-from benchmarks.operator.connection import MERGE, Connection, connect
-from benchmarks.operator.simulator import OURS, Simulator
-from benchmarks.operator.usage import usage
 from tests.support.cluster import Cluster
+from tests.support.load import simulator
+from tests.support.load.audit import AuditLog, Request, job_name
+from tests.support.load.connection import MERGE, Connection, connect
+from tests.support.load.simulator import OURS, Simulator
+from tests.support.load.usage import usage
 from tests.support.operator_process import Operator
 from tests.support.patience import PATIENCE_SECONDS
 

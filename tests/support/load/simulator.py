@@ -17,9 +17,9 @@ from pseudoreal_api.names import CONTAINER, LABEL_EXECUTION, LABEL_JOB, LABEL_PH
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_operator import clock
 
-from benchmarks.operator.audit import SIMULATOR_END
-from benchmarks.operator.connection import MERGE, Connection
 from tests.support.cluster import CHECKPOINTS, RESULTS
+from tests.support.load.audit import SIMULATOR_END
+from tests.support.load.connection import MERGE, Connection
 
 Json = dict[str, Any]
 
