@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_dev.neighbours import kubeflow
 
 from benchmarks.operator.beside.deployed import Deployment, running
 from benchmarks.operator.site import Site
-from tests.support.jobs import good_job
 from tests.support.kubectl import Kubectl
+from tests.support.load.jobs import JOBS, one_phase, two_phases
 from tests.support.load.simulator import OURS, PodKind
 from tests.support.names import OPERATOR
 from tests.support.patience import wait_for
@@ -46,23 +45,6 @@ def _ours(site: Site) -> Iterator[tuple[int, ...]]:
     wait_for("the operator", operator.is_ready, operator.said)
     assert operator.process is not None, "start_operator was called"
     yield (operator.process.pid,)
-
-
-def _one_phase(name: str, workers: int) -> Json:
-    body = good_job(name)
-    body["spec"]["phases"] = [_wide(body["spec"]["phases"][1], workers)]
-    return body
-
-
-def _two_phases(name: str, workers: int) -> Json:
-    body = good_job(name)
-    body["spec"]["phases"] = [_wide(phase, workers) for phase in body["spec"]["phases"]]
-    return body
-
-
-def _wide(phase: Json, workers: int) -> Json:
-    """Return the phase with this many workers, and enough sequences for them."""
-    return phase | {"workers": workers, "batch": {"sequences": 2 * workers, "microBatches": 2}}
 
 
 def _limits() -> list[str]:
@@ -167,10 +149,9 @@ def _says_nothing(_labels: Json) -> str:
 _PYTORCH_PODS = PodKind("training.kubeflow.org/job-name", "pytorch", _says_nothing)
 _TRAIN_JOB_PODS = PodKind("jobset.sigs.k8s.io/jobset-name", "node", _says_nothing)
 _PYTORCH_JOBS, _TRAIN_JOBS = "kubeflow.org/v1/pytorchjobs", "trainer.kubeflow.org/v1alpha1/trainjobs"
-_OUR_JOBS = f"{GROUP}/{VERSION}/{PLURAL}"
 
-ONE_PHASE = Stack("pseudoreal", _OUR_JOBS, OURS, (OPERATOR,), _one_phase, _ours)
-TWO_PHASES = Stack("pseudoreal, two phases", _OUR_JOBS, OURS, (OPERATOR,), _two_phases, _ours)
+ONE_PHASE = Stack("pseudoreal", JOBS, OURS, (OPERATOR,), one_phase, _ours)
+TWO_PHASES = Stack("pseudoreal, two phases", JOBS, OURS, (OPERATOR,), two_phases, _ours)
 TRAINING_OPERATOR = Stack(
     "training-operator",
     _PYTORCH_JOBS,
