@@ -12,7 +12,7 @@ from pseudoreal_dev.neighbours import kubeflow
 from benchmarks.operator.beside.deployed import Deployment, running
 from benchmarks.operator.site import Site
 from tests.support.kubectl import Kubectl
-from tests.support.load.jobs import JOBS, one_phase, two_phases
+from tests.support.load.jobs import RESOURCE, one_phase, two_phases
 from tests.support.load.simulator import OURS, PodKind
 from tests.support.names import OPERATOR
 from tests.support.patience import wait_for
@@ -150,8 +150,8 @@ _PYTORCH_PODS = PodKind("training.kubeflow.org/job-name", "pytorch", _says_nothi
 _TRAIN_JOB_PODS = PodKind("jobset.sigs.k8s.io/jobset-name", "node", _says_nothing)
 _PYTORCH_JOBS, _TRAIN_JOBS = "kubeflow.org/v1/pytorchjobs", "trainer.kubeflow.org/v1alpha1/trainjobs"
 
-ONE_PHASE = Stack("pseudoreal", JOBS, OURS, (OPERATOR,), one_phase, _ours)
-TWO_PHASES = Stack("pseudoreal, two phases", JOBS, OURS, (OPERATOR,), two_phases, _ours)
+ONE_PHASE = Stack("pseudoreal", RESOURCE, OURS, (OPERATOR,), one_phase, _ours)
+TWO_PHASES = Stack("pseudoreal, two phases", RESOURCE, OURS, (OPERATOR,), two_phases, _ours)
 TRAINING_OPERATOR = Stack(
     "training-operator",
     _PYTORCH_JOBS,

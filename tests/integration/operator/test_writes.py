@@ -17,8 +17,7 @@ from tests.support.cluster import Cluster
 from tests.support.load import simulator
 from tests.support.load.audit import AuditLog, Request, job_name
 from tests.support.load.connection import MERGE, Connection, connect
-from tests.support.load.jobs import JOBS as KIND
-from tests.support.load.jobs import one_phase, two_phases
+from tests.support.load.jobs import RESOURCE, one_phase, two_phases
 from tests.support.load.simulator import OURS, Simulator
 from tests.support.load.usage import usage
 from tests.support.operator_process import Operator
@@ -87,7 +86,7 @@ class Course:
         return writes(self.log.requests())
 
     def _jobs(self) -> str:
-        version, _, plural = KIND.rpartition("/")
+        version, _, plural = RESOURCE.rpartition("/")
         return self._path(f"apis/{version}", plural)
 
     def _path(self, version: str, rest: str) -> str:

@@ -7,7 +7,7 @@ from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from tests.support.jobs import good_job
 
 Json = dict[str, Any]
-JOBS = f"{GROUP}/{VERSION}/{PLURAL}"
+RESOURCE = f"{GROUP}/{VERSION}/{PLURAL}"
 """Group, version and plural of the jobs, separated by slashes."""
 
 
