@@ -14,9 +14,9 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 
 from tests.gpu.conftest import Figure
 from tests.support.gpu_timeline import Timeline, record, share_of
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.reference import batch_of
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.reference import batch_of
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from pseudoreal_trainer.checkpoint.storage.files import FileStorage
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, remove
 from pseudoreal_trainer.errors import TrainingError
 
-from tests.unit.trainer.checkpoint.by_hand import manifest_of, save
+from tests.unit.trainer.checkpoint.support.by_hand import manifest_of, save
 
 FILES = ["weights-00000.safetensors", "moments-00000.safetensors", "weights-00001.safetensors"]
 

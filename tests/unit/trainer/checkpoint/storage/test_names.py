@@ -17,8 +17,8 @@ from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.errors import TrainingError
 from pydantic import ValidationError
 
-from tests.unit.trainer.checkpoint.by_hand import committed
 from tests.unit.trainer.checkpoint.storage.object_server import UID
+from tests.unit.trainer.checkpoint.support.by_hand import committed
 
 NAMES = ["pseudo-00000001", "pseudo-00000002"]
 OUTSIDE = ["../../precious", "/precious", "..", ".", "a/../../precious", "Upper", "x\n", ""]

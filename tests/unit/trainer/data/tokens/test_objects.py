@@ -19,8 +19,8 @@ from pseudoreal_trainer.data.tokens.spans import Blocks, ObjectSpans, Span
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 from tests.unit.trainer.checkpoint.storage.object_server import Bucket
-from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
-from tests.unit.trainer.data.written import write_native
+from tests.unit.trainer.data.support.written import write_native
+from tests.unit.trainer.data.tokens.support.golden import FIVE, MEGATRON_INDEX
 
 BLOCK, AT_ONCE, MOST = 16, 5, 4
 """Bytes of a block, number of blocks requested at a time, and number of blocks cached."""

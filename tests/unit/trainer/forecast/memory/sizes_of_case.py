@@ -4,7 +4,7 @@ from pseudoreal_trainer.forecast.memory.sizes import Sizes, compute_bytes, maste
 from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.units import units_of
 
-from tests.unit.trainer.engine.cases import Case
+from tests.unit.trainer.engine.support.cases import Case
 
 
 def sizes_of(case: Case) -> Sizes:

@@ -15,7 +15,7 @@ from pseudoreal_trainer.forecast.memory.memory import held, unit_state
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
 
-from tests.unit.trainer.plan.cases import make_layout, make_sizes
+from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
 
 SIZES = make_sizes(8, hiddenSize=64, feedForward={"size": 256})
 ONE_RANK = make_layout(8, 1, 2)

@@ -12,7 +12,7 @@ from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 
-from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
+from tests.unit.trainer.plan.support.cases import everywhere, make_layout, make_sizes
 
 D = 4
 """Number of data ranks; divides the parameters of a block."""

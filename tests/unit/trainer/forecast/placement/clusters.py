@@ -16,7 +16,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.records import Fetch, Reduce, Send
 
-from tests.unit.trainer.plan.cases import make_layout, make_sizes
+from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.parts import units_of_rank
 
 from tests.unit.trainer.forecast.placement.clusters import counted, job, jobs, somewhere
-from tests.unit.trainer.plan.cases import make_layout, make_sizes
+from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
 
 
 def test_a_rank_sends_what_its_flows_say() -> None:

@@ -9,7 +9,7 @@ from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, Traffic, traffic_b
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 
-from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
+from tests.unit.trainer.plan.support.cases import everywhere, make_layout, make_sizes
 
 L = 8
 

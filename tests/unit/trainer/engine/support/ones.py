@@ -11,9 +11,9 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.updates import Gradients
 from torch import Tensor
 
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.reference import tokens_of
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.reference import tokens_of
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
 
 
 def run(rank: int, world: int, cases: list[Case], folder: Path) -> None:

@@ -17,7 +17,7 @@ from aiohttp import web
 from kubernetes import client, config
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 
-from tests.integration.operator.chaos.faults import Fault, Kind, Target
+from tests.integration.operator.chaos.support.faults import Fault, Kind, Target
 
 Json = dict[str, Any]
 

@@ -6,7 +6,7 @@ from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo import chart
 from pseudoreal_dev.images import images
 
-from tests.e2e.job import wait_for
+from tests.e2e.support.job import wait_for
 
 PROGRAM = "-m pseudoreal_operator"
 _PODS = (f"--namespace={chart.NAMESPACE}", "--selector=app.kubernetes.io/component=operator")

@@ -7,7 +7,7 @@ from pseudoreal_api.base import KIND
 from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
 
 from tests.support.jobs import good_job
-from tests.unit.operator.survival.api_server import Stored
+from tests.unit.operator.survival.support.api_server import Stored
 
 EMPTY_MAPS = b"[" + b",".join([b"{}"] * 480_000) + b"]"
 """1.44 MB, which take 36 MB as Python objects."""

@@ -5,7 +5,7 @@ from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo import chart
 from pseudoreal_dev.machine import shell
 
-from tests.e2e import operator_log
+from tests.e2e.support import operator_log
 
 _OPERATOR = (f"--namespace={chart.NAMESPACE}", f"deployment/{chart.RELEASE}")
 _COMMANDS = (

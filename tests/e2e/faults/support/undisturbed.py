@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
-from tests.e2e.job import Job
+from tests.e2e.support.job import Job
 from tests.support.patience import wait_for
 
 SPEC: dict[str, Any] = {

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from tests.integration.operator.chaos.faults import Fault, Kind, Target, surely_reached
-from tests.integration.operator.chaos.life import Life, Story
-from tests.integration.operator.chaos.proxy import Proxy
+from tests.integration.operator.chaos.support.faults import Fault, Kind, Target, surely_reached
+from tests.integration.operator.chaos.support.life import Life, Story
+from tests.integration.operator.chaos.support.proxy import Proxy
 from tests.support.cluster import CHILD_PATHS
 from tests.support.installed import make_namespace
 from tests.support.operator_process import Operator

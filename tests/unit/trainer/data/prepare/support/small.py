@@ -10,7 +10,7 @@ from pseudoreal_trainer.data.prepare.inputs import find_inputs, groups_of
 from pseudoreal_trainer.data.prepare.settings import Settings
 from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
 
-from tests.unit.trainer.data.prepare.silent import Silent
+from tests.unit.trainer.data.prepare.support.silent import Silent
 
 TEXTS = [f"document {number} " * (number % 7 + 1) for number in range(20)]
 

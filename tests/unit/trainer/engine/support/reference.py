@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from tests.support.adamw import adamw, adamw_of_tensors
 from tests.support.routers import Routers
-from tests.unit.trainer.data.cut import cut
-from tests.unit.trainer.engine.cases import (
+from tests.unit.trainer.data.support.cut import cut
+from tests.unit.trainer.engine.support.cases import (
     END,
     PROMPTS,
     RATE,

@@ -10,7 +10,7 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.manifests.objects import children
 from pseudoreal_operator.observe.stages import Stage, StageKind
 
-from tests.unit.operator.world import SETTINGS, make_job
+from tests.unit.operator.support.world import SETTINGS, make_job
 
 Json = dict[str, Any]
 

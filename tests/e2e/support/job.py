@@ -12,8 +12,8 @@ from pseudoreal_api.status.status import Condition, PseudoRealJobStatus
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo.follow import read_status
 
-from tests.e2e import machine
-from tests.e2e.operator_log import Watch
+from tests.e2e.support import machine
+from tests.e2e.support.operator_log import Watch
 from tests.support import patience
 from tests.support.jobs import good_job
 

@@ -12,7 +12,7 @@ from pseudoreal_trainer.model.modules import UnitModule
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 
-from tests.unit.trainer.model.waiting import HostReads, Waits
+from tests.unit.trainer.model.support.waiting import HostReads, Waits
 
 Mixed = Callable[[Block, Tensor], Tensor]
 """Output of a block's experts, [B, T, H] -> [B, T, H]."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.manifests.rendered import files_of
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.manifests.support.rendered import files_of
+from tests.unit.operator.support.world import World, make_job
 
 
 def run_pods(world: World) -> None:

@@ -9,7 +9,7 @@ from pseudoreal_trainer.engine.state import store
 from pseudoreal_trainer.engine.state.pinned import Allocator, PlainMemory
 from torch import Tensor
 
-from tests.unit.trainer.engine.recorded import RecordedStreams
+from tests.unit.trainer.engine.support.recorded import RecordedStreams
 
 _FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "empty_like", "zeros_like", "empty_strided")
 

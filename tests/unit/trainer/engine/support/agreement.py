@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.running import Result
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import STEPS, Case
+from tests.unit.trainer.engine.support.running import Result
 
 
 def assert_trained_alike(found: Result, case: Case) -> None:

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from tests.support.adamw import adamw
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.cases import RATE, STEPS, Case
-from tests.unit.trainer.engine.reference import batch_of, part_of
+from tests.unit.trainer.engine.support.cases import RATE, STEPS, Case
+from tests.unit.trainer.engine.support.reference import batch_of, part_of
 
 WORLD, SEED = 2, 3
 

@@ -8,7 +8,7 @@ from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
 from pseudoreal_operator.settings import Lease
 
-from tests.unit.operator.cluster.fake_leases import Client, Server
+from tests.unit.operator.cluster.support.fake_leases import Client, Server
 
 HOUR = 3600.0
 

@@ -21,9 +21,9 @@ from pseudoreal_trainer.plan.units import KINDS, Kind, Unit, units_of
 from torch import Tensor
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.cases import END, PROMPTS, RATE, SAMPLING, STEPS, WRITTEN, Case
-from tests.unit.trainer.engine.process_groups import needed_groups, process_groups_of
-from tests.unit.trainer.engine.reference import batch_of, part_of, targets_of, tokens_of
+from tests.unit.trainer.engine.support.cases import END, PROMPTS, RATE, SAMPLING, STEPS, WRITTEN, Case
+from tests.unit.trainer.engine.support.process_groups import needed_groups, process_groups_of
+from tests.unit.trainer.engine.support.reference import batch_of, part_of, targets_of, tokens_of
 
 SEED = 3
 _LIMIT_SECONDS = 1800.0

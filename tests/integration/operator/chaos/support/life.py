@@ -14,7 +14,7 @@ from urllib.error import HTTPError, URLError
 from kubernetes import client
 from pseudoreal_api.names import LABEL_PHASE, LABEL_STAGE
 
-from tests.integration.operator.chaos.proxy import Proxy
+from tests.integration.operator.chaos.support.proxy import Proxy
 from tests.support.cluster import CHECKPOINTS, RESULTS, Cluster, Job
 from tests.support.names import bare_child
 from tests.support.operator_process import Operator

@@ -16,9 +16,9 @@ from pseudoreal_trainer.engine.updates import Gradients
 from pseudoreal_trainer.model.transformer import Transformer
 from torch import Tensor
 
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.running import run_case
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import STEPS, Case
+from tests.unit.trainer.engine.support.running import run_case
 
 FAULTS = {1: ("blocks.1", nan), 3: ("head", inf)}
 """Step -> unit with one spoilt element in its gradient, and the value of that element."""
