@@ -7,7 +7,7 @@ from pseudoreal_operator.endpoint import unauthenticated
 from pseudoreal_operator.endpoint.limits import sources_of
 from pseudoreal_operator.endpoint.unauthenticated import UnauthenticatedConnection, UnauthenticatedConnections
 
-from tests.unit.operator.endpoint.clock import HandClock
+from tests.unit.operator.endpoint.support.clock import HandClock
 
 ONE, OTHER = "10.0.0.1", "10.0.0.2"
 
