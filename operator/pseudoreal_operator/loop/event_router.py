@@ -27,19 +27,16 @@ soon followed by the next event."""
 
 
 class JobSummary(NamedTuple):
-    """Summary of a job: a pass is due when it changes. Most events of a job are the echo of the operator's own
-    status writes."""
+    """Summary of a job: a pass is due when it changes."""
 
     generation: int
     deleting: bool
     ended: bool
     has_status: bool
-    """Whether the job has a status."""
 
 
 class EventRouter:
-    """Event router: forwards to a queue those watch events of jobs and children that change anything for a pass. It
-    keeps a summary of each job and a hash of each child; a pass reads everything else itself."""
+    """Requests a pass for each watch event of a job or a child that changes anything that a pass reads."""
 
     def __init__(self, queue: WorkQueue[Name]) -> None:
         self._queue = queue
@@ -159,10 +156,10 @@ def first_pass_delay(body: Json, now: datetime) -> float | None:
     """Return the seconds until a newly found job needs a pass; None: it has ended or is being deleted, and nothing
     is left to do."""
     summary, spec = summary_of(body), body.get("spec") or {}
-    if not (summary.ended or summary.deleting):
-        return 0.0
     if summary.deleting:
         return None
+    if not summary.ended:
+        return 0.0
     if (spec.get("cleanUp") or {}).get("children") == "Delete":
         return 0.0
     lifetime = (spec.get("deadlines") or {}).get("ttlSecondsAfterFinished")

@@ -1,4 +1,5 @@
-"""Computations on tenants' input, in a thread beside the event loop, each with a limit on its CPU time.
+"""Parsing and planning of tenants' input, in a thread beside the event loop, each computation with a limit on its CPU
+time; the jobs that exceeded it; and the cache of parsed specs.
 
 Parsing a spec and planning are pure functions of a few milliseconds. If one of them ran forever in the event loop, it
 would stop the renewal of the Lease, the reports and the passes over all other jobs; here it is aborted.
@@ -37,7 +38,8 @@ _Key = tuple[str, int]
 
 
 class Overran(Exception):
-    """A computation exceeded its CPU time and was aborted."""
+    """A computation exceeded its CPU time and was aborted. The name is part of a condition's message
+    (`internal_error.reason_and_message`)."""
 
 
 class _End(BaseException):

@@ -79,7 +79,7 @@ class WorkQueue(Generic[Key]):
         self._idle: deque[asyncio.Future[None]] = deque()
         """Futures of the workers that wait for a key."""
         self._pending: dict[Key, _FairQueue[Key]] = {}
-        """Keys that need a pass now, including keys with a running pass, and the line where they wait."""
+        """Keys that need a pass now, including keys with a running pass, and the queue where they wait."""
         self._running: set[Key] = set()
         self._running_of: Counter[Hashable] = Counter()
         """Number of running passes of each group."""
@@ -161,11 +161,11 @@ class WorkQueue(Generic[Key]):
         if self._pending.get(key) is not self._changes:
             self._enqueue(key, self._changes)
 
-    def _enqueue(self, key: Key, line: _FairQueue[Key]) -> None:
-        self._pending[key] = line
+    def _enqueue(self, key: Key, queue: _FairQueue[Key]) -> None:
+        self._pending[key] = queue
         # During a pass over the key the mark in `_pending` is enough: `_process` adds the key again after the pass.
         if key not in self._running:
-            line.append(key)
+            queue.append(key)
             self._wake_worker()
 
     def _wake_worker(self) -> None:
@@ -178,12 +178,12 @@ class WorkQueue(Generic[Key]):
     def _take(self) -> Key | None:
         """Remove and return the key whose turn it is; None if no key may have a pass now."""
         is_backlogs_turn = self._changes_in_a_row >= _CHANGES_IN_A_ROW
-        lines = (self._backlog, self._changes) if is_backlogs_turn else (self._changes, self._backlog)
-        for line in lines:
-            while (key := line.take(self._has_room)) is not None:
-                # Skip keys that were served from the other line or forgotten, and keys with a running pass.
+        queues = (self._backlog, self._changes) if is_backlogs_turn else (self._changes, self._backlog)
+        for queue in queues:
+            while (key := queue.take(self._has_room)) is not None:
+                # Skip keys that were served from the other queue or forgotten, and keys with a running pass.
                 if key in self._pending and key not in self._running:
-                    self._changes_in_a_row = self._changes_in_a_row + 1 if line is self._changes else 0
+                    self._changes_in_a_row = self._changes_in_a_row + 1 if queue is self._changes else 0
                     return key
         return None
 
