@@ -33,7 +33,7 @@ from pseudoreal_operator.tasks import background_task
 
 async def run(settings: Settings) -> None:
     """Run the operator. Raises LeaseLost."""
-    ending = _noted_signals()
+    ending = _catch_signals()
     report_store, counters = ReportStore(), OperatorCounters()
     REGISTRY.register(counters)
     async with AsyncExitStack() as stack:
@@ -56,8 +56,8 @@ async def run(settings: Settings) -> None:
         # Before the first request to the API server, which may be away.
         await stack.enter_async_context(serve_health(health_facts, lambda: loop.has_seen_all, settings.health_port))
         watching = await stack.enter_async_context(connect(connections=0))
-        await stack.enter_async_context(loop.watching(watching))
-        certificate = _certificate(settings, loop)
+        await stack.enter_async_context(loop.run_watches(watching))
+        certificate = _load_certificate(settings, loop)
         reports = (
             Reports(identities, report_store, authorities=certificate.authorities_beyond)
             if identities and certificate
@@ -77,7 +77,7 @@ async def run(settings: Settings) -> None:
             leading.result()
 
 
-def _certificate(settings: Settings, loop: Loop) -> Certificate | None:
+def _load_certificate(settings: Settings, loop: Loop) -> Certificate | None:
     if settings.reports is None:
         return None
     host = urlsplit(settings.report_url or "").hostname
@@ -105,14 +105,14 @@ async def _lead(
         LEADER.set_function(lambda: float(fence is None or fence.is_open))
         if settings.reports and reports and certificate:
             await stack.enter_async_context(serve_reports(reports, certificate, settings.reports.port))
-        await stack.enter_async_context(loop.leading())
+        await stack.enter_async_context(loop.lead())
         if settings.lease:
             # Last, so that the Service leads here once the endpoint serves and jobs are followed.
             await lead_reports_here(api, settings.lease)
         await asyncio.Event().wait()
 
 
-def _noted_signals() -> "asyncio.Future[None]":
+def _catch_signals() -> "asyncio.Future[None]":
     """Return a future that SIGTERM and SIGINT resolve: the first process of a container ignores signals without
     handlers."""
     ending = asyncio.get_running_loop().create_future()

@@ -24,13 +24,14 @@ from pseudoreal_operator.observe.stages import StageKind
 Json = dict[str, Any]
 
 RESULT_SECONDS, LEAST_RESULT_SECONDS = 3600.0, 10.0
-"""Maximum seconds for which a review of a token is believed, unless its pod changes: as long as kubelets let a token
-live. A token that names its expiry is believed until then; and at least for the minimum, if the API server accepts
-it although the operator's clock says that it has expired."""
+"""Maximum seconds for which the result of a review is used, unless its pod changes: as long as kubelets let a token
+live. If a token names its expiry, the result is used until then; but at least for the minimum, if the API server accepts
+the token although the operator's clock says that it has expired."""
 REJECTION_SECONDS = 30.0
 """Seconds for which a rejected token is rejected again without a review."""
 SUSPECT_SECONDS = 60.0
-"""Seconds after a rejection for which an address gets its reviews from the share of doubted addresses."""
+"""Seconds after a rejection for which an address is a suspect: its reviews come from the share of tokens that claim no
+namespace."""
 REVIEWS_PER_SECOND, REVIEWS_AT_ONCE = 50, 200
 """Limits on reviews of all tokens together: each review costs the API server something."""
 SHARE_PER_SECOND, SHARE_AT_ONCE = 10, 50
@@ -48,7 +49,7 @@ _MOST_NAMESPACE = 63
 _MOST_SECONDS = 1e12
 """Bound on accepted times, in seconds since 1970."""
 _NO_NAMESPACE = ""
-"""Namespace of tokens that claim none, and of addresses whose tokens are doubted."""
+"""Namespace of tokens that claim none, and of suspect addresses."""
 _MOST_DELETED_PODS = 1000
 _USER = "system:serviceaccount:"
 _POD_NAME, _POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
@@ -97,7 +98,7 @@ class Identities:
         self._rejected: OrderedDict[str, tuple[float, Rejected]] = OrderedDict()
         """Digest of a token -> until when it is rejected, and how."""
         self._suspects: OrderedDict[str, float] = OrderedDict()
-        """Address -> until when its tokens are doubted."""
+        """Address -> until when it is a suspect."""
         self._reviews = Limiter(REVIEWS_PER_SECOND, REVIEWS_AT_ONCE, clock)
         self._shares = Limiter(SHARE_PER_SECOND, SHARE_AT_ONCE, clock)
         self._rejections = (
@@ -144,7 +145,7 @@ class Identities:
         return self._reviews.allows("all")
 
     def _lifetime(self, claims: Json) -> float:
-        """Return the seconds for which the review of a token with these claims is believed; the claims are true if
+        """Return the seconds for which the review of a token with these claims is used; the claims are true if
         the token is valid."""
         expires = claims.get("exp")
         if not isinstance(expires, int | float) or not abs(expires) < _MOST_SECONDS:

@@ -72,7 +72,7 @@ class Listener:
         CONNECTIONS.labels(known="true").set_function(lambda: len(self._reporters))
 
     @asynccontextmanager
-    async def listening(self, server: web.Server, port: int) -> AsyncIterator[int]:
+    async def listen(self, server: web.Server, port: int) -> AsyncIterator[int]:
         """Listen, and hand accepted connections to `server`. Yield the port; a free one if `port` is 0."""
         with listening_socket(port) as listening:
             listening.setblocking(False)
@@ -124,24 +124,24 @@ class Listener:
         self, accepted: socket.socket, server: web.Server, connection: UnauthenticatedConnection
     ) -> None:
         """Serve a connection until it has brought a valid token; close it if it brings none."""
-        known = asyncio.get_running_loop().create_future()
+        authenticated = asyncio.get_running_loop().create_future()
         handler: RequestHandler | None = None
         transport: asyncio.BaseTransport | None = None
         try:
             async with asyncio.timeout(AUTHENTICATION_SECONDS):
                 await _wait_for_data(accepted)
                 async with self._turn(connection):
-                    self._authenticating[handler := server()] = known
+                    self._authenticating[handler := server()] = authenticated
                     transport = await self._start_tls(accepted, handler)
-                await known
+                await authenticated
         except (OSError, TimeoutError):
             pass
         finally:
             if handler is not None:
                 self._authenticating.pop(handler, None)
-            is_known = known.done() and not known.cancelled()
-            self._unauthenticated.remove(connection, authenticated=is_known)
-            if is_known:
+            is_authenticated = authenticated.done() and not authenticated.cancelled()
+            self._unauthenticated.remove(connection, authenticated=is_authenticated)
+            if is_authenticated:
                 self._handshake_rate.give_back("all")
             elif isinstance(transport, asyncio.Transport):
                 transport.abort()

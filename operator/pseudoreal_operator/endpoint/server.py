@@ -138,7 +138,7 @@ async def run_endpoint(reports: Reports, tls: ssl.SSLContext, port: int) -> Asyn
     await runner.setup()
     try:
         assert runner.server is not None, "setup() creates the server"
-        async with listener.listening(runner.server, port) as found:
+        async with listener.listen(runner.server, port) as found:
             yield found
     finally:
         await runner.cleanup()

@@ -44,9 +44,9 @@ class EventRecorder:
         self._all_posted.set()
 
     @asynccontextmanager
-    async def posting(self) -> AsyncIterator[None]:
+    async def run_posters(self) -> AsyncIterator[None]:
         """Post events in this context. At its end, events that still wait have SHUTDOWN_SECONDS."""
-        async with self._queue.workers(_WORKERS, "poster of events"):
+        async with self._queue.run_workers(_WORKERS, "poster of events"):
             try:
                 yield
             finally:

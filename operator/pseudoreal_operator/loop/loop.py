@@ -94,7 +94,7 @@ class Loop:
         return self._jobs_listed.is_set() and all(started.is_set() for started in self._started)
 
     @asynccontextmanager
-    async def watching(self, api: Api) -> AsyncIterator[None]:
+    async def run_watches(self, api: Api) -> AsyncIterator[None]:
         """Watch, without making passes. `api` has its own connections, because each watch occupies one."""
         async with AsyncExitStack() as stack:
             for namespace in self._deps.settings.namespaces or (None,):
@@ -110,7 +110,7 @@ class Loop:
             yield
 
     @asynccontextmanager
-    async def leading(self) -> AsyncIterator[None]:
+    async def lead(self) -> AsyncIterator[None]:
         """Make passes, first over all jobs."""
         # Wait for the watches before the initial list, so that every change after the list is reported.
         with suppress(TimeoutError):
@@ -119,7 +119,7 @@ class Loop:
         self._leads = True
         self._job_metrics.resume()
         await self._make_initial_list()
-        async with self._deps.event_recorder.posting(), self._queue.workers(WORKERS, "worker of passes"):
+        async with self._deps.event_recorder.run_posters(), self._queue.run_workers(WORKERS, "worker of passes"):
             yield
 
     def use_authorities(self, authorities: str) -> None:

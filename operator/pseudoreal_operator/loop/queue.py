@@ -132,7 +132,7 @@ class WorkQueue(Generic[Key]):
         self._not_before.pop(key, None)
 
     @asynccontextmanager
-    async def workers(self, count: int, name: str = "worker") -> AsyncIterator[None]:
+    async def run_workers(self, count: int, name: str = "worker") -> AsyncIterator[None]:
         """Run the workers in this context. At its end no pass starts any more; running passes have FINISH_SECONDS to
         end, and are then cancelled."""
         self._most_of_group = max(1, count - max(1, int(count * _OTHERS_SHARE)))

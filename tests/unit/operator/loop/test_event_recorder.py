@@ -36,7 +36,7 @@ def make_event(message: str) -> Json:
 def post_events(server: Server, *events: tuple[Name, str], counters: OperatorCounters | None = None) -> None:
     async def main() -> None:
         recorder = EventRecorder(cast(Api, server), counters or OperatorCounters())
-        async with recorder.posting():
+        async with recorder.run_posters():
             for job, message in events:
                 recorder.post(job, [make_event(message)])
             await asyncio.sleep(10_000)
@@ -56,7 +56,7 @@ def test_waiting_events_are_posted_at_shutdown() -> None:
 
     async def main() -> None:
         recorder = EventRecorder(cast(Api, server), OperatorCounters())
-        async with recorder.posting():
+        async with recorder.run_posters():
             recorder.post(JOB, [make_event("1"), make_event("2")])
             recorder.post(OTHER, [make_event("3")])
 
@@ -69,7 +69,7 @@ def test_shutdown_waits_a_second_for_an_unavailable_api_server() -> None:
 
     async def main() -> None:
         recorder = EventRecorder(cast(Api, server), OperatorCounters())
-        async with recorder.posting():
+        async with recorder.run_posters():
             recorder.post(JOB, [make_event("1")])
         ended.append(asyncio.get_running_loop().time())
 
@@ -129,7 +129,7 @@ def test_event_workers_survive_any_number_of_failures() -> None:
 
     async def main() -> None:
         recorder = EventRecorder(cast(Api, server), counters)
-        async with recorder.posting():
+        async with recorder.run_posters():
             for job in jobs:
                 recorder.post(job, [make_event("1"), make_event("2")])
             await asyncio.sleep(2000)

@@ -64,7 +64,7 @@ def record_passes(monkeypatch: pytest.MonkeyPatch) -> list[Name]:
 
 
 async def _run_workers(loop: Loop) -> None:
-    async with loop._queue.workers(2):
+    async with loop._queue.run_workers(2):
         await asyncio.sleep(1)
 
 
@@ -119,7 +119,7 @@ def test_child_with_readable_metadata_only_requests_a_pass(monkeypatch: pytest.M
     async def main() -> None:
         loop = make_loop(Server())
         loop.job_changed("ADDED", make_job("a"))
-        async with loop._queue.workers(2):
+        async with loop._queue.run_workers(2):
             await asyncio.sleep(1)
             metadata = {"namespace": "n", "name": "p", "uid": "u", "labels": {LABEL_JOB: "a"}}
             for change in ("MODIFIED", "DELETED"):
@@ -153,7 +153,7 @@ def test_unchanged_job_is_reconciled_within_ten_hours(monkeypatch: pytest.Monkey
         loop = make_loop(Server())
         for number in range(20):
             loop.job_changed("ADDED", make_job(f"job-{number}"))
-        async with loop._queue.workers(2):
+        async with loop._queue.run_workers(2):
             await asyncio.sleep(RESYNC_SECONDS * 0.7)
             assert len(names) == 20
             await asyncio.sleep(RESYNC_SECONDS * 0.2)
@@ -177,7 +177,7 @@ def test_job_with_many_pods_is_listed_at_most_every_ten_seconds(monkeypatch: pyt
     async def main() -> None:
         loop = make_loop(Server())
         loop.job_changed("ADDED", make_job("a"))
-        async with loop._queue.workers(2):
+        async with loop._queue.run_workers(2):
             for second in range(100):
                 loop.job_changed("MODIFIED", make_job("a", version=second + 2))
                 await asyncio.sleep(1)

@@ -60,7 +60,7 @@ class Work:
 
     def run(self, main: Coroutine[Any, Any, None], lasting: float = 1000.0) -> None:
         async def whole() -> None:
-            async with self.queue.workers(WORKERS):
+            async with self.queue.run_workers(WORKERS):
                 await main
                 await asyncio.sleep(lasting)
 
@@ -231,7 +231,7 @@ def test_one_namespace_leaves_workers_for_others() -> None:
     work, workers = Work(seconds=100), 16
 
     async def whole() -> None:
-        async with work.queue.workers(workers):
+        async with work.queue.run_workers(workers):
             for number in range(50):
                 work.queue.add(f"mallory/{number}")
             await asyncio.sleep(10)
@@ -250,7 +250,7 @@ def test_one_namespace_leaves_one_of_two_workers_for_others() -> None:
     work = Work(seconds=100)
 
     async def whole() -> None:
-        async with work.queue.workers(2):
+        async with work.queue.run_workers(2):
             for number in range(3):
                 work.queue.add(f"mallory/{number}")
             await asyncio.sleep(10)
@@ -284,7 +284,7 @@ def test_workers_survive_errors_of_passes_and_of_failure_handlers(error: type[Ba
 
     async def main() -> None:
         queue: WorkQueue[str] = WorkQueue(work, failed)
-        async with queue.workers(2):
+        async with queue.run_workers(2):
             for number in range(3):
                 queue.add(f"bad-{number}")
             await asyncio.sleep(30)
@@ -368,7 +368,7 @@ def test_shutdown_lets_a_running_pass_end_and_starts_none() -> None:
         await asyncio.sleep(1)
 
     async def whole() -> None:
-        async with work.queue.workers(WORKERS):
+        async with work.queue.run_workers(WORKERS):
             await main()
         done.append(now())
 
