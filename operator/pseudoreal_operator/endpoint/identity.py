@@ -25,8 +25,8 @@ Json = dict[str, Any]
 
 RESULT_SECONDS, LEAST_RESULT_SECONDS = 3600.0, 10.0
 """Maximum seconds for which the result of a review is used, unless its pod changes: as long as kubelets let a token
-live. If a token names its expiry, the result is used until then; but at least for the minimum, if the API server accepts
-the token although the operator's clock says that it has expired."""
+live. If a token names its expiry, the result is used until then; but at least for the minimum, if the API server
+accepts the token although the operator's clock says that it has expired."""
 REJECTION_SECONDS = 30.0
 """Seconds for which a rejected token is rejected again without a review."""
 SUSPECT_SECONDS = 60.0
