@@ -17,9 +17,9 @@ from pseudoreal_trainer.plan.traffic import TRAFFIC, traffic_bytes
 from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.support.cases import RATE, Case
 from tests.unit.trainer.engine.support.running import CaseBatch, Result, make_engine, want
-from tests.unit.trainer.plan.memory.allocations import allocated
-from tests.unit.trainer.plan.memory.pipeline_peak import measure
-from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.plan.memory.support.allocations import allocated
+from tests.unit.trainer.plan.memory.support.pipeline_peak import measure
+from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
 EVEN = json.dumps({"experts": {"type": "TopK", "count": 4, "topK": {"perToken": 4, "size": 8}}})
