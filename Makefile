@@ -151,7 +151,7 @@ bench-trainer: .venv-bench/ready ## Time the trainer beside torch's fully_shard 
 
 # BASE: the commit with which the engine is compared.
 .PHONY: bench-versions
-bench-versions: .venv/all ## Time this engine beside that of another commit, BASE=...; writes benchmark-results/
+bench-versions: .venv/all ## Time this engine beside that of another commit, BASE=...; writes docs/data/
 	@$(BIN)/python -m benchmarks.versions $(BASE)
 
 .PHONY: bench-checkpoint
