@@ -43,7 +43,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from benchmarks import machine
 from benchmarks.cases import MODELS
 from benchmarks.environment import ENVIRONMENT
-from benchmarks.results import RESULTS
+from benchmarks.results import RESULTS, SCRATCH
 from benchmarks.stacks import deepspeed_zero3
 from benchmarks.stacks.ours import layout_of, make_engine, train_step
 from benchmarks.work import Work, noisy_sequences
@@ -88,7 +88,8 @@ class Measured(BaseModel, frozen=True):
 
 def main() -> None:
     CHECKPOINTS.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=RESULTS) as folder:
+    SCRATCH.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         savings = []
         for way in WAYS:
             with progress.step(f"saving: {way}"):

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.gpu.conftest import Figure
 from tests.unit.trainer.engine.support.cases import RATE, Case
 from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
-from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
 pytestmark = pytest.mark.gpu
 

@@ -13,33 +13,28 @@ from torch import Tensor
 
 from tests.support.routers import Routers
 from tests.unit.trainer.engine.support import reference
-from tests.unit.trainer.engine.support.cases import OPTIONS, STEPS, Case
+from tests.unit.trainer.engine.support.cases import OPTIONS, STEPS, Case, each
 from tests.unit.trainer.engine.support.running import Result, run_case, want
 
 BALANCED = "in balance"
 EVERYWHERE = json.dumps({"experts": OPTIONS[BALANCED]["experts"] | {"denseLayers": []}})
 UNBIASED = [
     Case(options="Mixtral", pipeline=2, data=2, sharding="Gradients"),
-    *(Case(experts=6, prototypes=2, micro_batches=n, clipping="PerUnit") for n in (1, 4)),
+    *each(experts=6, prototypes=2, micro_batches=[1, 4], clipping="PerUnit"),
     Case(experts=6, prototypes=3, pipeline=2, data=2, blocks=1, sharding="Full", homes="hD", clipping="Global"),
     Case(experts=4, documents=True, data=2, recompute=False, homes="d"),
 ]
 """Cases without balancing."""
 CASES = [
-    *(Case(options=BALANCED, micro_batches=n, clipping="Global") for n in (1, 4)),
+    *each(options=BALANCED, micro_batches=[1, 4], clipping="Global"),
     Case(options=BALANCED, recompute=False, order="1F1B", homes="D", window=1),
-    *(
-        Case(options=BALANCED, data=2, sharding=sharding, homes="hDd", clipping="PerUnit")
-        for sharding in ("None", "Full")
-    ),
+    *each(options=BALANCED, data=2, sharding=["None", "Full"], homes="hDd", clipping="PerUnit"),
     Case(drawn=EVERYWHERE, pipeline=2, blocks=1, homes="hD", clipping="Global"),
     Case(drawn=EVERYWHERE, pipeline=2, blocks=2, pattern="Segment", clipping="PerUnit", order="Interleaved"),
     Case(options=BALANCED, data=3, sharding="Optimizer", blocks=2, clipping="Global", micro_batches=1),
     Case(drawn=EVERYWHERE, pipeline=2, data=2, sharding="Full", blocks=1, homes="D", clipping="Global"),
-    *(
-        Case(documents=True, options=BALANCED, micro_batches=n, homes=h, clipping="Global")
-        for n, h in ((1, "d"), (4, "hD"))
-    ),
+    *each(documents=True, options=BALANCED, micro_batches=1, homes="d", clipping="Global"),
+    *each(documents=True, options=BALANCED, micro_batches=4, homes="hD", clipping="Global"),
     Case(documents=True, options=BALANCED, data=2, sharding="Full", blocks=2, homes="hDd", clipping="PerUnit"),
     Case(documents=True, drawn=EVERYWHERE, pipeline=2, blocks=1, recompute=False, order="1F1B", clipping="Global"),
     *UNBIASED,

@@ -8,22 +8,23 @@ import pytest
 import torch
 
 from tests.unit.trainer.engine.support import reference
-from tests.unit.trainer.engine.support.cases import END, Case
+from tests.unit.trainer.engine.support.cases import END, Case, each
 from tests.unit.trainer.engine.support.running import Result, want
 
-ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
-FAMILIES = ("Llama3", "Qwen2", "Mistral", "OLMo2", "Mixtral", "Qwen3MoE")
+ORDERS = ["Layered", "GPipe", "1F1B", "Interleaved"]
+FAMILIES = ["Llama3", "Qwen2", "Mistral", "OLMo2", "Mixtral", "Qwen3MoE"]
 MASKED = [
-    *(Case(documents=True, micro_batches=n, clipping="Global") for n in (1, 8)),
+    *each(documents=True, micro_batches=[1, 8], clipping="Global"),
     Case(documents=True, homes="D", window=1, blocks=2, stash=True),
     Case(documents=True, homes="hD", recompute=False, order="1F1B", micro_batches=4),
     Case(documents=True, blocks=1, vocabulary=300, loss_chunk=5, z_loss="1e-3", tied=True),
-    *(Case(documents=True, options=name, homes="dhD", blocks=2, clipping="PerUnit") for name in FAMILIES),
-    *(Case(documents=True, experts=6, prototypes=p, homes="hD", micro_batches=n) for p, n in ((1, 1), (3, 4))),
-    *(Case(documents=True, pipeline=2, order=order, micro_batches=4) for order in ORDERS),
+    *each(documents=True, options=FAMILIES, homes="dhD", blocks=2, clipping="PerUnit"),
+    Case(documents=True, experts=6, prototypes=1, homes="hD", micro_batches=1),
+    Case(documents=True, experts=6, prototypes=3, homes="hD", micro_batches=4),
+    *each(documents=True, pipeline=2, order=ORDERS, micro_batches=4),
     Case(documents=True, pipeline=2, blocks=1, homes="D", clipping="Global"),
     Case(documents=True, pipeline=2, recompute=False, order="GPipe", options="Mistral", homes="h"),
-    *(Case(documents=True, data=2, sharding=sharding, homes="hDd", clipping="Global") for sharding in ("None", "Full")),
+    *each(documents=True, data=2, sharding=["None", "Full"], homes="hDd", clipping="Global"),
     Case(documents=True, data=2, sharding="Full", options="Qwen2", blocks=2, loss_chunk=7),
     Case(documents=True, data=2, sharding="Full", experts=4, recompute=False, clipping="PerUnit"),
     Case(documents=True, pipeline=3, layers=6, homes="hD", options="Llama3"),

@@ -14,7 +14,7 @@ from pseudoreal_trainer.plan.units import units_of
 from tests.unit.trainer.engine.support import reference
 from tests.unit.trainer.engine.support.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
 from tests.unit.trainer.engine.support.running import Result, want
-from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
 N = 3
 """Divides no unit: every last shard is padded."""

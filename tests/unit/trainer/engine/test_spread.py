@@ -11,35 +11,32 @@ from torch import Tensor
 from tests.support.depth import DEPTH
 from tests.unit.trainer.engine.support import reference
 from tests.unit.trainer.engine.support.agreement import assert_trained_alike
-from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, STEPS, Case
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, STEPS, Case, each
 from tests.unit.trainer.engine.support.running import Result, sound, want
 
-ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
-SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
+ORDERS = ["Layered", "GPipe", "1F1B", "Interleaved"]
+SHARDINGS = ["None", "Optimizer", "Gradients", "Full"]
 MANY = {"type": "TopK", "count": 16, "topK": {"perToken": 2, "size": 4}}
 """Most of 16 experts get no token in a micro-batch."""
 FEW = json.dumps({"experts": {"count": 8, "prototypes": 2, "capacityFactor": "0.5"}})
 """Half of all choices are refused, and many experts get no token in a micro-batch."""
 
 TWO_RANKS = [
-    *(Case(data=2, expert_ranks=2, experts=4, order=order, micro_batches=n) for order in ORDERS for n in (1, 3)),
-    *(Case(data=2, expert_ranks=2, experts=6, prototypes=2, sharding=s, homes="hDd") for s in SHARDINGS),
-    *(Case(data=2, expert_ranks=2, experts=6, prototypes=3, recompute=False, homes=h, window=1) for h in ("d", "hD")),
-    *(Case(data=2, expert_ranks=2, options="Mixtral", clipping=c, homes="Dd") for c in ("Global", "PerUnit")),
-    *(Case(data=2, expert_ranks=2, options="Mixtral", recompute=False, order=order) for order in ORDERS[:3]),
+    *each(data=2, expert_ranks=2, experts=4, order=ORDERS, micro_batches=[1, 3]),
+    *each(data=2, expert_ranks=2, experts=6, prototypes=2, sharding=SHARDINGS, homes="hDd"),
+    *each(data=2, expert_ranks=2, experts=6, prototypes=3, recompute=False, homes=["d", "hD"], window=1),
+    *each(data=2, expert_ranks=2, options="Mixtral", clipping=["Global", "PerUnit"], homes="Dd"),
+    *each(data=2, expert_ranks=2, options="Mixtral", recompute=False, order=ORDERS[:3]),
     Case(data=2, expert_ranks=2, experts=4, stash=True, homes="h", sharding="Full", window=1),
     Case(data=2, expert_ranks=2, drawn=FEW, micro_batches=8, clipping="Global"),
     Case(data=2, expert_ranks=2, experts=4, documents=True, prototypes=2, clipping="Global"),
     Case(data=2, expert_ranks=2, experts=4, part="Experts", blocks=1, homes="hD", clipping="PerUnit"),
 ]
 FOUR_RANKS = [
-    *(Case(data=4, expert_ranks=e, experts=8, prototypes=2, sharding="Full", homes="dhD") for e in (2, 4)),
-    *(Case(data=4, expert_ranks=2, experts=4, sharding=s, clipping="PerUnit") for s in SHARDINGS),
-    *(
-        Case(data=4, expert_ranks=2, replicas=2, drawn=EIGHT_IN_BALANCE, sharding=s, clipping="Global")
-        for s in SHARDINGS[1:]
-    ),
-    *(Case(pipeline=2, data=2, expert_ranks=2, experts=4, order=order, clipping="Global") for order in ORDERS),
+    *each(data=4, expert_ranks=[2, 4], experts=8, prototypes=2, sharding="Full", homes="dhD"),
+    *each(data=4, expert_ranks=2, experts=4, sharding=SHARDINGS, clipping="PerUnit"),
+    *each(data=4, expert_ranks=2, replicas=2, drawn=EIGHT_IN_BALANCE, sharding=SHARDINGS[1:], clipping="Global"),
+    *each(pipeline=2, data=2, expert_ranks=2, experts=4, order=ORDERS, clipping="Global"),
     Case(pipeline=2, data=2, expert_ranks=2, drawn=EIGHT_IN_BALANCE, blocks=1, homes="D", part="Experts"),
     Case(pipeline=2, data=2, expert_ranks=2, experts=6, prototypes=3, blocks=1, sharding="Full", stash=True),
     Case(pipeline=2, data=2, expert_ranks=2, options="Mixtral", recompute=False, order="1F1B", micro_batches=4),
@@ -81,7 +78,7 @@ def test_an_evaluation_goes_through_spread_experts(case: Case, engine_results: d
 
 
 COUNTED = [
-    *(Case(data=2, expert_ranks=2, options="Mixtral", micro_batches=n, sharding="Full", homes="h") for n in (2, 8)),
+    *each(data=2, expert_ranks=2, options="Mixtral", micro_batches=[2, 8], sharding="Full", homes="h"),
     Case(data=4, expert_ranks=4, drawn=json.dumps({"experts": MANY}), micro_batches=3, recompute=False),
     Case(pipeline=2, data=2, expert_ranks=2, options="Mixtral", order="1F1B", micro_batches=4),
 ]

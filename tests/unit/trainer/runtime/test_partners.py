@@ -16,8 +16,8 @@ from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.runtime.record import HeartbeatFile
 
 from tests.support.patience import wait_for
-from tests.unit.trainer.runtime.reporting_pod import heartbeats_of, reporting_pod
-from tests.unit.trainer.runtime.server import serving
+from tests.unit.trainer.runtime.support.reporting_pod import heartbeats_of, reporting_pod
+from tests.unit.trainer.runtime.support.server import serving
 
 RANKS = 3
 

@@ -27,7 +27,7 @@ from pseudoreal_trainer.plan.records import Flow, Forward, Receive, Send, Stash,
 from tests.unit.trainer.engine.support.cases import RATE, Case
 from tests.unit.trainer.engine.support.recorded import COMPUTE, RecordedEvent, RecordedStreams
 from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
-from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
 

@@ -26,8 +26,8 @@ from tests.unit.trainer.engine.state.support.fake_memory import FakeMemory, pret
 from tests.unit.trainer.engine.support.cases import RATE, Case
 from tests.unit.trainer.engine.support.recorded import RecordedStreams
 from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
-from tests.unit.trainer.plan.memory.large_model import PARAMETERS, SIZES, TOKENS, layout
-from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.plan.memory.support.large_model import PARAMETERS, SIZES, TOKENS, layout
+from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 
 from tests.unit.trainer.engine.support.cases import RATE, Case
 from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
-from tests.unit.trainer.plan.memory.allocations import allocated
+from tests.unit.trainer.plan.memory.support.allocations import allocated
 
 
 def measure(rank: int, cases: list[Case], folder: Path) -> None:
