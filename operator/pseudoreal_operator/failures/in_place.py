@@ -4,7 +4,7 @@ from pseudoreal_api.spec.recovery import Restart
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.messages import ExitCode
 
-from pseudoreal_operator.failures.classify import meets
+from pseudoreal_operator.failures.classify import matches_rule
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
 
@@ -18,11 +18,11 @@ _KILLED = Pod(
 """A pod as Kubernetes shows it after one of its ranks was killed."""
 
 
-def allowed_in_place(restart: Restart, status: PseudoRealJobStatus) -> int:
+def allowed_restarts_in_place(restart: Restart, status: PseudoRealJobStatus) -> int:
     """Return how many restarts in place an execution may have: at most as many as may still be counted, and none if
     a rule of the job decides what follows the end of such a pod. The used restarts may include faults that are too
     old to count."""
-    if any(meets(_KILLED, rule) for rule in restart.rules):
+    if any(matches_rule(_KILLED, rule) for rule in restart.rules):
         return 0
     used = len(status.faults) if restart.window_seconds else status.restarts
     return max(0, min(restart.in_place, restart.max_restarts - used))

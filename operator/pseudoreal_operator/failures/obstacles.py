@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pseudoreal_operator.observe.view import ChildJob, Obstacle, Pod, PodPhase
+from pseudoreal_operator.observe.view import Blocker, ChildJob, Pod, PodPhase
 
 _IMAGE = "correct spec.pod.image in a new job, or give the namespace access to the registry"
 _CONFIG = "correct spec.pod.template in a new job, or create what it names"
@@ -29,18 +29,18 @@ def why_queued(job: ChildJob, queue: str | None) -> str:
     )
 
 
-def describe_obstacle(pods: Sequence[Pod]) -> Obstacle | None:
+def describe_blocker(pods: Sequence[Pod]) -> Blocker | None:
     """Return the obstacle that keeps pods from running; None if Kubernetes reports none."""
-    blocked = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.obstacle]
+    blocked = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.blocker]
     if not blocked:
         return None
-    pod, obstacle = blocked[0], blocked[0].obstacle
-    assert obstacle is not None, "`blocked` holds only pods with an obstacle"
+    pod, blocker = blocked[0], blocked[0].blocker
+    assert blocker is not None, "`blocked` holds only pods with an obstacle"
     others = f" and {len(blocked) - 1} more" if len(blocked) > 1 else ""
-    remedy = _REMEDIES.get(obstacle.reason, "it may pass by itself")
-    said = f": {obstacle.message}".rstrip(". ") if obstacle.message else ""
-    return Obstacle(
-        obstacle.reason or "Waiting",
-        f"Pod {pod.name}{others} cannot start: {obstacle.reason}{said}. What to do: {remedy}"
+    remedy = _REMEDIES.get(blocker.reason, "it may pass by itself")
+    said = f": {blocker.message}".rstrip(". ") if blocker.message else ""
+    return Blocker(
+        blocker.reason or "Waiting",
+        f"Pod {pod.name}{others} cannot start: {blocker.reason}{said}. What to do: {remedy}"
         f" (kubectl describe pod {pod.name}).",
     )

@@ -9,7 +9,7 @@ _HALTED = ("T", "t", "Z", "X")
 """States of a process that does nothing: stopped, stopped by a debugger, zombie, dead."""
 
 
-def suspects(signs: Sequence[RankReport]) -> list[int]:
+def suspected_ranks(signs: Sequence[RankReport]) -> list[int]:
     """Return the ranks that the others wait for, the best explanation first; empty if no rank can be singled out.
 
     In this order: ranks whose processes are stopped or dead; ranks that do not wait while others do, the one in its

@@ -14,10 +14,10 @@ from pseudoreal_operator.lifecycle.decisions import (
     Cause,
     Decision,
     announce,
-    exhaustion,
     fail,
-    remembered,
     wait_seconds,
+    why_exhausted,
+    with_failure,
     with_retry,
 )
 from pseudoreal_operator.observe.stages import Phases
@@ -35,7 +35,7 @@ _NO_RESULT: Result = {
 }
 
 
-def train_again(view: View, index: int, request: Request) -> Decision:
+def repeat_phase(view: View, index: int, request: Request) -> Decision:
     """Return the decision to train the phase at `index` again, from its start checkpoint."""
     phase, old = view.spec.phases[index], view.status.phases
     number = view.status.execution + 1
@@ -45,7 +45,7 @@ def train_again(view: View, index: int, request: Request) -> Decision:
     begin = old[index].start_checkpoint
     status = status_with(
         view.status,
-        phases=_back_to(old, index, Discard(before_execution=number, from_step=first)),
+        phases=_reset_phases(old, index, Discard(before_execution=number, from_step=first)),
         checkpoint=CheckpointStatus(latest=begin, step=first - 1) if begin else None,
         progress=None,
         retries=None,
@@ -66,32 +66,32 @@ def roll_back(view: View, sentence: str) -> Decision:
     end."""
     index = view.stage.index - 1
     before = view.status.phases[index]
-    exhausted = exhaustion(view.status, view.spec.restart, view.now, counts=True)
+    exhausted = why_exhausted(view.status, view.spec.restart, view.now, counts=True)
     if exhausted:
         return fail(view, view.status, "DelinkTimeout", f"{sentence} {exhausted}")
     number = view.status.execution + 1
     discard = Discard(before_execution=number, from_step=before.step or 0)
     # Checkpoints that the continued job made in later phases stay valid: they fit the end that is trained again.
-    phases = _back_to(view.status.phases, index, discard, continued=False)
-    status = remembered(view, view.status, Cause("DelinkTimeout", sentence))
+    phases = _reset_phases(view.status.phases, index, discard, continued=False)
+    status = with_failure(view, view.status, Cause("DelinkTimeout", sentence))
     wait = wait_seconds(status, view.spec.restart)
     status = status_with(with_retry(status, counts=True), phases=phases, transition=None)
     text = f"{sentence} Execution {number} makes the end of phase {before.name} anew, from an earlier checkpoint"
     return announce(view, status, Announcement("RolledBack", text, (Reason.DELINK_ROLLED_BACK,)), wait)
 
 
-def _back_to(phases: Phases, index: int, discard: Discard, *, continued: bool = True) -> Phases:
+def _reset_phases(phases: Phases, index: int, discard: Discard, *, continued: bool = True) -> Phases:
     """Return the phases with the phase at `index` in training and all later phases not begun. `continued`: whether
     to discard the later phases' checkpoints of the job that this one continues as well."""
     after = discard.model_copy(update={"from_step": 0, "continued": continued})
     return [
         *phases[:index],
-        phase_with(phases[index], **_NO_RESULT, state="Training", discards=_with(phases[index], discard)),
-        *(_not_begun(phase, after) for phase in phases[index + 1 :]),
+        phase_with(phases[index], **_NO_RESULT, state="Training", discards=_with_discard(phases[index], discard)),
+        *(_pending(phase, after) for phase in phases[index + 1 :]),
     ]
 
 
-def _with(phase: PhaseStatus, discard: Discard) -> list[Discard]:
+def _with_discard(phase: PhaseStatus, discard: Discard) -> list[Discard]:
     """Return the phase's discards and a new one. Earlier discards stay in force, because their checkpoints may still
     exist; a discard that the new one covers is dropped."""
     return [*(known for known in phase.discards or () if not _covers(discard, known)), discard]
@@ -102,10 +102,10 @@ def _covers(rule: Discard, other: Discard) -> bool:
     return rule.from_step <= other.from_step and (rule.continued or not other.continued)
 
 
-def _not_begun(phase: PhaseStatus, discard: Discard) -> PhaseStatus:
-    return PhaseStatus(name=phase.name, state="Pending", discards=_with(phase, discard))
+def _pending(phase: PhaseStatus, discard: Discard) -> PhaseStatus:
+    return PhaseStatus(name=phase.name, state="Pending", discards=_with_discard(phase, discard))
 
 
-def is_untouched(status: PseudoRealJobStatus, index: int) -> bool:
+def is_untrained(status: PseudoRealJobStatus, index: int) -> bool:
     """Return whether the phase has not been trained yet, so that there is nothing to train again."""
     return status.phases[index].state in ("Pending", "Delinking")

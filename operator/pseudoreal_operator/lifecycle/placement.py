@@ -27,13 +27,13 @@ def _trains(status: PseudoRealJobStatus) -> bool:
 
 def _are_numbered(view: View) -> bool:
     """Return whether the ranks of each pod are known. With a topology only the pods know their ranks."""
-    return view.spec.scheduling.topology is None or len(view.said_first_ranks) == view.workers
+    return view.spec.scheduling.topology is None or len(view.reported_first_ranks) == view.workers
 
 
 def _placement(view: View, nodes: dict[int, str]) -> Placement:
     """Return the placement. `nodes`: worker number -> node."""
     size, execution = view.ranks_per_pod, view.execution
-    firsts = first_ranks(view.workers, size, view.said_first_ranks)
+    firsts = first_ranks(view.workers, size, view.reported_first_ranks)
     on_node: dict[str, list[int]] = {}
     for worker in sorted(nodes, key=firsts.__getitem__):
         on_node.setdefault(nodes[worker], []).append(worker)

@@ -8,44 +8,51 @@ from pseudoreal_api.status.status import PhaseStatus, Transition
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
-from pseudoreal_operator.failures.classify import Missing, classify, lost_its_peer
-from pseudoreal_operator.failures.hang import find_stall
-from pseudoreal_operator.lifecycle.acceptance import first_sight, problem_of
-from pseudoreal_operator.lifecycle.again import is_untouched, train_again
+from pseudoreal_operator.failures.classify import MissingPods, classify, has_lost_peer
+from pseudoreal_operator.failures.hang import find_hang
+from pseudoreal_operator.lifecycle.acceptance import accept, find_problem
+from pseudoreal_operator.lifecycle.again import is_untrained, repeat_phase
 from pseudoreal_operator.lifecycle.deadlines import (
-    delink_overdue,
-    kept_from_nodes,
-    never_started,
-    overdue,
+    deadline_exceeded,
+    delink_timed_out,
+    readmit_nodes,
     renewed_transition,
+    startup_timed_out,
 )
 from pseudoreal_operator.lifecycle.decisions import (
     Cause,
     Decision,
     State,
-    closing,
+    closing_events,
     event,
     fail,
-    progresses,
+    not_progressing,
+    progressing,
     restart_or_fail,
-    stands,
     start_events,
     succeed,
-    untold,
+    unposted_start_events,
 )
-from pseudoreal_operator.lifecycle.doing import activity, noticed, taken_back
+from pseudoreal_operator.lifecycle.doing import change_events, preemption_events, progressing_condition
 from pseudoreal_operator.lifecycle.elastic import (
     abandon_stuck_pods,
     is_abandoned,
-    scaled_down,
-    scaled_up,
+    scale_down,
+    scale_up,
     without_elastic_state,
 )
 from pseudoreal_operator.lifecycle.prolonging import ended_too_early, train_longer, train_on
 from pseudoreal_operator.lifecycle.spares import spare_took_over
-from pseudoreal_operator.lifecycle.stopping import is_lost, is_stuck
+from pseudoreal_operator.lifecycle.stopping import is_doomed, is_stuck
 from pseudoreal_operator.observe.asked import open_requests
-from pseudoreal_operator.observe.stages import Stage, StageKind, current_stage, is_started, last_steps_of, started
+from pseudoreal_operator.observe.stages import (
+    Stage,
+    StageKind,
+    current_stage,
+    is_started,
+    last_steps_of,
+    with_stage_started,
+)
 from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase, View
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.conditions import NewCondition
@@ -55,7 +62,7 @@ UNWATCHED_SECONDS = 5.0
 """Seconds between two passes that wait until others have removed objects; some of these objects are not watched."""
 
 
-def stage_done(view: View) -> Decision | None:
+def complete_stage(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.COMPLETE:
         return None
     message = results.result_of(view.stage, view.pods_with_deleted)
@@ -63,9 +70,9 @@ def stage_done(view: View) -> Decision | None:
         return _without_result(view, view.job)
     if ended_too_early(view, message):
         return train_longer(view, message)
-    status = results.recorded(started(view.status, view.stage), view.stage, message, view.job.ended)
+    status = results.with_result(with_stage_started(view.status, view.stage), view.stage, message, view.job.ended)
     following = current_stage(status.phases)
-    events = (*closing(view), _done(view, status.phases[view.stage.index]))
+    events = (*closing_events(view), _done(view, status.phases[view.stage.index]))
     if view.stage.kind is StageKind.TRAIN:
         progress = results.final_progress(view.spec, status.progress, message, is_last=following is None, now=view.now)
         status = status_with(status, progress=progress)
@@ -74,7 +81,7 @@ def stage_done(view: View) -> Decision | None:
     done = view.stage.title.capitalize() if view.stage.kind is StageKind.DELINK else f"Phase {view.stage.phase}"
     status = status_with(status, transition=_transition(view, following), elastic=None)
     text = f"{done} is done; {following.title} is about to start."
-    return Decision(status, _state_at(following), progresses("StageCompleted", text), events=events)
+    return Decision(status, _state_at(following), progressing("StageCompleted", text), events=events)
 
 
 def _done(view: View, phase: PhaseStatus) -> Event:
@@ -98,18 +105,20 @@ def _without_result(view: View, job: ChildJob) -> Decision:
     return restart_or_fail(view, Cause("ResultUnreadable", text, pod))
 
 
-def suspended(view: View) -> Decision | None:
+def job_suspended(view: View) -> Decision | None:
     if not view.spec.suspend:
         return None
     alive = [pod.name for pod in view.observed.every_pod if pod.is_alive]
     saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
-    status = results.with_checkpoints(results.with_saved(view.status, view.last_reports), view.pods_with_deleted)
+    status = results.with_checkpoints(
+        results.with_reported_checkpoint(view.status, view.last_reports), view.pods_with_deleted
+    )
     return Decision(
         status_with(status, restart_after=None),
         "Suspended",
-        stands("Suspended", "The job is suspended."),
-        events=() if conditions.holds(view.status, "Suspended") else (_suspension(view, text),),
+        not_progressing("Suspended", "The job is suspended."),
+        events=() if conditions.is_true(view.status, "Suspended") else (_suspension(view, text),),
         suspended=NewCondition("Suspended", "True", "Requested", text),
         requeue_after=None,
     )
@@ -120,10 +129,10 @@ def _suspension(view: View, text: str) -> Event:
     return event(view, Reason.SUSPENDED, text, detail=view.status.active_since or "")
 
 
-def resumed(view: View) -> Decision | None:
-    if not conditions.holds(view.status, "Suspended"):
+def job_resumed(view: View) -> Decision | None:
+    if not conditions.is_true(view.status, "Suspended"):
         return None
-    if sentence := problem_of(view.spec, view.stage.index + 1):
+    if sentence := find_problem(view.spec, view.stage.index + 1):
         return _still_suspended(view, sentence)
     now, since = clock.to_text(view.now), view.status.active_since
     status = status_with(view.status, active_since=now, retries=None, transition=renewed_transition(view), elastic=None)
@@ -131,9 +140,11 @@ def resumed(view: View) -> Decision | None:
         number = status.execution + 1
         status = status_with(status, execution=number, restart_after=now, execution_time=None)
     number = status.execution
-    told = Event(Reason.RESUMED, f"The job goes on with execution {number}.", view.stage.number, number, since or "")
-    claim = progresses("Resumed", f"{view.stage.title} is about to go on.")
-    return Decision(status, _waiting_state(view), claim, events=(told,), with_dry_run=True)
+    resumption = Event(
+        Reason.RESUMED, f"The job goes on with execution {number}.", view.stage.number, number, since or ""
+    )
+    claim = progressing("Resumed", f"{view.stage.title} is about to go on.")
+    return Decision(status, _waiting_state(view), claim, events=(resumption,), with_dry_run=True)
 
 
 def _still_suspended(view: View, sentence: str) -> Decision:
@@ -143,65 +154,67 @@ def _still_suspended(view: View, sentence: str) -> Decision:
     return Decision(
         view.status,
         "Suspended",
-        stands("InvalidSpec", text),
+        not_progressing("InvalidSpec", text),
         suspended=NewCondition("Suspended", "True", "InvalidSpec", text),
         requeue_after=None,
     )
 
 
-def repeated(view: View) -> Decision | None:
+def repeat_requested(view: View) -> Decision | None:
     request = next(iter(open_requests(view.spec, view.status, "RepeatPhase")), None)
     if request is None:
         return None
     index = next(i for i, phase in enumerate(view.status.phases) if phase.name == request.phase)
-    if not is_untouched(view.status, index):
-        return train_again(view, index, request)
+    if not is_untrained(view.status, index):
+        return repeat_phase(view, index, request)
     text = f"Phase {request.phase}, which request {request.id} names, has not begun yet: there is nothing to repeat."
     status = status_with(view.status, served_requests=[*view.status.served_requests, request.id])
     runs = view.job is not None and view.job.state is JobState.ACTIVE
-    claim = progresses("PhaseNotStarted", text)
+    claim = progressing("PhaseNotStarted", text)
     return Decision(status, _waiting_state(view), claim, children=view.stage if runs else None)
 
 
-def replanned(view: View) -> Decision | None:
+def spec_changed(view: View) -> Decision | None:
     """Start a new execution with the present spec when phases were added, or the last one was prolonged, while pods
     train. It continues from a checkpoint that the pods save before they end."""
     job = view.job
     if view.stage.kind is not StageKind.TRAIN or job is None or job.state is not JobState.ACTIVE or job.queued:
         return None
-    if job.last_steps in (None, last_steps_of(view.spec, view.stage)) or problem_of(view.spec):
+    if job.last_steps in (None, last_steps_of(view.spec, view.stage)) or find_problem(view.spec):
         return None
     return train_on(view)
 
 
-def hung(view: View) -> Decision | None:
+def stage_hung(view: View) -> Decision | None:
     if view.stage.kind is not StageKind.TRAIN or view.job is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued:
         return None  # the queue took the pods back: they save, and end
-    stall = find_stall(view)
-    if stall is None or view.spec.hang.action == "Report":
+    hang = find_hang(view)
+    if hang is None or view.spec.hang.action == "Report":
         return None
     if view.spec.hang.action == "Fail":
-        return fail(view, view.status, stall.reason, f"{stall.sentence} spec.hang.action is Fail.")
-    return restart_or_fail(view, Cause(stall.reason, stall.sentence, stall.culprit), Reason.HANG_DETECTED)
+        return fail(view, view.status, hang.reason, f"{hang.sentence} spec.hang.action is Fail.")
+    return restart_or_fail(view, Cause(hang.reason, hang.sentence, hang.culprit), Reason.HANG_DETECTED)
 
 
-def running(view: View) -> Decision | None:
+def execution_running(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.ACTIVE:
         return None
-    status = results.with_reports(started(view.status, view.stage), view.last_reports, view.now)
+    status = results.with_reports(with_stage_started(view.status, view.stage), view.last_reports, view.now)
     if status.execution_time is None:
         # The pass that created the Job died before it could write this time.
-        status = status_with(status, execution_time=view.job.begun or clock.to_text(view.now))
+        status = status_with(status, execution_time=view.job.start_time or clock.to_text(view.now))
     status = without_elastic_state(view, status)
     if view.job.queued:
         # Pods that the queue takes back save before they end.
-        status = results.with_checkpoints(results.with_saved(status, view.last_reports), view.pods_with_deleted)
-    doing = activity(view)
-    events = (*untold(view), *noticed(view, doing), *taken_back(view))
+        status = results.with_checkpoints(
+            results.with_reported_checkpoint(status, view.last_reports), view.pods_with_deleted
+        )
+    condition = progressing_condition(view)
+    events = (*unposted_start_events(view), *change_events(view, condition), *preemption_events(view))
     state = "Queued" if view.job.queued else _state_at(view.stage)
-    return Decision(status, state, doing, events=events, children=view.stage, requeue_after=None)
+    return Decision(status, state, condition, events=events, children=view.stage, requeue_after=None)
 
 
 def pod_stuck(view: View) -> Decision | None:
@@ -213,8 +226,9 @@ def pod_stuck(view: View) -> Decision | None:
     pod = next((pod for pod in waited_for if is_stuck(pod, view.now)), None)
     if pod is None:
         return None
-    where = f"Pod {pod.name} was to be gone by {pod.leaves_by} and is not: its node {pod.node or '(none)'} may be lost."
-    return _judged(view, Missing(stuck=pod), where)
+    deadline, node = pod.deletion_deadline, pod.node or "(none)"
+    text = f"Pod {pod.name} was to be gone by {deadline} and is not: its node {node} may be lost."
+    return _end_execution(view, MissingPods(stuck=pod), text)
 
 
 def _every_pod(view: View) -> Iterator[Pod]:
@@ -228,17 +242,17 @@ def worker_missing(view: View) -> Decision | None:
         return None
     if view.job.queued:
         return None  # the queue takes all pods back
-    witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
+    witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and has_lost_peer(pod)]
     waits = any(last_report.waits_to_restart for last_report in view.reporting)
-    if not waits and not (witnesses and is_lost(view.observed, view.status, view.execution, view.now)):
+    if not waits and not (witnesses and is_doomed(view.observed, view.status, view.execution, view.now)):
         return None
-    return _judged(view, Missing(workers=view.missing_workers))
+    return _end_execution(view, MissingPods(workers=view.missing_workers))
 
 
 def execution_failed(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.FAILED:
         return None
-    return _judged(view, Missing(workers=view.missing_workers))
+    return _end_execution(view, MissingPods(workers=view.missing_workers))
 
 
 def child_job_deleted(view: View) -> Decision | None:
@@ -248,20 +262,20 @@ def child_job_deleted(view: View) -> Decision | None:
     return restart_or_fail(view, Cause("JobDeleted", f"Job {view.job_name} was deleted.", counts=False))
 
 
-def backing_off(view: View) -> Decision | None:
+def back_off(view: View) -> Decision | None:
     after = view.status.restart_after
     if after is None or clock.from_text(after) <= view.now:
         return None
     before = conditions.find(view.status, "Progressing")
     text = before.message if before else f"The next execution starts not before {after}."
     wait = (clock.from_text(after) - view.now).total_seconds()
-    return Decision(view.status, "Restarting", stands("Restarting", text), requeue_after=wait)
+    return Decision(view.status, "Restarting", not_progressing("Restarting", text), requeue_after=wait)
 
 
 def await_cleanup(view: View) -> Decision | None:
     """Wait for objects of earlier executions, and of a deleted job of the same name. Executions must not overlap,
     and a job must not share names of children with a deleted one."""
-    waited_for = (pod for pod in view.observed.every_pod if pod.is_alive and not _is_harmless(view, pod))
+    waited_for = (pod for pod in view.observed.every_pod if pod.is_alive and not _is_ignorable(view, pod))
     old, wait = next(waited_for, None), None
     if old:
         text = (
@@ -277,15 +291,15 @@ def await_cleanup(view: View) -> Decision | None:
             f" kubectl delete pod {pod} -n {view.metadata.namespace}"
         )
         wait = UNWATCHED_SECONDS
-    elif view.observed.foreign:
-        text = f"Waiting until {view.observed.foreign[0]} of a deleted job of the same name is gone."
+    elif view.observed.objects_of_deleted_job:
+        text = f"Waiting until {view.observed.objects_of_deleted_job[0]} of a deleted job of the same name is gone."
         wait = UNWATCHED_SECONDS
     else:
         return None
-    return Decision(view.status, _waiting_state(view), stands("AwaitingCleanup", text), requeue_after=wait)
+    return Decision(view.status, _waiting_state(view), not_progressing("AwaitingCleanup", text), requeue_after=wait)
 
 
-def _is_harmless(view: View, pod: Pod) -> bool:
+def _is_ignorable(view: View, pod: Pod) -> bool:
     """Return whether a new execution may start while the pod exists: an abandoned pod, or a stuck pod that is not a
     worker and so has nothing to commit."""
     if is_abandoned(pod, view.status):
@@ -293,15 +307,15 @@ def _is_harmless(view: View, pod: Pod) -> bool:
     return pod not in view.observed.pods and is_stuck(pod, view.now)
 
 
-def start(view: View) -> Decision:
-    if sentence := problem_of(view.spec, view.stage.index + 1):
+def start_execution(view: View) -> Decision:
+    if sentence := find_problem(view.spec, view.stage.index + 1):
         # A phase that was added to the spec cannot be removed again, so the job fails.
         return fail(view, view.status, "InvalidSpec", sentence)
-    status = status_with(started(view.status, view.stage), execution_time=clock.to_text(view.now))
+    status = status_with(with_stage_started(view.status, view.stage), execution_time=clock.to_text(view.now))
     return Decision(
         status,
         _state_at(view.stage),
-        progresses("Starting", f"Execution {view.execution.number} at {view.stage.title} starts."),
+        progressing("Starting", f"Execution {view.execution.number} at {view.stage.title} starts."),
         events=tuple(start_events(view)),
         children=view.stage,
         requeue_after=None,
@@ -310,31 +324,31 @@ def start(view: View) -> Decision:
 
 RULES = (
     # Fills status.phases: without phases there is no stage, which later rules read.
-    first_sight,
+    accept,
     # Before `overdue`: work that was done in time counts, even if the operator was away and finds it late.
-    stage_done,
-    overdue,
-    suspended,
+    complete_stage,
+    deadline_exceeded,
+    job_suspended,
     # After `suspended`: here spec.suspend is false.
-    resumed,
-    repeated,
-    replanned,
-    scaled_down,
-    scaled_up,
-    delink_overdue,
-    kept_from_nodes,
-    never_started,
-    hung,
+    job_resumed,
+    repeat_requested,
+    spec_changed,
+    scale_down,
+    scale_up,
+    delink_timed_out,
+    readmit_nodes,
+    startup_timed_out,
+    stage_hung,
     # Before `pod_stuck` and `worker_missing`, which end the execution because of the same pods.
     spare_took_over,
     pod_stuck,
     worker_missing,
     # Accepts every active Job, so after all rules that end an execution early.
-    running,
+    execution_running,
     execution_failed,
     # From here on the present execution has no Job; `child_job_deleted` does not test that itself.
     child_job_deleted,
-    backing_off,
+    back_off,
     # Before `await_cleanup`, which would wait for the pods that `abandon_stuck_pods` abandons.
     abandon_stuck_pods,
     await_cleanup,
@@ -354,7 +368,7 @@ def _transition(view: View, following: Stage) -> Transition | None:
     )
 
 
-def _judged(view: View, missing: Missing, more: str = "") -> Decision:
+def _end_execution(view: View, missing: MissingPods, more: str = "") -> Decision:
     verdict = classify(view.job_name, view.pods, view.spec.restart.rules, missing)
     sentence = f"{verdict.sentence} {more}".rstrip()
     if verdict.action == "Fail":

@@ -6,9 +6,9 @@ never completes. So the operator ends such pods, once the status has everything 
 
 from collections.abc import Iterator
 
-from pseudoreal_operator.lifecycle.stopping import leaves_soon
+from pseudoreal_operator.lifecycle.stopping import is_ending_soon
 from pseudoreal_operator.observe.stages import Execution, current_stage
-from pseudoreal_operator.observe.view import ChildJob, Pod, View, runs_on
+from pseudoreal_operator.observe.view import ChildJob, Pod, View, is_kept_by_sidecar
 from pseudoreal_operator.status import conditions
 
 _REMEDY = (
@@ -21,26 +21,26 @@ _NAMED = 3
 
 def pods_to_release(view: View) -> Iterator[str]:
     """Yield the names of pods that only other containers keep, and from which nothing is left to be read."""
-    for pod in (pod for pod in view.observed.every_pod if pod.runs_on):
+    for pod in (pod for pod in view.observed.every_pod if pod.sidecars):
         is_read = _is_over(view, pod.execution) or pod in view.observed.replaced
-        if is_read and not leaves_soon(pod, view.now):
+        if is_read and not is_ending_soon(pod, view.now):
             yield pod.name
 
 
 def never_ends(view: View, job: ChildJob) -> bool:
     """Return whether a Job waits for containers that keep running, although the status has its outcome."""
-    kept = any(pod.runs_on for pod in view.observed.every_pod if pod.execution == job.execution)
+    kept = any(pod.sidecars for pod in view.observed.every_pod if pod.execution == job.execution)
     return kept and _is_over(view, job.execution)
 
 
 def sentence(view: View) -> str | None:
     """Return a sentence on a container that keeps a pod of the present execution; None if there is none."""
-    pod = next((pod for pod in view.pods if runs_on(pod, view.now)), None)
+    pod = next((pod for pod in view.pods if is_kept_by_sidecar(pod, view.now)), None)
     return None if pod is None else describe(pod)
 
 
 def describe(pod: Pod) -> str:
-    names = ", ".join(pod.runs_on[:_NAMED])
+    names = ", ".join(pod.sidecars[:_NAMED])
     return (
         f"The trainer of pod {pod.name} has ended and container {names} runs on, which would keep the pod and its node"
         f" for ever; the operator ends the pod. What to do: {_REMEDY}."

@@ -10,9 +10,9 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.messages import ExitCode
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.failures.classify import classify, has_code, is_for_another_pod, lost_its_peer
+from pseudoreal_operator.failures.classify import can_another_pod_succeed, classify, has_exit_code, has_lost_peer
 from pseudoreal_operator.observe.stages import Execution
-from pseudoreal_operator.observe.view import RUN_ON_SECONDS, JobState, Observed, Pod, PodPhase, ended_at
+from pseudoreal_operator.observe.view import SIDECAR_SECONDS, JobState, Observed, Pod, PodPhase, ended_at
 from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
 
 STOP_SECONDS = 5
@@ -32,9 +32,9 @@ def pods_to_stop(observed: Observed, now: datetime) -> tuple[str, ...]:
     return tuple(
         pod.name
         for execution in dict.fromkeys(pod.execution for pod in observed.pods)
-        if is_lost(observed, observed.status, execution, now)
+        if is_doomed(observed, observed.status, execution, now)
         for pod in pods_of(observed, execution)
-        if pod.is_alive and not leaves_soon(pod, now)
+        if pod.is_alive and not is_ending_soon(pod, now)
     )
 
 
@@ -42,23 +42,23 @@ def pods_of(observed: Observed, execution: Execution) -> list[Pod]:
     return [pod for pod in observed.pods if pod.execution == execution]
 
 
-def is_lost(observed: Observed, status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
+def is_doomed(observed: Observed, status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
     """Return whether the ranks of an execution can neither train nor save together any more. `status`: the newest
     status."""
     if any(fault.execution == execution.number and fault.restart_in_place is None for fault in status.faults):
         return True
-    if may_be_replaced(observed, execution, now):
+    if can_spare_take_over(observed, execution, now):
         return False
-    if _waits_in_vain(observed, execution):
+    if _waits_for_ended_pod(observed, execution):
         return True
-    gone = list(_gone(pods_of(observed, execution), now))
-    if any(not lost_its_peer(pod) for pod in gone):
+    gone = list(_failed_or_stuck(pods_of(observed, execution), now))
+    if any(not has_lost_peer(pod) for pod in gone):
         return True
     # All of these pods blame a peer: the pod where the fault began reports within ORIGIN_SECONDS, or never.
     return any(now >= ended_at(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in gone)
 
 
-def may_be_replaced(observed: Observed, execution: Execution, now: datetime) -> bool:
+def can_spare_take_over(observed: Observed, execution: Execution, now: datetime) -> bool:
     """Return whether spare pods may still replace the pods that the execution has lost: until SPARE_SECONDS are
     over, the other pods may report that they wait for a replacement."""
     ready = ready_spares(observed, execution, now)
@@ -70,10 +70,10 @@ def may_be_replaced(observed: Observed, execution: Execution, now: datetime) -> 
         return False
     limit = timedelta(seconds=SPARE_SECONDS)
     in_time = all(now < ended_at(pod, now) + limit for pod in lost)
-    return in_time and is_for_another_pod(classify("", pods, observed.job.spec.restart.rules))
+    return in_time and can_another_pod_succeed(classify("", pods, observed.job.spec.restart.rules))
 
 
-def _waits_in_vain(observed: Observed, execution: Execution) -> bool:
+def _waits_for_ended_pod(observed: Observed, execution: Execution) -> bool:
     """Return whether pods of a phase with spare pods wait for a pod that has ended: a worker waits for its peer, or
     only spare pods are left. Their wait would be long."""
     pods, spares = pods_of(observed, execution), [pod for pod in observed.spares if pod.execution == execution]
@@ -85,17 +85,17 @@ def _waits_in_vain(observed: Observed, execution: Execution) -> bool:
     return waits and any(pod.phase is PodPhase.FAILED for pod in pods)
 
 
-def moments(observed: Observed, now: datetime) -> Iterator[datetime]:
+def pod_moments(observed: Observed, now: datetime) -> Iterator[datetime]:
     """Yield future moments at which the passage of time alone may change which pods are to be stopped, or which are
     lost."""
     going_on = {pod.execution for pod in observed.every_pod if pod.is_alive}
     going_on |= {job.execution for job in observed.jobs if job.state is JobState.ACTIVE}
-    timed = (pod for pod in observed.every_pod if pod.leaves_by or pod.runs_on or pod.phase is PodPhase.FAILED)
+    timed = (pod for pod in observed.every_pod if pod.deletion_deadline or pod.sidecars or pod.phase is PodPhase.FAILED)
     for pod in (pod for pod in timed if pod.execution in going_on):
-        if pod.is_alive and pod.leaves_by:
-            waits = [(clock.from_text(pod.leaves_by), STUCK_SECONDS)]
+        if pod.is_alive and pod.deletion_deadline:
+            waits = [(clock.from_text(pod.deletion_deadline), STUCK_SECONDS)]
         else:
-            limits = [RUN_ON_SECONDS] if pod.runs_on else []
+            limits = [SIDECAR_SECONDS] if pod.sidecars else []
             if pod.phase is PodPhase.FAILED:
                 limits += [ORIGIN_SECONDS, SPARE_SECONDS] if observed.spares else [ORIGIN_SECONDS]
             waits = [(ended_at(pod, now), seconds) for seconds in limits]
@@ -104,18 +104,20 @@ def moments(observed: Observed, now: datetime) -> Iterator[datetime]:
 
 def is_stuck(pod: Pod, now: datetime) -> bool:
     """Return whether the pod cannot be ended, for instance on a node that is off."""
-    if pod.leaves_by is None or not pod.is_alive:
+    if pod.deletion_deadline is None or not pod.is_alive:
         return False
-    return now >= clock.from_text(pod.leaves_by) + timedelta(seconds=STUCK_SECONDS)
+    return now >= clock.from_text(pod.deletion_deadline) + timedelta(seconds=STUCK_SECONDS)
 
 
-def _gone(pods: Sequence[Pod], now: datetime) -> Iterator[Pod]:
+def _failed_or_stuck(pods: Sequence[Pod], now: datetime) -> Iterator[Pod]:
     """Yield pods that have failed or are stuck without having saved together with the others."""
     for pod in pods:
-        failed = pod.phase is PodPhase.FAILED and not has_code(pod, ExitCode.YIELDED)
+        failed = pod.phase is PodPhase.FAILED and not has_exit_code(pod, ExitCode.YIELDED)
         if failed or is_stuck(pod, now):
             yield pod
 
 
-def leaves_soon(pod: Pod, now: datetime) -> bool:
-    return pod.leaves_by is not None and clock.from_text(pod.leaves_by) <= now + timedelta(seconds=STOP_SECONDS)
+def is_ending_soon(pod: Pod, now: datetime) -> bool:
+    return pod.deletion_deadline is not None and clock.from_text(pod.deletion_deadline) <= now + timedelta(
+        seconds=STOP_SECONDS
+    )

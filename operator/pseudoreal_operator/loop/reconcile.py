@@ -22,7 +22,7 @@ from pseudoreal_operator.cluster.creation import NameConflict, NotServed, make
 from pseudoreal_operator.cluster.finalizer import has_finalizer, take_off
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
 from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_refusal, plan_unreadable
+from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_rejected, plan_unreadable
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.loop.computing import Computer, LeftAlone, Overran
 from pseudoreal_operator.loop.counts import Counts
@@ -260,7 +260,7 @@ def _answer_to(refusal: ApiException, observed: Observed, now: datetime) -> Plan
     is the answer."""
     text = f"The API server refuses a change of this job's children: {message_of(refusal)}"
     if is_invalid_object(refusal):
-        return plan_refusal(observed, text, now)
+        return plan_rejected(observed, text, now)
     if refusal.status in (*_INVALID, _FORBIDDEN) or refusal.status >= _SERVER_ERROR:
         return plan_blocked(observed, text, now)
     raise refusal
@@ -349,7 +349,7 @@ class _PlanExecutor:
         for name in wanted.stop:
             await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
             log.info("stopped", pod=name, seconds=STOP_SECONDS)
-        for name in wanted.give_up:
+        for name in wanted.fail_jobs:
             # maxFailedIndexes 0 makes the Job controller fail the whole Job at its first failed index.
             await self.api.merge("Job", namespace, name, {"spec": {"maxFailedIndexes": 0}})
             log.info("given_up", kind="Job", name=name)

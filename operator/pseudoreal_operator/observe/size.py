@@ -15,7 +15,7 @@ def workers_of(spec: PseudoRealJobSpec, status: PseudoRealJobStatus, stage: Stag
     return known.workers if known and known.phase_name == stage.phase else spec.phases[stage.index].workers
 
 
-def at_size(job: PseudoRealJob, status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJob:
+def job_at_size(job: PseudoRealJob, status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJob:
     """Return the job with the phase of the stage laid out over its present number of workers."""
     if stage.kind is StageKind.DELINK or status.elastic is None:
         return job

@@ -66,7 +66,7 @@ def all_stages(spec: PseudoRealJobSpec) -> list[Stage]:
     return [Stage(index, name, kind) for index, name in enumerate(names) for kind in kinds][1:]
 
 
-def first_phases(spec: PseudoRealJobSpec) -> Phases:
+def pending_phases(spec: PseudoRealJobSpec) -> Phases:
     return [PhaseStatus(name=phase.name, state="Pending") for phase in spec.phases]
 
 
@@ -92,10 +92,10 @@ def last_steps_of(spec: PseudoRealJobSpec, stage: Stage) -> str | None:
     return f"{ends[stage.index]}/{ends[-1]}" if stage.kind is StageKind.TRAIN else None
 
 
-def with_added(phases: Phases, spec: PseudoRealJobSpec) -> Phases:
+def with_added_phases(phases: Phases, spec: PseudoRealJobSpec) -> Phases:
     """Return the phases of a status, with the phases that were added to the spec since; empty if the status has
     none."""
-    return phases + first_phases(spec)[len(phases) :] if phases else phases
+    return phases + pending_phases(spec)[len(phases) :] if phases else phases
 
 
 def has_begun(status: PseudoRealJobStatus) -> bool:
@@ -103,11 +103,11 @@ def has_begun(status: PseudoRealJobStatus) -> bool:
     return any(phase.state != "Pending" for phase in status.phases) or status.execution > 1
 
 
-def started(status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJobStatus:
+def with_stage_started(status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJobStatus:
     """Return the status after the present execution of the stage has begun."""
     state = "Training" if stage.kind is StageKind.TRAIN else "Delinking"
-    return status_with(status, phases=changed(status.phases, stage.index, state=state), restart_after=None)
+    return status_with(status, phases=with_phase_fields(status.phases, stage.index, state=state), restart_after=None)
 
 
-def changed(phases: Phases, index: int, **fields: Unpack[PhaseFields]) -> Phases:
+def with_phase_fields(phases: Phases, index: int, **fields: Unpack[PhaseFields]) -> Phases:
     return [phase_with(phase, **fields) if i == index else phase for i, phase in enumerate(phases)]

@@ -41,20 +41,20 @@ def find(status: PseudoRealJobStatus, kind: str) -> Condition | None:
     return next((c for c in status.conditions if c.type == kind), None)
 
 
-def holds(status: PseudoRealJobStatus, kind: str) -> bool:
+def is_true(status: PseudoRealJobStatus, kind: str) -> bool:
     found = find(status, kind)
     return found is not None and found.status == "True"
 
 
 def has_ended(status: PseudoRealJobStatus) -> bool:
-    return holds(status, "Complete") or holds(status, "Failed")
+    return is_true(status, "Complete") or is_true(status, "Failed")
 
 
-def refused(sentence: str) -> NewCondition:
+def not_accepted(sentence: str) -> NewCondition:
     return NewCondition("Accepted", "False", "InvalidSpec", sentence)
 
 
-def delinked(phases: Sequence[PhaseStatus]) -> NewCondition:
+def delinked_condition(phases: Sequence[PhaseStatus]) -> NewCondition:
     wanted = phases[1:]
     done = [phase for phase in wanted if phase.start_checkpoint]
     if not phases:
@@ -68,7 +68,7 @@ def delinked(phases: Sequence[PhaseStatus]) -> NewCondition:
     return NewCondition("Delinked", "True", "Completed", text)
 
 
-def updated(
+def merge_conditions(
     old: Sequence[Condition], wanted: Sequence[NewCondition], generation: int, now: datetime
 ) -> list[Condition]:
     """Return the new conditions; the transition time of a condition changes only when its status does."""
@@ -83,7 +83,7 @@ def with_condition(old: Sequence[Condition], wanted: NewCondition, generation: i
     return list((known | {wanted.type: new}).values())
 
 
-def _word(reason: str) -> str:
+def _valid_reason(reason: str) -> str:
     """Return the reason in a form that the API server accepts: some reasons come from kubelets and plugins, which
     may use any text."""
     return re.sub(r"^[^A-Za-z]+|[^A-Za-z0-9_]+$|[^A-Za-z0-9_,:]", "", reason)[:_REASON_CHARACTERS] or "Other"
@@ -95,7 +95,7 @@ def _condition(old: Condition | None, new: NewCondition, generation: int, now: d
     return Condition(
         type=new.type,
         status=new.status,
-        reason=_word(new.reason),
+        reason=_valid_reason(new.reason),
         message=old.message if old and old.message == sentence_for(text) else text,
         last_transition_time=old.last_transition_time if old and same else clock.to_text(now),
         observed_generation=generation,

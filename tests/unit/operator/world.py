@@ -29,10 +29,10 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.reading import belongs_to, is_orphan, read_job, read_pod
-from pseudoreal_operator.observe.report_store import ReportingPod, updated
+from pseudoreal_operator.observe.report_store import ReportingPod, merge_report
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import RUN_ON_SECONDS, JobState, LastReport, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.view import SIDECAR_SECONDS, JobState, LastReport, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.worker_assignment import memberships, with_worker_indices, worker_of
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
@@ -101,7 +101,7 @@ class World:
     def observe(self, jobs: list[Json] | None = None) -> Observed:
         """Return the observation of a pass. `jobs`: an earlier list of Jobs, as the lists of a pass are not made at
         one time."""
-        dated_jobs, dated_pods = self.sightings.dated(
+        dated_jobs, dated_pods = self.sightings.with_bounded_times(
             ("default", UID),
             self.status,
             [read_job(body) for body in (self.jobs_list() if jobs is None else jobs)],
@@ -132,7 +132,7 @@ class World:
         known = self.reports.get(read.name)
         reporter = ReportingPod(("default", UID), read.execution, read.index, read.name)
         report = PodReport(ranks=[sign] * ranks, in_place=in_place or pod.get("in_place"))
-        self.reports[read.name] = updated(known, reporter, report, self.now)
+        self.reports[read.name] = merge_report(known, reporter, report, self.now)
 
     def plan(self) -> Plan:
         return plan(self.observe(), self.now, SETTINGS)
@@ -141,7 +141,7 @@ class World:
         """Carry out a plan up to `effects` requests; then the operator dies."""
         assert not wanted.events or wanted.status != self.status, "an event tells of a change of the status"
         steps: list[Callable[[], object]] = [partial(self._stop, name) for name in wanted.stop]
-        steps += [partial(self._give_up, name) for name in wanted.give_up]
+        steps += [partial(self._fail_job, name) for name in wanted.fail_jobs]
         steps += [partial(self._delete_job, name) for name in wanted.delete]
         steps += [partial(self._apply, manifest) for manifest in wanted.apply]
         steps.append(partial(self._tell, wanted))
@@ -160,7 +160,7 @@ class World:
     def changes(self, wanted: Plan) -> bool:
         return bool(
             wanted.stop
-            or wanted.give_up
+            or wanted.fail_jobs
             or wanted.apply
             or wanted.delete
             or wanted.events
@@ -238,7 +238,7 @@ class World:
         leaves = clock.to_text(since + timedelta(seconds=seconds))
         metadata |= {"deletionTimestamp": leaves, "deletionGracePeriodSeconds": seconds}
 
-    def _give_up(self, name: str) -> None:
+    def _fail_job(self, name: str) -> None:
         if ("Job", bare(name)) in self.objects:
             self.objects["Job", bare(name)]["spec"]["maxFailedIndexes"] = 0
 
@@ -606,7 +606,7 @@ class World:
             self.finish_all()
             if self.proxies:
                 self.settle()
-                self.tick(RUN_ON_SECONDS)
+                self.tick(SIDECAR_SECONDS)
                 self.settle()
                 for pod in self.orphans():
                     self.vanish(pod)

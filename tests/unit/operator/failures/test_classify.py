@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.spec.recovery import RestartRule
 from pseudoreal_api.wire.messages import EXIT_CODES, Outcome, TerminationMessage
-from pseudoreal_operator.failures.classify import classify, is_of_its_node
+from pseudoreal_operator.failures.classify import classify, is_node_at_fault
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
 
@@ -117,7 +117,7 @@ def test_what_the_node_did_does_not_count(pod: Pod, reason: str, says: str) -> N
     found = classify("the-job", [other, pod])
     assert (found.action, found.reason, found.pod) == ("RestartIgnoringLimit", reason, pod)
     assert says in found.sentence
-    assert is_of_its_node(pod)
+    assert is_node_at_fault(pod)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_the_node_did_does_not_count(pod: Pod, reason: str, says: str) -> N
 )
 def test_what_any_node_would_do_counts(pod: Pod) -> None:
     assert classify("the-job", [pod]).action == "Restart"
-    assert not is_of_its_node(pod)
+    assert not is_node_at_fault(pod)
 
 
 def test_a_rule_of_the_job_may_count_what_the_node_did() -> None:

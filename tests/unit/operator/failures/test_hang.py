@@ -8,7 +8,7 @@ import pytest
 from pseudoreal_api.names import CONTAINER
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator import clock
-from pseudoreal_operator.failures.hang import find_stall
+from pseudoreal_operator.failures.hang import find_hang
 from pseudoreal_operator.lifecycle.plan import plan
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import LastReport, Observed, PodPhase, View
@@ -55,7 +55,7 @@ def observed(
             first=moment(400),
             last=moment(ago),
             report=PodReport(ranks=[one]),
-            begun=moment(200) if begun else None,
+            training_since=moment(200) if begun else None,
             progressed=None if stepped is None else moment(stepped),
         )
         for one in signs
@@ -64,7 +64,7 @@ def observed(
 
 
 def stall(world: World, seen: Observed) -> tuple[str, str]:
-    found = find_stall(View(seen, world.now))
+    found = find_hang(View(seen, world.now))
     return (found.reason, found.sentence) if found else ("", "")
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.failures import results
 from pseudoreal_operator.observe.reading import progress_of, read_pod, read_report
-from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, first_phases
+from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, pending_phases
 from pseudoreal_operator.observe.view import LastReport
 
 from tests.unit.operator.world import World, make_job
@@ -47,7 +47,7 @@ LAYOUTS = some("pipeline", "replicas", "expertRanks", "microBatches").map(
 
 
 def fresh() -> PseudoRealJobStatus:
-    return PseudoRealJobStatus(execution=1, phases=first_phases(WORLD.job.spec))
+    return PseudoRealJobStatus(execution=1, phases=pending_phases(WORLD.job.spec))
 
 
 def check(status: PseudoRealJobStatus) -> None:
@@ -112,7 +112,7 @@ def test_no_last_word_makes_a_status_that_cannot_be_written(drawn: dict[str, Any
     message = results.result_of(STAGE, [pod(MESSAGE | drawn | {"layout": layout})])
     if message is None:
         return
-    status = results.recorded(fresh(), STAGE, message, "2030-01-01T00:00:00Z")
+    status = results.with_result(fresh(), STAGE, message, "2030-01-01T00:00:00Z")
     last = results.final_progress(WORLD.job.spec, None, message, is_last=False, now=WORLD.now)
     check(status.model_copy(update={"progress": last}))
 
@@ -132,7 +132,7 @@ def test_no_last_word_makes_a_status_that_cannot_be_written(drawn: dict[str, Any
 def test_a_phase_is_done_whatever_its_loss_is(name: str, loss: float, shown: str | None) -> None:
     message = results.result_of(STAGE, [pod(MESSAGE | {name: loss})])
     assert message is not None
-    phase = results.recorded(fresh(), STAGE, message, None).phases[0]
+    phase = results.with_result(fresh(), STAGE, message, None).phases[0]
     assert phase.state == "Complete"
     assert phase.to_dict().get(name) == shown
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.wire.reports import PodReport, RankReport
-from pseudoreal_operator.failures.hang import find_stall, seconds_to_stall
+from pseudoreal_operator.failures.hang import find_hang, seconds_to_hang
 from pseudoreal_operator.lifecycle.plan import plan
 from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECONDS, ReportingPod, ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
@@ -33,7 +33,7 @@ class Cluster:
         self.pods = [pod.name for pod in self.world.observe().pods]
         for number, key in enumerate(self.keys):
             self.report_store.follow(key, frozenset(), partial(self._wake, number))
-            self.report_store.listen(key, self.reporter(number), self.now)
+            self.report_store.set_rank_zero_pod(key, self.reporter(number), self.now)
 
     def _wake(self, job: int, _: float) -> None:
         self.woken[job] += 1
@@ -65,7 +65,7 @@ class Cluster:
         )
 
     def stall(self, job: int = 0) -> str:
-        found = find_stall(View(self.see(job), self.now))
+        found = find_hang(View(self.see(job), self.now))
         return found.reason if found else ""
 
     def says(self, job: int = 0) -> tuple[str, str]:
@@ -149,7 +149,7 @@ def test_a_step_that_may_have_ended_unheard_is_not_judged(limit: int) -> None:
     cluster.report(5)
     cluster.tick(5.6)
     assert cluster.stall() == ""
-    wait = seconds_to_stall(View(cluster.see(), cluster.now))
+    wait = seconds_to_hang(View(cluster.see(), cluster.now))
     assert wait == 5, "it is looked at again while the pod may report"
     cluster.report(5)
     assert cluster.stall() == "StepStalled"
@@ -180,7 +180,7 @@ def test_a_pod_that_falls_silent_while_the_other_speaks_is_the_suspect() -> None
     for _ in range(181):
         cluster.tick(5)
         cluster.report(5, index=0, activity="waiting")
-    found = find_stall(View(cluster.see(), cluster.now))
+    found = find_hang(View(cluster.see(), cluster.now))
     assert found
     assert found.culprit
     assert (found.reason, found.culprit.index) == ("StepStalled", 1)
@@ -195,7 +195,7 @@ def test_where_most_jobs_are_silent_a_pod_that_is_silent_too_is_not_blamed() -> 
         cluster.tick(5)
         cluster.report(5, range(1), index=0, activity="waiting")
     assert (cluster.report_store.path_is_cut, cluster.stall()) == (True, "")
-    assert seconds_to_stall(View(cluster.see(), cluster.now)) == UNHEARD_SECONDS
+    assert seconds_to_hang(View(cluster.see(), cluster.now)) == UNHEARD_SECONDS
     cluster.report(5, range(1), index=1)
     assert cluster.stall() == "StepStalled", "all of its pods are heard"
 

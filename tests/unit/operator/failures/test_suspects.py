@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_api.wire.reports import RankReport
-from pseudoreal_operator.failures.suspects import stragglers, suspects
+from pseudoreal_operator.failures.suspects import stragglers, suspected_ranks
 
 
 def _sign(rank: int, activity: str = "waiting", seconds: float = 99.0, step: int = 7, **more: Any) -> RankReport:
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[list[RankReport], list[int]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_who_is_named(name: str) -> None:
     signs, expected = CASES[name]
-    assert suspects(signs) == expected
+    assert suspected_ranks(signs) == expected
 
 
 _SIGNS = st.lists(
@@ -61,7 +61,7 @@ _SIGNS = st.lists(
 
 @given(_SIGNS)
 def test_what_is_always_true_of_suspects(signs: list[RankReport]) -> None:
-    named, by_rank = suspects(signs), {sign.rank: sign for sign in signs}
+    named, by_rank = suspected_ranks(signs), {sign.rank: sign for sign in signs}
     assert len(set(named)) == len(named)
     found = [by_rank[rank] for rank in named]
     assert all(sign.activity != "ended" for sign in found)
@@ -78,7 +78,7 @@ def test_what_is_always_true_of_suspects(signs: list[RankReport]) -> None:
 @given(_SIGNS, st.randoms())
 def test_the_order_in_which_pods_report_does_not_matter(signs: list[RankReport], random: Any) -> None:
     shuffled = random.sample(signs, len(signs))
-    assert set(suspects(shuffled)) == set(suspects(signs))
+    assert set(suspected_ranks(shuffled)) == set(suspected_ranks(signs))
     assert set(stragglers(shuffled, 3.0)) == set(stragglers(signs, 3.0))
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from pseudoreal_operator.lifecycle.plan import Plan, plan_blocked, plan_refusal
+from pseudoreal_operator.lifecycle.plan import Plan, plan_blocked, plan_rejected
 from pseudoreal_operator.status.conditions import find
 
 from tests.unit.operator.lifecycle.steps import claims, message, until
@@ -32,7 +32,7 @@ def test_what_is_made_later_is_what_was_tried() -> None:
 def test_what_is_refused_at_first_sight_fails_the_job_before_anything_is_trained() -> None:
     world = World(make_job())
     world.plan()
-    world.carry_out(plan_refusal(world.observe(), REFUSAL, world.now))
+    world.carry_out(plan_rejected(world.observe(), REFUSAL, world.now))
     assert claims(world)["Accepted"] == ("False", "InvalidSpec")
     assert message(world, "Failed") == REFUSAL
 
@@ -42,7 +42,7 @@ def test_a_later_phase_that_is_refused_does_not_cost_the_earlier_ones() -> None:
     world = until(World(make_job()), "real-delink")
     world.finish_all()
     world.carry_out(world.plan())
-    world.carry_out(plan_refusal(world.observe(), REFUSAL, world.now))
+    world.carry_out(plan_rejected(world.observe(), REFUSAL, world.now))
     assert claims(world)["Progressing"] == ("False", "Blocked")
     assert "Failed" not in claims(world)
     world.run_fairly()

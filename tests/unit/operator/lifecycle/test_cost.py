@@ -234,7 +234,7 @@ def test_ten_thousand_pods_cost_little(ended: int, after: int) -> None:
             world.now,
             world.now,
             PodReport(ranks=[RankReport(rank=pod.index, activity="computing", seconds=0, step=3)]),
-            begun=world.now,
+            training_since=world.now,
             progressed=world.now,
         )
         for pod in pods

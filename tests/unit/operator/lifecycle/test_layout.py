@@ -7,7 +7,7 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.observe.reading import read_pod
-from pseudoreal_operator.observe.report_store import ReportingPod, updated
+from pseudoreal_operator.observe.report_store import ReportingPod, merge_report
 
 from tests.unit.operator.lifecycle.steps import until
 from tests.unit.operator.world import UID, World, make_job
@@ -42,7 +42,7 @@ def say(world: World, layout: ChosenLayout | None) -> None:
     pod = read_pod(body)
     ranks = [RankReport(rank=0, activity="computing", seconds=0, step=1)]
     reporter = ReportingPod(("default", UID), pod.execution, pod.index, pod.name)
-    world.reports[pod.name] = updated(None, reporter, PodReport(ranks=ranks, layout=layout), world.now)
+    world.reports[pod.name] = merge_report(None, reporter, PodReport(ranks=ranks, layout=layout), world.now)
     world.settle()
 
 

@@ -9,7 +9,7 @@ from pseudoreal_api.status.status import Placement
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.lifecycle.placement import placement
 from pseudoreal_operator.observe.reading import read_pod
-from pseudoreal_operator.observe.report_store import ReportingPod, updated
+from pseudoreal_operator.observe.report_store import ReportingPod, merge_report
 from pseudoreal_operator.observe.view import View
 
 from tests.unit.operator.lifecycle.steps import until
@@ -40,7 +40,7 @@ def say(world: World, *firsts: int) -> None:
         pod = read_pod(body)
         ranks = [RankReport(rank=first + one, activity="computing", seconds=0, step=1) for one in (0, 1)]
         reporter = ReportingPod(("default", UID), pod.execution, pod.index, pod.name)
-        world.reports[pod.name] = updated(None, reporter, PodReport(ranks=ranks), world.now)
+        world.reports[pod.name] = merge_report(None, reporter, PodReport(ranks=ranks), world.now)
 
 
 def placed(world: World) -> Placement | None:

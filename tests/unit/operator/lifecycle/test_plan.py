@@ -7,7 +7,7 @@ import pytest
 from pseudoreal_api.wire.messages import Outcome, ProgressReport
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator import clock
-from pseudoreal_operator.lifecycle.plan import plan, plan_blocked, plan_refusal, plan_unreadable
+from pseudoreal_operator.lifecycle.plan import plan, plan_blocked, plan_rejected, plan_unreadable
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import ChildJob, JobState, LastReport
 
@@ -192,7 +192,7 @@ def test_the_next_execution_waits_for_the_pods_of_the_last() -> None:
 def test_children_of_a_deleted_job_of_the_same_name_are_waited_for() -> None:
     world = World(make_job())
     world.carry_out(world.plan())
-    wanted = plan(replace(world.observe(), foreign=("sim-pseudo-e1",)), world.now, SETTINGS)
+    wanted = plan(replace(world.observe(), objects_of_deleted_job=("sim-pseudo-e1",)), world.now, SETTINGS)
     assert wanted.apply == ()
     assert any("sim-pseudo-e1 of a deleted job" in c.message for c in wanted.status.conditions)
 
@@ -242,7 +242,7 @@ def last_reports(world: World, step: int) -> tuple[LastReport, ...]:
     sign = RankReport(rank=0, activity="computing", seconds=0, step=step)
     pod_report = PodReport(ranks=[sign], progress=report(step))
     (pod,) = world.observe().pods
-    return (LastReport(pod.execution, 0, pod.name, world.now, world.now, pod_report, begun=world.now),)
+    return (LastReport(pod.execution, 0, pod.name, world.now, world.now, pod_report, training_since=world.now),)
 
 
 def test_progress_comes_from_reports_and_stays_when_there_is_none() -> None:
@@ -308,7 +308,7 @@ def test_progress_goes_along_with_a_transition_at_once() -> None:
 def test_what_the_api_server_refuses_for_good_fails_the_job() -> None:
     world = World(make_job())
     world.carry_out(world.plan())
-    wanted = plan_refusal(world.observe(), "spec.template: wrong", world.now)
+    wanted = plan_rejected(world.observe(), "spec.template: wrong", world.now)
     assert wanted.status.state == "Failed"
     assert wanted.apply == ()
     assert [event.reason.value for event in wanted.events] == ["Failed"]
@@ -317,7 +317,7 @@ def test_what_the_api_server_refuses_for_good_fails_the_job() -> None:
 def test_a_stage_that_was_accepted_once_is_not_given_up_for_a_refusal() -> None:
     world = begun()
     fail_execution(world)
-    world.carry_out(plan_refusal(world.observe(), "a new policy denies it", world.now))
+    world.carry_out(plan_rejected(world.observe(), "a new policy denies it", world.now))
     assert claims(world)["Progressing"] == ("False", "Blocked")
     assert "Failed" not in claims(world)
     world.run_fairly()
@@ -344,7 +344,7 @@ def test_a_refusal_after_the_end_takes_nothing_back(outcome: Outcome) -> None:
     world.settle()
     ended = world.status
     assert ended.completion_time
-    for refused in (plan_blocked, plan_refusal):
+    for refused in (plan_blocked, plan_rejected):
         wanted = refused(world.observe(), "the server is shutting down", world.now)
         assert (wanted.status, wanted.events) == (ended, ())
         assert wanted.requeue_after, "the clean-up is tried again"

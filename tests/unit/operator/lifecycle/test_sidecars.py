@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
-from pseudoreal_operator.observe.view import RUN_ON_SECONDS
+from pseudoreal_operator.observe.view import SIDECAR_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
@@ -29,7 +29,7 @@ def names(pods: list[dict[str, Any]]) -> list[str]:
 def wait_for_proxies(world: World) -> None:
     """Let the time pass that other containers have to end."""
     world.settle()
-    world.tick(RUN_ON_SECONDS)
+    world.tick(SIDECAR_SECONDS)
 
 
 @pytest.mark.parametrize("stage", ["pseudo", "real-delink", "real"])
@@ -42,8 +42,8 @@ def test_a_stage_is_done_when_its_trainers_are(stage: str) -> None:
     assert "container istio-proxy runs on" in message(world, "Progressing")
     wait = world.plan().requeue_after
     assert wait is not None
-    assert wait <= RUN_ON_SECONDS
-    world.tick(RUN_ON_SECONDS)
+    assert wait <= SIDECAR_SECONDS
+    world.tick(SIDECAR_SECONDS)
     wanted = world.plan()
     assert (wanted.stop, wanted.delete) == ((), ()), "what the pods say must be safe first"
     world.carry_out(wanted)
@@ -115,7 +115,7 @@ def test_a_failed_pod_is_read_before_the_job_controller_deletes_it() -> None:
     failed, other = world.alive()
     world.finish(failed, "OutOfMemory")
     wanted = world.plan()
-    assert (wanted.stop, wanted.give_up) == (tuple(names([other])), ())
+    assert (wanted.stop, wanted.fail_jobs) == (tuple(names([other])), ())
     world.carry_out(wanted)
     for _ in range(2):
         world.control()
@@ -171,7 +171,7 @@ def test_containers_that_end_soon_after_the_trainer_are_no_news() -> None:
     pod["status"]["phase"] = "Succeeded"
     del pod["status"]["containerStatuses"][0]
     world.control()
-    world.tick(RUN_ON_SECONDS)
+    world.tick(SIDECAR_SECONDS)
     world.settle()
     progressing = find(world.status, "Progressing")
     assert progressing

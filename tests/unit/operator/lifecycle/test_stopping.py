@@ -32,14 +32,14 @@ def test_a_pod_that_is_gone_takes_the_others_with_it(victim: int, end: dict[str,
     pods = world.alive()
     world.finish(pods[victim], **end)
     wanted = world.plan()
-    assert (wanted.stop, [*map(bare, wanted.give_up)]) == ((name(pods[1 - victim]),), ["sim-real-e1"])
+    assert (wanted.stop, [*map(bare, wanted.fail_jobs)]) == ((name(pods[1 - victim]),), ["sim-real-e1"])
     assert wanted.delete == (), "the Job stays, with what its pods logged"
     world.carry_out(wanted)
     progressing = find(world.status, "Progressing")
     assert progressing
     assert (progressing.reason, progressing.message.split()[1]) == ("Ending", name(pods[victim]))
     again = world.plan()
-    assert (again.stop, again.give_up) == ((), ()), "once is enough"
+    assert (again.stop, again.fail_jobs) == ((), ()), "once is enough"
 
 
 def test_a_preempted_pod_that_did_not_save_takes_the_others_with_it() -> None:
@@ -54,7 +54,7 @@ def test_a_pod_that_saved_with_the_others_leaves_them_their_time() -> None:
     saved, _ = world.alive()
     world.finish(saved, "Yielded")
     world.tick(100)
-    assert (world.plan().stop, world.plan().give_up) == ((), ())
+    assert (world.plan().stop, world.plan().fail_jobs) == ((), ())
 
 
 def test_pods_of_a_suspended_job_may_save() -> None:
@@ -71,7 +71,7 @@ def test_who_lost_its_peer_ends_first_and_the_pod_where_it_began_has_time_to_say
     pods = world.alive()
     world.finish(pods[1 - victim], **LOST_PEER)
     wanted = world.plan()
-    assert (wanted.stop, wanted.give_up) == ((), ())
+    assert (wanted.stop, wanted.fail_jobs) == ((), ())
     assert wanted.requeue_after is not None
     assert wanted.requeue_after <= ORIGIN_SECONDS
     world.carry_out(wanted)
@@ -169,7 +169,7 @@ def test_a_job_that_fails_already_is_not_given_up_again() -> None:
     gone, other = world.alive()
     world.finish(gone, "Failed")
     world.objects["Job", "sim-real-e1"]["status"] = {"conditions": [{"type": "FailureTarget", "status": "True"}]}
-    assert (world.plan().give_up, world.plan().stop) == ((), (name(other),))
+    assert (world.plan().fail_jobs, world.plan().stop) == ((), (name(other),))
 
 
 def test_the_back_off_begins_with_the_fault_not_with_the_end_of_the_last_pod() -> None:

@@ -46,7 +46,9 @@ def saved(world: World, step: int) -> LastReport:
         ranks=[RankReport(rank=0, activity="ended", seconds=0, step=step)],
         checkpoint=SavedCheckpoint(name=f"pseudo-{step}", step=step, seconds=0),
     )
-    return LastReport(pod.execution, 0, pod.name, first=world.now, last=world.now, report=report, begun=world.now)
+    return LastReport(
+        pod.execution, 0, pod.name, first=world.now, last=world.now, report=report, training_since=world.now
+    )
 
 
 def latest(wanted: Plan) -> str | None:
@@ -93,7 +95,9 @@ def test_progress_that_came_too_soon_is_written_when_it_is_due() -> None:
         report = PodReport(ranks=[RankReport(rank=0, activity="ended", seconds=0, step=step)], progress=progress(step))
         return replace(
             world.observe(),
-            last_reports=(LastReport(pod.execution, 0, pod.name, world.now, world.now, report, begun=world.now),),
+            last_reports=(
+                LastReport(pod.execution, 0, pod.name, world.now, world.now, report, training_since=world.now),
+            ),
         )
 
     world.carry_out(planned(world, said(1)))
@@ -150,7 +154,7 @@ def test_pods_of_an_earlier_execution_are_awaited_by_their_watch_and_garbage_by_
     world.carry_out(world.plan())
     world.tick(60)
     assert (world.plan().apply, world.plan().requeue_after) == ((), None), "the pod of the deleted Job runs"
-    seen = replace(world.observe(), pods=(), foreign=("sim-pseudo-e2",))
+    seen = replace(world.observe(), pods=(), objects_of_deleted_job=("sim-pseudo-e2",))
     assert planned(world, seen).requeue_after == UNWATCHED_SECONDS
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pseudoreal_operator.manifests.objects import claim
+from pseudoreal_operator.manifests.objects import claim_manifest
 
 from tests.unit.operator.manifests.rendered import (
     DELINK,
@@ -155,7 +155,7 @@ def test_a_training_pod_knows_its_node() -> None:
 
 def _claim(spec: Json | None = None, **changes: Any) -> Json | None:
     volume = {"claimTemplate": {"spec": spec or {}}} | changes
-    return claim(make_job(spec__checkpoint={"storage": {"volume": volume}}))
+    return claim_manifest(make_job(spec__checkpoint={"storage": {"volume": volume}}))
 
 
 def test_a_claim_that_stays_belongs_to_nobody() -> None:
@@ -179,19 +179,19 @@ def test_a_claim_that_goes_with_the_job() -> None:
 
 
 def test_a_job_that_says_nothing_of_storage_has_a_claim() -> None:
-    found = claim(make_job(spec__checkpoint={}))
+    found = claim_manifest(make_job(spec__checkpoint={}))
     assert found is not None
     # Twice the six checkpoints of two phases of a small model, and room for what a disk itself needs.
     assert found["spec"] == {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1061Mi"}}}
-    alone = claim(make_job(spec__checkpoint={}, spec__phases__1__workers=1))
+    alone = claim_manifest(make_job(spec__checkpoint={}, spec__phases__1__workers=1))
     assert alone is not None
     assert alone["spec"]["accessModes"] == ["ReadWriteOnce"], "its volume follows the one pod"
 
 
 def test_no_claim_is_made_where_none_is_asked_for() -> None:
     objects = {"type": "ObjectStorage", "objectStorage": {"url": "s3://bucket/prefix"}}
-    assert claim(make_job()) is None
-    assert claim(make_job(spec__checkpoint={"storage": objects})) is None
+    assert claim_manifest(make_job()) is None
+    assert claim_manifest(make_job(spec__checkpoint={"storage": objects})) is None
 
 
 def test_pods_mount_the_claim_that_is_made() -> None:

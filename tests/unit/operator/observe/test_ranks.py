@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_api.status.status import NodeRanks, Placement
 from pseudoreal_api.wire.reports import PodReport, RankReport
-from pseudoreal_operator.observe.ranks import first_rank_said, first_ranks, first_ranks_of, numbers_of, ranges_text
+from pseudoreal_operator.observe.ranks import (
+    first_ranks,
+    numbers_of,
+    ranges_text,
+    recorded_first_ranks,
+    reported_first_rank,
+)
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
 REAL = Execution("real", StageKind.TRAIN, 2)
@@ -28,8 +34,8 @@ def test_a_pod_says_its_first_rank_though_another_one_has_begun_before_it() -> N
     def report(*ranks: int) -> PodReport:
         return PodReport(ranks=[RankReport(rank=rank, activity="starting", seconds=0, step=0) for rank in ranks])
 
-    assert first_rank_said(report(7, 6), 4) == 4
-    assert first_rank_said(report(), 4) is None
+    assert reported_first_rank(report(7, 6), 4) == 4
+    assert reported_first_rank(report(), 4) is None
 
 
 @given(st.lists(st.integers(0, 30), unique=True))
@@ -51,11 +57,11 @@ def test_a_status_says_the_ranks_of_pods_of_its_own_execution() -> None:
         execution=2,
         nodes=[NodeRanks(node="a", ranks="0-3", workers="0,2"), NodeRanks(node="b", ranks="4-5,8-9", workers="1,4")],
     )
-    assert first_ranks_of(placement, REAL) == {0: 0, 2: 2, 1: 4, 4: 8}
-    assert first_ranks_of(placement, Execution("real", StageKind.TRAIN, 3)) == {}
-    assert first_ranks_of(None, REAL) == {}
+    assert recorded_first_ranks(placement, REAL) == {0: 0, 2: 2, 1: 4, 4: 8}
+    assert recorded_first_ranks(placement, Execution("real", StageKind.TRAIN, 3)) == {}
+    assert recorded_first_ranks(None, REAL) == {}
 
 
 def test_what_others_wrote_into_a_status_is_left_out() -> None:
     strange = Placement(phase_name="real", execution=2, nodes=[NodeRanks(node="a", ranks="0-x,7", workers="0-1")])
-    assert first_ranks_of(strange, REAL) == {}
+    assert recorded_first_ranks(strange, REAL) == {}

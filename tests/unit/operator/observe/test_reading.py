@@ -7,7 +7,7 @@ import pytest
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, RankReport, SavedCheckpoint
-from pseudoreal_operator.failures.obstacles import describe_obstacle, why_queued
+from pseudoreal_operator.failures.obstacles import describe_blocker, why_queued
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     is_of_another,
@@ -256,7 +256,7 @@ def test_what_pods_say_of_their_layout_is_cleaned() -> None:
     ],
 )
 def test_obstacles_say_what_to_do(status: dict[str, Any], reason: str, says: str) -> None:
-    found = describe_obstacle([pod(phase="Pending", **status)])
+    found = describe_blocker([pod(phase="Pending", **status)])
     assert found
     assert found.reason == reason
     assert says in found.message
@@ -266,7 +266,7 @@ def test_obstacles_say_what_to_do(status: dict[str, Any], reason: str, says: str
 def test_an_ordinary_start_is_no_obstacle() -> None:
     waiting = [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]
     scheduled = [{"type": "PodScheduled", "status": "True"}]
-    assert describe_obstacle([pod(phase="Pending", containerStatuses=waiting, conditions=scheduled)]) is None
+    assert describe_blocker([pod(phase="Pending", containerStatuses=waiting, conditions=scheduled)]) is None
 
 
 def test_a_queue_is_named_and_where_it_says_why() -> None:

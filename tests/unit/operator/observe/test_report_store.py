@@ -13,7 +13,7 @@ from pseudoreal_operator.observe.report_store import (
     SOON_SECONDS,
     ReportingPod,
     ReportStore,
-    updated,
+    merge_report,
 )
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import LastReport
@@ -40,7 +40,7 @@ def told(*reports: PodReport) -> LastReport:
     """Return the state of a pod after these reports, which came one per second."""
     last_report = None
     for second, report in enumerate(reports):
-        last_report = updated(last_report, REPORTER, report, after(second))
+        last_report = merge_report(last_report, REPORTER, report, after(second))
     assert last_report
     return last_report
 
@@ -54,14 +54,19 @@ def report_store() -> ReportStore:
 
 def test_the_first_report_of_a_pod_that_starts() -> None:
     last_report = told(at(0, "starting"))
-    assert (last_report.first, last_report.last, last_report.begun, last_report.progressed) == (NOON, NOON, None, None)
+    assert (last_report.first, last_report.last, last_report.training_since, last_report.progressed) == (
+        NOON,
+        NOON,
+        None,
+        None,
+    )
 
 
 def test_a_pod_has_begun_when_one_of_its_ranks_is_at_work() -> None:
     ranks = [RankReport(rank=rank, activity="starting", seconds=0, step=0) for rank in (0, 1)]
     half = PodReport(ranks=[ranks[0], ranks[1].model_copy(update={"activity": "computing"})])
     last_report = told(PodReport(ranks=ranks), half, at(1))
-    assert last_report.begun == after(1)
+    assert last_report.training_since == after(1)
     assert last_report.first == NOON
 
 
@@ -70,10 +75,10 @@ IN_PLACE = InPlace(restarts=1, peer_lost=False, message="killed")
 
 def test_what_ranks_did_before_they_were_restarted_in_place_is_forgotten() -> None:
     last_report = told(at(4), at(5), PodReport(in_place=IN_PLACE), at(0, "starting", in_place=IN_PLACE))
-    assert (last_report.first, last_report.begun, last_report.progressed) == (after(2), None, None)
+    assert (last_report.first, last_report.training_since, last_report.progressed) == (after(2), None, None)
     assert last_report.restarted == IN_PLACE
     again = told(at(5), at(4, in_place=IN_PLACE), at(5, in_place=IN_PLACE))
-    assert (again.begun, again.progressed) == (after(1), after(2))
+    assert (again.training_since, again.progressed) == (after(1), after(2))
 
 
 def test_a_pod_hears_how_often_another_one_has_restarted_its_ranks(report_store: ReportStore) -> None:
@@ -98,13 +103,13 @@ def test_a_restart_in_place_wakes_the_job_soon() -> None:
 
 
 def test_ranks_that_wait_for_each_other_before_the_first_step_have_not_begun() -> None:
-    assert told(at(100, "starting"), at(100, "waiting"), at(100, "starting")).begun is None
-    assert told(at(100, "starting"), at(101, "waiting")).begun == after(1)
+    assert told(at(100, "starting"), at(100, "waiting"), at(100, "starting")).training_since is None
+    assert told(at(100, "starting"), at(101, "waiting")).training_since == after(1)
 
 
 def test_an_operator_that_comes_later_sees_that_steps_were_made() -> None:
     sign = RankReport(rank=0, activity="waiting", seconds=0, step=7, busy_seconds=0.5)
-    assert told(PodReport(ranks=[sign])).begun == NOON
+    assert told(PodReport(ranks=[sign])).training_since == NOON
 
 
 def test_a_save_counts_as_progress_while_it_goes_on() -> None:
@@ -114,7 +119,7 @@ def test_a_save_counts_as_progress_while_it_goes_on() -> None:
 
 def test_steps_that_a_pod_resumes_at_are_no_steps_that_it_made() -> None:
     last_report = told(at(100, "starting"), at(100))
-    assert (last_report.begun, last_report.progressed) == (after(1), None)
+    assert (last_report.training_since, last_report.progressed) == (after(1), None)
 
 
 def test_the_newest_step_is_remembered_by_its_moment() -> None:
@@ -124,7 +129,7 @@ def test_the_newest_step_is_remembered_by_its_moment() -> None:
 
 def test_a_pod_without_ranks_makes_no_steps() -> None:
     last_report = told(PodReport(), PodReport())
-    assert (last_report.begun, last_report.progressed) == (None, None)
+    assert (last_report.training_since, last_report.progressed) == (None, None)
 
 
 def test_what_a_report_does_not_repeat_stays_known() -> None:
@@ -150,17 +155,17 @@ def test_each_pod_and_each_execution_has_its_own_entry(report_store: ReportStore
 def test_the_next_pod_of_an_execution_begins_anew(report_store: ReportStore) -> None:
     """A queue took the first pod back, and has admitted the job again since."""
     report_store.store(REPORTER, at(7), NOON)
-    report_store.listen(JOB, REPORTER, NOON)
+    report_store.set_rank_zero_pod(JOB, REPORTER, NOON)
     later = replace(REPORTER, pod="its-successor")
     report_store.store(later, at(0, "starting"), after(9000))
     (last_report,) = report_store.of_job(JOB, {EXECUTION})
-    assert (last_report.pod, last_report.first, last_report.begun, last_report.progressed) == (
+    assert (last_report.pod, last_report.first, last_report.training_since, last_report.progressed) == (
         "its-successor",
         after(9000),
         None,
         None,
     )
-    report_store.listen(JOB, later, after(9000))
+    report_store.set_rank_zero_pod(JOB, later, after(9000))
     assert report_store.most_silent(after(9021)) == later
 
 
@@ -198,7 +203,7 @@ def test_a_log_counts_where_it_is_ahead_of_the_reports(report_store: ReportStore
     report_store.read_log(REPORTER, progress(3), NOON)
     report_store.read_log(REPORTER, progress(3), after(9))
     (last_report,) = report_store.of_job(JOB, {EXECUTION})
-    assert (last_report.begun, last_report.last, last_report.report.progress) == (NOON, NOON, progress(3))
+    assert (last_report.training_since, last_report.last, last_report.report.progress) == (NOON, NOON, progress(3))
     report_store.store(REPORTER, at(7), after(10))
     report_store.read_log(REPORTER, progress(6), after(20))
     assert report_store.of_job(JOB, {EXECUTION})[0].last == after(10)
@@ -220,7 +225,7 @@ def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_request(report_st
 def listening(at: datetime = NOON) -> ReportStore:
     report_store = ReportStore()
     report_store.follow(JOB, frozenset())
-    report_store.listen(JOB, REPORTER, at)
+    report_store.set_rank_zero_pod(JOB, REPORTER, at)
     return report_store
 
 
@@ -252,13 +257,13 @@ def test_a_log_that_tells_of_steps_is_looked_at_every_minute() -> None:
 
 def test_nobody_is_listened_to_where_no_pod_runs_and_each_execution_has_its_own_silence() -> None:
     report_store = listening()
-    report_store.listen(JOB, None, after(1))
+    report_store.set_rank_zero_pod(JOB, None, after(1))
     assert looks(report_store, range(100)) == []
-    report_store.listen(JOB, REPORTER, after(100))
-    report_store.listen(JOB, REPORTER, after(115))
+    report_store.set_rank_zero_pod(JOB, REPORTER, after(100))
+    report_store.set_rank_zero_pod(JOB, REPORTER, after(115))
     assert looks(report_store, range(100, 130)) == [121], "since it runs"
     stranger = ("elsewhere", JOB[1])
-    report_store.listen(stranger, replace(REPORTER, job=stranger), NOON)
+    report_store.set_rank_zero_pod(stranger, replace(REPORTER, job=stranger), NOON)
     assert looks(report_store, range(500, 501)) == [500], "of the job that is followed"
     report_store.forget(JOB)
     assert report_store.most_silent(after(900)) is None
@@ -269,7 +274,7 @@ def test_one_pod_at_a_time_the_longest_unread_first() -> None:
     for number in range(3):
         job = ("default", str(number))
         report_store.follow(job, frozenset())
-        report_store.listen(job, ReportingPod(job, EXECUTION, 0, f"pod-{number}"), after(-number))
+        report_store.set_rank_zero_pod(job, ReportingPod(job, EXECUTION, 0, f"pod-{number}"), after(-number))
     read = [report_store.most_silent(after(100 + second)) for second in range(4)]
     assert [silent.pod if silent else None for silent in read] == ["pod-2", "pod-1", "pod-0", None]
 

@@ -29,12 +29,12 @@ def ended(seconds: float) -> Pod:
 
 
 def leaving(seconds: float, grace: int) -> Pod:
-    return replace(RUNS, leaves_by=clock.to_text(after(seconds)), grace_seconds=grace)
+    return replace(RUNS, deletion_deadline=clock.to_text(after(seconds)), grace_seconds=grace)
 
 
 def look(sightings: Sightings, pod: Pod, seconds: float, status: PseudoRealJobStatus = STATUS) -> Pod:
-    _, (dated,) = sightings.dated(JOB, status, [], [pod], after(seconds))
-    return dated
+    _, (bounded,) = sightings.with_bounded_times(JOB, status, [], [pod], after(seconds))
+    return bounded
 
 
 def end_of(pod: Pod) -> float:
@@ -63,9 +63,9 @@ def test_without_a_look_at_it_alive_it_did_not_end_before_it_was_asked_for(told:
 def test_a_grace_period_began_between_two_looks(told: float, expected: float) -> None:
     sightings = Sightings()
     look(sightings, RUNS, 2)
-    dated = look(sightings, leaving(told, 120), 7)
-    assert dated.leaves_by == clock.to_text(after(expected))
-    assert look(sightings, leaving(told, 120), 60).leaves_by == dated.leaves_by
+    bounded = look(sightings, leaving(told, 120), 7)
+    assert bounded.deletion_deadline == clock.to_text(after(expected))
+    assert look(sightings, leaving(told, 120), 60).deletion_deadline == bounded.deletion_deadline
 
 
 def test_a_grace_period_that_is_made_shorter_begins_anew() -> None:
@@ -74,7 +74,7 @@ def test_a_grace_period_that_is_made_shorter_begins_anew() -> None:
     look(sightings, RUNS, 0)
     look(sightings, leaving(120, 120), 1)
     look(sightings, leaving(120, 120), 60)
-    assert look(sightings, leaving(5, 5), 61).leaves_by == clock.to_text(after(65))
+    assert look(sightings, leaving(5, 5), 61).deletion_deadline == clock.to_text(after(65))
 
 
 def test_where_no_end_is_told_the_first_look_is_it() -> None:
@@ -86,17 +86,22 @@ def test_where_no_end_is_told_the_first_look_is_it() -> None:
 @pytest.mark.parametrize(("told", "expected"), [(5, 5), (HOUR, 7), (-HOUR, 2)])
 def test_moments_of_jobs(told: float, expected: float) -> None:
     sightings, job = Sightings(), ChildJob("j", EXECUTION, JobState.ACTIVE)
-    sightings.dated(JOB, STATUS, [job], [], after(2))
+    sightings.with_bounded_times(JOB, STATUS, [job], [], after(2))
     text = clock.to_text(after(told))
-    later = replace(job, ended=text, held=text, admitted=text, begun=text)
-    (dated,), _ = sightings.dated(JOB, STATUS, [later], [], after(7))
-    assert {dated.ended, dated.held, dated.admitted, dated.begun} == {clock.to_text(after(expected))}
+    later = replace(job, ended=text, held=text, admitted=text, start_time=text)
+    (bounded,), _ = sightings.with_bounded_times(JOB, STATUS, [later], [], after(7))
+    assert {
+        bounded.ended,
+        bounded.held,
+        bounded.admitted,
+        bounded.start_time,
+    } == {clock.to_text(after(expected))}
 
 
 def test_who_is_gone_is_forgotten() -> None:
     sightings = Sightings()
     look(sightings, RUNS, 0)
-    sightings.dated(JOB, STATUS, [], [], after(1))
+    sightings.with_bounded_times(JOB, STATUS, [], [], after(1))
     assert end_of(look(sightings, ended(-300), 7)) == -300
     look(sightings, RUNS, 8)
     sightings.forget(JOB)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_operator.status.conditions import NewCondition, updated
+from pseudoreal_operator.status.conditions import NewCondition, merge_conditions
 
 REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 """Pattern of the reason of a metav1.Condition."""
@@ -14,7 +14,7 @@ REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 
 def reason_of(said: str) -> str:
     new = NewCondition("Progressing", "False", said, "It waits.")
-    (condition,) = updated([], [new], 1, datetime(2030, 1, 1, tzinfo=UTC))
+    (condition,) = merge_conditions([], [new], 1, datetime(2030, 1, 1, tzinfo=UTC))
     return condition.reason
 
 

@@ -10,7 +10,7 @@ import yaml
 from lupa import lua51
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_dev.machine import paths
-from pseudoreal_operator.lifecycle.plan import plan_blocked, plan_refusal, plan_unreadable
+from pseudoreal_operator.lifecycle.plan import plan_blocked, plan_rejected, plan_unreadable
 
 from tests.unit.operator.lifecycle.steps import begun, fail_execution, message, until
 from tests.unit.operator.world import World, make_job
@@ -75,7 +75,7 @@ def test_a_job_that_failed_is_degraded() -> None:
 def test_a_job_that_was_refused_is_degraded() -> None:
     world = World(make_job())
     world.plan()
-    world.carry_out(plan_refusal(world.observe(), "no such image", world.now))
+    world.carry_out(plan_rejected(world.observe(), "no such image", world.now))
     assert of(world) == ("Degraded", message(world, "Failed"))
 
 
