@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pseudoreal_api.spec.recovery import RestartRule, RuleAction
+from pseudoreal_api.spec.recovery import Restart, RestartRule, RuleAction
+from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.messages import ExitCode
 
 from pseudoreal_operator.foreign import cut
+from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
 
 _QUOTED = 600
@@ -193,9 +195,9 @@ def _memory_sentence(pod: Pod) -> str:
         return f"{_pod_title(pod)} ran out of memory: {said}".rstrip(".") + "."
     limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
     return (
-        f"{_pod_title(pod)} ran out of memory: its container was killed at its memory limit{limit}. Create the job anew"
-        f" with a higher resources.limits.memory in phase {pod.execution.phase}, or with more batch.microBatches or more"
-        " workers, which need less."
+        f"{_pod_title(pod)} ran out of memory: its container was killed at its memory limit{limit}. Create the job"
+        f" anew with a higher resources.limits.memory in phase {pod.execution.phase}, or with more batch.microBatches"
+        " or more workers, which need less."
     )
 
 
@@ -218,3 +220,23 @@ def _ending(termination: Termination | None) -> str:
         return "failed"
     reason = "" if termination.reason in ("", "Error") else f" ({termination.reason})"
     return f"ended with exit code {termination.exit_code}{reason}"
+
+
+_KILLED = Pod(
+    name="killed",
+    execution=Execution("any", StageKind.TRAIN, 1),
+    index=0,
+    phase=PodPhase.FAILED,
+    termination=Termination(exit_code=ExitCode.FAILED, reason="Error", text="", message=None),
+)
+"""A pod as Kubernetes shows it after one of its ranks was killed."""
+
+
+def allowed_restarts_in_place(restart: Restart, status: PseudoRealJobStatus) -> int:
+    """Return how many restarts in place an execution may have: at most as many as may still be counted, and none if
+    a rule of the job decides what follows the end of such a pod. The used restarts may include faults that are too
+    old to count."""
+    if any(matches_rule(_KILLED, rule) for rule in restart.rules):
+        return 0
+    used = len(status.faults) if restart.window_seconds else status.restarts
+    return max(0, min(restart.in_place, restart.max_restarts - used))

@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from pseudoreal_api.status.status import Transition
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.lifecycle.again import roll_back
+from pseudoreal_operator.lifecycle.blockers import find_blocker
 from pseudoreal_operator.lifecycle.decisions import Announcement, Cause, Decision, announce, fail, restart_or_fail
-from pseudoreal_operator.lifecycle.waiting import find_blocker
+from pseudoreal_operator.lifecycle.retraining import roll_back
 from pseudoreal_operator.manifests.exclusion import EXCLUDED_SECONDS
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import JobState, PodPhase, View

@@ -21,7 +21,7 @@ from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
 from pseudoreal_operator.failures.classify import is_node_at_fault, is_rejected_by_node, node_fault
 from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.lifecycle import sidecars
+from pseudoreal_operator.lifecycle.stopping import sidecar_note
 from pseudoreal_operator.manifests import exclusion
 from pseudoreal_operator.observe.stages import Stage, StageKind, is_started, with_phase_fields, with_stage_started
 from pseudoreal_operator.observe.view import Pod, PodPhase, View
@@ -49,6 +49,14 @@ class Decision:
     ended: NewCondition | None = None
     requeue_after: float | None = 0.0
     """Seconds until the next pass; 0: at once; None: when something changes."""
+
+
+def state_at(stage: Stage) -> State:
+    return "Training" if stage.kind is StageKind.TRAIN else "Delinking"
+
+
+def waiting_state(view: View) -> State:
+    return "Restarting" if view.status.restart_after else state_at(view.stage)
 
 
 def progressing(reason: str, message: str) -> NewCondition:
@@ -84,7 +92,7 @@ def unposted_start_events(view: View) -> tuple[Event, ...]:
 
 def closing_events(view: View) -> tuple[Event, ...]:
     """Return the events to post before the events of an execution's end."""
-    kept = sidecars.sentence(view)
+    kept = sidecar_note(view)
     return (*unposted_start_events(view), *((event(view, Reason.SIDECAR_ENDED, kept),) if kept else ()))
 
 

@@ -11,7 +11,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pseudoreal_api.spec.job import JobMetadata
-from pseudoreal_api.status.status import PhaseStatus, PseudoRealJobStatus, Replicas
+from pseudoreal_api.status.status import (
+    MOST_NODES,
+    MOST_RANGES,
+    NodeRanks,
+    PhaseStatus,
+    Placement,
+    PseudoRealJobStatus,
+    Replicas,
+)
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import phase_with, status_with
@@ -21,13 +29,19 @@ from pseudoreal_operator.lifecycle.deadlines import active_deadline, blocked_dea
 from pseudoreal_operator.lifecycle.decisions import Decision, not_progressing, pod_error_sentence, reject_job
 from pseudoreal_operator.lifecycle.elastic import elastic_moments
 from pseudoreal_operator.lifecycle.in_place import count_restarts_in_place
-from pseudoreal_operator.lifecycle.placement import placement
 from pseudoreal_operator.lifecycle.rules import RULES, start_execution
-from pseudoreal_operator.lifecycle.sidecars import never_ends, pods_to_release
-from pseudoreal_operator.lifecycle.stopping import is_doomed, pod_moments, pods_to_stop
+from pseudoreal_operator.lifecycle.stopping import is_doomed, never_ends, pod_moments, pods_to_release, pods_to_stop
 from pseudoreal_operator.manifests.objects import children, claim_manifest, kind_and_name
-from pseudoreal_operator.observe.asked import with_served
-from pseudoreal_operator.observe.stages import Execution, Phases, StageKind, all_stages, current_stage, has_begun
+from pseudoreal_operator.observe.ranks import first_ranks, ranges_text
+from pseudoreal_operator.observe.stages import (
+    Execution,
+    Phases,
+    StageKind,
+    all_stages,
+    current_stage,
+    has_begun,
+    with_served,
+)
 from pseudoreal_operator.observe.view import JobState, Observed, PodPhase, View
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status import conditions
@@ -322,3 +336,42 @@ def _deadline_waits(view: View, decision: Decision) -> Iterator[float]:
     if view.stage.kind is StageKind.TRAIN and (wait := seconds_to_hang(view)) is not None:
         # A clock is over after its last second (waited > allowed), not at it.
         yield wait + _MOMENT_SECONDS
+
+
+def placement(view: View) -> Placement | None:
+    """Return the placement of the present execution once the nodes of all its ranks are known; until then the
+    previous one."""
+    known = view.observed.status.placement
+    if not _trains(view.status):
+        return known
+    nodes = {pod.index: pod.node for pod in sorted(view.pods, key=lambda pod: pod.is_alive) if pod.node}
+    if nodes.keys() != set(range(view.workers)) or not _are_numbered(view):
+        return known
+    return _placement(view, nodes)
+
+
+def _trains(status: PseudoRealJobStatus) -> bool:
+    stage = current_stage(status.phases)
+    return stage is not None and stage.kind is StageKind.TRAIN
+
+
+def _are_numbered(view: View) -> bool:
+    """Return whether the ranks of each pod are known. With a topology only the pods know their ranks."""
+    return view.spec.scheduling.topology is None or len(view.reported_first_ranks) == view.workers
+
+
+def _placement(view: View, nodes: dict[int, str]) -> Placement:
+    """Return the placement. `nodes`: worker number -> node."""
+    size, execution = view.ranks_per_pod, view.execution
+    firsts = first_ranks(view.workers, size, view.reported_first_ranks)
+    on_node: dict[str, list[int]] = {}
+    for worker in sorted(nodes, key=firsts.__getitem__):
+        on_node.setdefault(nodes[worker], []).append(worker)
+    found = []
+    for node, workers in list(on_node.items())[:MOST_NODES]:
+        ranks = ranges_text(rank for worker in workers for rank in range(firsts[worker], firsts[worker] + size))
+        numbers = ranges_text(workers)
+        if max(len(ranks), len(numbers)) <= MOST_RANGES:
+            found.append(NodeRanks(node=node, ranks=ranks, workers=numbers))
+    omitted = len(on_node) - len(found)
+    return Placement(phase_name=execution.phase, execution=execution.number, nodes=found, omitted_nodes=omitted)

@@ -11,7 +11,6 @@ from pseudoreal_operator.failures import results
 from pseudoreal_operator.failures.classify import MissingPods, classify, has_lost_peer
 from pseudoreal_operator.failures.hang import find_hang
 from pseudoreal_operator.lifecycle.acceptance import accept, find_problem
-from pseudoreal_operator.lifecycle.again import is_untrained, repeat_phase
 from pseudoreal_operator.lifecycle.deadlines import (
     deadline_exceeded,
     delink_timed_out,
@@ -22,7 +21,6 @@ from pseudoreal_operator.lifecycle.deadlines import (
 from pseudoreal_operator.lifecycle.decisions import (
     Cause,
     Decision,
-    State,
     closing_events,
     event,
     fail,
@@ -30,10 +28,11 @@ from pseudoreal_operator.lifecycle.decisions import (
     progressing,
     restart_or_fail,
     start_events,
+    state_at,
     succeed,
     unposted_start_events,
+    waiting_state,
 )
-from pseudoreal_operator.lifecycle.doing import change_events, preemption_events, progressing_condition
 from pseudoreal_operator.lifecycle.elastic import (
     abandon_stuck_pods,
     is_abandoned,
@@ -41,16 +40,15 @@ from pseudoreal_operator.lifecycle.elastic import (
     scale_up,
     without_elastic_state,
 )
-from pseudoreal_operator.lifecycle.prolonging import ended_too_early, train_longer, train_on
+from pseudoreal_operator.lifecycle.progressing import change_events, preemption_events, progressing_condition
+from pseudoreal_operator.lifecycle.retraining import ended_too_early, repeat_requested, spec_changed, train_longer
 from pseudoreal_operator.lifecycle.spares import spare_took_over
 from pseudoreal_operator.lifecycle.stopping import is_doomed, is_stuck
-from pseudoreal_operator.observe.asked import open_requests
 from pseudoreal_operator.observe.stages import (
     Stage,
     StageKind,
     current_stage,
     is_started,
-    last_steps_of,
     with_stage_started,
 )
 from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase, View
@@ -81,7 +79,7 @@ def complete_stage(view: View) -> Decision | None:
     done = view.stage.title.capitalize() if view.stage.kind is StageKind.DELINK else f"Phase {view.stage.phase}"
     status = status_with(status, transition=_transition(view, following), elastic=None)
     text = f"{done} is done; {following.title} is about to start."
-    return Decision(status, _state_at(following), progressing("StageCompleted", text), events=events)
+    return Decision(status, state_at(following), progressing("StageCompleted", text), events=events)
 
 
 def _done(view: View, phase: PhaseStatus) -> Event:
@@ -144,7 +142,7 @@ def job_resumed(view: View) -> Decision | None:
         Reason.RESUMED, f"The job goes on with execution {number}.", view.stage.number, number, since or ""
     )
     claim = progressing("Resumed", f"{view.stage.title} is about to go on.")
-    return Decision(status, _waiting_state(view), claim, events=(resumption,), with_dry_run=True)
+    return Decision(status, waiting_state(view), claim, events=(resumption,), with_dry_run=True)
 
 
 def _still_suspended(view: View, sentence: str) -> Decision:
@@ -158,31 +156,6 @@ def _still_suspended(view: View, sentence: str) -> Decision:
         suspended=NewCondition("Suspended", "True", "InvalidSpec", text),
         requeue_after=None,
     )
-
-
-def repeat_requested(view: View) -> Decision | None:
-    request = next(iter(open_requests(view.spec, view.status, "RepeatPhase")), None)
-    if request is None:
-        return None
-    index = next(i for i, phase in enumerate(view.status.phases) if phase.name == request.phase)
-    if not is_untrained(view.status, index):
-        return repeat_phase(view, index, request)
-    text = f"Phase {request.phase}, which request {request.id} names, has not begun yet: there is nothing to repeat."
-    status = status_with(view.status, served_requests=[*view.status.served_requests, request.id])
-    runs = view.job is not None and view.job.state is JobState.ACTIVE
-    claim = progressing("PhaseNotStarted", text)
-    return Decision(status, _waiting_state(view), claim, children=view.stage if runs else None)
-
-
-def spec_changed(view: View) -> Decision | None:
-    """Start a new execution with the present spec when phases were added, or the last one was prolonged, while pods
-    train. It continues from a checkpoint that the pods save before they end."""
-    job = view.job
-    if view.stage.kind is not StageKind.TRAIN or job is None or job.state is not JobState.ACTIVE or job.queued:
-        return None
-    if job.last_steps in (None, last_steps_of(view.spec, view.stage)) or find_problem(view.spec):
-        return None
-    return train_on(view)
 
 
 def stage_hung(view: View) -> Decision | None:
@@ -213,7 +186,7 @@ def execution_running(view: View) -> Decision | None:
         )
     condition = progressing_condition(view)
     events = (*unposted_start_events(view), *change_events(view, condition), *preemption_events(view))
-    state = "Queued" if view.job.queued else _state_at(view.stage)
+    state = "Queued" if view.job.queued else state_at(view.stage)
     return Decision(status, state, condition, events=events, children=view.stage, requeue_after=None)
 
 
@@ -296,7 +269,7 @@ def await_cleanup(view: View) -> Decision | None:
         wait = UNWATCHED_SECONDS
     else:
         return None
-    return Decision(view.status, _waiting_state(view), not_progressing("AwaitingCleanup", text), requeue_after=wait)
+    return Decision(view.status, waiting_state(view), not_progressing("AwaitingCleanup", text), requeue_after=wait)
 
 
 def _is_ignorable(view: View, pod: Pod) -> bool:
@@ -314,7 +287,7 @@ def start_execution(view: View) -> Decision:
     status = status_with(with_stage_started(view.status, view.stage), execution_time=clock.to_text(view.now))
     return Decision(
         status,
-        _state_at(view.stage),
+        state_at(view.stage),
         progressing("Starting", f"Execution {view.execution.number} at {view.stage.title} starts."),
         events=tuple(start_events(view)),
         children=view.stage,
@@ -383,11 +356,3 @@ def _origin(view: View, pod: Pod | None) -> Pod | None:
     message = pod.termination.message if pod and pod.termination else None
     suspect = message.suspect if message else None
     return pod if suspect is None else view.pod_of_rank(suspect) or pod
-
-
-def _state_at(stage: Stage) -> State:
-    return "Training" if stage.kind is StageKind.TRAIN else "Delinking"
-
-
-def _waiting_state(view: View) -> State:
-    return "Restarting" if view.status.restart_after else _state_at(view.stage)

@@ -13,8 +13,13 @@ from pseudoreal_api.wire.messages import MOST_RESTART
 
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
-from pseudoreal_operator.failures.classify import MissingPods, Verdict, can_another_pod_succeed, classify
-from pseudoreal_operator.failures.in_place import allowed_restarts_in_place
+from pseudoreal_operator.failures.classify import (
+    MissingPods,
+    Verdict,
+    allowed_restarts_in_place,
+    can_another_pod_succeed,
+    classify,
+)
 from pseudoreal_operator.lifecycle.decisions import (
     Cause,
     Decision,

@@ -11,9 +11,20 @@ from pseudoreal_api.wire.messages import ExitCode
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.classify import can_another_pod_succeed, classify, has_exit_code, has_lost_peer
-from pseudoreal_operator.observe.stages import Execution
-from pseudoreal_operator.observe.view import SIDECAR_SECONDS, JobState, Observed, Pod, PodPhase, ended_at
+from pseudoreal_operator.observe.stages import Execution, current_stage
+from pseudoreal_operator.observe.view import (
+    SIDECAR_SECONDS,
+    ChildJob,
+    JobState,
+    Observed,
+    Pod,
+    PodPhase,
+    View,
+    ended_at,
+    is_kept_by_sidecar,
+)
 from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
+from pseudoreal_operator.status import conditions
 
 STOP_SECONDS = 5
 """Grace period in seconds of pods that cannot save: enough to write their termination messages."""
@@ -25,6 +36,12 @@ SPARE_SECONDS = 20.0
 report every few seconds."""
 STUCK_SECONDS = 15.0
 """Seconds after the end of its grace period at which a pod that still exists counts as stuck."""
+_REMEDY = (
+    "decline the injection by a label or an annotation in spec.pod.template, or inject it as a native sidecar: an init"
+    " container with restartPolicy Always"
+)
+_NAMED = 3
+"""Maximum number of containers that a sentence names."""
 
 
 def pods_to_stop(observed: Observed, now: datetime) -> tuple[str, ...]:
@@ -121,3 +138,40 @@ def is_ending_soon(pod: Pod, now: datetime) -> bool:
     return pod.deletion_deadline is not None and clock.from_text(pod.deletion_deadline) <= now + timedelta(
         seconds=STOP_SECONDS
     )
+
+
+def pods_to_release(view: View) -> Iterator[str]:
+    """Yield the names of pods that only other containers keep, and from which nothing is left to be read."""
+    for pod in (pod for pod in view.observed.every_pod if pod.sidecars):
+        is_read = _is_over(view, pod.execution) or pod in view.observed.replaced
+        if is_read and not is_ending_soon(pod, view.now):
+            yield pod.name
+
+
+def never_ends(view: View, job: ChildJob) -> bool:
+    """Return whether a Job waits for containers that keep running, although the status has its outcome."""
+    kept = any(pod.sidecars for pod in view.observed.every_pod if pod.execution == job.execution)
+    return kept and _is_over(view, job.execution)
+
+
+def sidecar_note(view: View) -> str | None:
+    """Return a sentence on a container that keeps a pod of the present execution; None if there is none."""
+    pod = next((pod for pod in view.pods if is_kept_by_sidecar(pod, view.now)), None)
+    return None if pod is None else describe_sidecar(pod)
+
+
+def describe_sidecar(pod: Pod) -> str:
+    names = ", ".join(pod.sidecars[:_NAMED])
+    return (
+        f"The trainer of pod {pod.name} has ended and container {names} runs on, which would keep the pod and its node"
+        f" for ever; the operator ends the pod. What to do: {_REMEDY}."
+    )
+
+
+def _is_over(view: View, execution: Execution) -> bool:
+    """Return whether the stored status has the outcome of the execution."""
+    if not view.status.phases:
+        return False
+    if conditions.has_ended(view.observed.status) or current_stage(view.status.phases) is None:
+        return True
+    return execution != view.execution

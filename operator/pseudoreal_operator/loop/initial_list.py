@@ -21,10 +21,10 @@ from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.finalizer import has_finalizer
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.loop.reconcile import Dependencies
-from pseudoreal_operator.observe.asked import phases_to_finish
+from pseudoreal_operator.observe.fetch import build_observed
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
 from pseudoreal_operator.observe.report_store import JobKey
-from pseudoreal_operator.observe.requests import build_observed
+from pseudoreal_operator.observe.stages import phases_to_finish
 from pseudoreal_operator.observe.view import ChildJob, Pod
 from pseudoreal_operator.status.conditions import has_ended
 

@@ -36,17 +36,16 @@ from pseudoreal_operator.loop.internal_error import (
 )
 from pseudoreal_operator.loop.specs import Specs
 from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS
-from pseudoreal_operator.observe.asked import phases_to_finish
+from pseudoreal_operator.observe.fetch import observe
 from pseudoreal_operator.observe.report_store import JobKey, ReportStore
-from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.observe.sightings import Sightings
+from pseudoreal_operator.observe.stages import phases_to_finish
 from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import Observed
 from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_operator.settings import Settings
-from pseudoreal_operator.status.conditions import has_ended
+from pseudoreal_operator.status.conditions import has_ended, texts_of, without_figures, without_texts
 from pseudoreal_operator.status.events import to_manifests
-from pseudoreal_operator.status.refused import texts_of, without_figures, without_texts
 
 Json = dict[str, Any]
 

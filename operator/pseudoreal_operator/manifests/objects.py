@@ -34,15 +34,14 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.contract import with_contract
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.failures.in_place import allowed_restarts_in_place
+from pseudoreal_operator.failures.classify import allowed_restarts_in_place
 from pseudoreal_operator.manifests.disk import claim_size, size_limit
 from pseudoreal_operator.manifests.exclusion import excluded_nodes
 from pseudoreal_operator.manifests.network import rendezvous_port
 from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.manifests.pod import PodPlan, pod_of, pod_template, report_files
 from pseudoreal_operator.manifests.scheduling import Gang, gang_of, is_queued, queue_labels
-from pseudoreal_operator.observe.size import job_at_size
-from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, last_steps_of
+from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, job_at_size, last_steps_of
 from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]

@@ -9,8 +9,10 @@ from enum import StrEnum
 from typing import NamedTuple, Unpack
 
 from pseudoreal_api.names import execution_name
+from pseudoreal_api.resolved.elastic import resized
 from pseudoreal_api.resolved.resolve import last_steps
-from pseudoreal_api.spec.job import JobMetadata, PseudoRealJobSpec
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob, PseudoRealJobSpec
+from pseudoreal_api.spec.request import Request, RequestType
 from pseudoreal_api.status.status import PhaseStatus, PseudoRealJobStatus
 
 from pseudoreal_operator.changes import PhaseFields, phase_with, status_with
@@ -111,3 +113,38 @@ def with_stage_started(status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJ
 
 def with_phase_fields(phases: Phases, index: int, **fields: Unpack[PhaseFields]) -> Phases:
     return [phase_with(phase, **fields) if i == index else phase for i, phase in enumerate(phases)]
+
+
+def workers_of(spec: PseudoRealJobSpec, status: PseudoRealJobStatus, stage: Stage) -> int:
+    """Return the number of workers that an execution of the stage is created with."""
+    if stage.kind is StageKind.DELINK:
+        return 1
+    known = status.elastic
+    return known.workers if known and known.phase_name == stage.phase else spec.phases[stage.index].workers
+
+
+def job_at_size(job: PseudoRealJob, status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJob:
+    """Return the job with the phase of the stage laid out over its present number of workers."""
+    if stage.kind is StageKind.DELINK or status.elastic is None:
+        return job
+    spec = resized(job.spec, stage.index, workers_of(job.spec, status, stage))
+    return job.model_copy(update={"spec": spec})
+
+
+def open_requests(spec: PseudoRealJobSpec, status: PseudoRealJobStatus, kind: RequestType) -> list[Request]:
+    return [request for request in spec.requests if request.type == kind and request.id not in status.served_requests]
+
+
+def phases_to_finish(spec: PseudoRealJobSpec, status: PseudoRealJobStatus) -> frozenset[str]:
+    """Return the names of the phases that are to end now, or as soon as they train."""
+    return frozenset(request.phase for request in open_requests(spec, status, "FinishPhase"))
+
+
+def with_served(spec: PseudoRealJobSpec, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
+    """Return the status with the requests marked as served whose phases are complete. Ids that are gone from the
+    spec are dropped, so that the list stays short."""
+    complete = {phase.name for phase in status.phases if phase.state == "Complete"}
+    done = {request.id for request in open_requests(spec, status, "FinishPhase") if request.phase in complete}
+    asked = [request.id for request in spec.requests]
+    served = [id for id in asked if id in done or id in status.served_requests]
+    return status_with(status, served_requests=served)

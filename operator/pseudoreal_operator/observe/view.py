@@ -20,8 +20,7 @@ from pseudoreal_api.wire.reports import PodReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.observe.ranks import first_ranks, recorded_first_ranks, reported_first_rank
-from pseudoreal_operator.observe.size import workers_of
-from pseudoreal_operator.observe.stages import Execution, Stage, current_stage, with_added_phases
+from pseudoreal_operator.observe.stages import Execution, Stage, current_stage, with_added_phases, workers_of
 
 
 class JobState(StrEnum):

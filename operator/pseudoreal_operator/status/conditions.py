@@ -6,6 +6,7 @@ not failed must not have this condition. Delinked is True once the last delink i
 at once, with the reason NotNeeded.
 """
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from typing import Literal
 from pseudoreal_api.status.status import Condition, PhaseStatus, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
+from pseudoreal_operator.changes import phase_with, status_with
 from pseudoreal_operator.foreign import cut
-from pseudoreal_operator.status.refused import sentence_for
 
 Truth = Literal["True", "False", "Unknown"]
 _MESSAGE_CHARACTERS = 4096
 _REASON_CHARACTERS = 128
+_BEGIN = "The API server refused the text of this condition"
 
 
 @dataclass(frozen=True)
@@ -100,3 +102,42 @@ def _condition(old: Condition | None, new: NewCondition, generation: int, now: d
         last_transition_time=old.last_transition_time if old and same else clock.to_text(now),
         observed_generation=generation,
     )
+
+
+def without_texts(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
+    return status_with(status, conditions=[_without_text(condition) for condition in status.conditions])
+
+
+def without_figures(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
+    """Return the status without its texts, and without values from pods that no decision needs."""
+    known = without_texts(status)
+    phases = [
+        phase_with(phase, layout=None, loss=None, start_validation_loss=None, validation_loss=None)
+        for phase in known.phases
+    ]
+    known = status_with(known, progress=None, placement=None, phases=phases)
+    parts = {name: getattr(known, name) for name in ("spares", "elastic", "restarts_in_place")}
+    return known.model_copy(
+        update={name: part.model_copy(update={"message": ""}) for name, part in parts.items() if part}
+    )
+
+
+def texts_of(status: PseudoRealJobStatus) -> dict[str, str]:
+    """Return digest -> text, for the texts that were not rejected before."""
+    messages = [condition.message for condition in status.conditions]
+    return {_digest(message): message for message in messages if not message.startswith(_BEGIN)}
+
+
+def sentence_for(text: str) -> str:
+    """Return the sentence that stands in place of a text."""
+    return f"{_BEGIN}; the operator's log shows it as text {_digest(text)}."
+
+
+def _without_text(condition: Condition) -> Condition:
+    if condition.message.startswith(_BEGIN):
+        return condition
+    return condition.model_copy(update={"message": sentence_for(condition.message)})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -7,7 +7,7 @@ import pytest
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import Placement
 from pseudoreal_api.wire.reports import PodReport, RankReport
-from pseudoreal_operator.lifecycle.placement import placement
+from pseudoreal_operator.lifecycle.plan import placement
 from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.report_store import ReportingPod, merge_report
 from pseudoreal_operator.observe.view import View

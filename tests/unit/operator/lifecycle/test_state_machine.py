@@ -27,7 +27,7 @@ from pseudoreal_operator.observe.view import SIDECAR_SECONDS
 from pseudoreal_operator.status.conditions import has_ended, is_true
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.lifecycle.beginnings import BAD_ENDS, Beginning, beginnings, beginnings_with_losses
+from tests.unit.operator.lifecycle.initial_states import BAD_ENDS, Beginning, beginnings, beginnings_with_losses
 from tests.unit.operator.world import SETTINGS, World, make_job
 
 STATES = ("Pending", "Delinking", "Training", "Complete")

@@ -1,4 +1,4 @@
-"""Parsing of the API server's JSON, and the obstacles derived from it that keep pods from starting."""
+"""Parsing of the API server's JSON."""
 
 import json
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, RankReport, SavedCheckpoint
-from pseudoreal_operator.failures.obstacles import describe_blocker, why_queued
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     is_of_another,
@@ -217,63 +216,6 @@ def test_what_pods_say_of_their_layout_is_cleaned() -> None:
     for found in (report.layout, read.termination.message.layout):
         assert found
         assert (found.hardware, found.step_time, found.bottleneck) == ("h␛[2J", "1␇", "b␡")
-
-
-@pytest.mark.parametrize(
-    ("status", "reason", "says"),
-    [
-        (
-            {
-                "conditions": [
-                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no gpu"}
-                ]
-            },
-            "Unschedulable",
-            "free or add what the scheduler misses",
-        ),
-        (
-            {"containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
-            "ImagePullBackOff",
-            "correct spec.pod.image",
-        ),
-        (
-            {
-                "containerStatuses": [
-                    {
-                        "name": "trainer",
-                        "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no x"}},
-                    }
-                ]
-            },
-            "CreateContainerConfigError",
-            "no x",
-        ),
-        (
-            {"initContainerStatuses": [{"name": "i", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
-            "ErrImagePull",
-            "access to the registry",
-        ),
-    ],
-)
-def test_obstacles_say_what_to_do(status: dict[str, Any], reason: str, says: str) -> None:
-    found = describe_blocker([pod(phase="Pending", **status)])
-    assert found
-    assert found.reason == reason
-    assert says in found.message
-    assert "kubectl describe pod p" in found.message
-
-
-def test_an_ordinary_start_is_no_obstacle() -> None:
-    waiting = [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]
-    scheduled = [{"type": "PodScheduled", "status": "True"}]
-    assert describe_blocker([pod(phase="Pending", containerStatuses=waiting, conditions=scheduled)]) is None
-
-
-def test_a_queue_is_named_and_where_it_says_why() -> None:
-    job = ChildJob("the-job", EXECUTION, JobState.ACTIVE, queued=True, uid="0f1e")
-    assert "until queue gpus admits it" in why_queued(job, "gpus")
-    assert "job-uid=0f1e" in why_queued(job, "gpus")
-    assert "a queue that spec.scheduling.queue does not name" in why_queued(job, None)
 
 
 def test_pods_phases_are_kubernetes_own() -> None:

@@ -7,7 +7,7 @@ import pytest
 from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.wire.reports import RankReport
-from pseudoreal_operator.failures.suspects import stragglers, suspected_ranks
+from pseudoreal_operator.failures.hang import stragglers, suspected_ranks
 
 from tests.support.jobs import good_job
 from tests.unit.trainer.heartbeat.world import World, world

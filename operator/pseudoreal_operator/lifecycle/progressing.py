@@ -4,15 +4,12 @@ import hashlib
 from collections.abc import Iterator
 
 from pseudoreal_operator.failures.hang import HANG_REASONS, find_hang, straggler_sentence
-from pseudoreal_operator.failures.obstacles import why_queued
-from pseudoreal_operator.lifecycle import sidecars
+from pseudoreal_operator.lifecycle.blockers import find_blocker, why_queued
 from pseudoreal_operator.lifecycle.decisions import event, not_progressing, progressing
 from pseudoreal_operator.lifecycle.elastic import scale_down_note, size_note
 from pseudoreal_operator.lifecycle.in_place import known_restarts_in_place
-from pseudoreal_operator.lifecycle.stopping import can_spare_take_over
-from pseudoreal_operator.lifecycle.waiting import find_blocker
-from pseudoreal_operator.observe.asked import phases_to_finish
-from pseudoreal_operator.observe.stages import StageKind
+from pseudoreal_operator.lifecycle.stopping import can_spare_take_over, describe_sidecar
+from pseudoreal_operator.observe.stages import StageKind, phases_to_finish
 from pseudoreal_operator.observe.view import PodPhase, View
 from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
 from pseudoreal_operator.status.conditions import NewCondition, find
@@ -68,7 +65,7 @@ def progressing_condition(view: View) -> NewCondition:
 def _sidecar_sentence(view: View) -> str:
     """Return a sentence on a container that keeps running in a pod whose trainer has ended; empty if there is none."""
     pod = next((pod for pod in view.pods if pod.sidecars), None)
-    return f" {sidecars.describe(pod)}" if pod else ""
+    return f" {describe_sidecar(pod)}" if pod else ""
 
 
 def _while_starting(view: View) -> NewCondition | None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_api.wire.reports import RankReport
-from pseudoreal_operator.failures.suspects import stragglers, suspected_ranks
+from pseudoreal_operator.failures.hang import stragglers, suspected_ranks
 
 
 def _sign(rank: int, activity: str = "waiting", seconds: float = 99.0, step: int = 7, **more: Any) -> RankReport:

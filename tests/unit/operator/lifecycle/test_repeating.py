@@ -6,7 +6,7 @@ from typing import Any
 
 from pseudoreal_api.spec.request import Request
 from pseudoreal_operator import clock
-from pseudoreal_operator.observe.asked import phases_to_finish
+from pseudoreal_operator.observe.stages import phases_to_finish
 from pseudoreal_operator.status.conditions import ACCEPTED, find
 
 from tests.unit.operator.lifecycle.steps import config, settle_without_orphans, until

@@ -5,23 +5,31 @@ Pure.
 first checkpoint.
 """
 
+from dataclasses import replace
+
+from pseudoreal_api.resolved.resolve import last_steps
 from pseudoreal_api.spec.request import Request
 from pseudoreal_api.status.status import CheckpointStatus, Discard, PhaseStatus, PseudoRealJobStatus
+from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_operator.changes import Result, phase_with, status_with
+from pseudoreal_operator.failures import results
+from pseudoreal_operator.lifecycle.acceptance import find_problem
 from pseudoreal_operator.lifecycle.decisions import (
     Announcement,
     Cause,
     Decision,
     announce,
     fail,
+    progressing,
     wait_seconds,
+    waiting_state,
     why_exhausted,
     with_failure,
     with_retry,
 )
-from pseudoreal_operator.observe.stages import Phases
-from pseudoreal_operator.observe.view import View
+from pseudoreal_operator.observe.stages import Phases, StageKind, last_steps_of, open_requests
+from pseudoreal_operator.observe.view import JobState, View
 from pseudoreal_operator.status.events import Reason
 
 _NO_RESULT: Result = {
@@ -109,3 +117,57 @@ def _pending(phase: PhaseStatus, discard: Discard) -> PhaseStatus:
 def is_untrained(status: PseudoRealJobStatus, index: int) -> bool:
     """Return whether the phase has not been trained yet, so that there is nothing to train again."""
     return status.phases[index].state in ("Pending", "Delinking")
+
+
+def repeat_requested(view: View) -> Decision | None:
+    request = next(iter(open_requests(view.spec, view.status, "RepeatPhase")), None)
+    if request is None:
+        return None
+    index = next(i for i, phase in enumerate(view.status.phases) if phase.name == request.phase)
+    if not is_untrained(view.status, index):
+        return repeat_phase(view, index, request)
+    text = f"Phase {request.phase}, which request {request.id} names, has not begun yet: there is nothing to repeat."
+    status = status_with(view.status, served_requests=[*view.status.served_requests, request.id])
+    runs = view.job is not None and view.job.state is JobState.ACTIVE
+    claim = progressing("PhaseNotStarted", text)
+    return Decision(status, waiting_state(view), claim, children=view.stage if runs else None)
+
+
+def spec_changed(view: View) -> Decision | None:
+    """Start a new execution with the present spec when phases were added, or the last one was prolonged, while pods
+    train. It continues from a checkpoint that the pods save before they end."""
+    job = view.job
+    if view.stage.kind is not StageKind.TRAIN or job is None or job.state is not JobState.ACTIVE or job.queued:
+        return None
+    if job.last_steps in (None, last_steps_of(view.spec, view.stage)) or find_problem(view.spec):
+        return None
+    return train_on(view)
+
+
+def train_on(view: View) -> Decision:
+    """Return the decision to continue with the present spec. The pods save a checkpoint before they end."""
+    text = (
+        f"The job is to train until step {last_steps(view.spec)[-1]} now. Execution {view.status.execution + 1} goes on"
+        f" with that at {view.stage.title}, from a checkpoint that is saved now"
+    )
+    decision = announce(view, view.status, Announcement("SpecChanged", text, (Reason.SPEC_CHANGED,)), wait=0)
+    return replace(decision, with_dry_run=True)
+
+
+def ended_too_early(view: View, message: TerminationMessage) -> bool:
+    """Return whether a phase has ended at its last step, and the spec moved this step while the phase trained."""
+    if view.job is None or view.job.last_steps is None:
+        return False
+    planned = int(view.job.last_steps.partition("/")[0])
+    return message.step == planned < last_steps(view.spec)[view.stage.index]
+
+
+def train_longer(view: View, message: TerminationMessage) -> Decision:
+    """Return the decision to continue from the end of a phase that was prolonged in the meantime."""
+    status = results.with_checkpoints(view.status, view.pods_with_deleted)
+    text = (
+        f"{view.stage.title.capitalize()} has ended at step {message.step}, and is to train until step"
+        f" {last_steps(view.spec)[view.stage.index]} now. Execution {status.execution + 1} goes on from checkpoint"
+        f" {message.checkpoint}"
+    )
+    return announce(view, status, Announcement("PhaseProlonged", text, (Reason.PHASE_PROLONGED,)), wait=0)

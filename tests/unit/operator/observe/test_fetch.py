@@ -8,8 +8,8 @@ import pytest
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.cluster.bounds import Unreadable
+from pseudoreal_operator.observe.fetch import observe
 from pseudoreal_operator.observe.report_store import ReportStore
-from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import pending_phases
 from pseudoreal_operator.observe.termination_messages import TerminationMessages

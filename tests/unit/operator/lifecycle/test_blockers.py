@@ -1,0 +1,112 @@
+"""Obstacles that keep pods from running, if the job itself is part of the cause."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_operator.lifecycle.blockers import describe_blocker, why_queued
+from pseudoreal_operator.observe.reading import read_pod
+from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import ChildJob, JobState, Pod
+
+from tests.unit.operator.lifecycle.steps import claims, message
+from tests.unit.operator.world import World, make_job
+
+UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: not helpful"
+LATE = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'
+
+
+def waits(said: str, **changes: Any) -> World:
+    """Return a world in which the first pods of a job wait with this message of the scheduler."""
+    world = World(make_job(spec__checkpoint=changes.pop("checkpoint", {}), **changes))
+    world.settle()
+    world.control()
+    for pod in world.alive():
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+        pod["status"]["conditions"] = [condition]
+    world.settle()
+    assert claims(world)["Progressing"] == ("False", "Unschedulable")
+    return world
+
+
+@pytest.mark.parametrize("said", [UNBOUND, LATE])
+def test_a_claim_that_its_class_cannot_serve_is_named_with_the_line_to_change(said: str) -> None:
+    told = message(waits(said), "Progressing")
+    assert "Claim sim-checkpoints asks for ReadWriteMany" in told
+    assert "its class is the cluster's default" in told
+    assert "spec.checkpoint.storage.volume.claimTemplate.spec.storageClassName" in told
+    named = {"storage": {"volume": {"claimTemplate": {"spec": {"storageClassName": "gp3"}}}}}
+    assert "its class is gp3." in message(waits(said, checkpoint=named), "Progressing")
+
+
+@pytest.mark.parametrize(
+    ("said", "changes"),
+    [
+        ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu", {}),
+        (UNBOUND, {"checkpoint": {"storage": {"volume": {"claimName": "mine"}}}}),
+        (UNBOUND, {"spec__phases__1__workers": 1}),
+    ],
+)
+def test_of_other_troubles_nothing_is_said_of_it(said: str, changes: dict[str, Any]) -> None:
+    assert "ReadWriteMany" not in message(waits(said, **changes), "Progressing")
+
+
+def pending_pod(**status: Any) -> Pod:
+    labels = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/stage": "train", "pseudoreal.dev/execution": "3"}
+    return read_pod({"metadata": {"name": "p", "labels": labels}, "status": {"phase": "Pending", **status}})
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "says"),
+    [
+        (
+            {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no gpu"}
+                ]
+            },
+            "Unschedulable",
+            "free or add what the scheduler misses",
+        ),
+        (
+            {"containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
+            "ImagePullBackOff",
+            "correct spec.pod.image",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "trainer",
+                        "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no x"}},
+                    }
+                ]
+            },
+            "CreateContainerConfigError",
+            "no x",
+        ),
+        (
+            {"initContainerStatuses": [{"name": "i", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
+            "ErrImagePull",
+            "access to the registry",
+        ),
+    ],
+)
+def test_blocker_says_what_to_do(status: dict[str, Any], reason: str, says: str) -> None:
+    found = describe_blocker([pending_pod(**status)])
+    assert found
+    assert found.reason == reason
+    assert says in found.message
+    assert "kubectl describe pod p" in found.message
+
+
+def test_creation_of_containers_is_no_blocker() -> None:
+    waiting = [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]
+    scheduled = [{"type": "PodScheduled", "status": "True"}]
+    assert describe_blocker([pending_pod(containerStatuses=waiting, conditions=scheduled)]) is None
+
+
+def test_reason_of_a_queued_job_names_its_queue_and_workload() -> None:
+    job = ChildJob("the-job", Execution("real", StageKind.TRAIN, 3), JobState.ACTIVE, queued=True, uid="0f1e")
+    assert "until queue gpus admits it" in why_queued(job, "gpus")
+    assert "job-uid=0f1e" in why_queued(job, "gpus")
+    assert "a queue that spec.scheduling.queue does not name" in why_queued(job, None)
