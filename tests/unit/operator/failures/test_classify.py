@@ -78,7 +78,7 @@ def preempted(index: int) -> Pod:
         ),
     ],
 )
-def test_what_a_failure_means(pods: list[Pod], verdict: tuple[str, str], says: str) -> None:
+def test_classify_returns_the_expected_verdict(pods: list[Pod], verdict: tuple[str, str], says: str) -> None:
     found = classify("the-job", pods)
     assert (found.action, found.reason) == verdict
     assert says in found.sentence
@@ -112,7 +112,7 @@ def rejected(reason: str) -> Pod:
         (on_node(reason="Terminated", complaint="Terminated: imminent node shutdown"), "NodeFailed", "(Terminated)"),
     ],
 )  # fmt: skip
-def test_what_the_node_did_does_not_count(pod: Pod, reason: str, says: str) -> None:
+def test_failures_by_the_node_do_not_count(pod: Pod, reason: str, says: str) -> None:
     other = ended(1, "Failed", "Connection reset by peer", peer_lost=True)
     found = classify("the-job", [other, pod])
     assert (found.action, found.reason, found.pod) == ("RestartIgnoringLimit", reason, pod)
@@ -130,12 +130,12 @@ def test_what_the_node_did_does_not_count(pod: Pod, reason: str, says: str) -> N
         on_node(reason="Error", complaint="Error: an init container failed"),
     ],
 )
-def test_what_any_node_would_do_counts(pod: Pod) -> None:
+def test_failures_that_any_node_would_cause_count(pod: Pod) -> None:
     assert classify("the-job", [pod]).action == "Restart"
     assert not is_node_at_fault(pod)
 
 
-def test_a_rule_of_the_job_may_count_what_the_node_did() -> None:
+def test_rule_of_the_job_may_count_a_node_failure() -> None:
     rule = RestartRule(on_reasons=["OutOfcpu"], action="Restart")
     found = classify("the-job", [rejected("OutOfcpu")], [rule])
     assert (found.action, found.reason) == ("Restart", "PodRejected")
@@ -167,7 +167,7 @@ def test_the_rules_of_the_job_come_first(rules: list[dict[str, Any]], pods: list
     assert classify("the-job", pods, [RestartRule.model_validate(rule) for rule in rules]).action == action
 
 
-def test_the_pod_where_it_began_is_told() -> None:
+def test_verdict_has_the_pod_where_the_failure_began() -> None:
     pod = classify("the-job", [ended(0, "Yielded"), silent(1, 139)]).pod
     assert pod
     assert pod.name == "p1"
@@ -181,7 +181,9 @@ def test_the_first_to_fail_is_named() -> None:
 
 @pytest.mark.parametrize("origin", [0, 1])
 @pytest.mark.parametrize("rules", [[], [{"onExitCodes": [1], "action": "Restart"}]], ids=str)
-def test_who_lost_its_peer_is_not_the_origin_however_early_it_ended(origin: int, rules: list[dict[str, Any]]) -> None:
+def test_pod_that_lost_its_peer_is_not_the_origin_however_early_it_ended(
+    origin: int, rules: list[dict[str, Any]]
+) -> None:
     peer = ended(1 - origin, "Failed", "Connection reset by peer", finished="2030-01-01T00:00:01Z", peer_lost=True)
     first = ended(origin, "Failed", "local rank 0 was killed", finished="2030-01-01T00:00:09Z")
     found = classify("the-job", [peer, first], [RestartRule.model_validate(rule) for rule in rules])
@@ -189,14 +191,14 @@ def test_who_lost_its_peer_is_not_the_origin_however_early_it_ended(origin: int,
     assert "local rank 0 was killed" in found.sentence
 
 
-def test_where_all_lost_a_peer_none_is_the_origin() -> None:
+def test_failure_has_no_origin_if_all_pods_lost_a_peer() -> None:
     pods = [ended(index, "Failed", "Connection reset by peer", peer_lost=True) for index in range(2)]
     found = classify("the-job", pods)
     assert (found.action, found.reason, found.pod) == ("Restart", "PeerLost", None)
     assert "Connection reset by peer. No pod says why." in found.sentence
 
 
-def test_a_long_log_is_cut() -> None:
+def test_long_log_in_a_verdict_is_shortened() -> None:
     sentence = classify("the-job", [silent(0, 1, text="x" * 5000 + "ValueError: the end")]).sentence
     assert sentence.endswith("ValueError: the end.")
     assert " … " in sentence

@@ -68,7 +68,7 @@ def stall(world: World, seen: Observed) -> tuple[str, str]:
     return (found.reason, found.sentence) if found else ("", "")
 
 
-def test_a_rank_alone_is_named() -> None:
+def test_hang_names_a_single_suspected_rank() -> None:
     world = training()
     seen = observed(world, sign(0, "computing"))
     assert (
@@ -76,7 +76,7 @@ def test_a_rank_alone_is_named() -> None:
     )
 
 
-def test_where_nobody_is_to_blame_it_is_said_what_all_do() -> None:
+def test_hang_without_a_suspect_says_what_all_ranks_do() -> None:
     world = training()
     for activity in ("waiting", "computing"):
         assert f"all of them are {activity}." in stall(world, observed(world, sign(0, activity), sign(1, activity)))[1]
@@ -92,7 +92,7 @@ def test_where_nobody_is_to_blame_it_is_said_what_all_do() -> None:
         ({"stepped": None, "begun": False}, "StartStalled"),
     ],
 )
-def test_each_clock_has_its_word(what: dict[str, Any], reason: str) -> None:
+def test_each_clock_has_its_reason(what: dict[str, Any], reason: str) -> None:
     world = training()
     assert stall(world, observed(world, sign(0), sign(1, "computing"), **what))[0] == reason
 
@@ -113,7 +113,7 @@ def test_a_pod_that_fell_silent_in_a_save_has_saved_if_the_others_went_on() -> N
     assert stall(world, replace(seen, last_reports=(waits, silent)))[0] == "CheckpointStalled"
 
 
-def test_nothing_is_judged_that_was_never_heard() -> None:
+def test_execution_that_never_reported_does_not_hang() -> None:
     world = training()
     world.tick(100_000)
     assert stall(world, world.observe()) == ("", "")
@@ -124,7 +124,7 @@ def test_ranks_that_have_ended_do_not_hang() -> None:
     assert stall(world, observed(world, sign(0, "ended"), sign(1, "ended"), stepped=600)) == ("", "")
 
 
-def test_clocks_start_anew_with_each_execution() -> None:
+def test_hang_clocks_start_with_each_execution() -> None:
     world = training()
     seen = observed(world, sign(0), sign(1, "computing"))
     old = tuple(replace(one, execution=Execution("real", StageKind.TRAIN, 0)) for one in seen.last_reports)
@@ -158,7 +158,7 @@ def test_a_pod_that_fell_silent_is_blamed_first() -> None:
     assert "node-0" not in sentence
 
 
-def test_a_pod_that_never_spoke_is_named_once_all_of_them_run() -> None:
+def test_running_pod_that_never_reported_is_suspected() -> None:
     world = training()
     seen = observed(world, sign(0, "starting", step=0), stepped=None, begun=False)
     assert "node node-1, was never heard" in stall(world, seen)[1]
@@ -167,7 +167,7 @@ def test_a_pod_that_never_spoke_is_named_once_all_of_them_run() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "reason"), [(1, ""), (299, ""), (301, "StartStalled")])
-def test_a_pod_that_came_late_has_its_time(seconds: int, reason: str) -> None:
+def test_start_clock_waits_for_a_late_pod(seconds: int, reason: str) -> None:
     """The first pod has waited for the late one, which has had no time to report."""
     world = training()
     world.tick(301)
@@ -179,7 +179,7 @@ def test_a_pod_that_came_late_has_its_time(seconds: int, reason: str) -> None:
     assert stall(world, seen)[0] == reason
 
 
-def test_pods_that_run_and_do_not_meet_have_not_started() -> None:
+def test_pods_without_a_rendezvous_stall_at_the_start() -> None:
     """No rank starts before all pods have met, so no rank has been reported."""
     world = training()
     seen = observed(world, sign(0), sign(1), stepped=None, begun=False)
@@ -194,7 +194,7 @@ def test_pods_that_run_and_do_not_meet_have_not_started() -> None:
     assert stall(world, replace(seen, pods=waiting)) == ("", "")
 
 
-def test_the_clock_of_the_start_begins_with_the_last_pod() -> None:
+def test_start_clock_starts_with_the_last_pod() -> None:
     world = training()
     seen = observed(world, sign(0, "starting", step=0), sign(1, "starting", step=0), stepped=None, begun=False)
     assert stall(world, seen)[0] == "StartStalled"
@@ -209,7 +209,7 @@ def acted(action: str) -> World:
     return world
 
 
-def test_event_says_so_and_leaves_the_pods_alone() -> None:
+def test_action_report_leaves_the_pods_alone() -> None:
     world = acted("Report")
     progressing = find(world.status, "Progressing")
     assert progressing
@@ -219,7 +219,7 @@ def test_event_says_so_and_leaves_the_pods_alone() -> None:
     assert list(world.events.values()).count("HangDetected") == 1
 
 
-def test_restart_begins_a_new_execution_and_remembers_the_node() -> None:
+def test_action_restart_starts_a_new_execution_and_records_the_node() -> None:
     world = acted("Restart")
     assert world.status.execution == 2
     (fault,) = world.status.faults
@@ -230,14 +230,14 @@ def test_restart_begins_a_new_execution_and_remembers_the_node() -> None:
     assert world.active_jobs() == []
 
 
-def test_fail_ends_the_job() -> None:
+def test_action_fail_fails_the_job() -> None:
     world = acted("Fail")
     failed = find(world.status, "Failed")
     assert failed
     assert (failed.reason, "spec.hang.action is Fail" in failed.message) == ("StepStalled", True)
 
 
-def test_a_straggler_is_named_and_left_alone() -> None:
+def test_straggler_is_reported_and_not_restarted() -> None:
     world = training()
     signs = (sign(0, busy_seconds=1.0, activity="computing"), sign(1, busy_seconds=9.0, activity="computing"))
     wanted = plan(observed(world, *signs, stepped=1), world.now, SETTINGS)
@@ -263,7 +263,7 @@ def noticed(world: World, *looks: Observed) -> list[str]:
     return names
 
 
-def test_a_rank_at_the_bound_of_a_straggler_is_told_of_once() -> None:
+def test_rank_near_the_straggler_bound_causes_one_event() -> None:
     world = training()
     busy = [2.95 + 0.1 * (number % 2) for number in range(50)]
     looks = [observed(world, sign(0, busy_seconds=1.0), sign(1, busy_seconds=seconds), stepped=1) for seconds in busy]
@@ -276,7 +276,7 @@ def test_a_rank_at_the_bound_of_a_straggler_is_told_of_once() -> None:
     assert list(world.events.values()).count("StragglerDetected") == 1, "the same rank in the same execution"
 
 
-def test_another_rank_that_straggles_is_another_event() -> None:
+def test_each_straggling_rank_has_its_event() -> None:
     world = training()
     looks = [
         observed(world, sign(0, busy_seconds=first), sign(1, busy_seconds=second), stepped=1)
@@ -285,7 +285,7 @@ def test_another_rank_that_straggles_is_another_event() -> None:
     assert len(set(noticed(world, *looks))) == 2
 
 
-def test_steps_that_all_take_too_long_are_one_event() -> None:
+def test_repeated_step_stalls_are_one_event_per_execution() -> None:
     """With action Report the operator does nothing about slow steps, so each of them is noticed."""
     world = training(action="Report")
     looks = [

@@ -74,7 +74,7 @@ def integers(value: Any) -> list[int]:
 )
 @example(progress={"step": 2**62, "total_steps": -1}, rank={"step": 2**63}, checkpoint={}, layout={"pipeline": 2**63})
 @example(progress={"tokens": 2**63}, rank={"seconds": 1e11}, checkpoint={"seconds": 1e300}, layout={})
-def test_no_report_makes_a_status_that_cannot_be_written(
+def test_every_report_gives_a_writable_status(
     progress: dict[str, Any], rank: dict[str, Any], checkpoint: dict[str, Any], layout: dict[str, Any]
 ) -> None:
     parts = {
@@ -108,7 +108,7 @@ def pod(message: dict[str, Any]) -> Any:
 
 
 @given(drawn=some("step", "tokens", "execution", "suspect", *LOSSES), layout=LAYOUTS)
-def test_no_last_word_makes_a_status_that_cannot_be_written(drawn: dict[str, Any], layout: dict[str, Any]) -> None:
+def test_every_termination_message_gives_a_writable_status(drawn: dict[str, Any], layout: dict[str, Any]) -> None:
     message = results.result_of(STAGE, [pod(MESSAGE | drawn | {"layout": layout})])
     if message is None:
         return
@@ -129,7 +129,7 @@ def test_no_last_word_makes_a_status_that_cannot_be_written(drawn: dict[str, Any
         (999999.0, "999999.0000"),
     ],
 )
-def test_a_phase_is_done_whatever_its_loss_is(name: str, loss: float, shown: str | None) -> None:
+def test_phase_completes_with_any_loss(name: str, loss: float, shown: str | None) -> None:
     message = results.result_of(STAGE, [pod(MESSAGE | {name: loss})])
     assert message is not None
     phase = results.with_result(fresh(), STAGE, message, None).phases[0]
@@ -138,7 +138,7 @@ def test_a_phase_is_done_whatever_its_loss_is(name: str, loss: float, shown: str
 
 
 @pytest.mark.parametrize("index", ["9" * 5000, "9" * 30])
-def test_an_index_without_bound_ends_no_pass(index: str) -> None:
+def test_huge_completion_index_does_not_fail_a_pass(index: str) -> None:
     labels = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/stage": "train", "pseudoreal.dev/execution": "3"}
     annotations = {"batch.kubernetes.io/job-completion-index": index}
     containers = [{"name": "trainer", "env": [{"name": "PET_NNODES", "value": index}]}]

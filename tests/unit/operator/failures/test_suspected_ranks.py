@@ -38,7 +38,7 @@ CASES: dict[str, tuple[list[RankReport], list[int]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_who_is_named(name: str) -> None:
+def test_suspected_ranks_are_in_order(name: str) -> None:
     signs, expected = CASES[name]
     assert suspected_ranks(signs) == expected
 
@@ -60,7 +60,7 @@ _SIGNS = st.lists(
 
 
 @given(_SIGNS)
-def test_what_is_always_true_of_suspects(signs: list[RankReport]) -> None:
+def test_suspected_ranks_are_a_proper_subset(signs: list[RankReport]) -> None:
     named, by_rank = suspected_ranks(signs), {sign.rank: sign for sign in signs}
     assert len(set(named)) == len(named)
     found = [by_rank[rank] for rank in named]
@@ -99,12 +99,14 @@ def _busy(*seconds: float | None) -> list[RankReport]:
         ((), []),
     ],
 )
-def test_who_is_slow(seconds: tuple[float | None, ...], expected: list[tuple[int, float]]) -> None:
+def test_stragglers_are_found_with_their_multiple(
+    seconds: tuple[float | None, ...], expected: list[tuple[int, float]]
+) -> None:
     assert stragglers(_busy(*seconds), 3.0) == expected
 
 
 @given(_SIGNS, st.floats(1.1, 10.0))
-def test_what_is_always_true_of_stragglers(signs: list[RankReport], factor: float) -> None:
+def test_stragglers_are_sorted_and_above_the_factor(signs: list[RankReport], factor: float) -> None:
     found = stragglers(signs, factor)
     assert 2 * len(found) <= len(signs), "most ranks are as the median is"
     assert [ratio for _, ratio in found] == sorted((ratio for _, ratio in found), reverse=True)

@@ -121,7 +121,7 @@ class Trial:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pods", [2, 4])
-def test_the_pod_where_it_began_is_named(pods: int, kind: Callable[[World, Json], None]) -> None:
+def test_event_names_the_pod_in_which_the_failure_began(pods: int, kind: Callable[[World, Json], None]) -> None:
     for number in range(TRIALS):
         trial = Trial(pods, DEPTH.chance(f"{kind.__name__} {pods} {number}"))
         trial.run(kind)

@@ -14,7 +14,7 @@ from tests.unit.operator.world import UID, World, make_job
 REFUSAL = "The API server refuses a change of this job's children: requests must not exceed limits"
 
 
-def test_the_children_of_all_stages_are_tried_when_the_job_is_first_seen() -> None:
+def test_new_job_gets_a_dry_run_of_the_children_of_all_stages() -> None:
     world = World(make_job())
     first = world.plan()
     assert (len([m for m in first.dry_run if m["kind"] == "Job"]), first.apply) == (3, ())
@@ -22,14 +22,14 @@ def test_the_children_of_all_stages_are_tried_when_the_job_is_first_seen() -> No
     assert world.plan().dry_run == (), "once"
 
 
-def test_what_is_made_later_is_what_was_tried() -> None:
+def test_created_children_equal_those_of_the_dry_run() -> None:
     world = World(make_job())
     tried = {m["metadata"]["name"] for m in world.plan().dry_run if m["kind"] == "Job"}
     world.run_fairly()
     assert {body["metadata"]["name"] for (kind, _), body in world.objects.items() if kind == "Job"} == tried
 
 
-def test_what_is_refused_at_first_sight_fails_the_job_before_anything_is_trained() -> None:
+def test_rejected_dry_run_fails_a_new_job_before_training() -> None:
     world = World(make_job())
     world.plan()
     world.carry_out(plan_rejected(world.observe(), REFUSAL, world.now))
@@ -37,7 +37,7 @@ def test_what_is_refused_at_first_sight_fails_the_job_before_anything_is_trained
     assert message(world, "Failed") == REFUSAL
 
 
-def test_a_later_phase_that_is_refused_does_not_cost_the_earlier_ones() -> None:
+def test_rejection_of_a_later_phase_blocks_the_job_without_failing_it() -> None:
     """The pseudo phase may have taken weeks."""
     world = until(World(make_job()), "real-delink")
     world.finish_all()
@@ -68,14 +68,14 @@ def blocked(seconds: int, **changes: Any) -> tuple[World, list[float]]:
     return world, waits
 
 
-def test_who_is_refused_asks_less_and_less_often() -> None:
+def test_blocked_job_retries_with_growing_waits() -> None:
     _, waits = blocked(3600)
     assert waits[:7] == [5, 5, 10, 20, 40, 80, 160]
     assert set(waits[7:]) == {300}
     assert all(earlier <= later for earlier, later in pairwise(waits))
 
 
-def test_who_is_refused_again_later_begins_with_short_waits() -> None:
+def test_job_that_is_blocked_again_starts_with_short_waits() -> None:
     world, _ = blocked(3600)
     world.settle()
     assert world.status.blocked_since is None
@@ -92,7 +92,7 @@ def test_a_pass_that_changes_nothing_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize("allowed", [60, 1000])
-def test_pods_that_are_refused_for_too_long_fail_the_job(allowed: int) -> None:
+def test_children_rejected_beyond_startup_seconds_fail_the_job(allowed: int) -> None:
     world, waits = blocked(100_000, spec__deadlines={"startupSeconds": allowed, "onStartupTimeout": "Fail"})
     assert sum(waits) == allowed
     world.settle()
@@ -100,7 +100,7 @@ def test_pods_that_are_refused_for_too_long_fail_the_job(allowed: int) -> None:
     assert f"in {allowed} s, which spec.deadlines.startupSeconds allows. exceeded quota" in message(world, "Failed")
 
 
-def test_a_job_that_is_refused_before_it_is_accepted_asks_less_and_less_often_too() -> None:
+def test_job_blocked_before_acceptance_retries_with_growing_waits() -> None:
     """A policy rejects the job, and may be changed."""
     world = World(make_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"}))
     waits = []
@@ -114,19 +114,19 @@ def test_a_job_that_is_refused_before_it_is_accepted_asks_less_and_less_often_to
     assert len(world.active_jobs()) == 1
 
 
-def test_without_such_a_deadline_the_job_waits_for_its_quota() -> None:
+def test_blocked_job_waits_forever_if_a_startup_timeout_restarts() -> None:
     world, _ = blocked(43_200)
     world.run_fairly()
     assert world.status.state == "Complete"
 
 
-def test_the_other_deadlines_hold_for_who_is_refused_as_well() -> None:
+def test_active_deadline_fails_a_blocked_job() -> None:
     world, _ = blocked(1000, spec__deadlines={"activeSeconds": 600})
     world.settle()
     assert claims(world)["Failed"] == ("True", "DeadlineExceeded")
 
 
-def test_a_job_that_fails_for_it_says_how_to_go_on() -> None:
+def test_job_failed_by_rejections_says_how_to_continue() -> None:
     world = until(World(make_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})), "real-delink")
     world.finish_all()
     world.settle()

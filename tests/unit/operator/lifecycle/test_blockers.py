@@ -29,7 +29,7 @@ def waits(said: str, **changes: Any) -> World:
 
 
 @pytest.mark.parametrize("said", [UNBOUND, LATE])
-def test_a_claim_that_its_class_cannot_serve_is_named_with_the_line_to_change(said: str) -> None:
+def test_unbound_claim_is_named_with_the_field_to_change(said: str) -> None:
     told = message(waits(said), "Progressing")
     assert "Claim sim-checkpoints asks for ReadWriteMany" in told
     assert "its class is the cluster's default" in told
@@ -46,7 +46,7 @@ def test_a_claim_that_its_class_cannot_serve_is_named_with_the_line_to_change(sa
         (UNBOUND, {"spec__phases__1__workers": 1}),
     ],
 )
-def test_of_other_troubles_nothing_is_said_of_it(said: str, changes: dict[str, Any]) -> None:
+def test_claim_is_not_mentioned_for_other_blockers(said: str, changes: dict[str, Any]) -> None:
     assert "ReadWriteMany" not in message(waits(said, **changes), "Progressing")
 
 

@@ -129,7 +129,7 @@ EXPENSIVE: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("expensive", EXPENSIVE)
-def test_an_expensive_job_costs_little_in_every_plan(expensive: str) -> None:
+def test_plans_of_an_expensive_job_are_cheap(expensive: str) -> None:
     check_costs(EXPENSIVE[expensive])
 
 
@@ -187,7 +187,7 @@ def _drawn_phase(chance: Random, index: int, layers: int) -> Json:
 
 @settings(max_examples=DEPTH.of(30, 3000), derandomize=not DEPTH.is_deep, deadline=None)
 @given(job=st.integers(0, 2**32).map(drawn))
-def test_no_accepted_job_costs_much(job: Json) -> None:
+def test_plans_of_every_accepted_job_are_cheap(job: Json) -> None:
     try:
         check_job(job)
     except InvalidJob:
@@ -195,7 +195,7 @@ def test_no_accepted_job_costs_much(job: Json) -> None:
     check_costs(job)
 
 
-def test_the_check_finds_what_costs_much() -> None:
+def test_cost_check_finds_an_expensive_function() -> None:
     with pytest.raises(AssertionError):
         check(lambda: loop(40))
     assert MOST_SECONDS <= COMPUTE_SECONDS / 10
@@ -222,7 +222,7 @@ def large_world() -> tuple[World, tuple[Pod, ...]]:
 
 @pytest.mark.parametrize("after", [30, 3600], ids=["all report", "all are silent"])
 @pytest.mark.parametrize("ended", [0, 1, MOST_WORKERS])
-def test_ten_thousand_pods_cost_little(ended: int, after: int) -> None:
+def test_plan_with_ten_thousand_pods_is_cheap(ended: int, after: int) -> None:
     """Every pod is examined, so the bound is higher. With silent pods a plan once took 2.9 s."""
     world, pods = large_world()
     termination = Termination(1, "Error", "", None, "2030-01-01T00:00:05Z")

@@ -58,7 +58,7 @@ def size(world: World) -> tuple[int, int]:
     return found["workers"], found["batch"]["microBatches"]
 
 
-def test_a_phase_starts_with_what_it_gets() -> None:
+def test_elastic_phase_starts_with_the_workers_that_have_nodes() -> None:
     world = elastic(nodes=2)
     assert claims(world)["Progressing"] == ("True", "Starting")
     go_on(world, PATIENCE - 1)
@@ -77,36 +77,36 @@ def test_a_phase_starts_with_what_it_gets() -> None:
     assert (world.status.state, world.status.phases[1].step, world.status.elastic) == ("Complete", 20, None)
 
 
-def test_the_batch_of_a_step_stays_the_same() -> None:
+def test_batch_of_a_step_does_not_depend_on_the_number_of_workers() -> None:
     world = go_on(elastic(nodes=1), PATIENCE)
     found = told(world)
     assert (found["workers"], found["batch"]) == (1, {"sequences": 24, "microBatches": 8})
 
 
-def test_numbers_that_the_layout_does_not_divide_into_are_left_out() -> None:
+def test_elastic_phase_uses_only_numbers_of_workers_that_the_layout_allows() -> None:
     world = go_on(elastic(3, elastic=PHASE["elastic"] | {"minWorkers": 2}, parallelism=IN_PAIRS), PATIENCE)
     assert size(world)[0] == 2
 
 
-def test_where_not_even_the_least_fits_the_phase_waits() -> None:
+def test_elastic_phase_waits_if_fewer_than_min_workers_have_nodes() -> None:
     world = elastic(nodes=1, elastic={"minWorkers": 2, "patienceSeconds": PATIENCE})
     go_on(world, 5 * PATIENCE)
     assert world.status.execution == 1
     assert (world.plan().requeue_after or 1) > 0, "it does not look without a pause"
 
 
-def test_without_the_wish_a_phase_waits_for_all() -> None:
+def test_phase_without_elastic_waits_for_all_workers() -> None:
     world = elastic(nodes=3, elastic=None, spec__deadlines={"startupSeconds": 101 * PATIENCE})
     assert go_on(world, 100 * PATIENCE).status.execution == 1
 
 
-def test_a_shorter_deadline_of_the_start_ends_the_patience() -> None:
+def test_scale_down_comes_at_startup_seconds_if_patience_is_longer() -> None:
     """Otherwise the phase would request as many workers again."""
     world = go_on(elastic(nodes=2, spec__deadlines={"startupSeconds": 30}), 30)
     assert (world.status.execution, size(world)[0], world.status.retries) == (2, 2, None)
 
 
-def test_a_lost_node_that_is_removed_is_done_without() -> None:
+def test_elastic_phase_continues_without_a_removed_node() -> None:
     world = elastic(nodes=4)
     assert world.status.elastic is None
     world.nodes = 3
@@ -133,7 +133,7 @@ def lose_one(world: World) -> None:
     world.settle()
 
 
-def test_a_pod_on_a_lost_node_is_waited_for_no_longer_than_patience() -> None:
+def test_pods_on_an_unreachable_node_are_abandoned_after_patience() -> None:
     world = elastic(nodes=4)
     lose_one(world)
     (left,) = world.alive()
@@ -150,7 +150,7 @@ def test_a_pod_on_a_lost_node_is_waited_for_no_longer_than_patience() -> None:
     assert world.status.state == "Complete"
 
 
-def test_the_operator_looks_again_when_its_patience_ends() -> None:
+def test_requeue_comes_when_patience_ends() -> None:
     """No event wakes the operator at that time."""
     world = elastic(nodes=2)
     assert world.plan().requeue_after == PATIENCE
@@ -164,7 +164,7 @@ def test_the_operator_looks_again_when_its_patience_ends() -> None:
     assert world.plan().requeue_after == (leaves - world.now).total_seconds() + 15 + PATIENCE
 
 
-def test_pods_that_all_may_still_run_are_waited_for() -> None:
+def test_execution_with_all_pods_stuck_is_not_abandoned() -> None:
     """If no pod of an execution is known to have ended, its pods may train, so a second execution must not begin."""
     world = elastic(nodes=4)
     for pod in world.alive():
@@ -175,7 +175,7 @@ def test_pods_that_all_may_still_run_are_waited_for() -> None:
     assert (world.status.elastic, len(world.alive())) == (None, 4)
 
 
-def test_they_are_waited_for_by_a_larger_execution_too() -> None:
+def test_larger_execution_waits_for_pods_that_may_still_run() -> None:
     """Even though the larger execution would not need their nodes."""
     world = go_on(elastic(nodes=2), PATIENCE)
     go_on(world, GROWTH - 1)
@@ -199,7 +199,7 @@ def grow(world: World) -> None:
     go_on(world)
 
 
-def test_the_workers_come_back_when_there_is_room() -> None:
+def test_elastic_phase_scales_up_when_there_is_room() -> None:
     world = go_on(elastic(nodes=2), PATIENCE)
     world.nodes = 4
     go_on(world, GROWTH - 1)
@@ -209,7 +209,7 @@ def test_the_workers_come_back_when_there_is_room() -> None:
     assert (world.status.restarts, list(world.events.values()).count("Resized")) == (0, 2)
 
 
-def test_tries_in_vain_cost_a_tenth_of_the_time_at_most() -> None:
+def test_failed_scale_ups_cost_at_most_a_tenth_of_the_time() -> None:
     world = go_on(elastic(nodes=2), PATIENCE)
     began, waits = world.now, []
     for _ in range(5):
@@ -225,7 +225,7 @@ def test_tries_in_vain_cost_a_tenth_of_the_time_at_most() -> None:
     assert spent - sum(waits) <= spent / 10
 
 
-def test_a_part_of_the_room_is_taken_too() -> None:
+def test_scale_up_keeps_as_many_workers_as_get_nodes() -> None:
     world = go_on(elastic(nodes=1), PATIENCE)
     world.nodes = 3
     grow(world)
@@ -233,7 +233,7 @@ def test_a_part_of_the_room_is_taken_too() -> None:
     assert size(world)[0] == 3
 
 
-def test_more_are_tried_only_where_the_phase_trains() -> None:
+def test_scale_up_needs_a_phase_that_trains() -> None:
     """A phase that has not started to train has nothing to save."""
     world = go_on(elastic(nodes=2), PATIENCE)
     for pod in world.alive():
@@ -246,7 +246,7 @@ def test_more_are_tried_only_where_the_phase_trains() -> None:
     assert world.status.execution == 3
 
 
-def test_a_fault_keeps_the_number_of_workers() -> None:
+def test_restart_after_a_fault_keeps_the_number_of_workers() -> None:
     world = go_on(elastic(nodes=2), PATIENCE)
     fail_execution(world)
     world.settle()
@@ -255,7 +255,7 @@ def test_a_fault_keeps_the_number_of_workers() -> None:
     assert (world.status.execution, world.status.restarts, size(world)) == (3, 1, (2, 4))
 
 
-def test_a_resumed_job_tries_all_workers() -> None:
+def test_resumed_job_starts_with_all_workers() -> None:
     world = go_on(elastic(nodes=2), PATIENCE)
     world.set(suspend=True)
     settle_without_orphans(world)
@@ -275,7 +275,7 @@ def queued() -> World:
     return go_on(world)
 
 
-def test_a_queue_is_asked_for_less() -> None:
+def test_queued_elastic_phase_requests_fewer_workers_after_patience() -> None:
     world, sizes = queued(), []
     for _ in range(5):
         sizes.append(size(world)[0])
@@ -292,7 +292,7 @@ def test_a_queue_is_asked_for_less() -> None:
     assert size(world)[0] == 1, "it does not give back what the queue has admitted"
 
 
-def test_a_gang_that_gets_no_nodes_becomes_smaller_step_by_step() -> None:
+def test_gang_without_nodes_scales_down_step_by_step() -> None:
     world = elastic(nodes=0, spec__scheduling={"gang": {"policy": "SchedulerPlugins"}})
     groups = []
     for _ in range(3):
@@ -303,7 +303,7 @@ def test_a_gang_that_gets_no_nodes_becomes_smaller_step_by_step() -> None:
 
 
 @pytest.mark.parametrize("effects", range(5))
-def test_an_operator_that_dies_while_it_resizes_loses_nothing(effects: int) -> None:
+def test_resize_survives_a_crash_of_the_operator_at_each_request(effects: int) -> None:
     world = elastic(nodes=2)
     world.tick(PATIENCE)
     for _ in range(6):
@@ -312,7 +312,7 @@ def test_an_operator_that_dies_while_it_resizes_loses_nothing(effects: int) -> N
     assert (world.status.execution, size(world)[0]) == (2, 2)
 
 
-def test_a_status_that_is_lost_is_read_from_the_job() -> None:
+def test_number_of_workers_is_read_from_the_job_after_a_lost_status() -> None:
     world = go_on(elastic(nodes=2), PATIENCE)
     world.status = world.status.model_copy(update={"elastic": None})
     world.settle()

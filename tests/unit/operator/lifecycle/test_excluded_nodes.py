@@ -49,7 +49,7 @@ def excluded(world: World) -> list[str]:
     return [value for field in term.get("matchFields", []) for value in field["values"]]
 
 
-def test_the_next_execution_stays_away_from_it() -> None:
+def test_next_execution_excludes_the_node_that_rejected_a_pod() -> None:
     world = asked()
     reject(world)
     assert excluded(world) == ["gpu-1"]
@@ -61,7 +61,7 @@ def test_the_next_execution_stays_away_from_it() -> None:
     assert job_of(world)["metadata"]["annotations"][ANNOTATION_EXCLUDES_UNTIL] >= clock.to_text(until)
 
 
-def test_the_condition_says_so() -> None:
+def test_condition_names_the_excluded_node() -> None:
     world = asked()
     world.reject(world.waiting()[0])
     world.settle()
@@ -73,7 +73,7 @@ def test_the_condition_says_so() -> None:
     assert "Pods of this job do not go to node node-" in said
 
 
-def test_a_term_of_the_user_stays_and_holds_beside_it() -> None:
+def test_exclusion_is_added_to_the_users_affinity_terms() -> None:
     term = {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}
     affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [term, term]}}}
     world = asked(spec__pod={"template": {"spec": {"affinity": affinity}}})
@@ -83,7 +83,7 @@ def test_a_term_of_the_user_stays_and_holds_beside_it() -> None:
     assert made == 2 * [term | {"matchFields": [field]}]
 
 
-def test_where_there_is_no_other_node_it_is_tried_again() -> None:
+def test_excluded_node_is_readmitted_if_there_is_no_other() -> None:
     """The cluster has only one node, whose GPU plugin starts late."""
     world = asked()
     reject(world)
@@ -105,7 +105,7 @@ def test_where_there_is_no_other_node_it_is_tried_again() -> None:
     assert ANNOTATION_EXCLUDES_UNTIL not in job_of(world)["metadata"]["annotations"]
 
 
-def test_a_queue_that_holds_the_job_takes_no_time_from_it() -> None:
+def test_time_in_the_queue_does_not_shorten_the_search_for_other_nodes() -> None:
     world = asked(spec__scheduling={"queue": "gpus"})
     world.queues = True
     reject(world)
@@ -120,7 +120,7 @@ def test_a_queue_that_holds_the_job_takes_no_time_from_it() -> None:
     assert (world.status.execution, excluded(world)) == (2, ["gpu-1"])
 
 
-def test_pods_that_got_other_nodes_are_left_alone() -> None:
+def test_pods_with_other_nodes_are_not_restarted_when_the_exclusion_ends() -> None:
     world = asked()
     reject(world)
     world.control()
@@ -132,7 +132,7 @@ def test_pods_that_got_other_nodes_are_left_alone() -> None:
     assert world.status.execution == 2
 
 
-def test_a_sick_node_does_not_spin() -> None:
+def test_retries_on_the_only_node_get_further_apart() -> None:
     """If it is the only node, the attempts are ever further apart."""
     world, tries = asked(), []
     for _ in range(8):
@@ -154,7 +154,7 @@ def test_a_sick_node_does_not_spin() -> None:
     assert world.status.avoided_nodes == ["gpu-1"]
 
 
-def test_several_nodes_are_found_at_once() -> None:
+def test_several_nodes_that_reject_pods_at_once_are_excluded() -> None:
     world = asked()
     for node, pod in enumerate(world.waiting()):
         pod["spec"] = pod["spec"] | {"nodeName": f"gpu-{node}"}
@@ -168,7 +168,7 @@ def test_several_nodes_are_found_at_once() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_node_that_loses_containers_is_avoided_as_one_that_evicts(times: int) -> None:
+def test_node_that_loses_containers_is_avoided(times: int) -> None:
     """A reboot is over when the next pods come, so no node is excluded because of it."""
     world = until(World(make_job(spec__restart={"backoffSeconds": 10, "maxRestarts": 0})), "real")
     for _ in range(times):

@@ -43,7 +43,7 @@ def test_phases_and_repetitions_leave_a_bounded_number_of_children() -> None:
     assert [phase.end_checkpoint is not None for phase in world.status.phases] == [True] * 16, "every result was read"
 
 
-def test_pods_that_lost_their_job_are_waited_for_and_left_alone() -> None:
+def test_orphaned_pods_are_waited_for_and_not_touched() -> None:
     """Two executions would compete for the GPUs. Anyone may give a pod these labels, so the operator does not delete
     it."""
     world = begun(spec__restart={"backoffSeconds": 0})
@@ -61,7 +61,7 @@ def test_pods_that_lost_their_job_are_waited_for_and_left_alone() -> None:
     assert world.active_jobs() == ["sim-pseudo-e2"]
 
 
-def test_the_end_of_a_job_is_in_its_status_before_its_pods_go() -> None:
+def test_status_has_the_end_of_a_job_before_its_pods_are_deleted() -> None:
     """If the operator died in between, it would later take the Job for one that someone else deleted, and start
     again."""
     world = begun(spec__hang={"stepSeconds": 120, "startSeconds": 300, "action": "Fail"})
@@ -77,7 +77,7 @@ def test_the_end_of_a_job_is_in_its_status_before_its_pods_go() -> None:
     assert world.active_jobs() == []
 
 
-def test_the_generation_is_observed_in_every_state() -> None:
+def test_observed_generation_is_current_in_every_state() -> None:
     world = begun()
     metadata = world.job.metadata.model_copy(update={"generation": 7})
     changed = replace(world.observe(), job=world.job.model_copy(update={"metadata": metadata}))
@@ -95,7 +95,7 @@ def test_the_generation_is_observed_in_every_state() -> None:
     assert world.status.state == "Complete"
 
 
-def test_an_execution_of_release_0_2_0_goes_on() -> None:
+def test_execution_created_by_release_0_2_0_continues() -> None:
     """The Job of that release has another name, and the same labels."""
     world = begun(spec__restart={"backoffSeconds": 0})
     of_old = world.objects["Job", "sim-pseudo-e1"]

@@ -41,7 +41,7 @@ def restart(world: World, restarts: int = 1, origin: int = 1) -> None:
     world.settle()
 
 
-def test_a_restart_in_place_is_counted_and_told_and_disturbs_nothing(world: World) -> None:
+def test_restart_in_place_is_counted_and_reported_without_touching_pods(world: World) -> None:
     names = [pod["metadata"]["name"] for pod in world.alive()]
     restart(world)
     status = world.status
@@ -60,7 +60,7 @@ def test_a_restart_in_place_is_counted_and_told_and_disturbs_nothing(world: Worl
     assert "Its ranks were restarted in place 1 time, the last time as: Pod sim-real" in message(world, "Progressing")
 
 
-def test_it_is_counted_once_whoever_asks(world: World) -> None:
+def test_restart_in_place_is_counted_once(world: World) -> None:
     restart(world)
     for _ in range(3):
         # Another operator hears all anew.
@@ -72,13 +72,13 @@ def test_it_is_counted_once_whoever_asks(world: World) -> None:
     assert list(world.events.values()).count("RestartedInPlace") == 2
 
 
-def test_a_pod_that_waits_for_the_others_has_not_restarted(world: World) -> None:
+def test_pod_that_waits_to_restart_has_not_restarted(world: World) -> None:
     world.report(world.alive()[1], 0, in_place=died(), ranks=0)
     world.settle()
     assert (world.status.restarts, world.status.restarts_in_place) == (0, None)
 
 
-def test_a_pod_that_followed_another_one_waits_for_its_word(world: World) -> None:
+def test_restart_is_counted_only_when_its_origin_reports(world: World) -> None:
     first, second = world.alive()
     world.report(first, 10, "starting", followed())
     world.settle()
@@ -89,7 +89,7 @@ def test_a_pod_that_followed_another_one_waits_for_its_word(world: World) -> Non
 
 
 @pytest.mark.parametrize("reporting", [1, 2])
-def test_where_nobody_says_why_no_pod_is_blamed(reporting: int, world: World) -> None:
+def test_restart_without_a_report_of_its_origin_blames_no_pod(reporting: int, world: World) -> None:
     for pod in world.alive()[:reporting]:
         world.report(pod, 10, "starting", followed())
     world.tick(21)
@@ -98,7 +98,7 @@ def test_where_nobody_says_why_no_pod_is_blamed(reporting: int, world: World) ->
     assert (fault.reason, fault.pod, fault.restart_in_place) == ("PeerLost", None, 1)
 
 
-def test_termination_messages_count_where_no_report_arrived(world: World) -> None:
+def test_restart_in_place_is_counted_from_termination_messages(world: World) -> None:
     world.reports.clear()
     first, second = world.alive()
     world.finish(second, "Failed", in_place=died(2))
@@ -110,7 +110,7 @@ def test_termination_messages_count_where_no_report_arrived(world: World) -> Non
     assert (world.status.restarts, world.status.execution) == (3, 2)
 
 
-def test_a_phase_that_succeeds_tells_of_its_restarts(world: World) -> None:
+def test_restarts_in_place_of_a_successful_phase_are_counted(world: World) -> None:
     world.reports.clear()
     first, second = world.alive()
     world.finish(first, in_place=followed())
@@ -121,7 +121,7 @@ def test_a_phase_that_succeeds_tells_of_its_restarts(world: World) -> None:
     assert list(world.events.values()).count("RestartedInPlace") == 1
 
 
-def test_each_stage_counts_its_own() -> None:
+def test_restarts_in_place_are_numbered_per_execution() -> None:
     """All stages have the same execution number."""
     world = on_nodes(begun())
     restart(world, origin=0)
@@ -131,7 +131,7 @@ def test_each_stage_counts_its_own() -> None:
     assert (world.status.restarts, world.status.execution) == (2, 1)
 
 
-def test_the_restart_that_makes_pods_anew_waits_longer_after_them(world: World) -> None:
+def test_restarts_in_place_lengthen_the_next_backoff(world: World) -> None:
     restart(world)
     assert world.status.retries is not None
     assert world.status.retries.restarts == 1
@@ -140,7 +140,7 @@ def test_the_restart_that_makes_pods_anew_waits_longer_after_them(world: World) 
     assert wait.total_seconds() == 20
 
 
-def test_a_node_where_it_begins_again_and_again_is_avoided(world: World) -> None:
+def test_node_where_restarts_in_place_begin_repeatedly_is_avoided(world: World) -> None:
     restart(world)
     restart(world, 2)
     assert world.status.avoided_nodes == ["node-1"]
@@ -162,7 +162,9 @@ def test_a_node_where_it_begins_again_and_again_is_avoided(world: World) -> None
         ({"rules": [{"onExitCodes": [3], "action": "Fail"}]}, 0, 3),
     ],
 )
-def test_pods_may_restart_as_often_as_is_left(restart_spec: dict[str, Any], faults: int, allowed: int) -> None:
+def test_allowed_restarts_in_place_are_bounded_by_the_restarts_left(
+    restart_spec: dict[str, Any], faults: int, allowed: int
+) -> None:
     world = begun(spec__restart=restart_spec)
     for _ in range(faults):
         fail_execution(world)
@@ -172,7 +174,7 @@ def test_pods_may_restart_as_often_as_is_left(restart_spec: dict[str, Any], faul
     assert config(world, name)["inPlace"] == allowed
 
 
-def test_restarts_in_place_use_up_those_of_the_job(world: World) -> None:
+def test_restarts_in_place_count_against_max_restarts(world: World) -> None:
     for number in (1, 2, 3):
         restart(world, number)
     assert (world.status.state, world.status.restarts) == ("Training", 3)
@@ -181,7 +183,7 @@ def test_restarts_in_place_use_up_those_of_the_job(world: World) -> None:
     assert "That was after 3 restarts, and spec.restart.maxRestarts allows 3" in message(world, "Failed")
 
 
-def test_a_pod_that_waits_in_vain_for_one_that_is_gone_is_made_anew(world: World) -> None:
+def test_waiting_pod_whose_peer_was_deleted_starts_a_new_execution(world: World) -> None:
     gone, left = world.alive()
     world.vanish(gone)
     world.settle()
@@ -192,7 +194,7 @@ def test_a_pod_that_waits_in_vain_for_one_that_is_gone_is_made_anew(world: World
     assert world.orphans(), "it is asked to end"
 
 
-def test_the_clocks_of_a_hang_begin_anew(world: World) -> None:
+def test_hang_clocks_start_again_after_a_restart_in_place(world: World) -> None:
     world.tick(800)
     restart(world)
     world.tick(800)

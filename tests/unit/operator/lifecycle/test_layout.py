@@ -50,14 +50,14 @@ def layouts(world: World) -> list[ChosenLayout | None]:
     return [phase.layout for phase in world.status.phases]
 
 
-def test_it_is_that_of_the_phase_which_reports_it(world: World) -> None:
+def test_layout_is_recorded_for_the_phase_that_reports_it(world: World) -> None:
     say(world, None)
     assert layouts(world) == [None, None]
     say(world, LAYOUT)
     assert layouts(world) == [None, LAYOUT]
 
 
-def test_it_is_the_newest(world: World) -> None:
+def test_newest_reported_layout_replaces_the_old_one(world: World) -> None:
     """An elastic phase has one layout for each number of its ranks."""
     say(world, LAYOUT)
     newer = LAYOUT.model_copy(update={"pipeline": 1})
@@ -67,7 +67,7 @@ def test_it_is_the_newest(world: World) -> None:
     assert layouts(world) == [None, newer]
 
 
-def test_it_outlives_a_fault_and_the_end_of_the_job(world: World) -> None:
+def test_layout_stays_after_a_fault_and_after_the_end_of_the_job(world: World) -> None:
     say(world, LAYOUT)
     world.finish(world.alive()[0], outcome="Failed")
     world.run_fairly()

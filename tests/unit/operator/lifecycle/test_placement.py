@@ -52,25 +52,25 @@ def rows(found: Placement | None) -> list[tuple[str, str, str]]:
     return [(node.node, node.ranks, node.workers) for node in found.nodes] if found else []
 
 
-def test_without_a_topology_ranks_follow_the_pods() -> None:
+def test_placement_numbers_ranks_by_pod_without_a_topology() -> None:
     world = scheduled(training(), "b", "a", "b")
     assert rows(placed(world)) == [("b", "0-1,4-5", "0,2"), ("a", "2-3", "1")]
     assert world.status.placement is not None
     assert (world.status.placement.phase_name, world.status.placement.execution) == ("real", 1)
 
 
-def test_it_is_not_known_before_all_pods_have_a_node() -> None:
+def test_placement_is_unknown_until_all_pods_have_a_node() -> None:
     assert placed(scheduled(training(), "b", "", "b")) is None
 
 
-def test_with_a_topology_the_pods_say_their_ranks() -> None:
+def test_placement_uses_reported_ranks_with_a_topology() -> None:
     world = scheduled(training(**TOPOLOGY), "b", "a", "b")
     assert placed(world) is None, "only they know"
     say(world, 0, 4, 2)
     assert rows(placed(world)) == [("b", "0-3", "0,2"), ("a", "4-5", "1")]
 
 
-def test_an_operator_that_begins_knows_from_the_status_who_is_meant() -> None:
+def test_restarted_operator_reads_ranks_from_the_status() -> None:
     world = scheduled(training(**TOPOLOGY), "b", "a", "b")
     say(world, 0, 4, 2)
     before = placed(world)
@@ -82,7 +82,7 @@ def test_an_operator_that_begins_knows_from_the_status_who_is_meant() -> None:
     assert [view.first_rank(pod) for pod in view.pods] == [0, 4, 2]
 
 
-def test_what_pods_say_now_counts_more_than_what_the_status_says() -> None:
+def test_reported_ranks_override_those_in_the_status() -> None:
     world = scheduled(training(**TOPOLOGY), "b", "a", "b")
     say(world, 0, 4, 2)
     placed(world)
@@ -92,7 +92,7 @@ def test_what_pods_say_now_counts_more_than_what_the_status_says() -> None:
     assert rows(placed(world)) == [("b", "0-1,4-5", "0,2"), ("a", "2-3", "1")]
 
 
-def test_it_stays_until_another_execution_has_its_nodes() -> None:
+def test_placement_stays_until_the_next_execution_has_its_nodes() -> None:
     world = scheduled(training(), "b", "a", "b")
     before = placed(world)
     world.disrupt(world.alive()[0])
@@ -101,7 +101,7 @@ def test_it_stays_until_another_execution_has_its_nodes() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "kept", "omitted"), [(5000, 100, 4900), (2, 0, 2)])
-def test_that_of_thousands_of_pods_is_bounded(nodes: int, kept: int, omitted: int) -> None:
+def test_placement_of_thousands_of_pods_is_bounded(nodes: int, kept: int, omitted: int) -> None:
     """Nodes whose ranges do not fit are left out as well."""
     world = training()
     seen = world.observe()

@@ -16,7 +16,7 @@ from tests.unit.operator.lifecycle.steps import begun, claims, fail_execution, m
 from tests.unit.operator.world import SETTINGS, World, make_job
 
 
-def test_the_first_pass_writes_the_status_and_makes_nothing() -> None:
+def test_first_pass_writes_the_status_and_creates_nothing() -> None:
     first = World(make_job()).plan()
     assert first.apply == ()
     assert (first.status.execution, [phase.state for phase in first.status.phases]) == (
@@ -26,7 +26,7 @@ def test_the_first_pass_writes_the_status_and_makes_nothing() -> None:
     assert first.requeue_after == 0
 
 
-def test_the_conditions_of_a_job_that_trains() -> None:
+def test_conditions_while_the_job_trains() -> None:
     world = begun()
     assert claims(world) == {
         "Accepted": ("True", "Valid"),
@@ -37,7 +37,7 @@ def test_the_conditions_of_a_job_that_trains() -> None:
     assert (world.status.current_phase, world.status.replicas.desired, world.status.replicas.ready) == ("pseudo", 1, 1)
 
 
-def test_pods_that_have_all_done_their_part_are_no_news_before_their_job_says_so() -> None:
+def test_succeeded_pods_change_nothing_until_their_job_completes() -> None:
     world = begun()
     for pod in world.alive():
         world.finish(pod, "Succeeded")
@@ -47,7 +47,7 @@ def test_pods_that_have_all_done_their_part_are_no_news_before_their_job_says_so
     assert (world.status.phases[0].state, world.status.replicas.ready) == ("Complete", 0)
 
 
-def test_the_conditions_of_a_job_that_is_done() -> None:
+def test_conditions_after_the_job_completed() -> None:
     world = begun()
     world.run_fairly()
     found = claims(world)
@@ -65,7 +65,7 @@ def test_a_job_of_one_phase_needs_no_delink() -> None:
     assert world.status.state == "Complete"
 
 
-def test_a_transition_time_moves_only_with_the_status() -> None:
+def test_transition_time_of_a_condition_changes_only_with_its_status() -> None:
     world = begun()
     before = {c.type: c.last_transition_time for c in world.status.conditions}
     world.tick(60)
@@ -75,7 +75,7 @@ def test_a_transition_time_moves_only_with_the_status() -> None:
     assert after["Progressing"] == clock.to_text(world.now) != before["Progressing"]
 
 
-def test_an_operator_that_was_away_does_not_wait_again() -> None:
+def test_backoff_counts_from_the_failure_even_if_the_operator_was_away() -> None:
     world = begun()
     world.finish(world.alive()[0], "Failed")
     world.control()
@@ -84,7 +84,7 @@ def test_an_operator_that_was_away_does_not_wait_again() -> None:
     assert world.plan().apply
 
 
-def test_each_failed_execution_has_its_event() -> None:
+def test_each_failed_execution_has_an_event() -> None:
     world = begun(spec__restart={"maxRestarts": 5, "backoffSeconds": 0})
     for _ in range(2):
         fail_execution(world)
@@ -96,7 +96,7 @@ def test_each_failed_execution_has_its_event() -> None:
     assert list(world.events.values()).count("RestartStarted") == 2
 
 
-def test_event_names_sort_in_the_order_of_the_story() -> None:
+def test_event_names_sort_in_the_order_of_events() -> None:
     world = begun(spec__restart={"maxRestarts": 5, "backoffSeconds": 0})
     fail_execution(world)
     world.run_fairly()
@@ -114,7 +114,7 @@ def test_event_names_sort_in_the_order_of_the_story() -> None:
     ]
 
 
-def test_the_last_failure_says_what_to_look_at() -> None:
+def test_final_failure_names_the_command_to_read_logs() -> None:
     world = begun(spec__restart={"maxRestarts": 0})
     fail_execution(world, exit_code=139)
     assert claims(world)["Failed"] == ("True", "RestartsExhausted")
@@ -124,7 +124,7 @@ def test_the_last_failure_says_what_to_look_at() -> None:
     assert world.status.completion_time == clock.to_text(world.now)
 
 
-def test_what_the_trainer_refuses_ends_the_job_in_its_own_words() -> None:
+def test_job_that_the_trainer_rejects_fails_with_the_trainers_message() -> None:
     world = begun()
     fail_execution(world, outcome="InvalidJob")
     assert claims(world)["Failed"] == ("True", "InvalidJob")
@@ -133,7 +133,7 @@ def test_what_the_trainer_refuses_ends_the_job_in_its_own_words() -> None:
 
 
 @pytest.mark.parametrize("stage", ["pseudo", "real-delink", "real"])
-def test_a_stage_whose_result_is_gone_runs_again_and_does_not_count(stage: str) -> None:
+def test_stage_whose_result_was_deleted_runs_again_without_counting(stage: str) -> None:
     world = begun(spec__restart={"backoffSeconds": 0})
     while f"sim-{stage}-e1" not in world.active_jobs():
         world.finish_all()
@@ -149,7 +149,7 @@ def test_a_stage_whose_result_is_gone_runs_again_and_does_not_count(stage: str) 
     assert world.status.state == "Complete"
 
 
-def test_a_job_that_cannot_be_resolved_is_refused_at_first_sight() -> None:
+def test_invalid_spec_fails_a_new_job() -> None:
     world = World(make_job(spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": "AllRanks"}))
     world.settle()
     assert claims(world)["Accepted"] == ("False", "InvalidSpec")
@@ -157,7 +157,7 @@ def test_a_job_that_cannot_be_resolved_is_refused_at_first_sight() -> None:
     assert world.objects == {}
 
 
-def test_a_deadline_ends_the_job_and_frees_its_pods() -> None:
+def test_active_deadline_fails_the_job_and_ends_its_pods() -> None:
     world = begun(spec__deadlines={"activeSeconds": 60})
     assert (world.plan().requeue_after or 0) <= 60
     world.tick(60)
@@ -166,7 +166,7 @@ def test_a_deadline_ends_the_job_and_frees_its_pods() -> None:
     assert [*map(bare, world.plan().delete)] == ["sim-pseudo-e1"], "once the status says why"
 
 
-def test_suspending_says_how_to_go_on() -> None:
+def test_suspended_condition_says_how_to_resume() -> None:
     world = begun()
     world.set(suspend=True)
     wanted = world.plan()
@@ -176,7 +176,7 @@ def test_suspending_says_how_to_go_on() -> None:
     assert "Set it to false" in message(world, "Suspended")
 
 
-def test_the_next_execution_waits_for_the_pods_of_the_last() -> None:
+def test_new_execution_waits_for_pods_of_the_previous_one() -> None:
     world = begun(spec__restart={"backoffSeconds": 0})
     del world.objects["Job", "sim-pseudo-e1"]
     world.settle()
@@ -197,7 +197,7 @@ def test_children_of_a_deleted_job_of_the_same_name_are_waited_for() -> None:
     assert any("sim-pseudo-e1 of a deleted job" in c.message for c in wanted.status.conditions)
 
 
-def test_a_job_that_somebody_deletes_while_it_runs_counts_as_gone() -> None:
+def test_active_job_that_is_being_deleted_counts_as_deleted() -> None:
     world = begun()
     seen = world.observe()
     dying = tuple(replace(job, deleting=True) for job in seen.jobs)
@@ -205,14 +205,14 @@ def test_a_job_that_somebody_deletes_while_it_runs_counts_as_gone() -> None:
     assert (wanted.status.execution, wanted.delete) == (2, ())
 
 
-def test_a_stray_execution_is_ended() -> None:
+def test_job_of_another_execution_is_deleted() -> None:
     world = begun()
     stray = ChildJob("sim-real-e1", Execution("real", StageKind.TRAIN, 1), JobState.ACTIVE)
     seen = world.observe()
     assert plan(replace(seen, jobs=(*seen.jobs, stray)), world.now, SETTINGS).delete == ("sim-real-e1",)
 
 
-def test_a_lost_status_takes_the_execution_from_the_children() -> None:
+def test_execution_number_is_recovered_from_the_children() -> None:
     world = begun(spec__restart={"backoffSeconds": 0})
     fail_execution(world)
     world.settle()
@@ -281,7 +281,7 @@ def test_progress_without_experts_has_no_load() -> None:
         assert progress.experts is None
 
 
-def test_progress_alone_is_written_every_ten_seconds_and_when_it_moves() -> None:
+def test_progress_alone_is_written_at_most_every_ten_seconds() -> None:
     world = begun()
     world.status = plan(replace(world.observe(), last_reports=last_reports(world, 5)), world.now, SETTINGS).status
     world.tick(9)
@@ -297,7 +297,7 @@ def test_progress_alone_is_written_every_ten_seconds_and_when_it_moves() -> None
     assert moved.progress.step == 6
 
 
-def test_progress_goes_along_with_a_transition_at_once() -> None:
+def test_progress_is_written_at_once_with_a_transition() -> None:
     world = begun()
     world.status = plan(replace(world.observe(), last_reports=last_reports(world, 5)), world.now, SETTINGS).status
     world.run_fairly()
@@ -305,7 +305,7 @@ def test_progress_goes_along_with_a_transition_at_once() -> None:
     assert (world.status.progress.step, world.status.progress.percent) == (20, 100)
 
 
-def test_what_the_api_server_refuses_for_good_fails_the_job() -> None:
+def test_invalid_children_fail_a_new_job() -> None:
     world = World(make_job())
     world.carry_out(world.plan())
     wanted = plan_rejected(world.observe(), "spec.template: wrong", world.now)
@@ -314,7 +314,7 @@ def test_what_the_api_server_refuses_for_good_fails_the_job() -> None:
     assert [event.reason.value for event in wanted.events] == ["Failed"]
 
 
-def test_a_stage_that_was_accepted_once_is_not_given_up_for_a_refusal() -> None:
+def test_invalid_children_block_a_job_that_has_begun() -> None:
     world = begun()
     fail_execution(world)
     world.carry_out(plan_rejected(world.observe(), "a new policy denies it", world.now))
@@ -324,7 +324,7 @@ def test_a_stage_that_was_accepted_once_is_not_given_up_for_a_refusal() -> None:
     assert world.status.state == "Complete"
 
 
-def test_what_the_api_server_refuses_for_now_is_said() -> None:
+def test_temporary_rejection_is_shown_as_blocked() -> None:
     world = begun()
     before = claims(world)
     wanted = plan_blocked(world.observe(), "exceeded quota", world.now)
@@ -336,7 +336,7 @@ def test_what_the_api_server_refuses_for_now_is_said() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["Succeeded", "InvalidJob"])
-def test_a_refusal_after_the_end_takes_nothing_back(outcome: Outcome) -> None:
+def test_rejection_after_the_end_changes_no_outcome(outcome: Outcome) -> None:
     world = until(World(make_job(spec__cleanUp={"children": "Delete"})), "real")
     for pod in world.alive():
         world.finish(pod, outcome)
@@ -350,7 +350,7 @@ def test_a_refusal_after_the_end_takes_nothing_back(outcome: Outcome) -> None:
         assert wanted.requeue_after, "the clean-up is tried again"
 
 
-def test_a_job_that_cannot_be_read_waits_and_its_pods_run_on() -> None:
+def test_unreadable_job_waits_and_its_pods_keep_running() -> None:
     world = begun()
     before = claims(world)
     world.carry_out(plan_unreadable(world.job.metadata, world.status, "spec.new: unknown", world.now))
@@ -375,7 +375,7 @@ def test_a_state_of_a_later_release_does_not_end_a_pass(state: str) -> None:
     assert world.status.state == "Complete"
 
 
-def test_a_job_that_could_not_be_read_at_first_begins_as_any_other() -> None:
+def test_job_that_was_unreadable_at_first_starts_normally() -> None:
     world = World(make_job())
     world.carry_out(plan_unreadable(world.job.metadata, world.status, "spec.new: unknown", world.now))
     world.run_fairly()
@@ -383,7 +383,7 @@ def test_a_job_that_could_not_be_read_at_first_begins_as_any_other() -> None:
     assert next(iter(world.events.values())) == "Accepted"
 
 
-def test_a_result_that_cannot_be_read_counts_and_one_that_is_gone_does_not() -> None:
+def test_unreadable_result_counts_as_a_restart_and_deleted_result_does_not() -> None:
     world = begun(spec__restart={"backoffSeconds": 0})
     (pod,) = world.alive()
     world.finish(pod, exit_code=0)
@@ -402,7 +402,7 @@ def test_a_result_that_cannot_be_read_counts_and_one_that_is_gone_does_not() -> 
     assert "is gone, with its result" in message(world, "Progressing")
 
 
-def test_what_was_done_before_the_deadline_counts_though_it_is_seen_after_it() -> None:
+def test_stage_that_completed_before_the_deadline_counts_when_seen_later() -> None:
     world = until(World(make_job(spec__deadlines={"activeSeconds": 1000})), "real")
     world.finish_all()
     world.tick(2000)
@@ -410,7 +410,7 @@ def test_what_was_done_before_the_deadline_counts_though_it_is_seen_after_it() -
     assert world.status.state == "Complete"
 
 
-def test_the_clock_of_the_start_runs_though_nobody_wrote_when_it_began() -> None:
+def test_startup_deadline_runs_even_if_execution_time_was_not_written() -> None:
     world = World(make_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"}))
     world.carry_out(world.plan())
     wanted = world.plan()

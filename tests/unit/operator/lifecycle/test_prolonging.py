@@ -29,7 +29,7 @@ def steps_of(world: World, name: str) -> tuple[int, int]:
     return found["phaseSteps"], found["totalSteps"]
 
 
-def test_a_phase_that_trains_goes_on_with_its_new_end() -> None:
+def test_prolonged_phase_continues_with_its_new_last_step() -> None:
     world = until(World(make_job()), "real")
     assert steps_of(world, "sim-real-e1") == (20, 20)
     prolong(world, 40)
@@ -42,7 +42,7 @@ def test_a_phase_that_trains_goes_on_with_its_new_end() -> None:
     assert (world.status.state, world.status.phases[1].step) == ("Complete", 40)
 
 
-def test_the_phases_before_know_of_the_new_end_too() -> None:
+def test_earlier_phases_learn_the_new_last_step() -> None:
     """The learning rate follows one schedule until the end of the job."""
     world = until(World(make_job()), "pseudo")
     prolong(world, 40)
@@ -52,7 +52,7 @@ def test_the_phases_before_know_of_the_new_end_too() -> None:
     assert [phase.step for phase in world.status.phases] == [10, 40]
 
 
-def test_a_delink_is_not_disturbed() -> None:
+def test_prolonging_does_not_interrupt_a_delink() -> None:
     world = until(World(make_job()), "real-delink")
     prolong(world, 40)
     world.settle()
@@ -61,7 +61,7 @@ def test_a_delink_is_not_disturbed() -> None:
     assert steps_of(world, "sim-real-e1") == (40, 40)
 
 
-def test_a_phase_that_ended_while_it_was_prolonged_goes_on() -> None:
+def test_phase_that_ended_while_it_was_prolonged_continues() -> None:
     world = until(World(make_job()), "real")
     world.finish_all()
     prolong(world, 40)
@@ -75,7 +75,7 @@ def test_a_phase_that_ended_while_it_was_prolonged_goes_on() -> None:
     assert (world.status.state, world.status.phases[1].end_checkpoint) == ("Complete", "real-40")
 
 
-def test_a_phase_that_had_ended_early_is_complete() -> None:
+def test_phase_that_ended_early_stays_complete_when_prolonged() -> None:
     """A phase may end early by its loss or by a request: more steps do not change that."""
     world = until(World(make_job()), "real")
     job = world.objects["Job", "sim-real-e1"]
@@ -125,7 +125,7 @@ def test_an_added_phase_that_cannot_run_fails_the_job_when_it_is_reached() -> No
     assert "a multiple of parallelism.pipeline 4" in failed.message
 
 
-def test_nothing_changes_where_the_annotation_is_missing_or_spoiled() -> None:
+def test_job_without_a_valid_last_steps_annotation_is_not_restarted() -> None:
     for said in ({}, {"pseudoreal.dev/last-steps": "ten"}):
         world = until(World(make_job()), "real")
         world.objects["Job", "sim-real-e1"]["metadata"]["annotations"] = said
@@ -134,7 +134,7 @@ def test_nothing_changes_where_the_annotation_is_missing_or_spoiled() -> None:
         assert world.status.execution == 1, json.dumps(said)
 
 
-def test_what_is_wrong_in_a_suspended_job_keeps_it_suspended() -> None:
+def test_invalid_edit_keeps_a_suspended_job_suspended() -> None:
     world = until(World(make_job()), "real")
     world.set(suspend=True)
     world.settle()
@@ -156,7 +156,7 @@ def test_what_is_wrong_in_a_suspended_job_keeps_it_suspended() -> None:
     assert (world.active_jobs(), world.status.state) == (["sim-real-e2"], "Training")
 
 
-def test_what_is_resumed_is_tried_before_it_is_made() -> None:
+def test_resumed_job_gets_a_dry_run_before_its_children() -> None:
     world = until(World(make_job()), "real")
     world.set(suspend=True)
     world.settle()

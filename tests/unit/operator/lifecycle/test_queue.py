@@ -56,14 +56,14 @@ def test_a_delink_that_waits_in_a_queue_does_not_fail() -> None:
     assert why_failed(world) == "DelinkTimeout", "its own clock runs"
 
 
-def test_a_rolled_back_delink_is_not_the_answer_to_a_queue_either() -> None:
+def test_queued_delink_does_not_roll_back() -> None:
     world = delink_in_queue(spec__delink={"onTimeout": "RollBack"})
     world.tick(HOURS)
     look(world)
     assert world.status.execution == 1
 
 
-def test_the_clock_stands_still_and_goes_on_where_it_was() -> None:
+def test_delink_timeout_pauses_while_queued() -> None:
     world = begun(**QUEUE, spec__deadlines={"activeSeconds": 1000})
     world.tick(400)
     world.hold("sim-pseudo-e1")
@@ -98,7 +98,7 @@ def away(_: World) -> None:
 
 
 @pytest.mark.parametrize("glance", [look, away])
-def test_startup_has_its_time_after_the_queue(glance: Callable[[World], None]) -> None:
+def test_startup_deadline_counts_from_admission(glance: Callable[[World], None]) -> None:
     world = World(
         make_job(**QUEUE, spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail", "activeSeconds": 200}),
         queues=True,
@@ -119,7 +119,7 @@ def test_startup_has_its_time_after_the_queue(glance: Callable[[World], None]) -
 
 
 @pytest.mark.parametrize("glance", [look, away])
-def test_an_operator_that_was_away_gives_the_time_back(glance: Callable[[World], None]) -> None:
+def test_time_in_the_queue_is_added_even_if_the_operator_was_away(glance: Callable[[World], None]) -> None:
     world = delink_in_queue()
     glance(world)
     world.tick(HOURS)
@@ -134,7 +134,7 @@ def test_an_operator_that_was_away_gives_the_time_back(glance: Callable[[World],
     assert why_failed(world) == "DelinkTimeout"
 
 
-def test_each_hold_is_added_once() -> None:
+def test_each_hold_moves_the_clocks_once() -> None:
     world = begun(**QUEUE, spec__deadlines={"activeSeconds": 1000})
     started = clock.from_text(world.status.active_since or "")
     for _ in range(3):
@@ -158,7 +158,7 @@ def waiting() -> World:
     return world
 
 
-def test_a_job_that_waits_says_for_which_queue_and_where_it_is_told_why() -> None:
+def test_queued_job_names_its_queue_and_how_to_see_why() -> None:
     world = waiting()
     assert (world.status.state, claims(world)["Progressing"]) == ("Queued", ("False", "Queued"))
     assert "until queue gpus admits it" in message(world, "Progressing")
@@ -166,7 +166,7 @@ def test_a_job_that_waits_says_for_which_queue_and_where_it_is_told_why() -> Non
     assert "Preempted" not in world.events.values(), "it had nothing that was taken back"
 
 
-def test_the_operator_never_says_again_whether_a_job_is_suspended() -> None:
+def test_operator_never_changes_suspend_of_a_created_job() -> None:
     """The operator sets whether a Job is suspended only at its creation; afterwards this is left to the queue."""
     world = waiting()
     for _ in range(3):
@@ -196,7 +196,7 @@ def preempted(world: World, *outcomes: Any) -> None:
 
 
 @pytest.mark.parametrize("outcomes", [("Yielded", "Yielded"), ("Yielded", "Failed"), ("Failed", "Failed")])
-def test_what_a_queue_takes_back_is_no_fault_and_goes_on_as_the_same_execution(outcomes: tuple[Any, ...]) -> None:
+def test_preempted_execution_continues_without_counting_a_restart(outcomes: tuple[Any, ...]) -> None:
     world = until(World(make_job(**QUEUE, spec__restart={"maxRestarts": 0})), "real")
     world.settle()
     before = world.status
@@ -212,7 +212,7 @@ def test_what_a_queue_takes_back_is_no_fault_and_goes_on_as_the_same_execution(o
     assert (after.state, claims(world)["Progressing"]) == ("Training", ("True", "Training"))
 
 
-def test_what_pods_save_when_a_queue_takes_them_back_is_the_newest_checkpoint() -> None:
+def test_checkpoint_saved_on_preemption_becomes_the_newest() -> None:
     world = begun(**QUEUE)
     name = world.active_jobs()[0]
     world.hold(name)
@@ -223,7 +223,7 @@ def test_what_pods_save_when_a_queue_takes_them_back_is_the_newest_checkpoint() 
     assert world.status.checkpoint.latest == "pseudo-10"
 
 
-def test_the_next_pods_are_not_judged_by_what_those_before_them_said() -> None:
+def test_readmitted_pods_are_not_judged_by_earlier_reports() -> None:
     """The operator keeps the reports of an execution; hours in a queue are no hang of the next pods."""
     world = begun(**QUEUE, spec__hang={"stepSeconds": 100})
     (pod,) = world.alive()

@@ -41,7 +41,7 @@ def test_too_many_restarts_within_the_window_fail_the_job() -> None:
     assert "2 restarts within 1000 s (spec.restart.windowSeconds)" in failed(world)[1]
 
 
-def test_a_job_that_fails_says_how_another_goes_on_from_its_checkpoints() -> None:
+def test_failed_job_says_how_to_continue_from_its_checkpoints() -> None:
     world = until(World(make_job(spec__restart={"maxRestarts": 0})), "real")
     fail_execution(world)
     folder = f"sim-{UID[:8]}"
@@ -55,7 +55,7 @@ def test_a_job_that_fails_says_how_another_goes_on_from_its_checkpoints() -> Non
     ("policy", "says"),
     [("Retain", "Its checkpoints stay: a new job"), ("Delete", "Its checkpoints go when this job is deleted")],
 )
-def test_it_says_which_claim_has_them_and_whether_it_stays(policy: str, says: str) -> None:
+def test_failed_job_names_its_claim_and_whether_the_claim_stays(policy: str, says: str) -> None:
     volume = {"retentionPolicy": policy}
     world = until(World(make_job(spec__restart={"maxRestarts": 0}, spec__checkpoint__storage__volume=volume)), "real")
     fail_execution(world)
@@ -64,7 +64,7 @@ def test_it_says_which_claim_has_them_and_whether_it_stays(policy: str, says: st
     assert f"continueFrom: sim-{UID[:8]} and spec.checkpoint.storage.volume.claimName: sim-checkpoints)" in message
 
 
-def test_resumes_and_disruptions_are_executions_but_no_restarts() -> None:
+def test_resumes_and_disruptions_start_executions_without_counting_restarts() -> None:
     world = begun()
     world.disrupt(world.alive()[0])
     world.control()
@@ -72,7 +72,7 @@ def test_resumes_and_disruptions_are_executions_but_no_restarts() -> None:
     assert (world.status.execution, world.status.restarts, world.status.faults) == (2, 0, [])
 
 
-def test_a_pod_that_cannot_be_ended_is_on_a_lost_node() -> None:
+def test_stuck_pod_ends_the_execution_as_node_lost() -> None:
     world = begun(spec__restart={"backoffSeconds": 0})
     (pod,) = world.alive()
     pod["spec"] = {"nodeName": "off"}
@@ -93,7 +93,7 @@ def test_a_pod_that_cannot_be_ended_is_on_a_lost_node() -> None:
     assert world.active_jobs() == ["sim-pseudo-e2"]
 
 
-def test_a_pod_that_cannot_be_ended_obeys_the_user_s_rules() -> None:
+def test_restart_rules_apply_to_stuck_pods() -> None:
     world = begun(spec__restart={"rules": [{"onPodConditions": ["DisruptionTarget"], "action": "Fail"}]})
     world.lose(world.alive()[0])
     world.tick(46)
@@ -103,7 +103,7 @@ def test_a_pod_that_cannot_be_ended_obeys_the_user_s_rules() -> None:
 
 
 @pytest.mark.parametrize("exit_code", [0, 78])
-def test_a_job_that_ends_is_looked_at_once_more(exit_code: int) -> None:
+def test_job_that_ends_gets_one_more_pass(exit_code: int) -> None:
     """No event may ever wake the job again, and its time to live begins."""
     world = until(World(make_job(spec__deadlines={"ttlSecondsAfterFinished": 100})), "real")
     for pod in world.alive():
@@ -116,7 +116,7 @@ def test_a_job_that_ends_is_looked_at_once_more(exit_code: int) -> None:
     assert world.plan().requeue_after == 100
 
 
-def test_a_node_where_faults_begin_again_and_again_is_avoided() -> None:
+def test_node_where_faults_begin_repeatedly_is_avoided() -> None:
     world = begun(spec__restart={"maxRestarts": 9, "avoidNodesAfter": 2})
     for node in ("bad", "good", "bad"):
         assert world.status.avoided_nodes == []
@@ -154,7 +154,7 @@ def test_pods_that_do_not_start_in_time_fail_the_job() -> None:
     assert "0 of 1 pods ran 60 s after they were asked for" in failed(world)[1]
 
 
-def test_pods_that_started_in_time_have_no_such_deadline() -> None:
+def test_startup_deadline_does_not_apply_to_started_pods() -> None:
     world = begun(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     world.tick(600)
     world.settle()
@@ -173,7 +173,7 @@ def test_each_execution_has_its_own_startup_deadline() -> None:
     assert failed(world) == ("", "")
 
 
-def test_time_in_a_queue_does_not_count() -> None:
+def test_startup_deadline_excludes_time_in_the_queue() -> None:
     world = unstarted(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     job = world.objects["Job", "sim-pseudo-e1"]
     job["spec"]["suspend"] = True
@@ -189,7 +189,7 @@ def test_time_in_a_queue_does_not_count() -> None:
     assert failed(world)[0] == "StartupDeadlineExceeded"
 
 
-def test_time_of_suspension_does_not_count_for_the_active_deadline() -> None:
+def test_active_deadline_excludes_suspended_time() -> None:
     world = begun(spec__deadlines={"activeSeconds": 100})
     world.set(suspend=True)
     world.settle()
@@ -208,7 +208,7 @@ def test_time_of_suspension_does_not_count_for_the_active_deadline() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 60])
-def test_a_job_that_has_ended_expires(seconds: int) -> None:
+def test_ended_job_is_deleted_after_ttl(seconds: int) -> None:
     world = World(make_job(spec__deadlines={"ttlSecondsAfterFinished": seconds}))
     world.run_fairly()
     if seconds:
@@ -219,7 +219,7 @@ def test_a_job_that_has_ended_expires(seconds: int) -> None:
     assert world.plan().expire
 
 
-def test_a_job_without_a_time_to_live_stays() -> None:
+def test_ended_job_without_ttl_stays() -> None:
     world = World(make_job())
     world.run_fairly()
     world.tick(10**8)
@@ -227,7 +227,7 @@ def test_a_job_without_a_time_to_live_stays() -> None:
 
 
 @pytest.mark.parametrize(("children", "left"), [("Keep", 3), ("Delete", 0)])
-def test_children_of_a_job_that_has_ended(children: str, left: int) -> None:
+def test_clean_up_decides_which_children_of_an_ended_job_stay(children: str, left: int) -> None:
     world = World(make_job(spec__cleanUp={"children": children}))
     world.run_fairly()
     world.carry_out(world.plan())

@@ -22,7 +22,7 @@ def again(world: World, phase: str, request: str = "1") -> None:
     world.carry_out(world.plan())
 
 
-def test_a_phase_is_trained_again_from_its_start_checkpoint() -> None:
+def test_repeated_phase_starts_from_its_start_checkpoint() -> None:
     world = until(World(make_job(**QUICK)), "real")
     again(world, "real")
     settle_without_orphans(world)
@@ -37,7 +37,7 @@ def test_a_phase_is_trained_again_from_its_start_checkpoint() -> None:
     assert world.status.state == "Complete"
 
 
-def test_what_follows_a_phase_that_is_trained_again_is_made_anew() -> None:
+def test_phases_after_a_repeated_phase_are_trained_again() -> None:
     world = until(World(make_job(**QUICK)), "real")
     again(world, "pseudo")
     pseudo, real = world.status.phases
@@ -57,7 +57,7 @@ def test_what_follows_a_phase_that_is_trained_again_is_made_anew() -> None:
     assert list(world.events.values()).count("PhaseRepeated") == 1
 
 
-def test_a_request_is_served_once_and_a_new_one_again() -> None:
+def test_each_request_is_served_once() -> None:
     world = until(World(make_job(**QUICK)), "pseudo")
     again(world, "pseudo", "1")
     settle_without_orphans(world)
@@ -67,7 +67,7 @@ def test_a_request_is_served_once_and_a_new_one_again() -> None:
     assert (world.status.execution, world.status.served_requests) == (3, ["1", "2"])
 
 
-def test_the_id_of_a_request_that_is_gone_is_forgotten() -> None:
+def test_id_of_a_removed_request_leaves_the_status() -> None:
     world = until(World(make_job(**QUICK)), "pseudo")
     again(world, "pseudo", "1")
     settle_without_orphans(world)
@@ -93,7 +93,7 @@ def says(world: World) -> str:
     return (find(world.status, "Progressing") or ACCEPTED).message
 
 
-def test_a_request_to_finish_a_phase_is_served_when_the_phase_is_complete() -> None:
+def test_finish_request_is_served_when_its_phase_is_complete() -> None:
     world = until(World(make_job(**QUICK)), "pseudo")
     finish(world, "pseudo")
     assert world.status.served_requests == []
@@ -107,13 +107,13 @@ def test_a_request_to_finish_a_phase_is_served_when_the_phase_is_complete() -> N
     assert (world.status.phases[0].state, world.status.served_requests) == ("Complete", ["early"])
 
 
-def test_a_request_to_finish_a_phase_that_is_complete_is_served_at_once() -> None:
+def test_finish_request_for_a_complete_phase_is_served_at_once() -> None:
     world = until(World(make_job(**QUICK)), "real")
     finish(world, "pseudo")
     assert (world.status.served_requests, world.status.current_phase) == (["early"], "real")
 
 
-def test_a_request_to_finish_a_later_phase_waits_for_it() -> None:
+def test_finish_request_for_a_later_phase_waits_for_that_phase() -> None:
     world = until(World(make_job(**QUICK)), "pseudo")
     finish(world, "real")
     assert phases_to_finish(world.job.spec, world.status) == {"real"}
@@ -125,19 +125,19 @@ def test_a_request_to_finish_a_later_phase_waits_for_it() -> None:
     assert (world.status.state, world.status.served_requests) == ("Complete", ["early"])
 
 
-def test_a_request_that_came_with_the_job_asks_for_nothing() -> None:
+def test_repeat_request_in_a_new_job_counts_as_served() -> None:
     world = until(World(make_job(**QUICK, spec__requests=[ASKED])), "pseudo")
     assert world.status.execution == 1
 
 
-def test_a_phase_that_has_not_begun_is_not_trained_again() -> None:
+def test_repeat_request_for_a_pending_phase_changes_nothing() -> None:
     world = until(World(make_job(**QUICK)), "pseudo")
     again(world, "real")
     settle_without_orphans(world)
     assert world.active_jobs() == ["sim-pseudo-e1"]
 
 
-def test_a_job_that_has_ended_stays_as_it_is() -> None:
+def test_repeat_request_does_not_reopen_an_ended_job() -> None:
     world = World(make_job(**QUICK))
     world.run_fairly()
     before = world.status
@@ -157,7 +157,7 @@ def overdue_delink(**delink: Any) -> World:
     return world
 
 
-def test_a_delink_that_is_not_done_in_time_fails_the_job() -> None:
+def test_delink_timeout_fails_the_job() -> None:
     world = overdue_delink()
     failed = find(world.status, "Failed")
     assert failed
@@ -166,7 +166,7 @@ def test_a_delink_that_is_not_done_in_time_fails_the_job() -> None:
     assert world.status.transition is None
 
 
-def test_a_delink_that_is_not_done_in_time_rolls_back() -> None:
+def test_delink_timeout_rolls_back_to_an_earlier_checkpoint() -> None:
     world = overdue_delink(onTimeout="RollBack")
     pseudo, real = world.status.phases
     assert (pseudo.state, real.state, world.status.restarts) == ("Training", "Pending", 1)
@@ -180,7 +180,7 @@ def test_a_delink_that_is_not_done_in_time_rolls_back() -> None:
     assert world.status.transition is None
 
 
-def test_what_an_earlier_way_back_discarded_stays_discarded() -> None:
+def test_discards_of_an_earlier_rollback_stay_in_force() -> None:
     world = until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400, "onTimeout": "RollBack"})), "real")
     again(world, "pseudo")
     settle_without_orphans(world)
@@ -196,7 +196,7 @@ def test_what_an_earlier_way_back_discarded_stays_discarded() -> None:
     assert found == [(4, 0, True)], "it covers both"
 
 
-def test_rolling_back_is_bounded() -> None:
+def test_rollbacks_count_against_max_restarts() -> None:
     world = overdue_delink(onTimeout="RollBack")
     for _ in range(2):
         settle_without_orphans(world)
@@ -209,7 +209,7 @@ def test_rolling_back_is_bounded() -> None:
     assert "maxRestarts allows 2" in failed.message
 
 
-def test_the_clock_of_a_delink_stands_still_while_the_job_is_suspended() -> None:
+def test_delink_timeout_does_not_run_while_the_job_is_suspended() -> None:
     world = until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400})), "real-delink")
     world.set(suspend=True)
     world.settle()
@@ -223,14 +223,14 @@ def test_the_clock_of_a_delink_stands_still_while_the_job_is_suspended() -> None
     assert world.status.state == "Complete"
 
 
-def test_a_phase_that_is_still_delinked_for_is_not_trained_again() -> None:
+def test_repeat_request_during_the_delink_into_the_phase_changes_nothing() -> None:
     world = until(World(make_job(**QUICK)), "real-delink")
     again(world, "real")
     settle_without_orphans(world)
     assert world.active_jobs() == ["sim-real-delink-e1"]
 
 
-def test_the_trainer_is_told_what_counts_no_more() -> None:
+def test_discards_are_in_the_trainer_config() -> None:
     world = until(World(make_job(**QUICK)), "real")
     assert "discards" not in config(world, "sim-real-e1")
     again(world, "pseudo")

@@ -55,7 +55,7 @@ def latest(wanted: Plan) -> str | None:
     return wanted.status.checkpoint.latest if wanted.status.checkpoint else None
 
 
-def test_a_job_is_not_looked_at_before_something_changes_whether_it_runs_or_is_suspended() -> None:
+def test_unchanged_job_gets_no_pass_while_running_or_suspended() -> None:
     world = begun()
     assert world.plan().requeue_after is None
     world.set(suspend=True)
@@ -67,7 +67,7 @@ def test_a_job_is_not_looked_at_before_something_changes_whether_it_runs_or_is_s
     assert world.plan().requeue_after is None
 
 
-def test_a_job_that_has_ended_is_not_looked_at() -> None:
+def test_ended_job_gets_no_pass() -> None:
     world = World(make_job())
     world.run_fairly()
     assert (world.status.state, world.plan().requeue_after) == ("Complete", None)
@@ -80,14 +80,14 @@ def test_a_job_that_has_ended_is_not_looked_at() -> None:
         ({"spec__hang": {"startSeconds": 7}, "spec__deadlines": {"activeSeconds": 5}}, 5),
     ],
 )
-def test_a_clock_that_runs_out_wakes_the_job(limits: dict[str, Any], wait: float) -> None:
+def test_requeue_comes_when_a_clock_runs_out(limits: dict[str, Any], wait: float) -> None:
     world = begun(**limits)
     (pod,) = world.alive()
     world.report(pod, 0, "starting")
     assert world.plan().requeue_after == pytest.approx(wait)
 
 
-def test_progress_that_came_too_soon_is_written_when_it_is_due() -> None:
+def test_postponed_progress_is_written_when_due() -> None:
     world = begun(spec__hang={"stepSeconds": 1000})
     (pod,) = world.observe().pods
 
@@ -111,12 +111,12 @@ def test_progress_that_came_too_soon_is_written_when_it_is_due() -> None:
     assert (wanted.status.progress.step, wanted.requeue_after) == (2, None)
 
 
-def test_a_deadline_that_was_kept_wakes_nobody() -> None:
+def test_met_deadline_causes_no_requeue() -> None:
     world = begun(spec__deadlines={"startupSeconds": 9})
     assert world.plan().requeue_after is None
 
 
-def test_the_clock_of_a_step_starts_with_each_of_them() -> None:
+def test_step_clock_restarts_with_each_step() -> None:
     world = begun(spec__hang={"stepSeconds": 30})
     (pod,) = world.alive()
     for step in (1, 2):
@@ -129,7 +129,7 @@ def test_the_clock_of_a_step_starts_with_each_of_them() -> None:
     assert world.plan().status.execution == 2
 
 
-def test_pods_that_do_not_start_wake_the_job_at_their_deadline() -> None:
+def test_requeue_comes_at_the_startup_deadline() -> None:
     world = World(make_job(spec__deadlines={"startupSeconds": 9}))
     world.settle()
     world.control()
@@ -138,7 +138,7 @@ def test_pods_that_do_not_start_wake_the_job_at_their_deadline() -> None:
     assert world.plan().requeue_after == 7
 
 
-def test_a_pod_that_lost_its_peer_and_one_that_is_to_leave_wake_the_job_in_time() -> None:
+def test_requeue_comes_when_a_peer_lost_pod_or_a_terminating_pod_is_due() -> None:
     world = until(World(make_job()), "real")
     first, second = world.alive()
     world.finish(first, **LOST_PEER)
@@ -148,7 +148,7 @@ def test_a_pod_that_lost_its_peer_and_one_that_is_to_leave_wake_the_job_in_time(
     assert world.plan().requeue_after == 2
 
 
-def test_pods_of_an_earlier_execution_are_awaited_by_their_watch_and_garbage_by_looking() -> None:
+def test_cleanup_polls_only_for_objects_that_are_not_watched() -> None:
     world = begun(spec__restart={"backoffSeconds": 0})
     world.objects.pop(("Job", world.active_jobs()[0]))
     world.carry_out(world.plan())
@@ -158,7 +158,7 @@ def test_pods_of_an_earlier_execution_are_awaited_by_their_watch_and_garbage_by_
     assert planned(world, seen).requeue_after == UNWATCHED_SECONDS
 
 
-def test_a_suspended_job_shows_the_checkpoint_of_a_pod_that_is_gone() -> None:
+def test_suspended_job_shows_the_checkpoint_of_a_deleted_pod() -> None:
     """From the termination message that the watch reported, or from the pod's last report, whichever is newer."""
     world = begun()
     report, words = saved(world, 7), ended_pod(world, 9)
@@ -173,7 +173,7 @@ def test_a_suspended_job_shows_the_checkpoint_of_a_pod_that_is_gone() -> None:
         seen = replace(seen, status=wanted.status)
 
 
-def test_a_result_is_not_lost_with_its_pod() -> None:
+def test_result_of_a_deleted_pod_is_used() -> None:
     world = begun()
     words = ended_pod(world, 10, "Succeeded", PodPhase.SUCCEEDED)
     world.finish_all()

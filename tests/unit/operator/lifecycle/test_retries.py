@@ -64,7 +64,7 @@ def save(world: World, name: str) -> None:
 @pytest.mark.parametrize(
     ("first", "waits"), [(10, [10, 20, 40, 80, 160, 300, 300]), (0, [0, 1, 3, 7]), (600, [600, 600])]
 )
-def test_each_wait_is_longer_than_the_one_before(first: int, waits: list[int], end: Ending) -> None:
+def test_each_backoff_is_longer_than_the_previous_one(first: int, waits: list[int], end: Ending) -> None:
     world = begun(spec__restart={"maxRestarts": 999, "backoffSeconds": first})
     for seconds in waits:
         end(world)
@@ -73,7 +73,7 @@ def test_each_wait_is_longer_than_the_one_before(first: int, waits: list[int], e
         go_on(world)
 
 
-def test_whatever_ends_the_executions_in_turn() -> None:
+def test_backoff_grows_across_different_causes() -> None:
     world = begun(spec__restart={"backoffSeconds": 10, "maxRestarts": 999})
     waits = []
     for end in ENDINGS:
@@ -85,7 +85,7 @@ def test_whatever_ends_the_executions_in_turn() -> None:
 
 
 @pytest.mark.parametrize("end", ENDINGS)
-def test_after_a_new_checkpoint_the_wait_is_short_again(end: Ending) -> None:
+def test_new_checkpoint_resets_the_backoff(end: Ending) -> None:
     world = begun(spec__restart={"maxRestarts": 999, "backoffSeconds": 10})
     waits = []
     for name in ("pseudo-1", "pseudo-1", "pseudo-2", "pseudo-2"):
@@ -96,7 +96,7 @@ def test_after_a_new_checkpoint_the_wait_is_short_again(end: Ending) -> None:
     assert waits == [10, 20, 10, 20]
 
 
-def test_a_checkpoint_that_only_a_termination_message_tells_of_is_progress() -> None:
+def test_checkpoint_in_a_termination_message_resets_the_backoff() -> None:
     world = begun(spec__restart={"backoffSeconds": 10})
     preempt(world)
     go_on(world)
@@ -105,7 +105,7 @@ def test_a_checkpoint_that_only_a_termination_message_tells_of_is_progress() -> 
     assert wait_of(world) == 10
 
 
-def test_a_user_who_resumes_or_asks_again_does_not_wait_for_what_was_before() -> None:
+def test_resume_and_repeat_reset_the_backoff() -> None:
     world = begun(spec__restart={"backoffSeconds": 10})
     for _ in range(3):
         preempt(world)
@@ -126,7 +126,7 @@ def failed(world: World) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("end", [preempt, evict, delete_job])
-def test_disruptions_without_progress_have_a_bound(end: Ending) -> None:
+def test_disruptions_without_a_new_checkpoint_are_bounded(end: Ending) -> None:
     world = until(World(make_job(spec__restart={"maxDisruptions": 3})), "real")
     for _ in range(3):
         end(world)
@@ -140,7 +140,7 @@ def test_disruptions_without_progress_have_a_bound(end: Ending) -> None:
     assert f"continueFrom: sim-{UID[:8]}" in message
 
 
-def test_disruptions_with_progress_between_have_none() -> None:
+def test_disruptions_with_new_checkpoints_are_unbounded() -> None:
     world = begun(spec__restart={"maxDisruptions": 1})
     for number in range(5):
         save(world, f"pseudo-{number}")
@@ -149,7 +149,7 @@ def test_disruptions_with_progress_between_have_none() -> None:
     assert failed(world) == ("", "")
 
 
-def test_what_never_ends_by_itself_ends_by_default() -> None:
+def test_endless_disruptions_fail_the_job_by_default() -> None:
     """For instance an offload volume that fills its node: the kubelet evicts the pod wherever it runs."""
     world = begun()
     world.status = world.status.model_copy(update={"retries": Retries(restarts=999, disruptions=999)})
@@ -159,7 +159,7 @@ def test_what_never_ends_by_itself_ends_by_default() -> None:
         go_on(world)
 
 
-def test_a_node_that_evicts_again_and_again_is_avoided() -> None:
+def test_node_that_evicts_repeatedly_is_avoided() -> None:
     world = begun(spec__restart={"avoidNodesAfter": 3})
     for avoided in ([], [], ["full"]):
         assert world.status.avoided_nodes == []
@@ -180,7 +180,7 @@ def test_faults_and_evictions_of_a_node_add_up() -> None:
 
 
 @pytest.mark.parametrize("why", ["PreemptionByScheduler", "EvictionByEvictionAPI"])
-def test_a_node_is_not_to_blame_for_who_wants_it_or_drains_it(why: str) -> None:
+def test_preemption_and_draining_do_not_count_against_a_node(why: str) -> None:
     world = begun()
     for _ in range(4):
         disrupt(world, why)
@@ -188,7 +188,7 @@ def test_a_node_is_not_to_blame_for_who_wants_it_or_drains_it(why: str) -> None:
     assert world.status.avoided_nodes == []
 
 
-def test_a_status_of_an_earlier_release_has_none_of_it() -> None:
+def test_status_of_an_earlier_release_has_no_retries() -> None:
     world = begun(spec__restart={"backoffSeconds": 10})
     old = {k: v for k, v in world.status.to_dict().items() if k not in ("retries", "disruptions")}
     world.status = type(world.status).model_validate(old)

@@ -33,7 +33,7 @@ def wait_for_proxies(world: World) -> None:
 
 
 @pytest.mark.parametrize("stage", ["pseudo", "real-delink", "real"])
-def test_a_stage_is_done_when_its_trainers_are(stage: str) -> None:
+def test_stage_completes_when_its_trainers_have_ended(stage: str) -> None:
     world = meshed(stage)
     for pod in world.alive():
         world.finish(pod)
@@ -52,7 +52,7 @@ def test_a_stage_is_done_when_its_trainers_are(stage: str) -> None:
     assert (phases["real"].start_checkpoint if "delink" in stage else phases[stage].end_checkpoint) is not None
 
 
-def test_pods_that_run_on_are_ended_and_free_their_nodes() -> None:
+def test_pods_kept_by_sidecars_are_ended() -> None:
     world = meshed("pseudo")
     for pod in world.alive():
         world.finish(pod)
@@ -69,7 +69,7 @@ def test_pods_that_run_on_are_ended_and_free_their_nodes() -> None:
     assert world.active_jobs() == ["sim-real-delink-e1"]
 
 
-def test_a_job_behind_a_mesh_ends() -> None:
+def test_job_in_a_service_mesh_completes() -> None:
     world = World(make_job(**QUICK), proxies=True)
     world.run_fairly()
     assert (world.status.state, world.status.restarts, world.status.execution) == ("Complete", 0, 1)
@@ -87,7 +87,7 @@ def test_a_job_behind_a_mesh_ends() -> None:
     ],
     ids=str,
 )
-def test_a_failure_is_that_of_the_trainer(end: dict[str, Any], reason: str) -> None:
+def test_failure_of_the_trainer_counts_although_a_sidecar_runs(end: dict[str, Any], reason: str) -> None:
     world = meshed("real")
     failed, other = world.alive()
     world.finish(failed, **end)
@@ -107,7 +107,7 @@ def test_a_failure_is_that_of_the_trainer(end: dict[str, Any], reason: str) -> N
     assert world.kept_by_proxies() == []
 
 
-def test_a_failed_pod_is_read_before_the_job_controller_deletes_it() -> None:
+def test_failed_pod_with_a_sidecar_is_read_before_its_job_is_failed() -> None:
     """The kubelet reports the end of the trainer before it reports that the pod failed. The Job controller deletes
     pods that it counts as running once the Job is failed."""
     world = until(World(make_job(**QUICK)), "real")
@@ -124,7 +124,7 @@ def test_a_failed_pod_is_read_before_the_job_controller_deletes_it() -> None:
     assert (fault.reason, fault.pod) == ("OutOfMemory", failed["metadata"]["name"])
 
 
-def test_a_job_that_fails_leaves_no_proxy_behind() -> None:
+def test_failed_job_leaves_no_sidecar_running() -> None:
     world = begun(spec__restart={"maxRestarts": 0})
     world.proxies = True
     (pod,) = world.alive()
@@ -135,7 +135,7 @@ def test_a_job_that_fails_leaves_no_proxy_behind() -> None:
     assert (world.status.state, world.kept_by_proxies(), world.active_jobs()) == ("Failed", [], [])
 
 
-def test_a_worker_that_is_done_first_keeps_its_words_until_all_are() -> None:
+def test_pod_of_the_first_finished_worker_stays_until_all_are_done() -> None:
     world = meshed("real")
     first, second = world.alive()
     world.finish(first)
@@ -148,7 +148,7 @@ def test_a_worker_that_is_done_first_keeps_its_words_until_all_are() -> None:
     assert world.status.phases[1].end_checkpoint == "real-20"
 
 
-def test_a_pod_that_a_spare_one_replaced_is_ended() -> None:
+def test_replaced_pod_kept_by_a_sidecar_is_ended() -> None:
     world = meshed("real", spec__phases__1__spares=1)
     for pod in world.alive():
         world.report(pod, 1, ranks=0 if world.worker_of(pod) is None else 1)
@@ -162,7 +162,7 @@ def test_a_pod_that_a_spare_one_replaced_is_ended() -> None:
     assert lost["metadata"]["name"] not in world.pods
 
 
-def test_containers_that_end_soon_after_the_trainer_are_no_news() -> None:
+def test_sidecars_that_end_after_the_trainer_cause_no_event() -> None:
     """As native sidecars do: the pod, its log and its Job stay as they are."""
     world = meshed("pseudo")
     (pod,) = world.alive()
@@ -180,7 +180,7 @@ def test_containers_that_end_soon_after_the_trainer_are_no_news() -> None:
     assert world.status.phases[0].end_checkpoint == "pseudo-10"
 
 
-def test_a_queue_that_takes_pods_back_ends_their_proxies_itself() -> None:
+def test_preemption_of_pods_with_sidecars_counts_no_restart() -> None:
     world = meshed("real", spec__scheduling={"queue": "gpus"})
     world.hold("sim-real-e1")
     for pod in world.alive():

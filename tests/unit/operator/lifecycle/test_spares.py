@@ -80,7 +80,7 @@ def places(world: World) -> dict[int, int]:
     return {one.worker: one.pod for one in found.takeovers} if found else {}
 
 
-def test_the_job_has_pods_beside_the_workers_and_needs_only_those_to_succeed() -> None:
+def test_job_runs_spares_but_its_success_policy_counts_workers_only() -> None:
     world = with_spares(spares=2)
     spec = world.objects["Job", "sim-real-e1"]["spec"]
     assert (spec["completions"], spec["parallelism"]) == (4, 4)
@@ -91,7 +91,7 @@ def test_the_job_has_pods_beside_the_workers_and_needs_only_those_to_succeed() -
     assert "successPolicy" not in world.objects["Job", "sim-pseudo-e1"]["spec"]
 
 
-def test_what_a_status_tells_leaves_spare_pods_out() -> None:
+def test_status_replicas_and_placement_exclude_idle_spares() -> None:
     world = with_spares()
     assert (world.status.replicas.desired, world.status.replicas.ready) == (2, 2)
     assert "1 of 1 spare pods waits to take a place" in message(world, "Progressing")
@@ -100,7 +100,7 @@ def test_what_a_status_tells_leaves_spare_pods_out() -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_spare_pod_takes_the_place_of_a_disrupted_one(lost: int) -> None:
+def test_spare_replaces_disrupted_worker_within_the_same_execution(lost: int) -> None:
     world = with_spares()
     names = {name_of(pod) for pod in world.alive()}
     world.disrupt(pod_at(world, lost))
@@ -121,7 +121,7 @@ def test_a_spare_pod_takes_the_place_of_a_disrupted_one(lost: int) -> None:
     assert {node.node for node in world.status.placement.nodes} == {f"node-{1 - lost}", "node-2"}
 
 
-def test_the_phase_is_done_when_the_workers_are_whatever_the_job_says() -> None:
+def test_phase_completes_when_all_workers_succeed_even_if_the_kubernetes_job_failed() -> None:
     """The Job controller notices that an index has failed before it counts how many have succeeded."""
     world = with_spares()
     world.disrupt(pod_at(world, 0))
@@ -134,7 +134,7 @@ def test_the_phase_is_done_when_the_workers_are_whatever_the_job_says() -> None:
     assert (world.status.state, world.status.restarts) == ("Complete", 0)
 
 
-def test_every_stage_after_a_takeover_succeeds_in_the_same_execution() -> None:
+def test_stages_after_a_takeover_succeed_in_the_same_execution() -> None:
     """Delink and next phase keep the execution's number, but have their own memberships."""
     phases = good_job("sim")["spec"]["phases"]
     half = phases[1] | {"name": "half", "sharing": {"blocks": 2}, "workers": 2, "spares": 1}
@@ -166,7 +166,7 @@ def test_every_stage_after_a_takeover_succeeds_in_the_same_execution() -> None:
     assert (world.status.state, world.status.execution, world.status.restarts) == ("Complete", 1, 0)
 
 
-def test_spare_pods_that_were_not_needed_end_with_the_workers() -> None:
+def test_unused_spares_end_with_the_workers() -> None:
     world = with_spares()
     for index in (0, 1):
         world.finish(pod_at(world, index))
@@ -175,7 +175,7 @@ def test_spare_pods_that_were_not_needed_end_with_the_workers() -> None:
     assert (world.status.state, world.alive()) == ("Complete", [])
 
 
-def test_a_spare_pod_that_is_lost_disturbs_nothing() -> None:
+def test_losing_an_idle_spare_does_not_interrupt_training() -> None:
     world = with_spares()
     world.disrupt(pod_at(world, 2))
     world.settle()
@@ -188,7 +188,7 @@ def test_a_spare_pod_that_is_lost_disturbs_nothing() -> None:
     assert (world.status.state, world.status.restarts) == ("Complete", 0)
 
 
-def test_a_pod_that_was_deleted_has_a_successor_as_soon_as_another_one_waits() -> None:
+def test_spare_replaces_a_deleted_worker_once_a_peer_waits() -> None:
     world = with_spares()
     world.vanish(pod_at(world, 1))
     world.settle()
@@ -200,7 +200,7 @@ def test_a_pod_that_was_deleted_has_a_successor_as_soon_as_another_one_waits() -
     assert world.status.spares.message.startswith("The pod of worker 1 of sim-real-")
 
 
-def test_a_pod_on_a_lost_node_is_left_there() -> None:
+def test_spare_replaces_a_worker_that_is_stuck_on_an_unreachable_node() -> None:
     """The stuck pod's ranks may still run, so no peer reports a lost connection."""
     world = with_spares()
     world.lose(pod_at(world, 0))
@@ -216,7 +216,7 @@ def test_a_pod_on_a_lost_node_is_left_there() -> None:
     assert (world.status.execution, world.status.state) == (1, "Training")
 
 
-def test_no_spare_pod_takes_a_place_that_an_execution_without_memory_left() -> None:
+def test_out_of_memory_starts_a_new_execution_instead_of_using_a_spare() -> None:
     world = with_spares()
     world.finish(pod_at(world, 1), "OutOfMemory")
     waits(world, 0)
@@ -226,7 +226,7 @@ def test_no_spare_pod_takes_a_place_that_an_execution_without_memory_left() -> N
     assert (membership(world), world.status.execution, world.status.restarts) == (None, 2, 1)
 
 
-def test_a_fault_counts_as_without_spare_pods() -> None:
+def test_worker_fault_counts_as_one_restart_when_a_spare_takes_over() -> None:
     world = with_spares()
     world.finish(pod_at(world, 1), "Failed")
     waits(world, 0)
@@ -238,7 +238,7 @@ def test_a_fault_counts_as_without_spare_pods() -> None:
     assert (world.status.execution, world.status.restarts) == (1, 1), "pods that say so again are not counted"
 
 
-def test_what_no_restart_is_left_for_fails_as_without_spare_pods() -> None:
+def test_job_fails_when_takeovers_have_used_up_max_restarts() -> None:
     world = with_spares(spec__restart={"maxRestarts": 1, "inPlace": 1})
     world.finish(pod_at(world, 1), "Failed")
     waits(world, 0)
@@ -252,7 +252,7 @@ def test_what_no_restart_is_left_for_fails_as_without_spare_pods() -> None:
     assert world.status.state == "Failed"
 
 
-def test_where_nobody_waits_new_pods_are_made() -> None:
+def test_new_execution_starts_if_no_surviving_worker_waits_for_a_takeover() -> None:
     world = with_spares()
     world.finish(pod_at(world, 1), "Failed")
     world.settle()
@@ -265,7 +265,7 @@ def test_where_nobody_waits_new_pods_are_made() -> None:
     assert (membership(world), world.status.execution, world.status.restarts) == (None, 2, 1)
 
 
-def test_pods_that_all_ended_do_not_wait_for_a_spare_one() -> None:
+def test_new_execution_starts_if_all_workers_have_ended() -> None:
     world = with_spares()
     for index in (0, 1):
         world.finish(pod_at(world, index), "Yielded")
@@ -275,7 +275,7 @@ def test_pods_that_all_ended_do_not_wait_for_a_spare_one() -> None:
     assert (world.status.execution, world.status.restarts, membership(world)) == (2, 0, None)
 
 
-def test_a_second_loss_takes_the_next_spare_pod_or_new_pods() -> None:
+def test_second_lost_worker_uses_the_next_spare_or_a_new_execution() -> None:
     world = with_spares(spares=2)
     world.disrupt(pod_at(world, 1))
     waits(world, 0)
@@ -299,7 +299,7 @@ def test_a_second_loss_takes_the_next_spare_pod_or_new_pods() -> None:
     assert world.status.execution == 2, "no spare pod is left"
 
 
-def test_a_silent_spare_pod_takes_no_place() -> None:
+def test_silent_spare_does_not_take_over() -> None:
     world = with_spares()
     world.tick(25)
     for index in (0, 1):
@@ -312,7 +312,7 @@ def test_a_silent_spare_pod_takes_no_place() -> None:
     assert (membership(world), world.status.execution) == (None, 2)
 
 
-def test_own_restarts_after_a_place_was_taken_count_from_there() -> None:
+def test_restarts_in_place_after_a_takeover_count_from_its_number() -> None:
     world = with_spares(spec__restart={"maxRestarts": 5, "inPlace": 2})
     world.disrupt(pod_at(world, 1))
     waits(world, 0)
@@ -327,7 +327,7 @@ def test_own_restarts_after_a_place_was_taken_count_from_there() -> None:
     assert world.status.restarts == 1
 
 
-def test_a_gang_has_room_for_spare_pods() -> None:
+def test_gang_includes_the_spares() -> None:
     """With room for fewer pods, spare pods might get the nodes of workers."""
     world = with_spares(spec__scheduling={"gang": {"policy": "SchedulerPlugins"}})
     sizes = [body["spec"]["minMember"] for (kind, name), body in world.objects.items() if kind == "PodGroup"]
@@ -342,7 +342,7 @@ def _is_off(world: World, index: int) -> None:
     world.settle()
 
 
-def test_a_spare_pod_that_cannot_be_ended_holds_no_failed_execution_up() -> None:
+def test_stuck_spare_does_not_delay_the_end_of_a_failed_execution() -> None:
     world = with_spares()
     _is_off(world, 2)
     assert world.status.execution == 1, "the workers train on"
@@ -358,7 +358,7 @@ def test_a_spare_pod_that_cannot_be_ended_holds_no_failed_execution_up() -> None
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_a_pod_that_cannot_be_ended_and_is_no_worker_holds_no_phase_up(lost: int) -> None:
+def test_stuck_pod_that_is_not_a_worker_does_not_delay_the_end_of_a_phase(lost: int) -> None:
     world = with_spares()
     _is_off(world, lost)
     if lost == 0:
@@ -371,7 +371,7 @@ def test_a_pod_that_cannot_be_ended_and_is_no_worker_holds_no_phase_up(lost: int
     assert world.status.state == "Complete"
 
 
-def test_the_operator_looks_again_when_a_spare_pod_is_known_to_be_stuck() -> None:
+def test_requeue_comes_when_a_spare_counts_as_stuck() -> None:
     world = with_spares()
     for index in (0, 1):
         world.finish(pod_at(world, index), "Failed", peer_lost=index == 1)
@@ -386,7 +386,7 @@ def test_the_operator_looks_again_when_a_spare_pod_is_known_to_be_stuck() -> Non
     assert (world.status.execution, world.status.restarts) == (2, 1)
 
 
-def test_the_next_stage_waits_for_a_spare_pod_until_it_is_known_to_be_stuck() -> None:
+def test_next_stage_waits_for_a_terminating_spare_until_it_counts_as_stuck() -> None:
     world = begun(spec__phases__0__workers=2, spec__phases__0__spares=1)
     workers, spare = world.alive()[:2], world.alive()[2]
     world.lose(spare)
@@ -404,7 +404,7 @@ def test_the_next_stage_waits_for_a_spare_pod_until_it_is_known_to_be_stuck() ->
 
 
 @pytest.mark.parametrize("other", ["Succeeded", "gone"])
-def test_spare_pods_do_not_wait_alone_when_a_worker_is_gone_without_a_word(other: str) -> None:
+def test_new_execution_starts_when_only_spares_are_left(other: str) -> None:
     world = with_spares()
     world.vanish(pod_at(world, 0))
     world.finish(pod_at(world, 1)) if other == "Succeeded" else world.vanish(pod_at(world, 1))
@@ -415,7 +415,7 @@ def test_spare_pods_do_not_wait_alone_when_a_worker_is_gone_without_a_word(other
 
 
 @pytest.mark.parametrize("phase", ["pseudo", "real"])
-def test_a_job_whose_workers_are_done_is_left_to_end(phase: str) -> None:
+def test_job_whose_workers_succeeded_is_not_deleted(phase: str) -> None:
     """The job's result is in its pods until the status has it."""
     world = begun(spec__phases__0__workers=2, spec__phases__0__spares=1) if phase == "pseudo" else with_spares()
     for pod in [pod for pod in world.alive() if index_of(pod) < 2]:

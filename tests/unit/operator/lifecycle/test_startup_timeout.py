@@ -42,7 +42,7 @@ def let_go(world: World) -> None:
     world.settle()
 
 
-def test_a_job_that_is_half_placed_lets_go_and_tries_again() -> None:
+def test_half_placed_job_releases_its_pods_and_retries() -> None:
     world = half_placed()
     world.tick(59)
     world.settle()
@@ -59,7 +59,7 @@ def test_a_job_that_is_half_placed_lets_go_and_tries_again() -> None:
     assert (world.active_jobs(), world.status.state) == (["sim-real-e2"], "Training")
 
 
-def test_each_wait_is_longer_until_a_checkpoint_is_made() -> None:
+def test_startup_timeouts_back_off_until_a_new_checkpoint() -> None:
     world, waits = half_placed(), []
     for _ in range(7):
         waits.append(time_out(world))
@@ -73,7 +73,7 @@ def test_each_wait_is_longer_until_a_checkpoint_is_made() -> None:
     assert world.status.retries.disruptions == 7
 
 
-def test_two_jobs_that_keep_each_other_from_running_do_not_come_back_together() -> None:
+def test_retries_of_two_competing_jobs_have_different_jitter() -> None:
     def waits(uid: str) -> list[float]:
         world, found = half_placed(), []
         world.job = world.job.model_copy(update={"metadata": world.job.metadata.model_copy(update={"uid": uid})})
@@ -92,14 +92,14 @@ def test_two_jobs_that_keep_each_other_from_running_do_not_come_back_together() 
     assert len(spread) > 1
 
 
-def test_the_job_fails_where_it_is_asked_to() -> None:
+def test_startup_timeout_fails_the_job_if_on_startup_timeout_is_fail() -> None:
     world = half_placed(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     world.tick(60)
     world.settle()
     assert claims(world)["Failed"] == ("True", "StartupDeadlineExceeded")
 
 
-def test_a_job_that_gets_nothing_for_too_often_fails_in_the_end() -> None:
+def test_startup_timeouts_are_bounded_by_max_disruptions() -> None:
     world = half_placed(spec__restart={"maxDisruptions": 2})
     for _ in range(3):
         world.tick(60)
@@ -113,7 +113,7 @@ def test_a_job_that_gets_nothing_for_too_often_fails_in_the_end() -> None:
     assert claims(world)["Failed"] == ("True", "RestartsExhausted")
 
 
-def test_without_a_wish_pods_that_wait_are_let_go_after_an_hour() -> None:
+def test_default_startup_timeout_is_one_hour() -> None:
     """One image that cannot be pulled would hold all other nodes forever."""
     world = half_placed(spec__deadlines={})
     world.tick(3599)
@@ -126,7 +126,7 @@ def test_without_a_wish_pods_that_wait_are_let_go_after_an_hour() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"spec__deadlines": {"startupSeconds": 2**31}}, DEADLINE], ids=str)
-def test_with_much_time_and_with_all_pods_nothing_is_let_go(changes: dict[str, Any]) -> None:
+def test_job_with_all_pods_or_a_long_limit_keeps_its_pods(changes: dict[str, Any]) -> None:
     world = half_placed(**changes)
     if changes == DEADLINE:
         world.start_pods()

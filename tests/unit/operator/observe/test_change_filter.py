@@ -49,7 +49,7 @@ def condition(kind: str) -> list[Json]:
         ("Job", {"conditions": condition("Suspended")}, ROUTINE_SECONDS),
     ],
 )
-def test_what_ends_something_is_looked_at_soon(kind: str, status: Json, after: float) -> None:
+def test_ends_of_children_get_a_short_delay(kind: str, status: Json, after: float) -> None:
     assert ChangeFilter().delay(kind, "MODIFIED", body(**status)) == after
 
 
@@ -60,7 +60,7 @@ def test_what_ends_something_is_looked_at_soon(kind: str, status: Json, after: f
         ("Pod", body(phase="Running"), body({"finalizers": [], "annotations": {"seen": "yes"}}, phase="Running")),
     ],
 )
-def test_what_no_pass_reads_is_no_news(kind: str, before: Json, later: Json) -> None:
+def test_changes_that_no_pass_reads_are_filtered(kind: str, before: Json, later: Json) -> None:
     changes = ChangeFilter()
     assert changes.delay(kind, "ADDED", before) is not None
     assert changes.delay(kind, "MODIFIED", later) is None
@@ -78,14 +78,14 @@ def test_what_no_pass_reads_is_no_news(kind: str, before: Json, later: Json) -> 
         body(phase="Failed"),
     ],
 )
-def test_what_a_pass_reads_is_news_each_time_it_changes(change: Json) -> None:
+def test_each_change_that_a_pass_reads_needs_a_pass(change: Json) -> None:
     changes, first = ChangeFilter(), body(phase="Running")
     assert [changes.delay("Pod", "MODIFIED", one) is not None for one in (first, change, change, first)] == [
         *(True, True, False, True)
     ]
 
 
-def test_a_child_that_goes_or_that_cannot_be_read_is_always_news() -> None:
+def test_deleted_or_unreadable_child_always_needs_a_pass() -> None:
     changes, wrong = ChangeFilter(), body({"labels": {}}, phase="Running")
     assert [changes.delay("Pod", "MODIFIED", wrong) for _ in range(2)] == [SOON_SECONDS] * 2
     assert changes.delay("Pod", "ADDED", body(phase="Pending")) is not None
@@ -93,7 +93,7 @@ def test_a_child_that_goes_or_that_cannot_be_read_is_always_news() -> None:
     assert changes._hashes == {}, "nothing is kept of what is gone"
 
 
-def test_all_is_news_again_when_changes_were_missed() -> None:
+def test_forget_all_lets_every_event_through() -> None:
     changes = ChangeFilter()
     changes.delay("Pod", "ADDED", body(phase="Running"))
     changes.forget_all()

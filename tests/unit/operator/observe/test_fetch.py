@@ -64,18 +64,18 @@ def labelled(name: str, **labels: str) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": named, "ownerReferences": owners}}
 
 
-async def test_a_claim_that_somebody_made_is_used_as_it_is() -> None:
+async def test_existing_claim_is_used() -> None:
     found = await seen(Server(claim={"metadata": {"name": "sim-checkpoints"}}))
     assert ("PersistentVolumeClaim", "sim-checkpoints") in found.existing
     assert found.objects_of_deleted_job == ()
 
 
-async def test_the_claim_of_a_deleted_job_is_waited_for() -> None:
+async def test_claim_of_a_deleted_job_is_reported() -> None:
     found = await seen(Server(claim=labelled("sim-checkpoints", **{"job-uid": "another"})))
     assert (found.existing, found.objects_of_deleted_job) == (frozenset(), ("sim-checkpoints",))
 
 
-async def test_what_somebody_else_labelled_is_no_child() -> None:
+async def test_labelled_object_of_others_is_no_child() -> None:
     execution = {"phase": "real", "stage": "train", "execution": "1"}
     own, old = labelled("own", **{"job-uid": UID}, **execution), labelled("old", **{"job-uid": "another"}, **execution)
     found = await seen(Server(Job=[own, old, labelled("evaluation", **{"job-name": "sim"})]))
@@ -83,14 +83,14 @@ async def test_what_somebody_else_labelled_is_no_child() -> None:
     assert (found.existing, found.objects_of_deleted_job) == (frozenset({("Job", "own")}), ("old",))
 
 
-async def test_a_look_at_a_running_job_takes_two_requests() -> None:
+async def test_observing_a_running_job_takes_two_requests() -> None:
     server = Server(Job=[child_job("sim-pseudo-e1", 1)])
     found = await seen(server)
     assert server.asked == ["Job pseudoreal.dev/job-name=sim", "Pod pseudoreal.dev/job-name=sim"]
     assert ("PersistentVolumeClaim", "sim-checkpoints") in found.existing, "it was made before the Job"
 
 
-async def test_pods_of_executions_that_are_over_are_not_read_again() -> None:
+async def test_pods_of_ended_executions_are_not_listed() -> None:
     over = child_job("sim-pseudo-e1", 1, conditions=ENDED)
     ending = [child_job("sim-pseudo-e2", 2, conditions=ENDED, terminating=1), child_job("sim-pseudo-e3", 3, active=2)]
     present = child_job("sim-pseudo-e4", 4, conditions=ENDED)
@@ -100,7 +100,7 @@ async def test_pods_of_executions_that_are_over_are_not_read_again() -> None:
     assert server.asked[1] == f"Pod {selector}"
 
 
-async def test_an_object_of_others_that_cannot_be_read_is_left_out() -> None:
+async def test_unreadable_object_of_others_is_ignored() -> None:
     server = Server()
     foreign = labelled("theirs", **{"job-uid": UID})
     del foreign["metadata"]["ownerReferences"]
@@ -109,7 +109,7 @@ async def test_an_object_of_others_that_cannot_be_read_is_left_out() -> None:
     assert (found.jobs, found.pods, found.objects_of_deleted_job) == ((), (), ())
 
 
-async def test_without_a_child_of_its_own_that_cannot_be_read_a_job_is_left_alone() -> None:
+async def test_unreadable_child_of_the_job_raises() -> None:
     server = Server()
     server.unreadable = [child_job("sim-pseudo-e1", 1)]
     with pytest.raises(Unreadable, match="sim-pseudo-e1, which belongs to it, cannot be read: it is deep"):

@@ -52,7 +52,7 @@ def report_store() -> ReportStore:
     return report_store
 
 
-def test_the_first_report_of_a_pod_that_starts() -> None:
+def test_first_report_of_a_starting_pod_is_stored() -> None:
     last_report = told(at(0, "starting"))
     assert (last_report.first, last_report.last, last_report.training_since, last_report.progressed) == (
         NOON,
@@ -62,7 +62,7 @@ def test_the_first_report_of_a_pod_that_starts() -> None:
     )
 
 
-def test_a_pod_has_begun_when_one_of_its_ranks_is_at_work() -> None:
+def test_pod_trains_when_one_of_its_ranks_works() -> None:
     ranks = [RankReport(rank=rank, activity="starting", seconds=0, step=0) for rank in (0, 1)]
     half = PodReport(ranks=[ranks[0], ranks[1].model_copy(update={"activity": "computing"})])
     last_report = told(PodReport(ranks=ranks), half, at(1))
@@ -73,7 +73,7 @@ def test_a_pod_has_begun_when_one_of_its_ranks_is_at_work() -> None:
 IN_PLACE = InPlace(restarts=1, peer_lost=False, message="killed")
 
 
-def test_what_ranks_did_before_they_were_restarted_in_place_is_forgotten() -> None:
+def test_restart_in_place_resets_the_state_of_a_pod() -> None:
     last_report = told(at(4), at(5), PodReport(in_place=IN_PLACE), at(0, "starting", in_place=IN_PLACE))
     assert (last_report.first, last_report.training_since, last_report.progressed) == (after(2), None, None)
     assert last_report.restarted == IN_PLACE
@@ -81,7 +81,7 @@ def test_what_ranks_did_before_they_were_restarted_in_place_is_forgotten() -> No
     assert (again.training_since, again.progressed) == (after(1), after(2))
 
 
-def test_a_pod_hears_how_often_another_one_has_restarted_its_ranks(report_store: ReportStore) -> None:
+def test_answer_has_the_restarts_in_place_of_other_pods(report_store: ReportStore) -> None:
     other = ReportingPod(JOB, EXECUTION, 1, "other")
     later = ReportingPod(JOB, EXECUTION._replace(number=2), 1, "later")
     report_store.store(REPORTER, at(5), NOON)
@@ -92,7 +92,7 @@ def test_a_pod_hears_how_often_another_one_has_restarted_its_ranks(report_store:
     assert report_store.restarts_in_place(REPORTER, after(21)) == 0, "a queue may have taken that pod back"
 
 
-def test_a_restart_in_place_wakes_the_job_soon() -> None:
+def test_restart_in_place_requeues_the_job_soon() -> None:
     woken: list[float] = []
     report_store = ReportStore()
     report_store.follow(JOB, frozenset(), woken.append)
@@ -102,12 +102,12 @@ def test_a_restart_in_place_wakes_the_job_soon() -> None:
         assert woken == [SOON_SECONDS]
 
 
-def test_ranks_that_wait_for_each_other_before_the_first_step_have_not_begun() -> None:
+def test_ranks_that_wait_before_the_first_step_do_not_train() -> None:
     assert told(at(100, "starting"), at(100, "waiting"), at(100, "starting")).training_since is None
     assert told(at(100, "starting"), at(101, "waiting")).training_since == after(1)
 
 
-def test_an_operator_that_comes_later_sees_that_steps_were_made() -> None:
+def test_new_operator_sees_earlier_steps_in_a_report() -> None:
     sign = RankReport(rank=0, activity="waiting", seconds=0, step=7, busy_seconds=0.5)
     assert told(PodReport(ranks=[sign])).training_since == NOON
 
@@ -117,12 +117,12 @@ def test_a_save_counts_as_progress_while_it_goes_on() -> None:
     assert last_report.progressed == after(2)
 
 
-def test_steps_that_a_pod_resumes_at_are_no_steps_that_it_made() -> None:
+def test_step_of_a_resumed_checkpoint_is_no_progress() -> None:
     last_report = told(at(100, "starting"), at(100))
     assert (last_report.training_since, last_report.progressed) == (after(1), None)
 
 
-def test_the_newest_step_is_remembered_by_its_moment() -> None:
+def test_time_of_the_newest_step_is_kept() -> None:
     last_report = told(at(1), at(2), at(2), at(2))
     assert (last_report.progressed, last_report.last) == (after(1), after(3))
 
@@ -132,7 +132,7 @@ def test_a_pod_without_ranks_makes_no_steps() -> None:
     assert (last_report.training_since, last_report.progressed) == (None, None)
 
 
-def test_what_a_report_does_not_repeat_stays_known() -> None:
+def test_progress_and_checkpoint_stay_if_a_report_omits_them() -> None:
     last_report = told(at(4, progress=progress(4), checkpoint=SAVED), at(5))
     assert last_report.report.ranks[0].step == 5
     assert last_report.report.progress == progress(4)
@@ -152,7 +152,7 @@ def test_each_pod_and_each_execution_has_its_own_entry(report_store: ReportStore
     ]
 
 
-def test_the_next_pod_of_an_execution_begins_anew(report_store: ReportStore) -> None:
+def test_next_pod_of_a_worker_starts_with_no_state(report_store: ReportStore) -> None:
     """A queue took the first pod back, and has admitted the job again since."""
     report_store.store(REPORTER, at(7), NOON)
     report_store.set_rank_zero_pod(JOB, REPORTER, NOON)
@@ -169,13 +169,13 @@ def test_the_next_pod_of_an_execution_begins_anew(report_store: ReportStore) -> 
     assert report_store.most_silent(after(9021)) == later
 
 
-def test_executions_that_are_not_asked_for_are_forgotten(report_store: ReportStore) -> None:
+def test_reports_of_other_executions_are_forgotten(report_store: ReportStore) -> None:
     report_store.store(REPORTER, at(1), NOON)
     assert report_store.of_job(JOB, set()) == ()
     assert report_store.of_job(JOB, {EXECUTION}) == ()
 
 
-def test_a_job_that_is_not_followed_is_not_heard() -> None:
+def test_report_of_an_unfollowed_job_is_rejected() -> None:
     report_store = ReportStore()
     assert not report_store.store(REPORTER, at(1), NOON)
     report_store.read_log(REPORTER, progress(1), NOON)
@@ -183,7 +183,7 @@ def test_a_job_that_is_not_followed_is_not_heard() -> None:
     assert report_store.of_job(JOB, {EXECUTION}) == ()
 
 
-def test_pods_that_outlive_their_job_leave_nothing_behind(report_store: ReportStore) -> None:
+def test_pods_of_a_forgotten_job_store_nothing(report_store: ReportStore) -> None:
     report_store.store(REPORTER, at(1), NOON)
     report_store.forget(JOB)
     report_store.store(REPORTER, at(2), NOON)
@@ -199,7 +199,7 @@ def test_a_pod_in_another_namespace_does_not_report_for_the_job(report_store: Re
     assert not report_store.answer(stranger, NOON).finish_phase
 
 
-def test_a_log_counts_where_it_is_ahead_of_the_reports(report_store: ReportStore) -> None:
+def test_log_counts_if_it_is_ahead_of_the_reports(report_store: ReportStore) -> None:
     report_store.read_log(REPORTER, progress(3), NOON)
     report_store.read_log(REPORTER, progress(3), after(9))
     (last_report,) = report_store.of_job(JOB, {EXECUTION})
@@ -212,7 +212,7 @@ def test_a_log_counts_where_it_is_ahead_of_the_reports(report_store: ReportStore
     assert (last_report.progressed, last_report.report.progress) == (after(30), progress(8))
 
 
-def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_request(report_store: ReportStore) -> None:
+def test_finish_request_is_for_one_phase_and_ends_when_served(report_store: ReportStore) -> None:
     real = replace(REPORTER, execution=Execution("real", StageKind.TRAIN, 1))
     assert not report_store.answer(REPORTER, NOON).finish_phase
     report_store.follow(JOB, frozenset({"pseudo"}))
@@ -234,11 +234,11 @@ def looks(report_store: ReportStore, seconds: range) -> list[int]:
     return [second for second in seconds if report_store.most_silent(after(second)) == REPORTER]
 
 
-def test_the_log_of_a_pod_that_stays_silent_is_looked_at_ever_more_rarely() -> None:
+def test_log_of_a_silent_pod_is_read_less_and_less_often() -> None:
     assert looks(listening(), range(0, 2000)) == [21, 81, 162, 324, 648, 1296]
 
 
-def test_no_log_is_read_of_a_pod_that_reports() -> None:
+def test_log_of_a_reporting_pod_is_not_read() -> None:
     report_store = listening()
     for second in range(0, 600, 10):
         report_store.store(REPORTER, at(1), after(second))
@@ -246,7 +246,7 @@ def test_no_log_is_read_of_a_pod_that_reports() -> None:
     assert looks(report_store, range(600, 800)) == [611, 671, 752], "until it falls silent"
 
 
-def test_a_log_that_tells_of_steps_is_looked_at_every_minute() -> None:
+def test_log_with_new_steps_is_read_every_minute() -> None:
     report_store, found = listening(), []
     for second in range(300):
         if report_store.most_silent(after(second)):
@@ -255,7 +255,7 @@ def test_a_log_that_tells_of_steps_is_looked_at_every_minute() -> None:
     assert found == [21, 81, 141, 201, 261]
 
 
-def test_nobody_is_listened_to_where_no_pod_runs_and_each_execution_has_its_own_silence() -> None:
+def test_silence_is_measured_per_execution_while_its_pod_runs() -> None:
     report_store = listening()
     report_store.set_rank_zero_pod(JOB, None, after(1))
     assert looks(report_store, range(100)) == []
@@ -269,7 +269,7 @@ def test_nobody_is_listened_to_where_no_pod_runs_and_each_execution_has_its_own_
     assert report_store.most_silent(after(900)) is None
 
 
-def test_one_pod_at_a_time_the_longest_unread_first() -> None:
+def test_longest_unread_log_is_read_first() -> None:
     report_store = ReportStore()
     for number in range(3):
         job = ("default", str(number))
@@ -279,7 +279,7 @@ def test_one_pod_at_a_time_the_longest_unread_first() -> None:
     assert [silent.pod if silent else None for silent in read] == ["pod-2", "pod-1", "pod-0", None]
 
 
-def test_thousands_of_jobs_together_are_not_woken_more_often_for_progress() -> None:
+def test_progress_requeues_are_rate_limited_over_all_jobs() -> None:
     report_store, woken = ReportStore(), list[float]()
     for number in range(1000):
         report_store.follow(("default", str(number)), frozenset(), woken.append)
@@ -302,7 +302,7 @@ def test_thousands_of_jobs_together_are_not_woken_more_often_for_progress() -> N
         ([at(1), at(1, "ended"), at(1, "ended")], [SOON_SECONDS] * 2),
     ],
 )
-def test_a_job_is_woken_by_what_is_new(reports: list[PodReport], wakes: list[float]) -> None:
+def test_job_is_requeued_for_changes_in_reports(reports: list[PodReport], wakes: list[float]) -> None:
     report_store, woken = ReportStore(), list[float]()
     report_store.follow(JOB, frozenset(), woken.append)
     for report in reports:

@@ -43,7 +43,7 @@ def end_of(pod: Pod) -> float:
 
 
 @pytest.mark.parametrize(("told", "expected"), [(5, 5), (HOUR, 7), (-HOUR, 2), (7, 7), (2, 2)])
-def test_a_pod_ended_between_two_looks(told: float, expected: float) -> None:
+def test_end_of_a_pod_lies_between_two_passes(told: float, expected: float) -> None:
     sightings = Sightings()
     look(sightings, RUNS, 0)
     look(sightings, RUNS, 2)
@@ -52,7 +52,7 @@ def test_a_pod_ended_between_two_looks(told: float, expected: float) -> None:
 
 
 @pytest.mark.parametrize(("told", "expected"), [(-300, -300), (HOUR, 7), (-HOUR, -600)])
-def test_without_a_look_at_it_alive_it_did_not_end_before_it_was_asked_for(told: float, expected: float) -> None:
+def test_end_of_a_pod_is_not_before_its_request(told: float, expected: float) -> None:
     """As after a start of the operator: reported times before the first pass are believed."""
     assert end_of(look(Sightings(), ended(told), 7)) == expected
     other = STATUS.model_copy(update={"execution": 2})
@@ -60,7 +60,7 @@ def test_without_a_look_at_it_alive_it_did_not_end_before_it_was_asked_for(told:
 
 
 @pytest.mark.parametrize(("told", "expected"), [(125, 125), (125 + HOUR, 127), (125 - HOUR, 122)])
-def test_a_grace_period_began_between_two_looks(told: float, expected: float) -> None:
+def test_start_of_a_grace_period_lies_between_two_passes(told: float, expected: float) -> None:
     sightings = Sightings()
     look(sightings, RUNS, 2)
     bounded = look(sightings, leaving(told, 120), 7)
@@ -68,7 +68,7 @@ def test_a_grace_period_began_between_two_looks(told: float, expected: float) ->
     assert look(sightings, leaving(told, 120), 60).deletion_deadline == bounded.deletion_deadline
 
 
-def test_a_grace_period_that_is_made_shorter_begins_anew() -> None:
+def test_shortened_grace_period_is_bounded_again() -> None:
     """Kubernetes counts the new period from the first request, which may be long ago."""
     sightings = Sightings()
     look(sightings, RUNS, 0)
@@ -77,14 +77,14 @@ def test_a_grace_period_that_is_made_shorter_begins_anew() -> None:
     assert look(sightings, leaving(5, 5), 61).deletion_deadline == clock.to_text(after(65))
 
 
-def test_where_no_end_is_told_the_first_look_is_it() -> None:
+def test_unreported_end_is_the_first_pass_that_saw_it() -> None:
     sightings, rejected = Sightings(), replace(RUNS, phase=PodPhase.FAILED)
     assert look(sightings, rejected, 3).ended == clock.to_text(after(3))
     assert look(sightings, rejected, 30).ended == clock.to_text(after(3))
 
 
 @pytest.mark.parametrize(("told", "expected"), [(5, 5), (HOUR, 7), (-HOUR, 2)])
-def test_moments_of_jobs(told: float, expected: float) -> None:
+def test_times_of_jobs_are_bounded(told: float, expected: float) -> None:
     sightings, job = Sightings(), ChildJob("j", EXECUTION, JobState.ACTIVE)
     sightings.with_bounded_times(JOB, STATUS, [job], [], after(2))
     text = clock.to_text(after(told))
@@ -98,7 +98,7 @@ def test_moments_of_jobs(told: float, expected: float) -> None:
     } == {clock.to_text(after(expected))}
 
 
-def test_who_is_gone_is_forgotten() -> None:
+def test_deleted_children_are_forgotten() -> None:
     sightings = Sightings()
     look(sightings, RUNS, 0)
     sightings.with_bounded_times(JOB, STATUS, [], [], after(1))

@@ -29,10 +29,10 @@ def reason_of(said: str) -> str:
         ("🏖️", "Other"),
     ],
 )
-def test_a_reason_is_one_word(said: str, word: str) -> None:
+def test_reason_is_reduced_to_one_word(said: str, word: str) -> None:
     assert reason_of(said) == word
 
 
 @given(st.text(max_size=300))
-def test_every_reason_is_one_that_the_api_server_takes(said: str) -> None:
+def test_every_reason_is_valid_for_the_api_server(said: str) -> None:
     assert REASON.fullmatch(reason_of(said))

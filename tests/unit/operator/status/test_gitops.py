@@ -42,14 +42,14 @@ def flux(status: Json) -> tuple[bool, bool]:
     return cel.evaluate(checks["current"], context), cel.evaluate(checks["failed"], context)
 
 
-def test_a_job_that_nobody_has_seen_progresses() -> None:
+def test_job_without_status_is_progressing() -> None:
     unseen: list[Json | None] = [None, {}, {"conditions": []}]
     for status in unseen:
         assert health(status) == ("Progressing", "The operator has not seen this version of the job yet.")
     assert flux({}) == (False, False)
 
 
-def test_a_job_that_trains_progresses_and_says_how() -> None:
+def test_training_job_is_progressing_and_says_how() -> None:
     world = begun()
     assert of(world) == ("Progressing", message(world, "Progressing"))
     assert of(world, generation=2)[1] == "The operator has not seen this version of the job yet."
@@ -72,20 +72,20 @@ def test_a_job_that_failed_is_degraded() -> None:
     assert flux(world.status.to_dict()) == (False, True)
 
 
-def test_a_job_that_was_refused_is_degraded() -> None:
+def test_rejected_job_is_degraded() -> None:
     world = World(make_job())
     world.plan()
     world.carry_out(plan_rejected(world.observe(), "no such image", world.now))
     assert of(world) == ("Degraded", message(world, "Failed"))
 
 
-def test_a_job_that_is_suspended_is() -> None:
+def test_suspended_job_is_suspended() -> None:
     world = World(make_job(spec__suspend=True))
     world.settle()
     assert of(world) == ("Suspended", message(world, "Suspended"))
 
 
-def test_a_job_that_somebody_must_mend_is_degraded() -> None:
+def test_job_that_needs_a_user_is_degraded() -> None:
     world = until(World(make_job()), "real")
     world.carry_out(plan_blocked(world.observe(), "exceeded quota", world.now))
     assert of(world) == ("Degraded", message(world, "Progressing"))
@@ -95,6 +95,6 @@ def test_a_job_that_somebody_must_mend_is_degraded() -> None:
 
 
 @pytest.mark.parametrize("reason", ["Queued", "Unschedulable", "Starting"])
-def test_a_job_that_waits_progresses(reason: str) -> None:
+def test_waiting_job_is_progressing(reason: str) -> None:
     waits = {"type": "Progressing", "status": "False", "reason": reason, "message": "It waits."}
     assert health({"observedGeneration": 1, "conditions": [waits]}) == ("Progressing", "It waits.")
