@@ -1,4 +1,5 @@
-"""Classification of a failed execution by ordered rules: the job's own, then the built-in ones. Pure."""
+"""Classification of a failed execution by ordered rules: the job's own, then the built-in ones; and the limit
+on restarts in place, which pods make without asking the operator. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,18 +94,18 @@ def _verdict_on_lost_peer(missing: MissingPods, job_name: str, witness: Pod) -> 
     """Return the verdict when every pod that ended blames a lost peer and none reports a cause of its own."""
     said = f"{_pod_title(witness)} lost its connection to it"
     if missing.stuck:
-        lost = f"{_pod_title(missing.stuck)} does not answer, as on a node that is off; {said}."
-        return Verdict("RestartIgnoringLimit", "NodeLost", lost, missing.stuck)
+        text = f"{_pod_title(missing.stuck)} does not answer, as on a node that is off; {said}."
+        return Verdict("RestartIgnoringLimit", "NodeLost", text, missing.stuck)
     if missing.workers:
         numbers = ", ".join(map(str, missing.workers))
-        gone = f"The pod of worker {numbers} of {job_name} is gone without a word, as one that was deleted; {said}."
-        return Verdict("RestartIgnoringLimit", "PodsDeleted", gone)
+        text = f"The pod of worker {numbers} of {job_name} is gone without a word, as one that was deleted; {said}."
+        return Verdict("RestartIgnoringLimit", "PodsDeleted", text)
     return Verdict("Restart", "PeerLost", f"{_fault_sentence(witness)} No pod says why.")
 
 
 def can_another_pod_succeed(verdict: Verdict) -> bool:
-    """Return whether another pod in the same place would do better. After an out-of-memory failure it would not,
-    because it has as much memory."""
+    """Return whether another pod may succeed as the same worker. After an out-of-memory failure it would not, because
+    it has as much memory."""
     return verdict.action != "Fail" and verdict.reason != "OutOfMemory"
 
 

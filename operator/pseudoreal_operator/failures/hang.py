@@ -75,7 +75,7 @@ def seconds_to_hang(view: View) -> float | None:
 
 
 def _unheard_seconds(view: View) -> float:
-    """Return the seconds since a report, or a log with nothing new, last told the state of the execution."""
+    """Return the seconds since the last witness: a report, or a log that was read and had nothing new."""
     said = [last_report.last for last_report in view.reporting]
     said += [last_report.log_unchanged for last_report in view.reporting if last_report.log_unchanged]
     return _seconds(view, max(said, default=view.now))

@@ -1,4 +1,4 @@
-"""Reasons why the pods of an execution do not all run yet, completed with facts about the job. Pure."""
+"""Blockers: the reasons that Kubernetes reports why pods do not start yet, with remedies. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ _REMEDIES = {
 
 
 def find_blocker(view: View) -> Blocker | None:
-    """Return the obstacle that keeps pods of the present execution from running; None if there is none."""
+    """Return the blocker of the present execution's pods, with facts about the job's claim; None if there is none."""
     found = describe_blocker(view.pods)
     if found is None or not any(words in found.message.lower() for words in _NOT_BOUND):
         return found
@@ -34,11 +34,11 @@ def find_blocker(view: View) -> Blocker | None:
 def _on_the_claim(view: View) -> str:
     """Return a sentence on the claim created for the job; empty if there is none, or nothing to say about it. No
     object that the operator reads tells the capabilities of the claim's storage class."""
-    made = claim_manifest(view.observed.job)
-    if made is None or _MANY not in made["spec"].get("accessModes", ()):
+    claim = claim_manifest(view.observed.job)
+    if claim is None or _MANY not in claim["spec"].get("accessModes", ()):
         return ""
-    name = made["metadata"]["name"]
-    storage = made["spec"].get("storageClassName") or "the cluster's default"
+    name = claim["metadata"]["name"]
+    storage = claim["spec"].get("storageClassName") or "the cluster's default"
     return (
         f" Claim {name} asks for {_MANY}, as pods on several nodes write checkpoints, and many storage classes have no"
         f" such volumes; its class is {storage}. If kubectl describe pvc {name} -n {view.metadata.namespace} says so,"
@@ -59,12 +59,12 @@ def why_queued(job: ChildJob, queue: str | None) -> str:
 
 
 def describe_blocker(pods: Sequence[Pod]) -> Blocker | None:
-    """Return the obstacle that keeps pods from running; None if Kubernetes reports none."""
+    """Return the blocker of the first pod that has one, in a sentence with a remedy; None if no pod has one."""
     blocked = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.blocker]
     if not blocked:
         return None
     pod, blocker = blocked[0], blocked[0].blocker
-    assert blocker is not None, "`blocked` holds only pods with an obstacle"
+    assert blocker is not None, "`blocked` holds only pods with a blocker"
     others = f" and {len(blocked) - 1} more" if len(blocked) > 1 else ""
     remedy = _REMEDIES.get(blocker.reason, "it may pass by itself")
     said = f": {blocker.message}".rstrip(". ") if blocker.message else ""

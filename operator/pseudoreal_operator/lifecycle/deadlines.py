@@ -74,10 +74,10 @@ def exclusion_ends(view: View) -> datetime | None:
 
 def startup_timed_out(view: View) -> Decision | None:
     """End the execution, or fail the job, when not all pods run in time."""
-    allowed, asked = view.spec.deadlines.startup_seconds, view.status.execution_time
+    allowed = view.spec.deadlines.startup_seconds
     if view.job is None:
         return _creation_timed_out(view)
-    if asked is None or view.job.state is not JobState.ACTIVE:
+    if view.status.execution_time is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued or view.started_pods >= view.workers or view.now < startup_deadline(view, allowed):
         return None

@@ -3,6 +3,11 @@ Pure.
 
 Each restart waits longer than the previous one, unless a new checkpoint was committed between them: a job that makes
 progress is disturbed as little as possible, and a job that makes none must not fill the cluster with attempts.
+
+The number of a new execution is written to the status in the pass that decides on it (`announce`), together with the
+fault and its event; a later pass creates the children. In the other order, an operator that died between the two would
+leave children of a higher number: the next pass would take their execution for the present one, and never count why the
+previous one ended.
 """
 
 from collections import Counter
@@ -85,8 +90,8 @@ def start_events(view: View) -> Iterator[Event]:
 
 
 def unposted_start_events(view: View) -> tuple[Event, ...]:
-    """Return the events of a start that may not have been posted: the pass that created the Job may have died
-    before."""
+    """Return the events of a start that an operator may not have posted, because it died after it had created the
+    Job. A repeated event has the same name, so it is stored once."""
     return tuple(start_events(view)) if view.job is not None else ()
 
 
@@ -191,8 +196,7 @@ class Cause:
     pod: Pod | None = None
     counts: bool = True
     contended: bool = False
-    """Whether other jobs wait for the same resources and end for the same reason; their restarts are then spread
-    over time."""
+    """Whether other jobs wait for the same resources and end for the same reason; each restart then gets jitter."""
 
 
 def reject_job(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Decision:
@@ -247,9 +251,8 @@ def succeed(view: View, status: PseudoRealJobStatus, *events: Event) -> Decision
 
 
 def restart_or_fail(view: View, why: Cause, *also_reasons: Reason) -> Decision:
-    """Return the decision to start another execution if spec.restart allows one, else to fail the job. A later pass
-    creates the children, when the execution's number is safe in the status. Events with the reasons `also_reasons`
-    carry the same text as the event of the failed execution."""
+    """Return the decision to start another execution if spec.restart allows one, else to fail the job. Events with
+    the reasons `also_reasons` carry the same text as the event of the failed execution."""
     status = results.with_checkpoints(view.status, view.pods_with_deleted)
     exhausted = why_exhausted(status, view.spec.restart, view.now, counts=why.counts)
     if exhausted:
@@ -310,8 +313,8 @@ def _failed_at(view: View) -> datetime:
 def with_failure(
     view: View, status: PseudoRealJobStatus, why: Cause, *, restart_in_place: int | None = None
 ) -> PseudoRealJobStatus:
-    """Return the status with the failure that ended the execution, or a pod of it, if the failure counts or is due
-    to a node. Several nodes may have rejected pods at once."""
+    """Return the status with the failure recorded that ended the execution, or a pod of it, if the failure counts or
+    is due to a node. Several nodes may have rejected pods at once."""
     others = [
         pod for pod in view.pods if pod is not why.pod and pod.phase is PodPhase.FAILED and is_rejected_by_node(pod)
     ]

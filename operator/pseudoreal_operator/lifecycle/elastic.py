@@ -1,10 +1,10 @@
 """Number of workers of an elastic phase: fewer when nodes are lost or there is no room, all of them again when there
 may be room. Pure.
 
-Each change is a new execution, from a checkpoint that the pods save as they end. A change is not a fault, and uses up
-nothing of spec.restart. An attempt to get all workers back may cost patienceSeconds of training, so the first one comes
-no sooner than GROWTH times patienceSeconds after the phase became smaller; after a failed attempt, the next one waits
-as long again as all before it.
+Each change is a new execution, from a checkpoint that the pods save as they end: the number of ranks and the layout are
+fixed while an execution runs. A change is not a fault, and uses up nothing of spec.restart. An attempt to get all
+workers back may cost patienceSeconds of training, so the first one comes no sooner than GROWTH times patienceSeconds
+after the phase became smaller; after a failed attempt, the next one waits as long again as all before it.
 """
 
 from collections import Counter
@@ -25,7 +25,8 @@ from pseudoreal_operator.observe.view import JobState, Pod, View
 from pseudoreal_operator.status.events import Reason
 
 GROWTH = 10
-"""Minimum time that a phase has fewer workers before all are tried again, as a multiple of patienceSeconds."""
+"""Minimum time that a phase has fewer workers before all are tried again, as a multiple of patienceSeconds: an attempt
+may cost patienceSeconds of training, so attempts in vain cost at most a tenth of the time."""
 
 
 def scale_down(view: View) -> Decision | None:
@@ -43,8 +44,9 @@ def scale_down(view: View) -> Decision | None:
 
 
 def abandon_stuck_pods(view: View) -> Decision | None:
-    """Continue with fewer workers when all that is left of earlier executions is, for too long, pods on lost nodes.
-    Each of these pods has lost a peer, without which it can neither train nor save, so it need not be waited for."""
+    """Continue with fewer workers when, for too long, all that is left of earlier executions is pods on nodes that are
+    off. Executions must not overlap; but each of these pods has lost a peer, without which it can neither train nor
+    save, so the next execution need not wait for it."""
     moment, lingering = _abandon_after(view), _lingering_pods(view)
     if moment is None or view.now < moment or not _have_all_lost_peers(lingering):
         return None
@@ -53,6 +55,7 @@ def abandon_stuck_pods(view: View) -> Decision | None:
         return None
     nodes = ", ".join(dict.fromkeys(pod.node or "(none)" for pod in lingering[:3]))
     why = f"{len(lingering)} of {view.workers} pods could not be ended, as node {nodes} may be lost"
+    # Stored with the decision: later passes must not wait for these pods again.
     status = status_with(view.status, abandoned_execution=max(pod.execution.number for pod in lingering))
     return _scale_down_to(view, status, fewer, why)
 
@@ -166,14 +169,14 @@ def _trains(view: View) -> bool:
 
 
 def _lingering_pods(view: View) -> list[Pod]:
-    """Return pods of earlier executions that have not ended and that are still waited for."""
+    """Return pods of earlier executions that have not ended and are not abandoned."""
     others = (pod for pod in view.observed.pods if pod.execution != view.execution)
     return [pod for pod in others if pod.is_alive and not is_abandoned(pod, view.status)]
 
 
 def _abandon_after(view: View) -> datetime | None:
-    """Return when to stop waiting for pods of earlier executions; None if there are none, or if one of them was not
-    asked to end."""
+    """Return when to abandon the pods of earlier executions; None if there are none, or if one of them is not being
+    deleted."""
     lingering = _lingering_pods(view) if _is_elastic(view) else []
     times = [clock.from_text(pod.deletion_deadline) for pod in lingering if pod.deletion_deadline]
     if not lingering or len(times) < len(lingering):

@@ -1,7 +1,8 @@
 """Restarts in place, which pods make on their own: counted before any rule decides. Pure.
 
-Pods report them while they run, and repeat them in their termination messages; the status has how many of an execution
-are counted.
+Pods number them. Each pod reports its newest number while it runs, and repeats it in its termination message, so the
+operator sees one restart many times, and misses some. The status has the highest number of the execution that is
+counted; each number above it is counted once, as one restart of the job.
 """
 
 from collections.abc import Iterator
@@ -20,22 +21,23 @@ from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_operator.status.events import Event, Reason
 
 _Account = tuple[int, InPlace]
-"""Number of a worker, and its pod's account of restarts in place."""
+"""Worker index, and its pod's account of its newest restart in place."""
 
 
 def count_restarts_in_place(view: View) -> tuple[Observed, tuple[Event, ...]]:
     """Return the observation with newly counted restarts in place in its status, and their events."""
     if not view.status.phases or view.stage.kind is not StageKind.TRAIN or view.job is None:
         return view.observed, ()
-    said, known = _newest_accounts(view), counted_restarts(view)
-    if not said or (number := said[0][1].restarts) <= known or not _is_complete(view, said):
+    accounts, known = _newest_accounts(view), counted_restarts(view)
+    if not accounts or (number := accounts[0][1].restarts) <= known or not _is_complete(view, accounts):
         return view.observed, ()
-    index, newest = min(said, key=lambda one: (one[1].peer_lost, one[0]))
+    # A pod that lost no peer is the origin; among several, the lowest worker index is named.
+    index, newest = min(accounts, key=lambda one: (one[1].peer_lost, one[0]))
     origin = None if newest.peer_lost else next((pod for pod in view.pods if pod.index == index), None)
     message = _sentence(index, newest, origin)
     status = view.observed.status
     for each in range(known + 1, number + 1):
-        # Where earlier restarts began is not known any more.
+        # Accounts of earlier restarts were overwritten, so their origins are unknown.
         status = _with_restart(view, status, each, origin if each == number else None)
     phase, execution = view.execution.phase, view.execution.number
     newest_here = RestartsInPlace(phase=phase, execution=execution, restarts=number, message=message)

@@ -3,6 +3,10 @@
 A plan carries out one decision. The status is the only memory, and the number of a new execution is written to the
 status before any child of that execution is created. So a reconcile pass may die at any point, and the next pass
 continues from the status and the children.
+
+Within one plan, children come before the status: a status that says that a stage has started promises that its Job was
+created. If the operator died between the two in the other order, the rule `child_job_deleted` would conclude that
+somebody had deleted the Job.
 """
 
 from collections.abc import Iterator
@@ -59,8 +63,9 @@ KEPT_JOBS = {JobState.COMPLETE: 5, JobState.FAILED: 5}
 
 @dataclass(frozen=True)
 class Plan:
-    """Effects of one reconcile pass, carried out in this order: dry run, stop pods, fail Jobs (`give_up`), delete
-    Jobs (all by name), apply manifests, write the status, post events."""
+    """Effects of one reconcile pass, carried out in this order: dry run, stop pods, fail Jobs, delete Jobs (all by
+    name), apply manifests, write the status, post events. The dry run comes first: a rejection leaves everything else
+    undone. Events come last: they announce what the status says."""
 
     status: PseudoRealJobStatus
     dry_run: tuple[dict[str, Any], ...] = ()
@@ -70,7 +75,7 @@ class Plan:
     """Whether to delete the job itself and do nothing else."""
     stop: tuple[str, ...] = ()
     fail_jobs: tuple[str, ...] = ()
-    """Names of Jobs to fail now: their pods end, the Jobs stay."""
+    """Names of Jobs to fail now (maxFailedIndexes: 0): their pods end, the Jobs stay."""
     delete: tuple[str, ...] = ()
     apply: tuple[dict[str, Any], ...] = ()
     events: tuple[Event, ...] = ()
@@ -79,13 +84,14 @@ class Plan:
 
 
 def plan(observed: Observed, now: datetime, settings: Settings) -> Plan:
-    """Return the plan of one reconcile pass: count restarts in place, then let the first rule that applies decide."""
+    """Return the plan of one reconcile pass: count restarts in place, then let the first rule that applies decide.
+    Restarts in place are counted first, because rules compare spec.restart with what is used up of it."""
     view = View(observed, now)
     if conditions.has_ended(observed.status):
         return _plan_ended(view)
     counting, restart_events = count_restarts_in_place(view)
     view = View(counting, now)
-    decision = next((decision for rule in RULES if (decision := rule(view))), None) or start_execution(view)
+    decision = next((decision for rule in RULES if (decision := rule.decide(view))), None) or start_execution(view)
     decision = replace(decision, events=(*restart_events, *decision.events))
     return (_with_dry_run if decision.with_dry_run else _to_plan)(view, decision, settings)
 
@@ -121,7 +127,7 @@ def _plan_ended(view: View) -> Plan:
 def plan_rejected(observed: Observed, sentence: str, now: datetime) -> Plan:
     """Return the plan for a job whose children the API server rejects as invalid. A job that has begun is blocked,
     not failed: its children were valid before, so a new policy or another release of Kubernetes rejects them, and
-    the trained state is not given up for that reason."""
+    that is no reason to lose the trained state."""
     view = View(observed, now)
     if conditions.has_ended(view.status) or has_begun(view.status):
         return plan_blocked(observed, sentence, now)
@@ -149,17 +155,15 @@ def plan_conflict(observed: Observed, sentence: str, now: datetime) -> Plan:
 def _blocked(observed: Observed, why: NewCondition, now: datetime) -> Plan:
     """Return the plan for a job that waits until the API server accepts its children. Each wait is as long as all
     earlier waits together, so that jobs held up by a quota send few requests."""
-    standing, ended = (
-        _plan_without_progress(observed.job.metadata, observed.status, why, now),
-        conditions.has_ended(observed.status),
-    )
+    waiting = _plan_without_progress(observed.job.metadata, observed.status, why, now)
+    ended = conditions.has_ended(observed.status)
     since = (observed.status.completion_time if ended else observed.status.blocked_since) or clock.to_text(now)
-    status = standing.status if ended else status_with(standing.status, blocked_since=since)
+    status = waiting.status if ended else status_with(waiting.status, blocked_since=since)
     waits = [max(BLOCKED_SECONDS, (now - clock.from_text(since)).total_seconds()), MOST_BLOCKED_SECONDS]
     deadline = blocked_deadline(View(replace(observed, status=status), now))
     if deadline is not None and deadline > now:
         waits.append((deadline - now).total_seconds())
-    return replace(standing, status=status, requeue_after=min(waits))
+    return replace(waiting, status=status, requeue_after=min(waits))
 
 
 def _plan_without_progress(
@@ -169,8 +173,8 @@ def _plan_without_progress(
     status = status_with(status, observed_generation=metadata.generation)
     if conditions.has_ended(status):
         return Plan(status)
-    said = conditions.with_condition(status.conditions, why, metadata.generation, now)
-    return Plan(status_with(status, conditions=said))
+    kept = conditions.with_condition(status.conditions, why, metadata.generation, now)
+    return Plan(status_with(status, conditions=kept))
 
 
 def _to_plan(view: View, decision: Decision, settings: Settings | None) -> Plan:
@@ -282,9 +286,9 @@ def _other_running_jobs(view: View, execution: Execution | None = None) -> Itera
 
 
 def _jobs_to_fail(view: View, execution: Execution | None) -> tuple[str, ...]:
-    """Return the Job of `execution` if it only waits for pods that can neither train nor save any more. Return none
-    while a pod lingers: the Job controller counts a lingering pod as running, so it would delete the pod before the
-    operator has read how the trainer ended."""
+    """Return the name of the Job of `execution` if the execution is doomed: the Job only waits for its pods. Return
+    none while a pod lingers: the Job controller counts a lingering pod as running, so it would delete the pod before
+    the operator has read how the trainer ended."""
     job = view.job if execution is not None and execution == view.execution else None
     if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods or job.queued:
         return ()

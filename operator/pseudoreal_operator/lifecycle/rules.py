@@ -1,6 +1,10 @@
-"""The lifecycle's rules, in order: the first rule that applies decides. Pure."""
+"""The lifecycle's rules, in order: the first rule that applies decides. Pure.
 
-from collections.abc import Iterator
+General rules are here; rules about one subject are in its file (`deadlines`, `retraining`, `elastic`, `spares`, ...).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 from pseudoreal_api.status.status import PhaseStatus, Transition
@@ -94,8 +98,8 @@ def _done(view: View, phase: PhaseStatus) -> Event:
 def _without_result(view: View, job: ChildJob) -> Decision:
     pod = next((pod for pod in view.pods if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED), None)
     if pod is None:
-        gone = f"The pod of Job {job.name} is gone, with its result."
-        return restart_or_fail(view, Cause("ResultGone", gone, counts=False))
+        sentence = f"The pod of Job {job.name} is gone, with its result."
+        return restart_or_fail(view, Cause("ResultGone", sentence, counts=False))
     text = (
         f"Pod {pod.name} ended with exit code 0, but its termination message is no result of {view.stage.title}:"
         " spec.pod may give it another command, or an image of another release."
@@ -112,19 +116,16 @@ def job_suspended(view: View) -> Decision | None:
     status = results.with_checkpoints(
         results.with_reported_checkpoint(view.status, view.last_reports), view.pods_with_deleted
     )
+    # The detail is part of the event's name: a job may be suspended more than once before an execution starts.
+    suspension = event(view, Reason.SUSPENDED, text, detail=view.status.active_since or "")
     return Decision(
         status_with(status, restart_after=None),
         "Suspended",
         not_progressing("Suspended", "The job is suspended."),
-        events=() if conditions.is_true(view.status, "Suspended") else (_suspension(view, text),),
+        events=() if conditions.is_true(view.status, "Suspended") else (suspension,),
         suspended=NewCondition("Suspended", "True", "Requested", text),
         requeue_after=None,
     )
-
-
-def _suspension(view: View, text: str) -> Event:
-    # The detail is part of the event's name: a job may be suspended more than once before an execution starts.
-    return event(view, Reason.SUSPENDED, text, detail=view.status.active_since or "")
 
 
 def job_resumed(view: View) -> Decision | None:
@@ -195,17 +196,14 @@ def pod_stuck(view: View) -> Decision | None:
     for it. A stuck pod that is not a worker matters only once all workers have ended."""
     if view.job is None or view.job.state is not JobState.ACTIVE:
         return None
-    waited_for = view.pods if any(pod.is_alive for pod in view.pods) else _every_pod(view)
+    everyone = (pod for pod in view.observed.every_pod if pod.execution == view.execution)
+    waited_for = view.pods if any(pod.is_alive for pod in view.pods) else everyone
     pod = next((pod for pod in waited_for if is_stuck(pod, view.now)), None)
     if pod is None:
         return None
     deadline, node = pod.deletion_deadline, pod.node or "(none)"
     text = f"Pod {pod.name} was to be gone by {deadline} and is not: its node {node} may be lost."
     return _end_execution(view, MissingPods(stuck=pod), text)
-
-
-def _every_pod(view: View) -> Iterator[Pod]:
-    return (pod for pod in view.observed.every_pod if pod.execution == view.execution)
 
 
 def worker_missing(view: View) -> Decision | None:
@@ -295,38 +293,164 @@ def start_execution(view: View) -> Decision:
     )
 
 
-RULES = (
-    # Fills status.phases: without phases there is no stage, which later rules read.
-    accept,
-    # Before `overdue`: work that was done in time counts, even if the operator was away and finds it late.
-    complete_stage,
-    deadline_exceeded,
-    job_suspended,
-    # After `suspended`: here spec.suspend is false.
-    job_resumed,
-    repeat_requested,
-    spec_changed,
-    scale_down,
-    scale_up,
-    delink_timed_out,
-    readmit_nodes,
-    startup_timed_out,
-    stage_hung,
-    # Before `pod_stuck` and `worker_missing`, which end the execution because of the same pods.
-    spare_took_over,
-    pod_stuck,
-    worker_missing,
-    # Accepts every active Job, so after all rules that end an execution early.
-    execution_running,
-    execution_failed,
-    # From here on the present execution has no Job; `child_job_deleted` does not test that itself.
-    child_job_deleted,
-    back_off,
-    # Before `await_cleanup`, which would wait for the pods that `abandon_stuck_pods` abandons.
-    abandon_stuck_pods,
-    await_cleanup,
+Decide = Callable[[View], Decision | None]
+"""Function of a rule. Returns the decision if the rule applies; else None."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, and the reasons of its position in RULES."""
+
+    decide: Decide
+    before: Mapping[Decide, str]
+    """Later rule -> reason why this rule stands before it. "Any order" means that the two never apply together."""
+
+
+_EARLY_END = "execution_running accepts every active Job, so rules that end an execution early stand before it"
+_NO_JOB = "child_job_deleted does not test that the Job is missing: all rules for existing Jobs stand before it"
+_DELINK_IS_LATE = "spec.delink.onTimeout decides about a delink that is out of time; it is not tried again"
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        accept,
+        {complete_stage: "accept fills status.phases; without phases there is no stage, which all later rules read"},
+    ),
+    Rule(
+        complete_stage,
+        {
+            deadline_exceeded: "a stage that was done in time counts, even if the operator was away and sees it late",
+            job_resumed: "a resume starts a new execution, and the result of the previous one would be lost",
+            child_job_deleted: _NO_JOB,
+        },
+    ),
+    Rule(
+        deadline_exceeded,
+        {
+            job_suspended: "any order: clocks stand still while spec.suspend is true",
+            repeat_requested: "a job that is out of time ends, whatever is requested",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        job_suspended,
+        {
+            job_resumed: "job_resumed reads only the condition Suspended; here spec.suspend is false",
+            repeat_requested: "no execution starts while the job is suspended",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        job_resumed,
+        {repeat_requested: "every later decision sets Suspended to False, and only a resume renews the clocks"},
+    ),
+    Rule(
+        repeat_requested,
+        {
+            spec_changed: "the repetition has the present spec as well: one new execution instead of two",
+            execution_running: _EARLY_END,
+            back_off: "the user's request does not wait for the end of a backoff",
+        },
+    ),
+    Rule(
+        spec_changed,
+        {
+            scale_down: "spec_changed makes a dry run; another rule would start an execution of an untested spec",
+            scale_up: "spec_changed makes a dry run; another rule would start an execution of an untested spec",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        scale_down,
+        {
+            scale_up: "any order: scale_up needs all workers running, scale_down needs some that do not run",
+            readmit_nodes: "the pods that have nodes train now, instead of waiting for the excluded nodes as well",
+            startup_timed_out: "with a shorter startupSeconds both apply: fewer workers train, instead of none",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        scale_up,
+        {
+            delink_timed_out: "any order: scale_up needs a train stage, delink_timed_out needs a delink",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        delink_timed_out,
+        {
+            readmit_nodes: _DELINK_IS_LATE,
+            startup_timed_out: _DELINK_IS_LATE,
+            execution_running: _EARLY_END,
+            execution_failed: _DELINK_IS_LATE,
+        },
+    ),
+    Rule(
+        readmit_nodes,
+        {
+            startup_timed_out: "pods may need only the excluded nodes; a startup timeout counts, or fails the job",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        startup_timed_out,
+        {
+            stage_hung: "any order before the first step: the start clock of a hang runs once all pods have started",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        stage_hung,
+        {
+            spare_took_over: "spec.hang.action decides about a stage that stands still too long, whatever the cause",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        spare_took_over,
+        {
+            pod_stuck: "pod_stuck ends the execution because of the same pods, which spare pods can replace",
+            worker_missing: "worker_missing ends the execution because of the same pods, which spare pods can replace",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        pod_stuck,
+        {
+            worker_missing: "both end the execution, and pod_stuck names the node that may be off",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(worker_missing, {execution_running: _EARLY_END}),
+    Rule(
+        execution_running,
+        {
+            execution_failed: "any order: a Job is either active or failed",
+            child_job_deleted: _NO_JOB,
+        },
+    ),
+    Rule(execution_failed, {child_job_deleted: _NO_JOB}),
+    Rule(
+        child_job_deleted,
+        {
+            back_off: "any order: back_off needs status.restartAfter, and child_job_deleted needs its absence",
+            await_cleanup: "the deletion is announced, and its backoff begins, before the Job's pods have ended",
+        },
+    ),
+    Rule(
+        back_off,
+        {
+            abandon_stuck_pods: "abandon_stuck_pods starts an execution at once, which would cut the backoff short",
+            await_cleanup: "await_cleanup may poll, and before the end of the backoff nothing starts anyway",
+        },
+    ),
+    Rule(
+        abandon_stuck_pods,
+        {await_cleanup: "await_cleanup would wait for the pods that abandon_stuck_pods abandons"},
+    ),
+    Rule(await_cleanup, {}),
 )
-"""Rules in order of evaluation; `start` applies if no rule does."""
+"""Rules in order of evaluation; `start_execution` applies if no rule does. The order is semantics: several rules may
+apply to one observation."""
 
 
 def _transition(view: View, following: Stage) -> Transition | None:

@@ -1,8 +1,11 @@
 """A spare pod replaces a lost worker: the other workers keep their pods and restart their ranks in place. Pure.
 
-The decision is in the status before any pod hears of it. The remaining pods cannot start without the missing worker,
-and the lost pod, should it still run, is no member of their rendezvous; so two pods never train as the same worker. If
-no takeover succeeds, the pods end, and the job restarts as it would without spare pods.
+Two pods must never train as the same worker. So a takeover is written to the status first, and only a stored takeover
+is sent to pods, in the answers to their reports (`ReportStore.follow`): an operator that dies cannot have announced two
+different ones. Until they hear of it, the remaining pods cannot start without the lost worker; and the lost pod, should
+it still run, is no member of their next rendezvous, and loses the fence to them.
+
+If no takeover succeeds, the pods end, and the job restarts as it would without spare pods.
 """
 
 from collections.abc import Sequence
@@ -58,8 +61,8 @@ def spare_took_over(view: View) -> Decision | None:
     lost, ready = _find_lost_workers(view), ready_spares(view.observed, view.execution, view.now)
     if not 0 < len(lost.workers) <= min(len(ready), view.workers - 1):
         return None
-    # A worker that lost its connection reports that it waits. A connection to a stuck pod may last long, so there may
-    # be no report.
+    # A worker that lost its connection reports that it waits; without such a report the workers may train on. A
+    # connection to a stuck pod may last long, so there may be no report.
     if lost.stuck is None and not any(last_report.waits_to_restart for last_report in view.reporting):
         return None
     verdict = _verdict(view, lost)
@@ -83,8 +86,9 @@ def _verdict(view: View, lost: _LostWorkers) -> Verdict:
 
 
 def _next_restart(view: View) -> int:
-    """Return a restart number that no pod can have reached. Pods that wait for a restart cannot begin it without the
-    lost pod; pods that train may already wait for the next restart without having reported it."""
+    """Return a restart number that no pod can have reached: pods that have restarted under the same number without the
+    spare pod would not notice the takeover. Pods that wait for a restart cannot begin it without the lost pod; pods
+    that train may already wait for the next restart without having reported it."""
     before = memberships(view.status).get(view.execution)
     reached = [counted_restarts(view), before.restart if before else 0, *map(_restart_reached, view.last_reports)]
     return 1 + max(reached)
@@ -96,14 +100,15 @@ def _restart_reached(last_report: LastReport) -> int:
 
 
 def _take_over(view: View, lost: _LostWorkers, ready: Sequence[Pod], verdict: Verdict, restart: int) -> Decision:
-    counts, taken = verdict.action == "Restart", dict(zip(lost.workers, ready, strict=False))
+    # worker index -> spare pod
+    counts, takeovers = verdict.action == "Restart", dict(zip(lost.workers, ready, strict=False))
     cause = Cause(verdict.reason, _sentence(view, lost, verdict), verdict.pod, counts)
     status = results.with_reports(with_stage_started(view.status, view.stage), view.last_reports, view.now)
     status = results.with_checkpoints(status, view.pods_with_deleted)
     status = with_retry(with_failure(view, status, cause, restart_in_place=restart), counts=counts)
-    places = [f"spare pod {pod.name} takes the place of worker {worker}" for worker, pod in taken.items()]
-    text = f"{cause.sentence} {'; '.join(places).capitalize()}"
-    status = status_with(status, spares=_spares_status(view, status, taken, restart, f"{text}."))
+    clauses = [f"spare pod {pod.name} takes the place of worker {worker}" for worker, pod in takeovers.items()]
+    text = f"{cause.sentence} {'; '.join(clauses).capitalize()}"
+    status = status_with(status, spares=_spares_status(view, status, takeovers, restart, f"{text}."))
     place = f"checkpoint {status.checkpoint.latest} or a newer one" if status.checkpoint else "the newest checkpoint"
     announcement = f"{text}; all ranks start anew in the pods that live on, from {place}."
     return Decision(
@@ -129,17 +134,18 @@ def _sentence(view: View, lost: _LostWorkers, verdict: Verdict) -> str:
 
 
 def _spares_status(
-    view: View, status: PseudoRealJobStatus, taken: dict[int, Pod], restart: int, message: str
+    view: View, status: PseudoRealJobStatus, takeovers: dict[int, Pod], restart: int, message: str
 ) -> Spares:
     before = memberships(view.status).get(view.execution)
-    places = {one.worker: one.pod for one in before.takeovers} if before else {}
-    places |= {worker: pod.index for worker, pod in taken.items()}
+    # The whole assignment, with earlier takeovers: the status keeps one record per execution.
+    pods = {one.worker: one.pod for one in before.takeovers} if before else {}
+    pods |= {worker: pod.index for worker, pod in takeovers.items()}
     allowed = allowed_restarts_in_place(view.spec.restart, status)
     return Spares(
         phase_name=view.execution.phase,
         execution=view.execution.number,
         restart=restart,
         own_restarts=max(0, min(allowed, view.spec.restart.in_place - own_restarts(view))),
-        places=[TakenPlace(worker=worker, pod=pod) for worker, pod in sorted(places.items())],
+        places=[TakenPlace(worker=worker, pod=pod) for worker, pod in sorted(pods.items())],
         message=message[:1024],
     )

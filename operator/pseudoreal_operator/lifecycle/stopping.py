@@ -1,6 +1,11 @@
-"""Executions that can neither train nor save any more, and their pods, which are stopped. Pure.
+"""Pods that are ended early: pods of doomed executions, and pods that only a sidecar keeps. Pure.
 
-A checkpoint needs all ranks. Once a rank is gone, the other ranks have no use for their grace period.
+An execution is doomed if its ranks can neither train nor save together any more. A checkpoint needs all ranks: once one
+of them cannot take part, the grace period of the others is of no use, and holds up the next execution.
+
+A sidecar is a container that keeps running after the trainer has ended, such as an injected proxy. For the job, the end
+of the trainer is the end of the pod. For Kubernetes it is not: the pod holds its node, and its Job never completes. So
+the operator ends such pods, once the status has everything that can be read from them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +46,7 @@ _REMEDY = (
     " container with restartPolicy Always"
 )
 _NAMED = 3
-"""Maximum number of containers that a sentence names."""
+"""Maximum number of sidecars that a sentence names."""
 
 
 def pods_to_stop(observed: Observed, now: datetime) -> tuple[str, ...]:
@@ -50,29 +55,33 @@ def pods_to_stop(observed: Observed, now: datetime) -> tuple[str, ...]:
         pod.name
         for execution in dict.fromkeys(pod.execution for pod in observed.pods)
         if is_doomed(observed, observed.status, execution, now)
-        for pod in pods_of(observed, execution)
+        for pod in _pods_of(observed, execution)
         if pod.is_alive and not is_ending_soon(pod, now)
     )
 
 
-def pods_of(observed: Observed, execution: Execution) -> list[Pod]:
+def _pods_of(observed: Observed, execution: Execution) -> list[Pod]:
     return [pod for pod in observed.pods if pod.execution == execution]
 
 
 def is_doomed(observed: Observed, status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
     """Return whether the ranks of an execution can neither train nor save together any more. `status`: the newest
     status."""
+    # A fault with a restart number was survived: by a restart in place, or by a spare pod. Any other one was final.
     if any(fault.execution == execution.number and fault.restart_in_place is None for fault in status.faults):
         return True
+    # Before the failed pods are judged: the other pods must live on, to train with the spare pod.
     if can_spare_take_over(observed, execution, now):
         return False
     if _waits_for_ended_pod(observed, execution):
         return True
-    gone = list(_failed_or_stuck(pods_of(observed, execution), now))
-    if any(not has_lost_peer(pod) for pod in gone):
+    ended = list(_failed_or_stuck(_pods_of(observed, execution), now))
+    # A pod that does not blame a peer is the origin: no other pod has anything to add.
+    if any(not has_lost_peer(pod) for pod in ended):
         return True
-    # All of these pods blame a peer: the pod where the fault began reports within ORIGIN_SECONDS, or never.
-    return any(now >= ended_at(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in gone)
+    # All of these pods blame a peer. The pod where the fault began reports within ORIGIN_SECONDS, or never: if it were
+    # stopped at once, nobody would learn the cause.
+    return any(now >= ended_at(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in ended)
 
 
 def can_spare_take_over(observed: Observed, execution: Execution, now: datetime) -> bool:
@@ -81,7 +90,7 @@ def can_spare_take_over(observed: Observed, execution: Execution, now: datetime)
     ready = ready_spares(observed, execution, now)
     if not ready or execution.number < observed.status.execution:
         return False
-    pods = pods_of(observed, execution)
+    pods = _pods_of(observed, execution)
     lost = [pod for pod in pods if pod.phase is PodPhase.FAILED or is_stuck(pod, now)]
     if not 0 < len(lost) <= min(len(ready), len(pods) - 1):
         return False
@@ -93,7 +102,7 @@ def can_spare_take_over(observed: Observed, execution: Execution, now: datetime)
 def _waits_for_ended_pod(observed: Observed, execution: Execution) -> bool:
     """Return whether pods of a phase with spare pods wait for a pod that has ended: a worker waits for its peer, or
     only spare pods are left. Their wait would be long."""
-    pods, spares = pods_of(observed, execution), [pod for pod in observed.spares if pod.execution == execution]
+    pods, spares = _pods_of(observed, execution), [pod for pod in observed.spares if pod.execution == execution]
     if not spares and execution not in memberships(observed.status):
         return False
     if not any(pod.is_alive for pod in pods):
@@ -103,12 +112,12 @@ def _waits_for_ended_pod(observed: Observed, execution: Execution) -> bool:
 
 
 def pod_moments(observed: Observed, now: datetime) -> Iterator[datetime]:
-    """Yield future moments at which the passage of time alone may change which pods are to be stopped, or which are
-    lost."""
-    going_on = {pod.execution for pod in observed.every_pod if pod.is_alive}
-    going_on |= {job.execution for job in observed.jobs if job.state is JobState.ACTIVE}
+    """Yield future moments at which the passage of time alone may change which pods are to be stopped, or which
+    count as stuck."""
+    active = {pod.execution for pod in observed.every_pod if pod.is_alive}
+    active |= {job.execution for job in observed.jobs if job.state is JobState.ACTIVE}
     timed = (pod for pod in observed.every_pod if pod.deletion_deadline or pod.sidecars or pod.phase is PodPhase.FAILED)
-    for pod in (pod for pod in timed if pod.execution in going_on):
+    for pod in (pod for pod in timed if pod.execution in active):
         if pod.is_alive and pod.deletion_deadline:
             waits = [(clock.from_text(pod.deletion_deadline), STUCK_SECONDS)]
         else:
@@ -141,21 +150,22 @@ def is_ending_soon(pod: Pod, now: datetime) -> bool:
 
 
 def pods_to_release(view: View) -> Iterator[str]:
-    """Yield the names of pods that only other containers keep, and from which nothing is left to be read."""
+    """Yield the names of pods that only sidecars keep, and whose termination messages the status has."""
     for pod in (pod for pod in view.observed.every_pod if pod.sidecars):
+        # Until then the termination message is read from the pod: a deleted pod has none.
         is_read = _is_over(view, pod.execution) or pod in view.observed.replaced
         if is_read and not is_ending_soon(pod, view.now):
             yield pod.name
 
 
 def never_ends(view: View, job: ChildJob) -> bool:
-    """Return whether a Job waits for containers that keep running, although the status has its outcome."""
+    """Return whether a Job waits for sidecars, although the status has its outcome."""
     kept = any(pod.sidecars for pod in view.observed.every_pod if pod.execution == job.execution)
     return kept and _is_over(view, job.execution)
 
 
 def sidecar_note(view: View) -> str | None:
-    """Return a sentence on a container that keeps a pod of the present execution; None if there is none."""
+    """Return a sentence on a sidecar that keeps a pod of the present execution; None if there is none."""
     pod = next((pod for pod in view.pods if is_kept_by_sidecar(pod, view.now)), None)
     return None if pod is None else describe_sidecar(pod)
 

@@ -29,8 +29,8 @@ def excluded_nodes(status: PseudoRealJobStatus) -> dict[str, datetime]:
     times follow from the faults in the status, as of the time at which the execution was requested."""
     if status.execution_time is None:
         return {}
-    asked = clock.from_text(status.execution_time)
-    return {node: until for node, until in _times(status).items() if until > asked}
+    requested = clock.from_text(status.execution_time)
+    return {node: until for node, until in _times(status).items() if until > requested}
 
 
 def exclusion_note(status: PseudoRealJobStatus, pod: Pod | None, now: datetime) -> str:

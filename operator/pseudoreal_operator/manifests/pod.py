@@ -202,8 +202,8 @@ def _environment(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[
         "OMP_WAIT_POLICY": "passive",
         "PSEUDOREAL_TERMINATION_LOG": TERMINATION_LOG,
     }
-    of_training = _training_environment(job, plan, settings) if plan.is_training else []
-    own = _fixed(values) + of_training + _storage_environment(job)
+    training = _training_environment(job, plan, settings) if plan.is_training else []
+    own = _fixed(values) + training + _storage_environment(job)
     chosen = [_chosen(variable) for variable in plan.pod.env]
     # Replace whole entries: a merged one could have both value and valueFrom.
     return list({entry["name"]: entry for entry in (*own, *chosen)}.values())

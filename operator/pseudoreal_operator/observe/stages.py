@@ -1,4 +1,5 @@
-"""Stages of a job in order (train, delink, train, ...), and its current stage. Pure.
+"""Stages of a job in order (train, delink, train, ...): the current one, its number of workers, and the user's open
+requests for phases. Pure.
 
 `status.phases` is the memory: the train stage of a phase is done when the phase is Complete, and the delink into a
 phase is done when the phase has a start checkpoint. Children of finished stages may be deleted.
@@ -124,7 +125,7 @@ def workers_of(spec: PseudoRealJobSpec, status: PseudoRealJobStatus, stage: Stag
 
 
 def job_at_size(job: PseudoRealJob, status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJob:
-    """Return the job with the phase of the stage laid out over its present number of workers."""
+    """Return the job with the stage's phase laid out over the number of workers that it has now."""
     if stage.kind is StageKind.DELINK or status.elastic is None:
         return job
     spec = resized(job.spec, stage.index, workers_of(job.spec, status, stage))
@@ -141,10 +142,9 @@ def phases_to_finish(spec: PseudoRealJobSpec, status: PseudoRealJobStatus) -> fr
 
 
 def with_served(spec: PseudoRealJobSpec, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
-    """Return the status with the requests marked as served whose phases are complete. Ids that are gone from the
-    spec are dropped, so that the list stays short."""
+    """Return the status with the requests marked as served whose phases are complete. Ids that
+    the spec does not have any more are dropped, so that the list stays short."""
     complete = {phase.name for phase in status.phases if phase.state == "Complete"}
     done = {request.id for request in open_requests(spec, status, "FinishPhase") if request.phase in complete}
-    asked = [request.id for request in spec.requests]
-    served = [id for id in asked if id in done or id in status.served_requests]
+    served = [one.id for one in spec.requests if one.id in done or one.id in status.served_requests]
     return status_with(status, served_requests=served)

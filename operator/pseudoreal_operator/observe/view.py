@@ -41,7 +41,7 @@ class ChildJob:
     outlives_pods: bool = False
     """Whether the Job and its other pods survive a failed pod, until the operator fails the Job."""
     failed_by_operator: bool = False
-    """Whether the operator has told the Job to fail and end its pods, as one of them has failed."""
+    """Whether the operator has failed the Job (maxFailedIndexes: 0), so that the Job controller ends its pods."""
     queued: bool = False
     """Whether the Job is suspended, not by the operator but by a queue that has not admitted it."""
     held: str | None = None
@@ -85,7 +85,7 @@ class Termination:
 
 @dataclass(frozen=True)
 class Blocker:
-    """Why a pod does not run yet, in Kubernetes' words."""
+    """Reason and message that Kubernetes reports why a pod does not start: unschedulable, no image, ..."""
 
     reason: str
     message: str
@@ -121,7 +121,7 @@ class Pod:
     grace_seconds: int | None = None
     """Grace period included in `leaves_by`."""
     sidecars: tuple[str, ...] = ()
-    """Names of containers that keep running after the trainer has ended, such as an injected proxy."""
+    """Names of sidecars: containers that keep running after the trainer has ended, such as an injected proxy."""
     lingers: bool = False
     """Whether Kubernetes counts the pod as running although the trainer has ended: another container keeps running,
     or the kubelet has yet to report the end of the pod, which takes a moment."""
@@ -147,11 +147,11 @@ def ended_at(pod: Pod, now: datetime) -> datetime:
 
 
 SIDECAR_SECONDS = 15.0
-"""Seconds that other containers have to end after the trainer: native sidecars do so, and proxies that are told to."""
+"""Seconds that other containers have to end after the trainer: native sidecars do, and proxies that get a signal."""
 
 
 def is_kept_by_sidecar(pod: Pod, now: datetime) -> bool:
-    """Return whether other containers keep a pod whose trainer ended at least RUN_ON_SECONDS ago."""
+    """Return whether sidecars keep a pod whose trainer ended at least SIDECAR_SECONDS ago."""
     return bool(pod.sidecars) and now >= ended_at(pod, now) + timedelta(seconds=SIDECAR_SECONDS)
 
 
@@ -225,7 +225,7 @@ class Observed:
 
     @cached_property
     def workers_with_sidecars(self) -> tuple[Pod, ...]:
-        """Workers' pods that other containers keep after the trainer has ended."""
+        """Workers' pods that sidecars keep."""
         return tuple(pod for pod in self.pods if pod.sidecars)
 
 
@@ -253,8 +253,8 @@ def _with_clocks_moved(status: PseudoRealJobStatus, held: timedelta) -> PseudoRe
 def _start_of_unobserved_hold(status: PseudoRealJobStatus, job: ChildJob | None) -> str | None:
     """Return since when a queue held the Job, if it admitted the Job before any pass saw the hold, for instance
     while the operator was away; else None."""
-    admitted, asked = _moment(job.admitted) if job else None, _moment(status.execution_time)
-    return status.execution_time if admitted and asked and admitted > asked else None
+    admitted, created = _moment(job.admitted) if job else None, _moment(status.execution_time)
+    return status.execution_time if admitted and created and admitted > created else None
 
 
 def _end_of_hold(job: ChildJob | None, since: datetime, now: datetime) -> datetime:
@@ -333,17 +333,16 @@ class View:
         return None if found and found.deleting and found.state is JobState.ACTIVE else found
 
     def is_done(self, job: ChildJob) -> bool:
-        """Return whether all workers have succeeded although the Job may not complete: a lost pod that is not a
-        worker fails the Job in the end, a stuck one keeps it, and so does a pod in which another container keeps
-        running."""
+        """Return whether all workers have succeeded although the Job may not complete: a failed pod that is not
+        a worker fails the Job in the end, a stuck one keeps it, and so does a pod that a sidecar keeps."""
         ended_otherwise = job.state is JobState.FAILED or any(
             pod.execution == job.execution for pod in (*self.observed.spares, *self.observed.replaced)
         )
         return (ended_otherwise or self._has_pod_kept_by_sidecar(job)) and self._have_all_succeeded(job)
 
     def _is_kept_by_sidecars_only(self, job: ChildJob) -> bool:
-        """Return whether no trainer of the Job is alive and only other containers keep its pods: the Job controller
-        counts such pods as running. The caller has excluded that all workers succeeded."""
+        """Return whether no trainer of the Job is alive and only sidecars keep its pods: the Job controller counts such
+        pods as running. The caller has excluded that all workers succeeded."""
         left = any(pod.is_alive for pod in self.observed.pods if pod.execution == job.execution)
         return job.state is JobState.ACTIVE and not job.queued and not left and self._has_pod_kept_by_sidecar(job)
 

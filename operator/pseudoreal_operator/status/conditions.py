@@ -4,6 +4,10 @@ Accepted, Progressing, Delinked and Suspended always exist, once the job could b
 True, when the job has ended, as in batch/v1: the printer column REASON shows the reason of Failed, so a job that has
 not failed must not have this condition. Delinked is True once the last delink is done; in a job of one phase it is True
 at once, with the reason NotNeeded.
+
+A status whose texts the API server rejects is written without them (`without_texts`), and then without figures: states
+and names must not wait. The sentence in place of a text contains a digest of the text, so the status itself remembers
+which texts were rejected: these are not tried again, and others are.
 """
 
 import hashlib
@@ -22,7 +26,7 @@ from pseudoreal_operator.foreign import cut
 Truth = Literal["True", "False", "Unknown"]
 _MESSAGE_CHARACTERS = 4096
 _REASON_CHARACTERS = 128
-_BEGIN = "The API server refused the text of this condition"
+_REJECTED_TEXT = "The API server refused the text of this condition"
 
 
 @dataclass(frozen=True)
@@ -125,16 +129,16 @@ def without_figures(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
 def texts_of(status: PseudoRealJobStatus) -> dict[str, str]:
     """Return digest -> text, for the texts that were not rejected before."""
     messages = [condition.message for condition in status.conditions]
-    return {_digest(message): message for message in messages if not message.startswith(_BEGIN)}
+    return {_digest(message): message for message in messages if not message.startswith(_REJECTED_TEXT)}
 
 
 def sentence_for(text: str) -> str:
     """Return the sentence that stands in place of a text."""
-    return f"{_BEGIN}; the operator's log shows it as text {_digest(text)}."
+    return f"{_REJECTED_TEXT}; the operator's log shows it as text {_digest(text)}."
 
 
 def _without_text(condition: Condition) -> Condition:
-    if condition.message.startswith(_BEGIN):
+    if condition.message.startswith(_REJECTED_TEXT):
         return condition
     return condition.model_copy(update={"message": sentence_for(condition.message)})
 
