@@ -46,7 +46,7 @@ LAYOUTS = some("pipeline", "replicas", "expertRanks", "microBatches").map(
 )
 
 
-def fresh() -> PseudoRealJobStatus:
+def new_status() -> PseudoRealJobStatus:
     return PseudoRealJobStatus(execution=1, phases=pending_phases(WORLD.job.spec))
 
 
@@ -91,11 +91,11 @@ def test_every_report_gives_a_writable_status(
             continue
         execution = Execution("pseudo", StageKind.TRAIN, 1)
         last_report = LastReport(execution, 0, "p", first=WORLD.now, last=WORLD.now, report=report)
-        check(results.with_reports(fresh(), [last_report], WORLD.now))
+        check(results.with_reports(new_status(), [last_report], WORLD.now))
         assert all(sign.step < 2**63 and sign.seconds <= 1e10 for sign in report.ranks)
     line = progress_of(json.dumps(PROGRESS | progress | {"event": "progress"}))
     if line is not None:
-        check(fresh().model_copy(update={"progress": results.live_progress(line, WORLD.now)}))
+        check(new_status().model_copy(update={"progress": results.live_progress(line, WORLD.now)}))
 
 
 def pod(message: dict[str, Any]) -> Any:
@@ -112,7 +112,7 @@ def test_every_termination_message_gives_a_writable_status(drawn: dict[str, Any]
     message = results.result_of(STAGE, [pod(MESSAGE | drawn | {"layout": layout})])
     if message is None:
         return
-    status = results.with_result(fresh(), STAGE, message, "2030-01-01T00:00:00Z")
+    status = results.with_result(new_status(), STAGE, message, "2030-01-01T00:00:00Z")
     last = results.final_progress(WORLD.job.spec, None, message, is_last=False, now=WORLD.now)
     check(status.model_copy(update={"progress": last}))
 
@@ -132,7 +132,7 @@ def test_every_termination_message_gives_a_writable_status(drawn: dict[str, Any]
 def test_phase_completes_with_any_loss(name: str, loss: float, shown: str | None) -> None:
     message = results.result_of(STAGE, [pod(MESSAGE | {name: loss})])
     assert message is not None
-    phase = results.with_result(fresh(), STAGE, message, None).phases[0]
+    phase = results.with_result(new_status(), STAGE, message, None).phases[0]
     assert phase.state == "Complete"
     assert phase.to_dict().get(name) == shown
 

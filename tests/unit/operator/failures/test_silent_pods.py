@@ -14,7 +14,7 @@ from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Observed, View
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import begun
+from tests.unit.operator.lifecycle.steps import start_job
 from tests.unit.operator.observe.reports import progress
 from tests.unit.operator.world import SETTINGS
 
@@ -26,7 +26,7 @@ class Cluster:
     """Identical jobs, whose pods send reports. `world` stands for any of them."""
 
     def __init__(self, jobs: int = 1, namespaces: int = 1, **changes: Any) -> None:
-        self.world = begun(**changes)
+        self.world = start_job(**changes)
         self.report_store = ReportStore()
         self.woken = [0] * jobs
         self.keys = [(f"team-{number % namespaces}", str(number)) for number in range(jobs)]

@@ -48,7 +48,7 @@ GOOD: list[Json] = [
 ]
 
 
-def seen(template: Json) -> World:
+def world_with_template(template: Json) -> World:
     world = World(make_job(spec__pod={"template": template}))
     world.settle()
     return world
@@ -56,7 +56,7 @@ def seen(template: Json) -> World:
 
 @pytest.mark.parametrize(("template", "says"), BAD, ids=str)
 def test_template_that_is_no_pod_fails_the_job_with_a_condition_and_an_event(template: Json, says: str) -> None:
-    world = seen(template)
+    world = world_with_template(template)
     accepted, failed = find(world.status, "Accepted"), find(world.status, "Failed")
     assert accepted
     assert failed
@@ -77,7 +77,7 @@ def test_stored_template_that_is_no_pod_fails_the_job_or_reaches_the_api_server(
 
 @pytest.mark.parametrize("template", GOOD, ids=str)
 def test_valid_pod_templates_are_accepted(template: Json) -> None:
-    assert find(seen(template).status, "Failed") is None
+    assert find(world_with_template(template).status, "Failed") is None
 
 
 FIELDS = (

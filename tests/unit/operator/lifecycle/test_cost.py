@@ -34,7 +34,7 @@ MOST_LAYERS = MOST_WORKERS = 10_000
 MOST_PHASES = 16
 
 
-def loop(times: int = 1) -> None:
+def spin(times: int = 1) -> None:
     for _ in range(times * 1_000_000):
         pass
 
@@ -56,7 +56,7 @@ def check(act: Callable[[], object], prepare: Callable[[], object] = lambda: Non
     while len(found) < 6 and (not found or min(found) > most):
         prepare()
         taken = seconds(act, 1)
-        found.append(taken if taken <= most else taken / max(1.0, seconds(loop, 2) / LOOP_SECONDS))
+        found.append(taken if taken <= most else taken / max(1.0, seconds(spin, 2) / LOOP_SECONDS))
     assert min(found) <= most, f"{[round(each, 3) for each in found]} s"
 
 
@@ -147,7 +147,7 @@ def check_costs(job: Json) -> None:
         check(world.plan)
 
 
-def drawn(seed: int) -> Json:
+def draw_job(seed: int) -> Json:
     """Return a job with numbers at their bounds, which most often all models and rules accept."""
     chance = Random(seed)
     layers, number = chance.choice([12, 5040, 9973, MOST_LAYERS]), chance.choice([1, 1, 2, MOST_PHASES])
@@ -155,14 +155,14 @@ def drawn(seed: int) -> Json:
     if chance.random() < 0.6:
         model |= experts(**chance.choice([OF_STEPS, {}]))
         model["experts"]["denseLayers"] = chance.choice([[], [0], [*range(min(layers - 1, 256))]])
-    found = [_drawn_phase(chance, index, layers) for index in range(number)]
+    found = [_draw_phase(chance, index, layers) for index in range(number)]
     if chance.random() < 0.3 and not model.get("experts", {}).get("denseLayers"):
         blocks = chance.choice([divisor for divisor in (1, 2, 12, 100, 5040, layers) if layers % divisor == 0])
         found[0]["sharing"] = {"blocks": blocks, "pattern": chance.choice(["Cycle", "Segment"])}
     return body(model=model, phases=found)
 
 
-def _drawn_phase(chance: Random, index: int, layers: int) -> Json:
+def _draw_phase(chance: Random, index: int, layers: int) -> Json:
     workers, is_chosen = chance.choice([2, 9973, MOST_WORKERS]), chance.random() < 0.2
     micro_batches = 1 if is_chosen else chance.choice([1, 1, 840])
     # As many as there are workers: then hardly any other number of workers fits.
@@ -186,7 +186,7 @@ def _drawn_phase(chance: Random, index: int, layers: int) -> Json:
 
 
 @settings(max_examples=DEPTH.of(30, 3000), derandomize=not DEPTH.is_deep, deadline=None)
-@given(job=st.integers(0, 2**32).map(drawn))
+@given(job=st.integers(0, 2**32).map(draw_job))
 def test_plans_of_every_accepted_job_are_cheap(job: Json) -> None:
     try:
         check_job(job)
@@ -197,7 +197,7 @@ def test_plans_of_every_accepted_job_are_cheap(job: Json) -> None:
 
 def test_cost_check_finds_an_expensive_function() -> None:
     with pytest.raises(AssertionError):
-        check(lambda: loop(40))
+        check(lambda: spin(40))
     assert MOST_SECONDS <= COMPUTE_SECONDS / 10
 
 

@@ -5,22 +5,22 @@ import copy
 import pytest
 from pseudoreal_operator.status.events import Event, Reason, shortened, to_manifests
 
-from tests.unit.operator.lifecycle.steps import begun, fail_execution
+from tests.unit.operator.lifecycle.steps import fail_execution, start_job
 from tests.unit.operator.world import World, make_job
 
 BACKOFF = {"spec__restart": {"maxRestarts": 5, "backoffSeconds": 300}}
 
 
-def told(world: World) -> list[str]:
+def event_reasons(world: World) -> list[str]:
     return list(world.events.values())
 
 
 def test_execution_that_never_ran_has_no_start_event() -> None:
-    world = begun(**BACKOFF, spec__deadlines={"activeSeconds": 60})
+    world = start_job(**BACKOFF, spec__deadlines={"activeSeconds": 60})
     fail_execution(world)
     world.tick(61)
     world.settle()
-    assert told(world) == ["Accepted", "PhaseStarted", "ExecutionFailed", "Failed"]
+    assert event_reasons(world) == ["Accepted", "PhaseStarted", "ExecutionFailed", "Failed"]
 
 
 def test_each_suspension_has_its_event_even_before_the_first_start() -> None:
@@ -33,26 +33,26 @@ def test_each_suspension_has_its_event_even_before_the_first_start() -> None:
         world.tick(1)
         world.set(suspend=True)
         world.settle()
-    assert told(world) == ["Accepted", "Suspended", "Resumed", "Suspended", "Resumed", "Suspended"]
+    assert event_reasons(world) == ["Accepted", "Suspended", "Resumed", "Suspended", "Resumed", "Suspended"]
 
 
 def test_a_phase_that_ends_while_the_job_is_suspended_does_not_resume_it() -> None:
     """The Job of the phase is being deleted, and its pods complete as they end."""
-    world = begun()
+    world = start_job()
     job = copy.deepcopy(world.objects["Job", "sim-pseudo-e1"])
     world.set(suspend=True)
     world.settle()
     world.objects["Job", "sim-pseudo-e1"] = job
     world.finish_all()
     world.settle()
-    assert "PhaseCompleted" in told(world)
-    assert "Resumed" not in told(world)
+    assert "PhaseCompleted" in event_reasons(world)
+    assert "Resumed" not in event_reasons(world)
 
 
 @pytest.mark.parametrize("effects", range(12))
 def test_repeated_pass_posts_the_same_events(effects: int) -> None:
     """The operator dies after `effects` requests, in each kind of pass."""
-    calm, world = begun(), World(make_job())
+    calm, world = start_job(), World(make_job())
     calm.run_fairly()
     for _ in range(200):
         world.carry_out(world.plan(), effects)
@@ -73,7 +73,7 @@ def test_execution_that_ended_before_its_start_was_written_has_all_events() -> N
     world.carry_out(wanted, effects=len(wanted.apply))
     world.control()
     fail_execution(world)
-    assert told(world) == ["Accepted", "PhaseStarted", "Failed"]
+    assert event_reasons(world) == ["Accepted", "PhaseStarted", "Failed"]
 
 
 def test_event_times_follow_the_order_of_the_events() -> None:

@@ -6,7 +6,14 @@ import pytest
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_operator import clock
 
-from tests.unit.operator.lifecycle.steps import begun, config, fail_execution, message, run_pods, until
+from tests.unit.operator.lifecycle.steps import (
+    condition_message,
+    config,
+    fail_execution,
+    run_pods,
+    run_until,
+    start_job,
+)
 from tests.unit.operator.world import World
 
 WORDS = "local rank 0 ended without a word"
@@ -15,10 +22,10 @@ WORDS = "local rank 0 ended without a word"
 @pytest.fixture
 def world() -> World:
     """A world in which the phase real trains on two pods, each on its own node."""
-    return on_nodes(until(World(begun().job), "real"))
+    return place_on_nodes(run_until(World(start_job().job), "real"))
 
 
-def on_nodes(world: World) -> World:
+def place_on_nodes(world: World) -> World:
     for number, pod in enumerate(world.alive()):
         pod["spec"] = {"nodeName": f"node-{number}"}
         world.report(pod, 12)
@@ -26,24 +33,24 @@ def on_nodes(world: World) -> World:
     return world
 
 
-def died(restarts: int = 1, text: str = WORDS) -> InPlace:
+def origin_account(restarts: int = 1, text: str = WORDS) -> InPlace:
     return InPlace(restarts=restarts, peer_lost=False, message=text)
 
 
-def followed(restarts: int = 1) -> InPlace:
+def peer_account(restarts: int = 1) -> InPlace:
     return InPlace(restarts=restarts, peer_lost=True, message="connection closed")
 
 
-def restart(world: World, restarts: int = 1, origin: int = 1) -> None:
+def restart_in_place(world: World, restarts: int = 1, origin: int = 1) -> None:
     """Let both pods report that they have restarted their ranks."""
     for number, pod in enumerate(world.alive()):
-        world.report(pod, 10, "starting", died(restarts) if number == origin else followed(restarts))
+        world.report(pod, 10, "starting", origin_account(restarts) if number == origin else peer_account(restarts))
     world.settle()
 
 
 def test_restart_in_place_is_counted_and_reported_without_touching_pods(world: World) -> None:
     names = [pod["metadata"]["name"] for pod in world.alive()]
-    restart(world)
+    restart_in_place(world)
     status = world.status
     assert (status.restarts, status.execution, status.state) == (1, 1, "Training")
     assert [pod["metadata"]["name"] for pod in world.alive()] == names
@@ -55,35 +62,37 @@ def test_restart_in_place_is_counted_and_reported_without_touching_pods(world: W
     assert status.restarts_in_place.message == f"Pod {names[1]} (worker 1): {WORDS}."
     assert list(world.events.values()).count("RestartedInPlace") == 1
     for pod in world.alive():
-        world.report(pod, 11, "computing", died() if pod["metadata"]["name"] == names[1] else followed())
+        world.report(pod, 11, "computing", origin_account() if pod["metadata"]["name"] == names[1] else peer_account())
     world.settle()
-    assert "Its ranks were restarted in place 1 time, the last time as: Pod sim-real" in message(world, "Progressing")
+    assert "Its ranks were restarted in place 1 time, the last time as: Pod sim-real" in condition_message(
+        world, "Progressing"
+    )
 
 
 def test_restart_in_place_is_counted_once(world: World) -> None:
-    restart(world)
+    restart_in_place(world)
     for _ in range(3):
         # Another operator hears all anew.
         world.reports.clear()
-        restart(world)
+        restart_in_place(world)
     assert world.status.restarts == 1
-    restart(world, 2)
+    restart_in_place(world, 2)
     assert (world.status.restarts, len(world.status.faults)) == (2, 2)
     assert list(world.events.values()).count("RestartedInPlace") == 2
 
 
 def test_pod_that_waits_to_restart_has_not_restarted(world: World) -> None:
-    world.report(world.alive()[1], 0, in_place=died(), ranks=0)
+    world.report(world.alive()[1], 0, in_place=origin_account(), ranks=0)
     world.settle()
     assert (world.status.restarts, world.status.restarts_in_place) == (0, None)
 
 
 def test_restart_is_counted_only_when_its_origin_reports(world: World) -> None:
     first, second = world.alive()
-    world.report(first, 10, "starting", followed())
+    world.report(first, 10, "starting", peer_account())
     world.settle()
     assert world.status.restarts == 0
-    world.report(second, 10, "starting", died())
+    world.report(second, 10, "starting", origin_account())
     world.settle()
     assert [fault.pod for fault in world.status.faults] == [second["metadata"]["name"]]
 
@@ -91,7 +100,7 @@ def test_restart_is_counted_only_when_its_origin_reports(world: World) -> None:
 @pytest.mark.parametrize("reporting", [1, 2])
 def test_restart_without_a_report_of_its_origin_blames_no_pod(reporting: int, world: World) -> None:
     for pod in world.alive()[:reporting]:
-        world.report(pod, 10, "starting", followed())
+        world.report(pod, 10, "starting", peer_account())
     world.tick(21)
     world.settle()
     (fault,) = world.status.faults
@@ -101,8 +110,8 @@ def test_restart_without_a_report_of_its_origin_blames_no_pod(reporting: int, wo
 def test_restart_in_place_is_counted_from_termination_messages(world: World) -> None:
     world.reports.clear()
     first, second = world.alive()
-    world.finish(second, "Failed", in_place=died(2))
-    world.finish(first, "Failed", peer_lost=True, in_place=followed(2))
+    world.finish(second, "Failed", in_place=origin_account(2))
+    world.finish(first, "Failed", peer_lost=True, in_place=peer_account(2))
     world.control()
     world.settle()
     faults = [(fault.execution, fault.restart_in_place) for fault in world.status.faults]
@@ -113,8 +122,8 @@ def test_restart_in_place_is_counted_from_termination_messages(world: World) -> 
 def test_restarts_in_place_of_a_successful_phase_are_counted(world: World) -> None:
     world.reports.clear()
     first, second = world.alive()
-    world.finish(first, in_place=followed())
-    world.finish(second, in_place=died())
+    world.finish(first, in_place=peer_account())
+    world.finish(second, in_place=origin_account())
     world.control()
     world.settle()
     assert (world.status.state, world.status.restarts) == ("Complete", 1)
@@ -123,16 +132,16 @@ def test_restarts_in_place_of_a_successful_phase_are_counted(world: World) -> No
 
 def test_restarts_in_place_are_numbered_per_execution() -> None:
     """All stages have the same execution number."""
-    world = on_nodes(begun())
-    restart(world, origin=0)
+    world = place_on_nodes(start_job())
+    restart_in_place(world, origin=0)
     assert world.status.restarts == 1
     world.finish_all()
-    restart(on_nodes(until(world, "real")))
+    restart_in_place(place_on_nodes(run_until(world, "real")))
     assert (world.status.restarts, world.status.execution) == (2, 1)
 
 
 def test_restarts_in_place_lengthen_the_next_backoff(world: World) -> None:
-    restart(world)
+    restart_in_place(world)
     assert world.status.retries is not None
     assert world.status.retries.restarts == 1
     fail_execution(world)
@@ -141,8 +150,8 @@ def test_restarts_in_place_lengthen_the_next_backoff(world: World) -> None:
 
 
 def test_node_where_restarts_in_place_begin_repeatedly_is_avoided(world: World) -> None:
-    restart(world)
-    restart(world, 2)
+    restart_in_place(world)
+    restart_in_place(world, 2)
     assert world.status.avoided_nodes == ["node-1"]
     assert list(world.events.values()).count("NodeAvoided") == 1
 
@@ -165,7 +174,7 @@ def test_node_where_restarts_in_place_begin_repeatedly_is_avoided(world: World) 
 def test_allowed_restarts_in_place_are_bounded_by_the_restarts_left(
     restart_spec: dict[str, Any], faults: int, allowed: int
 ) -> None:
-    world = begun(spec__restart=restart_spec)
+    world = start_job(spec__restart=restart_spec)
     for _ in range(faults):
         fail_execution(world)
         world.wait_out()
@@ -176,11 +185,11 @@ def test_allowed_restarts_in_place_are_bounded_by_the_restarts_left(
 
 def test_restarts_in_place_count_against_max_restarts(world: World) -> None:
     for number in (1, 2, 3):
-        restart(world, number)
+        restart_in_place(world, number)
     assert (world.status.state, world.status.restarts) == ("Training", 3)
     fail_execution(world)
     assert world.status.state == "Failed"
-    assert "That was after 3 restarts, and spec.restart.maxRestarts allows 3" in message(world, "Failed")
+    assert "That was after 3 restarts, and spec.restart.maxRestarts allows 3" in condition_message(world, "Failed")
 
 
 def test_waiting_pod_whose_peer_was_deleted_starts_a_new_execution(world: World) -> None:
@@ -188,7 +197,7 @@ def test_waiting_pod_whose_peer_was_deleted_starts_a_new_execution(world: World)
     world.vanish(gone)
     world.settle()
     assert world.status.execution == 1
-    world.report(left, 0, in_place=followed(), ranks=0)
+    world.report(left, 0, in_place=peer_account(), ranks=0)
     world.settle()
     assert (world.status.execution, world.status.restarts) == (2, 0)
     assert world.orphans(), "it is asked to end"
@@ -196,6 +205,6 @@ def test_waiting_pod_whose_peer_was_deleted_starts_a_new_execution(world: World)
 
 def test_hang_clocks_start_again_after_a_restart_in_place(world: World) -> None:
     world.tick(800)
-    restart(world)
+    restart_in_place(world)
     world.tick(800)
     assert world.plan().status.execution == 1, "no step for 1600 s, of which half belong to the ranks before"

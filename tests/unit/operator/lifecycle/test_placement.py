@@ -12,7 +12,7 @@ from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.report_store import ReportingPod, merge_report
 from pseudoreal_operator.observe.view import View
 
-from tests.unit.operator.lifecycle.steps import until
+from tests.unit.operator.lifecycle.steps import run_until
 from tests.unit.operator.world import UID, World, make_job
 
 TOPOLOGY = {"spec__scheduling": {"topology": {"preferred": "rack"}}}
@@ -23,18 +23,18 @@ def wide_job(workers: int, **changes: Any) -> PseudoRealJob:
     return make_job(**shape, spec__phases__1__batch={"sequences": 60_000}, **changes)
 
 
-def training(**changes: Any) -> World:
+def training_world(**changes: Any) -> World:
     """Return a world in which three pods of the phase real run, with two ranks each, and without nodes."""
-    return until(World(wide_job(3, **changes)), "real")
+    return run_until(World(wide_job(3, **changes)), "real")
 
 
-def scheduled(world: World, *nodes: str) -> World:
+def schedule_on(world: World, *nodes: str) -> World:
     for pod, node in zip(world.alive(), nodes, strict=True):
         pod["spec"] = {"nodeName": node}
     return world
 
 
-def say(world: World, *firsts: int) -> None:
+def report_first_ranks(world: World, *firsts: int) -> None:
     """Let each pod report its two ranks."""
     for body, first in zip(world.alive(), firsts, strict=True):
         pod = read_pod(body)
@@ -43,7 +43,7 @@ def say(world: World, *firsts: int) -> None:
         world.reports[pod.name] = merge_report(None, reporter, PodReport(ranks=ranks), world.now)
 
 
-def placed(world: World) -> Placement | None:
+def planned_placement(world: World) -> Placement | None:
     world.settle()
     return world.status.placement
 
@@ -53,29 +53,29 @@ def rows(found: Placement | None) -> list[tuple[str, str, str]]:
 
 
 def test_placement_numbers_ranks_by_pod_without_a_topology() -> None:
-    world = scheduled(training(), "b", "a", "b")
-    assert rows(placed(world)) == [("b", "0-1,4-5", "0,2"), ("a", "2-3", "1")]
+    world = schedule_on(training_world(), "b", "a", "b")
+    assert rows(planned_placement(world)) == [("b", "0-1,4-5", "0,2"), ("a", "2-3", "1")]
     assert world.status.placement is not None
     assert (world.status.placement.phase_name, world.status.placement.execution) == ("real", 1)
 
 
 def test_placement_is_unknown_until_all_pods_have_a_node() -> None:
-    assert placed(scheduled(training(), "b", "", "b")) is None
+    assert planned_placement(schedule_on(training_world(), "b", "", "b")) is None
 
 
 def test_placement_uses_reported_ranks_with_a_topology() -> None:
-    world = scheduled(training(**TOPOLOGY), "b", "a", "b")
-    assert placed(world) is None, "only they know"
-    say(world, 0, 4, 2)
-    assert rows(placed(world)) == [("b", "0-3", "0,2"), ("a", "4-5", "1")]
+    world = schedule_on(training_world(**TOPOLOGY), "b", "a", "b")
+    assert planned_placement(world) is None, "only they know"
+    report_first_ranks(world, 0, 4, 2)
+    assert rows(planned_placement(world)) == [("b", "0-3", "0,2"), ("a", "4-5", "1")]
 
 
 def test_restarted_operator_reads_ranks_from_the_status() -> None:
-    world = scheduled(training(**TOPOLOGY), "b", "a", "b")
-    say(world, 0, 4, 2)
-    before = placed(world)
+    world = schedule_on(training_world(**TOPOLOGY), "b", "a", "b")
+    report_first_ranks(world, 0, 4, 2)
+    before = planned_placement(world)
     world.reports.clear()
-    assert placed(world) == before
+    assert planned_placement(world) == before
     view = View(world.observe(), world.now)
     pods = [view.pod_of_rank(rank) for rank in range(6)]
     assert [pod.index if pod else None for pod in pods] == [0, 0, 2, 2, 1, 1]
@@ -83,27 +83,27 @@ def test_restarted_operator_reads_ranks_from_the_status() -> None:
 
 
 def test_reported_ranks_override_those_in_the_status() -> None:
-    world = scheduled(training(**TOPOLOGY), "b", "a", "b")
-    say(world, 0, 4, 2)
-    placed(world)
-    say(world, 0, 2, 4)
+    world = schedule_on(training_world(**TOPOLOGY), "b", "a", "b")
+    report_first_ranks(world, 0, 4, 2)
+    planned_placement(world)
+    report_first_ranks(world, 0, 2, 4)
     view = View(world.observe(), world.now)
     assert [view.first_rank(pod) for pod in view.pods] == [0, 2, 4]
-    assert rows(placed(world)) == [("b", "0-1,4-5", "0,2"), ("a", "2-3", "1")]
+    assert rows(planned_placement(world)) == [("b", "0-1,4-5", "0,2"), ("a", "2-3", "1")]
 
 
 def test_placement_stays_until_the_next_execution_has_its_nodes() -> None:
-    world = scheduled(training(), "b", "a", "b")
-    before = placed(world)
+    world = schedule_on(training_world(), "b", "a", "b")
+    before = planned_placement(world)
     world.disrupt(world.alive()[0])
     world.control()
-    assert placed(world) == before
+    assert planned_placement(world) == before
 
 
 @pytest.mark.parametrize(("nodes", "kept", "omitted"), [(5000, 100, 4900), (2, 0, 2)])
 def test_placement_of_thousands_of_pods_is_bounded(nodes: int, kept: int, omitted: int) -> None:
     """Nodes whose ranges do not fit are left out as well."""
-    world = training()
+    world = training_world()
     seen = world.observe()
     pods = tuple(
         replace(seen.pods[-1], name=f"pod-{index}", index=index, node=f"gpu-node-{index % nodes:05d}")

@@ -12,7 +12,14 @@ from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import ChildJob, JobState, LastReport
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import begun, claims, fail_execution, message, run_pods, until
+from tests.unit.operator.lifecycle.steps import (
+    condition_message,
+    condition_states,
+    fail_execution,
+    run_pods,
+    run_until,
+    start_job,
+)
 from tests.unit.operator.world import SETTINGS, World, make_job
 
 
@@ -27,8 +34,8 @@ def test_first_pass_writes_the_status_and_creates_nothing() -> None:
 
 
 def test_conditions_while_the_job_trains() -> None:
-    world = begun()
-    assert claims(world) == {
+    world = start_job()
+    assert condition_states(world) == {
         "Accepted": ("True", "Valid"),
         "Progressing": ("True", "Training"),
         "Delinked": ("False", "Pending"),
@@ -38,7 +45,7 @@ def test_conditions_while_the_job_trains() -> None:
 
 
 def test_succeeded_pods_change_nothing_until_their_job_completes() -> None:
-    world = begun()
+    world = start_job()
     for pod in world.alive():
         world.finish(pod, "Succeeded")
     assert world.plan().status == world.status
@@ -48,9 +55,9 @@ def test_succeeded_pods_change_nothing_until_their_job_completes() -> None:
 
 
 def test_conditions_after_the_job_completed() -> None:
-    world = begun()
+    world = start_job()
     world.run_fairly()
-    found = claims(world)
+    found = condition_states(world)
     assert found["Complete"][0] == "True"
     assert found["Delinked"] == ("True", "Completed")
     assert found["Progressing"][0] == "False"
@@ -59,14 +66,14 @@ def test_conditions_after_the_job_completed() -> None:
 
 def test_a_job_of_one_phase_needs_no_delink() -> None:
     phase = {"name": "only", "until": {"step": 10}, "batch": {"sequences": 8}}
-    world = begun(spec__phases=[phase])
-    assert claims(world)["Delinked"] == ("True", "NotNeeded")
+    world = start_job(spec__phases=[phase])
+    assert condition_states(world)["Delinked"] == ("True", "NotNeeded")
     world.run_fairly()
     assert world.status.state == "Complete"
 
 
 def test_transition_time_of_a_condition_changes_only_with_its_status() -> None:
-    world = begun()
+    world = start_job()
     before = {c.type: c.last_transition_time for c in world.status.conditions}
     world.tick(60)
     fail_execution(world)
@@ -76,7 +83,7 @@ def test_transition_time_of_a_condition_changes_only_with_its_status() -> None:
 
 
 def test_backoff_counts_from_the_failure_even_if_the_operator_was_away() -> None:
-    world = begun()
+    world = start_job()
     world.finish(world.alive()[0], "Failed")
     world.control()
     world.tick(3600)
@@ -85,7 +92,7 @@ def test_backoff_counts_from_the_failure_even_if_the_operator_was_away() -> None
 
 
 def test_each_failed_execution_has_an_event() -> None:
-    world = begun(spec__restart={"maxRestarts": 5, "backoffSeconds": 0})
+    world = start_job(spec__restart={"maxRestarts": 5, "backoffSeconds": 0})
     for _ in range(2):
         fail_execution(world)
         world.wait_out()
@@ -97,7 +104,7 @@ def test_each_failed_execution_has_an_event() -> None:
 
 
 def test_event_names_sort_in_the_order_of_events() -> None:
-    world = begun(spec__restart={"maxRestarts": 5, "backoffSeconds": 0})
+    world = start_job(spec__restart={"maxRestarts": 5, "backoffSeconds": 0})
     fail_execution(world)
     world.run_fairly()
     assert [world.events[name] for name in sorted(world.events)] == [
@@ -115,26 +122,26 @@ def test_event_names_sort_in_the_order_of_events() -> None:
 
 
 def test_final_failure_names_the_command_to_read_logs() -> None:
-    world = begun(spec__restart={"maxRestarts": 0})
+    world = start_job(spec__restart={"maxRestarts": 0})
     fail_execution(world, exit_code=139)
-    assert claims(world)["Failed"] == ("True", "RestartsExhausted")
-    assert "exit code 139" in message(world, "Failed")
-    assert "kubectl logs -n default -l pseudoreal.dev/job-name=sim" in message(world, "Failed")
+    assert condition_states(world)["Failed"] == ("True", "RestartsExhausted")
+    assert "exit code 139" in condition_message(world, "Failed")
+    assert "kubectl logs -n default -l pseudoreal.dev/job-name=sim" in condition_message(world, "Failed")
     assert world.status.phases[0].state == "Failed"
     assert world.status.completion_time == clock.to_text(world.now)
 
 
 def test_job_that_the_trainer_rejects_fails_with_the_trainers_message() -> None:
-    world = begun()
+    world = start_job()
     fail_execution(world, outcome="InvalidJob")
-    assert claims(world)["Failed"] == ("True", "InvalidJob")
-    assert message(world, "Failed") == "it InvalidJob"
+    assert condition_states(world)["Failed"] == ("True", "InvalidJob")
+    assert condition_message(world, "Failed") == "it InvalidJob"
     assert world.status.restarts == 0
 
 
 @pytest.mark.parametrize("stage", ["pseudo", "real-delink", "real"])
 def test_stage_whose_result_was_deleted_runs_again_without_counting(stage: str) -> None:
-    world = begun(spec__restart={"backoffSeconds": 0})
+    world = start_job(spec__restart={"backoffSeconds": 0})
     while f"sim-{stage}-e1" not in world.active_jobs():
         world.finish_all()
         world.settle()
@@ -152,38 +159,38 @@ def test_stage_whose_result_was_deleted_runs_again_without_counting(stage: str) 
 def test_invalid_spec_fails_a_new_job() -> None:
     world = World(make_job(spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": "AllRanks"}))
     world.settle()
-    assert claims(world)["Accepted"] == ("False", "InvalidSpec")
-    assert "9 ranks, more than spec.model.layers 8" in message(world, "Failed")
+    assert condition_states(world)["Accepted"] == ("False", "InvalidSpec")
+    assert "9 ranks, more than spec.model.layers 8" in condition_message(world, "Failed")
     assert world.objects == {}
 
 
 def test_active_deadline_fails_the_job_and_ends_its_pods() -> None:
-    world = begun(spec__deadlines={"activeSeconds": 60})
+    world = start_job(spec__deadlines={"activeSeconds": 60})
     assert (world.plan().requeue_after or 0) <= 60
     world.tick(60)
     world.carry_out(world.plan())
-    assert claims(world)["Failed"] == ("True", "DeadlineExceeded")
+    assert condition_states(world)["Failed"] == ("True", "DeadlineExceeded")
     assert [*map(bare, world.plan().delete)] == ["sim-pseudo-e1"], "once the status says why"
 
 
 def test_suspended_condition_says_how_to_resume() -> None:
-    world = begun()
+    world = start_job()
     world.set(suspend=True)
     wanted = world.plan()
     assert [*map(bare, wanted.delete)] == ["sim-pseudo-e1"]
     world.carry_out(wanted)
     assert world.status.state == "Suspended"
-    assert "Set it to false" in message(world, "Suspended")
+    assert "Set it to false" in condition_message(world, "Suspended")
 
 
 def test_new_execution_waits_for_pods_of_the_previous_one() -> None:
-    world = begun(spec__restart={"backoffSeconds": 0})
+    world = start_job(spec__restart={"backoffSeconds": 0})
     del world.objects["Job", "sim-pseudo-e1"]
     world.settle()
     assert world.active_jobs() == []
-    assert claims(world)["Progressing"] == ("False", "AwaitingCleanup")
+    assert condition_states(world)["Progressing"] == ("False", "AwaitingCleanup")
     (pod,) = world.alive()
-    assert f"kubectl delete pod {pod['metadata']['name']} -n default --force" in message(world, "Progressing")
+    assert f"kubectl delete pod {pod['metadata']['name']} -n default --force" in condition_message(world, "Progressing")
     world.vanish(pod)
     world.settle()
     assert world.active_jobs() == ["sim-pseudo-e2"]
@@ -198,7 +205,7 @@ def test_children_of_a_deleted_job_of_the_same_name_are_waited_for() -> None:
 
 
 def test_active_job_that_is_being_deleted_counts_as_deleted() -> None:
-    world = begun()
+    world = start_job()
     seen = world.observe()
     dying = tuple(replace(job, deleting=True) for job in seen.jobs)
     wanted = plan(replace(seen, jobs=dying), world.now, SETTINGS)
@@ -206,14 +213,14 @@ def test_active_job_that_is_being_deleted_counts_as_deleted() -> None:
 
 
 def test_job_of_another_execution_is_deleted() -> None:
-    world = begun()
+    world = start_job()
     stray = ChildJob("sim-real-e1", Execution("real", StageKind.TRAIN, 1), JobState.ACTIVE)
     seen = world.observe()
     assert plan(replace(seen, jobs=(*seen.jobs, stray)), world.now, SETTINGS).delete == ("sim-real-e1",)
 
 
 def test_execution_number_is_recovered_from_the_children() -> None:
-    world = begun(spec__restart={"backoffSeconds": 0})
+    world = start_job(spec__restart={"backoffSeconds": 0})
     fail_execution(world)
     world.settle()
     assert world.status.execution == 2
@@ -246,7 +253,7 @@ def last_reports(world: World, step: int) -> tuple[LastReport, ...]:
 
 
 def test_progress_comes_from_reports_and_stays_when_there_is_none() -> None:
-    world = begun()
+    world = start_job()
     world.status = plan(replace(world.observe(), last_reports=last_reports(world, 5)), world.now, SETTINGS).status
     progress = world.status.progress
     assert progress
@@ -256,7 +263,7 @@ def test_progress_comes_from_reports_and_stays_when_there_is_none() -> None:
 
 
 def test_the_load_of_experts_is_in_the_progress_until_the_phase_ends() -> None:
-    world = begun()
+    world = start_job()
     figures = {"expert_load_max": 1.5, "idle_experts": 0.25, "dropped_tokens": 0.031251, "router_entropy": 1.38629}
     (said,) = last_reports(world, 5)
     known = replace(said, report=said.report.model_copy(update={"progress": report(5, **figures)}))
@@ -272,7 +279,7 @@ def test_the_load_of_experts_is_in_the_progress_until_the_phase_ends() -> None:
 
 def test_progress_without_experts_has_no_load() -> None:
     """Progress of an older trainer, which reports only some of the figures, has none either."""
-    world = begun()
+    world = start_job()
     (said,) = last_reports(world, 5)
     older = replace(said, report=said.report.model_copy(update={"progress": report(5, expert_load_max=1.5)}))
     for each in (said, older):
@@ -282,7 +289,7 @@ def test_progress_without_experts_has_no_load() -> None:
 
 
 def test_progress_alone_is_written_at_most_every_ten_seconds() -> None:
-    world = begun()
+    world = start_job()
     world.status = plan(replace(world.observe(), last_reports=last_reports(world, 5)), world.now, SETTINGS).status
     world.tick(9)
     assert (
@@ -298,7 +305,7 @@ def test_progress_alone_is_written_at_most_every_ten_seconds() -> None:
 
 
 def test_progress_is_written_at_once_with_a_transition() -> None:
-    world = begun()
+    world = start_job()
     world.status = plan(replace(world.observe(), last_reports=last_reports(world, 5)), world.now, SETTINGS).status
     world.run_fairly()
     assert world.status.progress
@@ -315,29 +322,29 @@ def test_invalid_children_fail_a_new_job() -> None:
 
 
 def test_invalid_children_block_a_job_that_has_begun() -> None:
-    world = begun()
+    world = start_job()
     fail_execution(world)
     world.carry_out(plan_rejected(world.observe(), "a new policy denies it", world.now))
-    assert claims(world)["Progressing"] == ("False", "Blocked")
-    assert "Failed" not in claims(world)
+    assert condition_states(world)["Progressing"] == ("False", "Blocked")
+    assert "Failed" not in condition_states(world)
     world.run_fairly()
     assert world.status.state == "Complete"
 
 
 def test_temporary_rejection_is_shown_as_blocked() -> None:
-    world = begun()
-    before = claims(world)
+    world = start_job()
+    before = condition_states(world)
     wanted = plan_blocked(world.observe(), "exceeded quota", world.now)
     assert wanted.status.execution == world.status.execution
     assert wanted.requeue_after
     world.carry_out(wanted)
-    assert claims(world) == before | {"Progressing": ("False", "Blocked")}
-    assert message(world, "Progressing") == "exceeded quota"
+    assert condition_states(world) == before | {"Progressing": ("False", "Blocked")}
+    assert condition_message(world, "Progressing") == "exceeded quota"
 
 
 @pytest.mark.parametrize("outcome", ["Succeeded", "InvalidJob"])
 def test_rejection_after_the_end_changes_no_outcome(outcome: Outcome) -> None:
-    world = until(World(make_job(spec__cleanUp={"children": "Delete"})), "real")
+    world = run_until(World(make_job(spec__cleanUp={"children": "Delete"})), "real")
     for pod in world.alive():
         world.finish(pod, outcome)
     world.control()
@@ -351,10 +358,10 @@ def test_rejection_after_the_end_changes_no_outcome(outcome: Outcome) -> None:
 
 
 def test_unreadable_job_waits_and_its_pods_keep_running() -> None:
-    world = begun()
-    before = claims(world)
+    world = start_job()
+    before = condition_states(world)
     world.carry_out(plan_unreadable(world.job.metadata, world.status, "spec.new: unknown", world.now))
-    assert claims(world) == before | {"Progressing": ("False", "Unreadable")}
+    assert condition_states(world) == before | {"Progressing": ("False", "Unreadable")}
     assert world.active_jobs() == ["sim-pseudo-e1"]
     world.run_fairly()
     assert world.status.state == "Complete"
@@ -365,7 +372,7 @@ def test_unreadable_job_waits_and_its_pods_keep_running() -> None:
 @pytest.mark.parametrize("state", ["Validating", "Paused"])
 def test_a_state_of_a_later_release_does_not_end_a_pass(state: str) -> None:
     """Such a state occurs after the operator was rolled back."""
-    world = begun()
+    world = start_job()
     newer = world.status.to_dict()
     newer["phases"][0]["state"] = state
     world.status = type(world.status).model_validate(newer)
@@ -384,7 +391,7 @@ def test_job_that_was_unreadable_at_first_starts_normally() -> None:
 
 
 def test_unreadable_result_counts_as_a_restart_and_deleted_result_does_not() -> None:
-    world = begun(spec__restart={"backoffSeconds": 0})
+    world = start_job(spec__restart={"backoffSeconds": 0})
     (pod,) = world.alive()
     world.finish(pod, exit_code=0)
     world.control()
@@ -399,11 +406,11 @@ def test_unreadable_result_counts_as_a_restart_and_deleted_result_does_not() -> 
     world.vanish(pod)
     world.carry_out(world.plan())
     assert (world.status.execution, world.status.restarts) == (3, 1)
-    assert "is gone, with its result" in message(world, "Progressing")
+    assert "is gone, with its result" in condition_message(world, "Progressing")
 
 
 def test_stage_that_completed_before_the_deadline_counts_when_seen_later() -> None:
-    world = until(World(make_job(spec__deadlines={"activeSeconds": 1000})), "real")
+    world = run_until(World(make_job(spec__deadlines={"activeSeconds": 1000})), "real")
     world.finish_all()
     world.tick(2000)
     world.settle()
@@ -419,11 +426,11 @@ def test_startup_deadline_runs_even_if_execution_time_was_not_written() -> None:
     assert world.active_jobs() == ["sim-pseudo-e1"]
     world.tick(61)
     world.settle()
-    assert claims(world)["Failed"] == ("True", "StartupDeadlineExceeded")
+    assert condition_states(world)["Failed"] == ("True", "StartupDeadlineExceeded")
 
 
 def test_only_the_newest_failed_jobs_are_kept() -> None:
-    world = begun(spec__restart={"backoffSeconds": 0, "maxRestarts": 99})
+    world = start_job(spec__restart={"backoffSeconds": 0, "maxRestarts": 99})
     for _ in range(8):
         fail_execution(world)
         world.wait_out()

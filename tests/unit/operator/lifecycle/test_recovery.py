@@ -6,49 +6,49 @@ import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import begun, fail_execution, run_pods, until
+from tests.unit.operator.lifecycle.steps import fail_execution, run_pods, run_until, start_job
 from tests.unit.operator.world import UID, World, make_job
 
 
-def failed(world: World) -> tuple[str, str]:
+def failure(world: World) -> tuple[str, str]:
     condition = find(world.status, "Failed")
     return (condition.reason, condition.message) if condition else ("", "")
 
 
-def go_on(world: World) -> None:
+def start_next_execution(world: World) -> None:
     """Wait out the backoff, and start the next execution."""
     world.tick(301)
     run_pods(world)
 
 
 def test_restarts_count_within_a_window() -> None:
-    world = begun(spec__restart={"maxRestarts": 2, "windowSeconds": 1000})
+    world = start_job(spec__restart={"maxRestarts": 2, "windowSeconds": 1000})
     for _ in range(5):
         # 301 s apart from each other at least: never more than two within 1000 s before a third.
         fail_execution(world)
-        assert failed(world) == ("", "")
-        go_on(world)
+        assert failure(world) == ("", "")
+        start_next_execution(world)
         world.tick(300)
     assert (world.status.restarts, world.status.execution, len(world.status.faults)) == (5, 6, 2)
 
 
 def test_too_many_restarts_within_the_window_fail_the_job() -> None:
-    world = begun(spec__restart={"maxRestarts": 2, "windowSeconds": 1000})
+    world = start_job(spec__restart={"maxRestarts": 2, "windowSeconds": 1000})
     for _ in range(3):
         fail_execution(world)
-        go_on(world)
-    assert failed(world)[0] == "RestartsExhausted"
-    assert "2 restarts within 1000 s (spec.restart.windowSeconds)" in failed(world)[1]
+        start_next_execution(world)
+    assert failure(world)[0] == "RestartsExhausted"
+    assert "2 restarts within 1000 s (spec.restart.windowSeconds)" in failure(world)[1]
 
 
 def test_failed_job_says_how_to_continue_from_its_checkpoints() -> None:
-    world = until(World(make_job(spec__restart={"maxRestarts": 0})), "real")
+    world = run_until(World(make_job(spec__restart={"maxRestarts": 0})), "real")
     fail_execution(world)
     folder = f"sim-{UID[:8]}"
-    assert failed(world)[1].endswith(f"a new job goes on from them with spec.checkpoint.continueFrom: {folder})")
-    without = begun(spec__restart={"maxRestarts": 0})
+    assert failure(world)[1].endswith(f"a new job goes on from them with spec.checkpoint.continueFrom: {folder})")
+    without = start_job(spec__restart={"maxRestarts": 0})
     fail_execution(without)
-    assert "continueFrom" not in failed(without)[1]
+    assert "continueFrom" not in failure(without)[1]
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,17 @@ def test_failed_job_says_how_to_continue_from_its_checkpoints() -> None:
 )
 def test_failed_job_names_its_claim_and_whether_the_claim_stays(policy: str, says: str) -> None:
     volume = {"retentionPolicy": policy}
-    world = until(World(make_job(spec__restart={"maxRestarts": 0}, spec__checkpoint__storage__volume=volume)), "real")
+    world = run_until(
+        World(make_job(spec__restart={"maxRestarts": 0}, spec__checkpoint__storage__volume=volume)), "real"
+    )
     fail_execution(world)
-    message = failed(world)[1]
+    message = failure(world)[1]
     assert says in message
     assert f"continueFrom: sim-{UID[:8]} and spec.checkpoint.storage.volume.claimName: sim-checkpoints)" in message
 
 
 def test_resumes_and_disruptions_start_executions_without_counting_restarts() -> None:
-    world = begun()
+    world = start_job()
     world.disrupt(world.alive()[0])
     world.control()
     world.carry_out(world.plan())
@@ -73,7 +75,7 @@ def test_resumes_and_disruptions_start_executions_without_counting_restarts() ->
 
 
 def test_stuck_pod_ends_the_execution_as_node_lost() -> None:
-    world = begun(spec__restart={"backoffSeconds": 0})
+    world = start_job(spec__restart={"backoffSeconds": 0})
     (pod,) = world.alive()
     pod["spec"] = {"nodeName": "off"}
     world.lose(pod)
@@ -94,18 +96,18 @@ def test_stuck_pod_ends_the_execution_as_node_lost() -> None:
 
 
 def test_restart_rules_apply_to_stuck_pods() -> None:
-    world = begun(spec__restart={"rules": [{"onPodConditions": ["DisruptionTarget"], "action": "Fail"}]})
+    world = start_job(spec__restart={"rules": [{"onPodConditions": ["DisruptionTarget"], "action": "Fail"}]})
     world.lose(world.alive()[0])
     world.tick(46)
     world.settle()
-    assert failed(world)[0] == "Disrupted"
-    assert "its node (none) may be lost" in failed(world)[1]
+    assert failure(world)[0] == "Disrupted"
+    assert "its node (none) may be lost" in failure(world)[1]
 
 
 @pytest.mark.parametrize("exit_code", [0, 78])
 def test_job_that_ends_gets_one_more_pass(exit_code: int) -> None:
     """No event may ever wake the job again, and its time to live begins."""
-    world = until(World(make_job(spec__deadlines={"ttlSecondsAfterFinished": 100})), "real")
+    world = run_until(World(make_job(spec__deadlines={"ttlSecondsAfterFinished": 100})), "real")
     for pod in world.alive():
         world.finish(pod, "Succeeded" if exit_code == 0 else "InvalidJob")
     world.control()
@@ -117,25 +119,25 @@ def test_job_that_ends_gets_one_more_pass(exit_code: int) -> None:
 
 
 def test_node_where_faults_begin_repeatedly_is_avoided() -> None:
-    world = begun(spec__restart={"maxRestarts": 9, "avoidNodesAfter": 2})
+    world = start_job(spec__restart={"maxRestarts": 9, "avoidNodesAfter": 2})
     for node in ("bad", "good", "bad"):
         assert world.status.avoided_nodes == []
         (pod,) = world.alive()
         pod["spec"] = {"nodeName": node}
         fail_execution(world)
-        go_on(world)
+        start_next_execution(world)
     assert world.status.avoided_nodes == ["bad"]
     assert list(world.events.values()).count("NodeAvoided") == 1
 
 
 def test_a_user_s_rule_fails_the_job_at_once() -> None:
-    world = begun(spec__restart={"rules": [{"onExitCodes": [3], "action": "Fail"}]})
+    world = start_job(spec__restart={"rules": [{"onExitCodes": [3], "action": "Fail"}]})
     fail_execution(world, exit_code=3)
-    assert failed(world)[0] == "PodFailed"
-    assert "A rule of spec.restart.rules says Fail." in failed(world)[1]
+    assert failure(world)[0] == "PodFailed"
+    assert "A rule of spec.restart.rules says Fail." in failure(world)[1]
 
 
-def unstarted(**changes: Any) -> World:
+def world_without_started_pods(**changes: Any) -> World:
     """Return a world whose pods do not start."""
     world = World(make_job(**changes))
     world.settle()
@@ -144,25 +146,25 @@ def unstarted(**changes: Any) -> World:
 
 
 def test_pods_that_do_not_start_in_time_fail_the_job() -> None:
-    world = unstarted(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
+    world = world_without_started_pods(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     world.tick(59)
     world.settle()
-    assert failed(world) == ("", "")
+    assert failure(world) == ("", "")
     world.tick(1)
     world.settle()
-    assert failed(world)[0] == "StartupDeadlineExceeded"
-    assert "0 of 1 pods ran 60 s after they were asked for" in failed(world)[1]
+    assert failure(world)[0] == "StartupDeadlineExceeded"
+    assert "0 of 1 pods ran 60 s after they were asked for" in failure(world)[1]
 
 
 def test_startup_deadline_does_not_apply_to_started_pods() -> None:
-    world = begun(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
+    world = start_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     world.tick(600)
     world.settle()
-    assert failed(world) == ("", "")
+    assert failure(world) == ("", "")
 
 
 def test_each_execution_has_its_own_startup_deadline() -> None:
-    world = begun(
+    world = start_job(
         spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"}, spec__restart={"backoffSeconds": 0}
     )
     world.tick(600)
@@ -170,11 +172,11 @@ def test_each_execution_has_its_own_startup_deadline() -> None:
     world.settle()
     world.tick(59)
     world.settle()
-    assert failed(world) == ("", "")
+    assert failure(world) == ("", "")
 
 
 def test_startup_deadline_excludes_time_in_the_queue() -> None:
-    world = unstarted(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
+    world = world_without_started_pods(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     job = world.objects["Job", "sim-pseudo-e1"]
     job["spec"]["suspend"] = True
     world.tick(600)
@@ -183,14 +185,14 @@ def test_startup_deadline_excludes_time_in_the_queue() -> None:
     job["status"] = {"startTime": clock.to_text(world.now)}
     world.tick(59)
     world.settle()
-    assert failed(world) == ("", "")
+    assert failure(world) == ("", "")
     world.tick(1)
     world.settle()
-    assert failed(world)[0] == "StartupDeadlineExceeded"
+    assert failure(world)[0] == "StartupDeadlineExceeded"
 
 
 def test_active_deadline_excludes_suspended_time() -> None:
-    world = begun(spec__deadlines={"activeSeconds": 100})
+    world = start_job(spec__deadlines={"activeSeconds": 100})
     world.set(suspend=True)
     world.settle()
     world.tick(6000)
@@ -201,10 +203,10 @@ def test_active_deadline_excludes_suspended_time() -> None:
     world.settle()
     world.tick(99)
     world.settle()
-    assert failed(world) == ("", "")
+    assert failure(world) == ("", "")
     world.tick(1)
     world.settle()
-    assert failed(world)[0] == "DeadlineExceeded"
+    assert failure(world)[0] == "DeadlineExceeded"
 
 
 @pytest.mark.parametrize("seconds", [0, 60])

@@ -9,22 +9,22 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.observe.stages import phases_to_finish
 from pseudoreal_operator.status.conditions import ACCEPTED, find
 
-from tests.unit.operator.lifecycle.steps import config, settle_without_orphans, until
+from tests.unit.operator.lifecycle.steps import config, run_until, settle_without_orphans
 from tests.unit.operator.world import World, make_job
 
 ASKED = {"id": "1", "type": "RepeatPhase", "phase": "pseudo"}
 QUICK = {"spec__restart": {"backoffSeconds": 0, "maxRestarts": 2}}
 
 
-def again(world: World, phase: str, request: str = "1") -> None:
+def request_repetition(world: World, phase: str, request: str = "1") -> None:
     asked = Request(id=request, type="RepeatPhase", phase=phase)
     world.set(requests=[*world.job.spec.requests, asked])
     world.carry_out(world.plan())
 
 
 def test_repeated_phase_starts_from_its_start_checkpoint() -> None:
-    world = until(World(make_job(**QUICK)), "real")
-    again(world, "real")
+    world = run_until(World(make_job(**QUICK)), "real")
+    request_repetition(world, "real")
     settle_without_orphans(world)
     assert world.active_jobs() == ["sim-real-e2"]
     pseudo, real = world.status.phases
@@ -38,8 +38,8 @@ def test_repeated_phase_starts_from_its_start_checkpoint() -> None:
 
 
 def test_phases_after_a_repeated_phase_are_trained_again() -> None:
-    world = until(World(make_job(**QUICK)), "real")
-    again(world, "pseudo")
+    world = run_until(World(make_job(**QUICK)), "real")
+    request_repetition(world, "pseudo")
     pseudo, real = world.status.phases
     assert (pseudo.state, pseudo.end_checkpoint, real.state, real.start_checkpoint) == (
         "Training",
@@ -58,30 +58,30 @@ def test_phases_after_a_repeated_phase_are_trained_again() -> None:
 
 
 def test_each_request_is_served_once() -> None:
-    world = until(World(make_job(**QUICK)), "pseudo")
-    again(world, "pseudo", "1")
+    world = run_until(World(make_job(**QUICK)), "pseudo")
+    request_repetition(world, "pseudo", "1")
     settle_without_orphans(world)
     assert (world.status.execution, world.changes(world.plan())) == (2, False)
     assert world.status.served_requests == ["1"]
-    again(world, "pseudo", "2")
+    request_repetition(world, "pseudo", "2")
     assert (world.status.execution, world.status.served_requests) == (3, ["1", "2"])
 
 
 def test_id_of_a_removed_request_leaves_the_status() -> None:
-    world = until(World(make_job(**QUICK)), "pseudo")
-    again(world, "pseudo", "1")
+    world = run_until(World(make_job(**QUICK)), "pseudo")
+    request_repetition(world, "pseudo", "1")
     settle_without_orphans(world)
     world.set(requests=[])
     world.settle()
     assert (world.status.execution, world.status.served_requests) == (2, [])
 
 
-def finish(world: World, phase: str) -> None:
+def request_finish(world: World, phase: str) -> None:
     world.set(requests=[Request(id="early", type="FinishPhase", phase=phase)])
     world.settle()
 
 
-def tell(world: World) -> None:
+def report_told_to_finish(world: World) -> None:
     """Deliver the request to the pods, in the answers to their reports."""
     for pod in world.alive():
         world.report(pod, 1)
@@ -89,18 +89,18 @@ def tell(world: World) -> None:
     world.settle()
 
 
-def says(world: World) -> str:
+def progressing_message(world: World) -> str:
     return (find(world.status, "Progressing") or ACCEPTED).message
 
 
 def test_finish_request_is_served_when_its_phase_is_complete() -> None:
-    world = until(World(make_job(**QUICK)), "pseudo")
-    finish(world, "pseudo")
+    world = run_until(World(make_job(**QUICK)), "pseudo")
+    request_finish(world, "pseudo")
     assert world.status.served_requests == []
-    assert "told to end now as they report next" in says(world)
+    assert "told to end now as they report next" in progressing_message(world)
     assert "FinishRequested" not in world.events.values()
-    tell(world)
-    assert "is asked to end now" in says(world)
+    report_told_to_finish(world)
+    assert "is asked to end now" in progressing_message(world)
     assert list(world.events.values()).count("FinishRequested") == 1
     world.finish_all()
     world.settle()
@@ -108,31 +108,31 @@ def test_finish_request_is_served_when_its_phase_is_complete() -> None:
 
 
 def test_finish_request_for_a_complete_phase_is_served_at_once() -> None:
-    world = until(World(make_job(**QUICK)), "real")
-    finish(world, "pseudo")
+    world = run_until(World(make_job(**QUICK)), "real")
+    request_finish(world, "pseudo")
     assert (world.status.served_requests, world.status.current_phase) == (["early"], "real")
 
 
 def test_finish_request_for_a_later_phase_waits_for_that_phase() -> None:
-    world = until(World(make_job(**QUICK)), "pseudo")
-    finish(world, "real")
+    world = run_until(World(make_job(**QUICK)), "pseudo")
+    request_finish(world, "real")
     assert phases_to_finish(world.job.spec, world.status) == {"real"}
-    until(world, "real")
+    run_until(world, "real")
     world.settle()
-    tell(world)
-    assert "is asked to end now" in says(world)
+    report_told_to_finish(world)
+    assert "is asked to end now" in progressing_message(world)
     world.run_fairly()
     assert (world.status.state, world.status.served_requests) == ("Complete", ["early"])
 
 
 def test_repeat_request_in_a_new_job_counts_as_served() -> None:
-    world = until(World(make_job(**QUICK, spec__requests=[ASKED])), "pseudo")
+    world = run_until(World(make_job(**QUICK, spec__requests=[ASKED])), "pseudo")
     assert world.status.execution == 1
 
 
 def test_repeat_request_for_a_pending_phase_changes_nothing() -> None:
-    world = until(World(make_job(**QUICK)), "pseudo")
-    again(world, "real")
+    world = run_until(World(make_job(**QUICK)), "pseudo")
+    request_repetition(world, "real")
     settle_without_orphans(world)
     assert world.active_jobs() == ["sim-pseudo-e1"]
 
@@ -141,12 +141,12 @@ def test_repeat_request_does_not_reopen_an_ended_job() -> None:
     world = World(make_job(**QUICK))
     world.run_fairly()
     before = world.status
-    again(world, "real")
+    request_repetition(world, "real")
     assert world.status == before.model_copy(update={"observed_generation": world.job.metadata.generation})
 
 
 def overdue_delink(**delink: Any) -> World:
-    world = until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400} | delink)), "real-delink")
+    world = run_until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400} | delink)), "real-delink")
     transition = world.status.transition
     assert transition
     assert (transition.id, transition.from_phase, transition.to_phase) == ("pseudo-real-e1", "pseudo", "real")
@@ -181,17 +181,17 @@ def test_delink_timeout_rolls_back_to_an_earlier_checkpoint() -> None:
 
 
 def test_discards_of_an_earlier_rollback_stay_in_force() -> None:
-    world = until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400, "onTimeout": "RollBack"})), "real")
-    again(world, "pseudo")
+    world = run_until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400, "onTimeout": "RollBack"})), "real")
+    request_repetition(world, "pseudo")
     settle_without_orphans(world)
-    until(world, "real-delink")
+    run_until(world, "real-delink")
     world.tick(400)
     world.carry_out(world.plan())
     pseudo, real = world.status.phases
     assert [(rule.before_execution, rule.from_step) for rule in pseudo.discards or ()] == [(2, 0), (3, 10)]
     found = [(rule.before_execution, rule.from_step, rule.continued) for rule in real.discards or ()]
     assert found == [(2, 0, True), (3, 0, False)], "the first also counts for a job that this one continues"
-    again(world, "pseudo", request="2")
+    request_repetition(world, "pseudo", request="2")
     found = [(rule.before_execution, rule.from_step, rule.continued) for rule in world.status.phases[1].discards or ()]
     assert found == [(4, 0, True)], "it covers both"
 
@@ -200,7 +200,7 @@ def test_rollbacks_count_against_max_restarts() -> None:
     world = overdue_delink(onTimeout="RollBack")
     for _ in range(2):
         settle_without_orphans(world)
-        until(world, "real-delink")
+        run_until(world, "real-delink")
         world.tick(400)
         world.carry_out(world.plan())
     failed = find(world.status, "Failed")
@@ -210,7 +210,7 @@ def test_rollbacks_count_against_max_restarts() -> None:
 
 
 def test_delink_timeout_does_not_run_while_the_job_is_suspended() -> None:
-    world = until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400})), "real-delink")
+    world = run_until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400})), "real-delink")
     world.set(suspend=True)
     world.settle()
     world.tick(600)
@@ -224,18 +224,18 @@ def test_delink_timeout_does_not_run_while_the_job_is_suspended() -> None:
 
 
 def test_repeat_request_during_the_delink_into_the_phase_changes_nothing() -> None:
-    world = until(World(make_job(**QUICK)), "real-delink")
-    again(world, "real")
+    world = run_until(World(make_job(**QUICK)), "real-delink")
+    request_repetition(world, "real")
     settle_without_orphans(world)
     assert world.active_jobs() == ["sim-real-delink-e1"]
 
 
 def test_discards_are_in_the_trainer_config() -> None:
-    world = until(World(make_job(**QUICK)), "real")
+    world = run_until(World(make_job(**QUICK)), "real")
     assert "discards" not in config(world, "sim-real-e1")
-    again(world, "pseudo")
+    request_repetition(world, "pseudo")
     settle_without_orphans(world)
-    until(world, "real")
+    run_until(world, "real")
     rule = {"beforeExecution": 2, "fromStep": 0, "continued": True}
     for stage in ("sim-pseudo-e2", "sim-real-delink-e2", "sim-real-e2"):
         assert config(world, stage)["discards"] == {"pseudo": [rule], "real": [rule]}, "also of phases to come"

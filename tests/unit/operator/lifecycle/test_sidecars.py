@@ -9,15 +9,15 @@ from pseudoreal_operator.observe.view import SIDECAR_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import begun, claims, message, run_pods, until
+from tests.unit.operator.lifecycle.steps import condition_message, condition_states, run_pods, run_until, start_job
 from tests.unit.operator.world import World, make_job
 
 QUICK = {"spec__restart": {"backoffSeconds": 10}}
 
 
-def meshed(stage: str, **changes: Any) -> World:
+def world_with_proxies(stage: str, **changes: Any) -> World:
     """Return a world in which pods of the stage have a proxy that never ends by itself."""
-    world = until(World(make_job(**QUICK, **changes)), stage)
+    world = run_until(World(make_job(**QUICK, **changes)), stage)
     world.proxies = True
     return world
 
@@ -34,12 +34,12 @@ def wait_for_proxies(world: World) -> None:
 
 @pytest.mark.parametrize("stage", ["pseudo", "real-delink", "real"])
 def test_stage_completes_when_its_trainers_have_ended(stage: str) -> None:
-    world = meshed(stage)
+    world = world_with_proxies(stage)
     for pod in world.alive():
         world.finish(pod)
     world.settle()
-    assert claims(world)["Progressing"] == ("False", "SidecarRunsOn")
-    assert "container istio-proxy runs on" in message(world, "Progressing")
+    assert condition_states(world)["Progressing"] == ("False", "SidecarRunsOn")
+    assert "container istio-proxy runs on" in condition_message(world, "Progressing")
     wait = world.plan().requeue_after
     assert wait is not None
     assert wait <= SIDECAR_SECONDS
@@ -53,7 +53,7 @@ def test_stage_completes_when_its_trainers_have_ended(stage: str) -> None:
 
 
 def test_pods_kept_by_sidecars_are_ended() -> None:
-    world = meshed("pseudo")
+    world = world_with_proxies("pseudo")
     for pod in world.alive():
         world.finish(pod)
     wait_for_proxies(world)
@@ -88,13 +88,13 @@ def test_job_in_a_service_mesh_completes() -> None:
     ids=str,
 )
 def test_failure_of_the_trainer_counts_although_a_sidecar_runs(end: dict[str, Any], reason: str) -> None:
-    world = meshed("real")
+    world = world_with_proxies("real")
     failed, other = world.alive()
     world.finish(failed, **end)
     wanted = world.plan()
     assert wanted.stop == tuple(names([other])), "the pod that failed has yet to be read"
     world.carry_out(wanted)
-    assert "container istio-proxy runs on" in message(world, "Progressing")
+    assert "container istio-proxy runs on" in condition_message(world, "Progressing")
     world.control()
     wait_for_proxies(world)
     world.carry_out(world.plan())
@@ -110,7 +110,7 @@ def test_failure_of_the_trainer_counts_although_a_sidecar_runs(end: dict[str, An
 def test_failed_pod_with_a_sidecar_is_read_before_its_job_is_failed() -> None:
     """The kubelet reports the end of the trainer before it reports that the pod failed. The Job controller deletes
     pods that it counts as running once the Job is failed."""
-    world = until(World(make_job(**QUICK)), "real")
+    world = run_until(World(make_job(**QUICK)), "real")
     world.late_nodes = True
     failed, other = world.alive()
     world.finish(failed, "OutOfMemory")
@@ -125,7 +125,7 @@ def test_failed_pod_with_a_sidecar_is_read_before_its_job_is_failed() -> None:
 
 
 def test_failed_job_leaves_no_sidecar_running() -> None:
-    world = begun(spec__restart={"maxRestarts": 0})
+    world = start_job(spec__restart={"maxRestarts": 0})
     world.proxies = True
     (pod,) = world.alive()
     world.finish(pod, "Failed")
@@ -136,12 +136,12 @@ def test_failed_job_leaves_no_sidecar_running() -> None:
 
 
 def test_pod_of_the_first_finished_worker_stays_until_all_are_done() -> None:
-    world = meshed("real")
+    world = world_with_proxies("real")
     first, second = world.alive()
     world.finish(first)
     wait_for_proxies(world)
     assert (world.plan().stop, world.plan().delete) == ((), ())
-    assert claims(world)["Progressing"][1] != "SidecarRunsOn", "the other one trains"
+    assert condition_states(world)["Progressing"][1] != "SidecarRunsOn", "the other one trains"
     world.finish(second)
     wait_for_proxies(world)
     world.settle()
@@ -149,7 +149,7 @@ def test_pod_of_the_first_finished_worker_stays_until_all_are_done() -> None:
 
 
 def test_replaced_pod_kept_by_a_sidecar_is_ended() -> None:
-    world = meshed("real", spec__phases__1__spares=1)
+    world = world_with_proxies("real", spec__phases__1__spares=1)
     for pod in world.alive():
         world.report(pod, 1, ranks=0 if world.worker_of(pod) is None else 1)
     lost, other, _ = world.alive()
@@ -164,7 +164,7 @@ def test_replaced_pod_kept_by_a_sidecar_is_ended() -> None:
 
 def test_sidecars_that_end_after_the_trainer_cause_no_event() -> None:
     """As native sidecars do: the pod, its log and its Job stay as they are."""
-    world = meshed("pseudo")
+    world = world_with_proxies("pseudo")
     (pod,) = world.alive()
     world.finish(pod)
     world.settle()
@@ -181,7 +181,7 @@ def test_sidecars_that_end_after_the_trainer_cause_no_event() -> None:
 
 
 def test_preemption_of_pods_with_sidecars_counts_no_restart() -> None:
-    world = meshed("real", spec__scheduling={"queue": "gpus"})
+    world = world_with_proxies("real", spec__scheduling={"queue": "gpus"})
     world.hold("sim-real-e1")
     for pod in world.alive():
         world.finish(pod, "Yielded")

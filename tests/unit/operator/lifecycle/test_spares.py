@@ -12,7 +12,7 @@ from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_trainer.errors import TrainingError
 
 from tests.support.jobs import good_job
-from tests.unit.operator.lifecycle.steps import begun, config, message, until
+from tests.unit.operator.lifecycle.steps import condition_message, config, run_until, start_job
 from tests.unit.operator.world import World
 
 Json = dict[str, Any]
@@ -23,15 +23,15 @@ def with_spares(spares: int = 1, workers: int = 2, **changes: Any) -> World:
     """Return a world in which the phase real trains on `workers` pods, each on its own node, beside waiting spare
     pods."""
     changes = {"spec__phases__1__workers": workers, "spec__phases__1__spares": spares} | changes
-    world = until(begun(**changes), "real")
+    world = run_until(start_job(**changes), "real")
     for number, pod in enumerate(world.alive()):
         pod["spec"] |= {"nodeName": f"node-{number}"}
-    speak(world)
+    report_from_all_pods(world)
     world.settle()
     return world
 
 
-def speak(world: World, step: int = 12) -> None:
+def report_from_all_pods(world: World, step: int = 12) -> None:
     """Let all pods report; a waiting spare pod has no ranks."""
     for pod in world.alive():
         waits = index_of(pod) >= 2 and "place" not in pod
@@ -51,11 +51,11 @@ def name_of(pod: Json) -> str:
     return name
 
 
-def waits(world: World, index: int, restarts: int = 1) -> None:
-    waits_pod(world, pod_at(world, index), restarts)
+def report_lost_peer_at(world: World, index: int, restarts: int = 1) -> None:
+    report_lost_peer(world, pod_at(world, index), restarts)
 
 
-def waits_pod(world: World, pod: Json, restarts: int = 1) -> None:
+def report_lost_peer(world: World, pod: Json, restarts: int = 1) -> None:
     """Let the pod report that it lost its connection to a peer, and waits to restart its ranks."""
     lost = InPlace(restarts=restarts, peer_lost=True, message="connection closed")
     world.report(pod, 0, in_place=lost, ranks=0)
@@ -65,7 +65,7 @@ def membership(world: World) -> Membership | None:
     return memberships(world.status).get(FIRST)
 
 
-def goes_on(world: World, *indices: int, restart: int = 2) -> None:
+def complete_takeover(world: World, *indices: int, restart: int = 2) -> None:
     """Let the pods with these indices report that they have met and train."""
     for index in indices:
         pod = pod_at(world, index)
@@ -75,7 +75,7 @@ def goes_on(world: World, *indices: int, restart: int = 2) -> None:
     world.settle()
 
 
-def places(world: World) -> dict[int, int]:
+def takeovers(world: World) -> dict[int, int]:
     found = membership(world)
     return {one.worker: one.pod for one in found.takeovers} if found else {}
 
@@ -94,7 +94,7 @@ def test_job_runs_spares_but_its_success_policy_counts_workers_only() -> None:
 def test_status_replicas_and_placement_exclude_idle_spares() -> None:
     world = with_spares()
     assert (world.status.replicas.desired, world.status.replicas.ready) == (2, 2)
-    assert "1 of 1 spare pods waits to take a place" in message(world, "Progressing")
+    assert "1 of 1 spare pods waits to take a place" in condition_message(world, "Progressing")
     assert world.status.placement is not None
     assert [node.node for node in world.status.placement.nodes] == ["node-0", "node-1"]
 
@@ -106,15 +106,15 @@ def test_spare_replaces_disrupted_worker_within_the_same_execution(lost: int) ->
     world.disrupt(pod_at(world, lost))
     world.settle()
     assert (world.status.execution, membership(world)) == (1, None), "the other one has not said that it waits"
-    waits(world, 1 - lost)
+    report_lost_peer_at(world, 1 - lost)
     world.settle()
-    assert places(world) == {lost: 2}
+    assert takeovers(world) == {lost: 2}
     found = membership(world)
     assert found is not None
     assert (found.restart, found.own_restarts) == (2, 3)
     assert (world.status.execution, world.status.restarts, world.status.faults) == (1, 0, [])
     assert list(world.events.values()).count("SpareTookOver") == 1
-    goes_on(world, 1 - lost, 2)
+    complete_takeover(world, 1 - lost, 2)
     assert {name_of(pod) for pod in world.alive()} == names - {name_of(pod_at(world, lost))}
     assert (world.status.state, world.status.execution, world.status.restarts) == ("Training", 1, 0)
     assert world.status.placement is not None
@@ -125,9 +125,9 @@ def test_phase_completes_when_all_workers_succeed_even_if_the_kubernetes_job_fai
     """The Job controller notices that an index has failed before it counts how many have succeeded."""
     world = with_spares()
     world.disrupt(pod_at(world, 0))
-    waits(world, 1)
+    report_lost_peer_at(world, 1)
     world.settle()
-    goes_on(world, 1, 2)
+    complete_takeover(world, 1, 2)
     world.finish_all()
     assert world.objects["Job", "sim-real-e1"]["status"]["conditions"][0]["type"] == "Failed"
     world.settle()
@@ -139,15 +139,15 @@ def test_stages_after_a_takeover_succeed_in_the_same_execution() -> None:
     phases = good_job("sim")["spec"]["phases"]
     half = phases[1] | {"name": "half", "sharing": {"blocks": 2}, "workers": 2, "spares": 1}
     half["until"] = {"step": phases[1]["until"]["step"] - 1}
-    world = until(begun(spec__phases=[phases[0], half, phases[1] | {"workers": 2, "spares": 1}]), "half")
+    world = run_until(start_job(spec__phases=[phases[0], half, phases[1] | {"workers": 2, "spares": 1}]), "half")
     for phase in ("half", "real"):
         for number, pod in enumerate(world.alive()):
             pod["spec"] |= {"nodeName": f"node-{number}"}
-        speak(world)
+        report_from_all_pods(world)
         world.settle()
         lost, other, spare = world.alive()
         world.disrupt(lost)
-        waits_pod(world, other)
+        report_lost_peer(world, other)
         world.settle()
         assert world.status.spares is not None
         assert world.status.spares.phase_name == phase
@@ -159,7 +159,7 @@ def test_stages_after_a_takeover_succeed_in_the_same_execution() -> None:
         world.finish_all()
         world.settle()
         if phase == "half":
-            until(world, "real")
+            run_until(world, "real")
             with pytest.raises(TrainingError, match="these ranks are of phase 1"):
                 lost["fence"].check()
     world.settle()
@@ -182,7 +182,7 @@ def test_losing_an_idle_spare_does_not_interrupt_training() -> None:
     world.tick(SPARE_SECONDS)
     world.settle()
     assert (world.status.execution, world.status.state, len(world.alive())) == (1, "Training", 2)
-    assert "0 of 1 spare pods wait to take a place" in message(world, "Progressing")
+    assert "0 of 1 spare pods wait to take a place" in condition_message(world, "Progressing")
     world.finish_all()
     world.settle()
     assert (world.status.state, world.status.restarts) == ("Complete", 0)
@@ -193,9 +193,9 @@ def test_spare_replaces_a_deleted_worker_once_a_peer_waits() -> None:
     world.vanish(pod_at(world, 1))
     world.settle()
     assert membership(world) is None
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
-    assert (places(world), world.status.execution) == ({1: 2}, 1)
+    assert (takeovers(world), world.status.execution) == ({1: 2}, 1)
     assert world.status.spares is not None
     assert world.status.spares.message.startswith("The pod of worker 1 of sim-real-")
 
@@ -206,20 +206,20 @@ def test_spare_replaces_a_worker_that_is_stuck_on_an_unreachable_node() -> None:
     world.lose(pod_at(world, 0))
     world.settle()
     world.tick(30 + STUCK_SECONDS)
-    speak(world)
+    report_from_all_pods(world)
     world.settle()
     found = membership(world)
     assert found is not None
-    assert places(world) == {0: 2}
+    assert takeovers(world) == {0: 2}
     assert found.restart == 2, "another one may wait for restart 1 unheard"
-    goes_on(world, 1, 2)
+    complete_takeover(world, 1, 2)
     assert (world.status.execution, world.status.state) == (1, "Training")
 
 
 def test_out_of_memory_starts_a_new_execution_instead_of_using_a_spare() -> None:
     world = with_spares()
     world.finish(pod_at(world, 1), "OutOfMemory")
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
     world.control()
     world.settle()
@@ -229,23 +229,23 @@ def test_out_of_memory_starts_a_new_execution_instead_of_using_a_spare() -> None
 def test_worker_fault_counts_as_one_restart_when_a_spare_takes_over() -> None:
     world = with_spares()
     world.finish(pod_at(world, 1), "Failed")
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
-    assert (places(world), world.status.execution, world.status.restarts) == ({1: 2}, 1, 1)
+    assert (takeovers(world), world.status.execution, world.status.restarts) == ({1: 2}, 1, 1)
     (fault,) = world.status.faults
     assert (fault.reason, fault.node, fault.restart_in_place) == ("PodFailed", "node-1", 2)
-    goes_on(world, 0, 2)
+    complete_takeover(world, 0, 2)
     assert (world.status.execution, world.status.restarts) == (1, 1), "pods that say so again are not counted"
 
 
 def test_job_fails_when_takeovers_have_used_up_max_restarts() -> None:
     world = with_spares(spec__restart={"maxRestarts": 1, "inPlace": 1})
     world.finish(pod_at(world, 1), "Failed")
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
-    goes_on(world, 0, 2)
+    complete_takeover(world, 0, 2)
     world.finish(pod_at(world, 2), "Failed")
-    waits(world, 0, 3)
+    report_lost_peer_at(world, 0, 3)
     world.settle()
     world.control()
     world.settle()
@@ -278,21 +278,21 @@ def test_new_execution_starts_if_all_workers_have_ended() -> None:
 def test_second_lost_worker_uses_the_next_spare_or_a_new_execution() -> None:
     world = with_spares(spares=2)
     world.disrupt(pod_at(world, 1))
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
-    goes_on(world, 0, 2)
+    complete_takeover(world, 0, 2)
     pod_at(world, 3).pop("place", None)
     world.report(pod_at(world, 3), 0, ranks=0)
     world.disrupt(pod_at(world, 2))
-    waits(world, 0, 3)
+    report_lost_peer_at(world, 0, 3)
     world.settle()
     found = membership(world)
     assert found is not None
-    assert (places(world), found.restart) == ({1: 3}, 4)
-    goes_on(world, 0, 3, restart=4)
+    assert (takeovers(world), found.restart) == ({1: 3}, 4)
+    complete_takeover(world, 0, 3, restart=4)
     assert world.status.execution == 1
     world.disrupt(pod_at(world, 3))
-    waits(world, 0, 5)
+    report_lost_peer_at(world, 0, 5)
     world.settle()
     world.control()
     world.settle()
@@ -305,7 +305,7 @@ def test_silent_spare_does_not_take_over() -> None:
     for index in (0, 1):
         world.report(pod_at(world, index), 12)
     world.disrupt(pod_at(world, 1))
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
     world.control()
     world.settle()
@@ -315,9 +315,9 @@ def test_silent_spare_does_not_take_over() -> None:
 def test_restarts_in_place_after_a_takeover_count_from_its_number() -> None:
     world = with_spares(spec__restart={"maxRestarts": 5, "inPlace": 2})
     world.disrupt(pod_at(world, 1))
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
-    goes_on(world, 0, 2)
+    complete_takeover(world, 0, 2)
     assert world.status.restarts == 0
     for index, peer in ((0, False), (2, True)):
         said = InPlace(restarts=3, peer_lost=peer, message="local rank 0 ended without a word")
@@ -334,17 +334,17 @@ def test_gang_includes_the_spares() -> None:
     assert sizes == [1, 3], "of the pseudo and the real phase"
 
 
-def _is_off(world: World, index: int) -> None:
+def make_stuck(world: World, index: int) -> None:
     """Switch off the pod's node: the pod is to be deleted, and cannot be."""
     world.lose(pod_at(world, index))
     world.tick(30 + STUCK_SECONDS)
-    speak(world)
+    report_from_all_pods(world)
     world.settle()
 
 
 def test_stuck_spare_does_not_delay_the_end_of_a_failed_execution() -> None:
     world = with_spares()
-    _is_off(world, 2)
+    make_stuck(world, 2)
     assert world.status.execution == 1, "the workers train on"
     for index in (0, 1):
         world.finish(pod_at(world, index), "Failed", peer_lost=index == 1)
@@ -360,10 +360,10 @@ def test_stuck_spare_does_not_delay_the_end_of_a_failed_execution() -> None:
 @pytest.mark.parametrize("lost", [0, 2])
 def test_stuck_pod_that_is_not_a_worker_does_not_delay_the_end_of_a_phase(lost: int) -> None:
     world = with_spares()
-    _is_off(world, lost)
+    make_stuck(world, lost)
     if lost == 0:
-        assert places(world) == {0: 2}
-        goes_on(world, 1, 2)
+        assert takeovers(world) == {0: 2}
+        complete_takeover(world, 1, 2)
     for index in {0, 1, 2} - {lost}:
         world.finish(pod_at(world, index))
     world.control()
@@ -387,7 +387,7 @@ def test_requeue_comes_when_a_spare_counts_as_stuck() -> None:
 
 
 def test_next_stage_waits_for_a_terminating_spare_until_it_counts_as_stuck() -> None:
-    world = begun(spec__phases__0__workers=2, spec__phases__0__spares=1)
+    world = start_job(spec__phases__0__workers=2, spec__phases__0__spares=1)
     workers, spare = world.alive()[:2], world.alive()[2]
     world.lose(spare)
     for pod in workers:
@@ -395,7 +395,7 @@ def test_next_stage_waits_for_a_terminating_spare_until_it_counts_as_stuck() -> 
     world.control()
     world.settle()
     assert world.status.phases[0].state == "Complete"
-    assert name_of(spare) in message(world, "Progressing"), "it may still end"
+    assert name_of(spare) in condition_message(world, "Progressing"), "it may still end"
     wait = world.plan().requeue_after
     assert wait == 30 + STUCK_SECONDS
     world.tick(wait)
@@ -417,7 +417,7 @@ def test_new_execution_starts_when_only_spares_are_left(other: str) -> None:
 @pytest.mark.parametrize("phase", ["pseudo", "real"])
 def test_job_whose_workers_succeeded_is_not_deleted(phase: str) -> None:
     """The job's result is in its pods until the status has it."""
-    world = begun(spec__phases__0__workers=2, spec__phases__0__spares=1) if phase == "pseudo" else with_spares()
+    world = start_job(spec__phases__0__workers=2, spec__phases__0__spares=1) if phase == "pseudo" else with_spares()
     for pod in [pod for pod in world.alive() if index_of(pod) < 2]:
         world.finish(pod)
     world.settle()

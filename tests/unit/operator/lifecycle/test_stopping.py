@@ -8,7 +8,7 @@ from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STOP_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import until
+from tests.unit.operator.lifecycle.steps import run_until
 from tests.unit.operator.world import World, make_job
 
 QUICK = {"spec__restart": {"backoffSeconds": 10}}
@@ -18,7 +18,7 @@ LOST_PEER: dict[str, Any] = {"outcome": "Failed", "peer_lost": True}
 
 def two_pods(**changes: Any) -> World:
     """Return a world in which the first execution of the phase real trains on two workers."""
-    return until(World(make_job(**QUICK, **changes)), "real")
+    return run_until(World(make_job(**QUICK, **changes)), "real")
 
 
 def name(pod: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
-from tests.unit.operator.lifecycle.steps import until
+from tests.unit.operator.lifecycle.steps import run_until
 from tests.unit.operator.world import SETTINGS, UID, World, make_job
 
 Json = dict[str, Any]
@@ -43,7 +43,7 @@ class Lists:
 
 
 def training() -> World:
-    world = until(World(make_job(spec__deadlines={"activeSeconds": 10**8})), "pseudo")
+    world = run_until(World(make_job(spec__deadlines={"activeSeconds": 10**8})), "pseudo")
     world.settle()
     return world
 
@@ -134,6 +134,6 @@ async def test_its_pods_are_heard_from_then_on() -> None:
 
 
 async def test_a_job_with_a_claim_of_its_own_rests_too() -> None:
-    world = until(World(make_job(spec__checkpoint={})), "pseudo")
+    world = run_until(World(make_job(spec__checkpoint={})), "pseudo")
     world.settle()
     assert await idle_job_of(world) is not None

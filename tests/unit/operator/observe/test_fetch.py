@@ -42,7 +42,7 @@ class Server:
             yield body
 
 
-async def seen(server: Server, status: PseudoRealJobStatus | None = None) -> Observed:
+async def observe_with(server: Server, status: PseudoRealJobStatus | None = None) -> Observed:
     job = make_job(spec__checkpoint__storage={"volume": CLAIM})
     at = status or PseudoRealJobStatus(execution=1, phases=pending_phases(job.spec))
     return await observe(
@@ -65,27 +65,27 @@ def labelled(name: str, **labels: str) -> dict[str, Any]:
 
 
 async def test_existing_claim_is_used() -> None:
-    found = await seen(Server(claim={"metadata": {"name": "sim-checkpoints"}}))
+    found = await observe_with(Server(claim={"metadata": {"name": "sim-checkpoints"}}))
     assert ("PersistentVolumeClaim", "sim-checkpoints") in found.existing
     assert found.objects_of_deleted_job == ()
 
 
 async def test_claim_of_a_deleted_job_is_reported() -> None:
-    found = await seen(Server(claim=labelled("sim-checkpoints", **{"job-uid": "another"})))
+    found = await observe_with(Server(claim=labelled("sim-checkpoints", **{"job-uid": "another"})))
     assert (found.existing, found.objects_of_deleted_job) == (frozenset(), ("sim-checkpoints",))
 
 
 async def test_labelled_object_of_others_is_no_child() -> None:
     execution = {"phase": "real", "stage": "train", "execution": "1"}
     own, old = labelled("own", **{"job-uid": UID}, **execution), labelled("old", **{"job-uid": "another"}, **execution)
-    found = await seen(Server(Job=[own, old, labelled("evaluation", **{"job-name": "sim"})]))
+    found = await observe_with(Server(Job=[own, old, labelled("evaluation", **{"job-name": "sim"})]))
     assert [job.name for job in found.jobs] == ["own"]
     assert (found.existing, found.objects_of_deleted_job) == (frozenset({("Job", "own")}), ("old",))
 
 
 async def test_observing_a_running_job_takes_two_requests() -> None:
     server = Server(Job=[child_job("sim-pseudo-e1", 1)])
-    found = await seen(server)
+    found = await observe_with(server)
     assert server.asked == ["Job pseudoreal.dev/job-name=sim", "Pod pseudoreal.dev/job-name=sim"]
     assert ("PersistentVolumeClaim", "sim-checkpoints") in found.existing, "it was made before the Job"
 
@@ -95,7 +95,7 @@ async def test_pods_of_ended_executions_are_not_listed() -> None:
     ending = [child_job("sim-pseudo-e2", 2, conditions=ENDED, terminating=1), child_job("sim-pseudo-e3", 3, active=2)]
     present = child_job("sim-pseudo-e4", 4, conditions=ENDED)
     server = Server(Job=[over, *ending, present])
-    await seen(server, PseudoRealJobStatus(execution=4, phases=pending_phases(make_job().spec)))
+    await observe_with(server, PseudoRealJobStatus(execution=4, phases=pending_phases(make_job().spec)))
     selector = "pseudoreal.dev/job-name=sim,batch.kubernetes.io/job-name notin (sim-pseudo-e1)"
     assert server.asked[1] == f"Pod {selector}"
 
@@ -105,7 +105,7 @@ async def test_unreadable_object_of_others_is_ignored() -> None:
     foreign = labelled("theirs", **{"job-uid": UID})
     del foreign["metadata"]["ownerReferences"]
     server.unreadable = [foreign, {"metadata": {}}, {"metadata": {"name": "bare"}}]
-    found = await seen(server)
+    found = await observe_with(server)
     assert (found.jobs, found.pods, found.objects_of_deleted_job) == ((), (), ())
 
 
@@ -113,4 +113,4 @@ async def test_unreadable_child_of_the_job_raises() -> None:
     server = Server()
     server.unreadable = [child_job("sim-pseudo-e1", 1)]
     with pytest.raises(Unreadable, match="sim-pseudo-e1, which belongs to it, cannot be read: it is deep"):
-        await seen(server)
+        await observe_with(server)
