@@ -7,13 +7,13 @@ import click
 from pseudoreal_api.wire.messages import ExitCode
 from rich.console import Console
 
-from pseudoreal_trainer.checkpoint.storage.path import storage_path
 from pseudoreal_trainer.cli import checkpoint_command, data_command, plan_command
 from pseudoreal_trainer.cli.display import Display, summary
 from pseudoreal_trainer.cli.job_file import notice, read_job
 from pseudoreal_trainer.cli.local_run import LocalRun, PodFailed, use_endpoint
 from pseudoreal_trainer.cli.run_directory import RunDirectory, open_run
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.storage.path import storage_path
 from pseudoreal_trainer.training.kept_metrics import METRICS_FILE, metrics_of
 
 

@@ -12,8 +12,8 @@ from pseudoreal_api.spec.checkpoint import Checkpoint, Storage
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pydantic.alias_generators import to_camel
 
-from pseudoreal_trainer.checkpoint.storage.path import SCHEME
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.path import SCHEME
 
 _RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend", "managed_by")
 _CLUSTER_ONLY = ("pod", "network", "scheduling", *_RECOVERY)

@@ -8,8 +8,8 @@ from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import ChildJob, JobState, Pod
 
-from tests.unit.operator.lifecycle.steps import condition_message, condition_states
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import condition_message, condition_states
+from tests.unit.operator.support.world import World, make_job
 
 UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: not helpful"
 LATE = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_operator import clock
 
-from tests.unit.operator.lifecycle.steps import (
+from tests.unit.operator.lifecycle.support.steps import (
     condition_message,
     condition_states,
     config,
@@ -14,7 +14,7 @@ from tests.unit.operator.lifecycle.steps import (
     run_until,
     settle_without_orphans,
 )
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.support.world import World, make_job
 
 PATIENCE = 100
 GROWTH = 10 * PATIENCE

@@ -6,7 +6,7 @@ import pytest
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_operator import clock
 
-from tests.unit.operator.lifecycle.steps import (
+from tests.unit.operator.lifecycle.support.steps import (
     condition_message,
     config,
     fail_execution,
@@ -14,7 +14,7 @@ from tests.unit.operator.lifecycle.steps import (
     run_until,
     start_job,
 )
-from tests.unit.operator.world import World
+from tests.unit.operator.support.world import World
 
 WORDS = "local rank 0 ended without a word"
 

@@ -12,7 +12,7 @@ from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import ChildJob, JobState, LastReport
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import (
+from tests.unit.operator.lifecycle.support.steps import (
     condition_message,
     condition_states,
     fail_execution,
@@ -20,7 +20,7 @@ from tests.unit.operator.lifecycle.steps import (
     run_until,
     start_job,
 )
-from tests.unit.operator.world import SETTINGS, World, make_job
+from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 
 def test_first_pass_writes_the_status_and_creates_nothing() -> None:

@@ -10,8 +10,14 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import plan
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import condition_message, condition_states, run_pods, run_until, start_job
-from tests.unit.operator.world import SETTINGS, World, make_job
+from tests.unit.operator.lifecycle.support.steps import (
+    condition_message,
+    condition_states,
+    run_pods,
+    run_until,
+    start_job,
+)
+from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 HOURS = 5 * 3600
 QUEUE = {"spec__scheduling": {"queue": "gpus", "queueDelink": True}}

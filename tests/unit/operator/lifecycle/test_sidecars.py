@@ -9,8 +9,14 @@ from pseudoreal_operator.observe.view import SIDECAR_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import condition_message, condition_states, run_pods, run_until, start_job
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import (
+    condition_message,
+    condition_states,
+    run_pods,
+    run_until,
+    start_job,
+)
+from tests.unit.operator.support.world import World, make_job
 
 QUICK = {"spec__restart": {"backoffSeconds": 10}}
 

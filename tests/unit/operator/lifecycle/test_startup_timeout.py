@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pseudoreal_operator import clock
 
-from tests.unit.operator.lifecycle.steps import condition_message, condition_states, run_pods, run_until
-from tests.unit.operator.world import UID, World, make_job
+from tests.unit.operator.lifecycle.support.steps import condition_message, condition_states, run_pods, run_until
+from tests.unit.operator.support.world import UID, World, make_job
 
 DEADLINE: dict[str, Any] = {"spec__deadlines": {"startupSeconds": 60}}
 

@@ -27,8 +27,8 @@ from pseudoreal_operator.observe.view import SIDECAR_SECONDS
 from pseudoreal_operator.status.conditions import has_ended, is_true
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.lifecycle.initial_states import BAD_ENDS, Beginning, beginnings, beginnings_with_losses
-from tests.unit.operator.world import SETTINGS, World, make_job
+from tests.unit.operator.lifecycle.support.initial_states import BAD_ENDS, Beginning, beginnings, beginnings_with_losses
+from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 STATES = ("Pending", "Delinking", "Training", "Complete")
 STORIES: Counter[str] = Counter()

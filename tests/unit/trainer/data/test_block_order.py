@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.spec.phase import Batch
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
 from pseudoreal_trainer.data.block_order import BlockOrder, groups_of, order_of_objects, shuffled_by_blocks
 from pseudoreal_trainer.data.order import continued, stretch
 from pseudoreal_trainer.data.sources import MixedStream, Source, blocks_of, open_source
@@ -17,9 +16,10 @@ from pseudoreal_trainer.data.tokens import spans
 from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
 from pseudoreal_trainer.data.tokens.spans import ObjectSpans
+from pseudoreal_trainer.storage.path import ObjectPath
 
 from tests.support.depth import DEPTH
-from tests.unit.trainer.data.slow_permutation import permuted
+from tests.unit.trainer.data.support.slow_permutation import permuted
 
 VECTORS = {
     (26, 4, 3, (0,)): [14, 4, 18, 13, 12, 16, 7, 15, 17, 6, 5, 19, 10, 23, 21, 9, 20, 0, 25, 3, 22, 8, 2, 24, 11, 1],

@@ -18,7 +18,7 @@ from pseudoreal_trainer.cli import pod, rank
 from pseudoreal_trainer.data.sources import MixedStream
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.state.disk import DiskState
-from pseudoreal_trainer.pod.outcome import TERMINATION_LOG, ended_badly
+from pseudoreal_trainer.runtime.outcome import TERMINATION_LOG, ended_badly
 from pseudoreal_trainer.training import metrics
 from pseudoreal_trainer.training.sinks.background import Background
 
@@ -26,7 +26,7 @@ from tests.support.forked import start_rank
 from tests.support.patience import PATIENCE_SECONDS, wait_for
 from tests.support.ports import free_port
 from tests.support.processes import Forked
-from tests.unit.trainer.data.written import write_native
+from tests.unit.trainer.data.support.written import write_native
 
 SECONDS = 2.0
 SAYS = "the main thread of this rank has failed"
