@@ -177,13 +177,9 @@ def faults_in_window(faults: Sequence[Fault], window: int | None, now: datetime)
 
 def _with_avoided_nodes(status: PseudoRealJobStatus, restart: Restart) -> PseudoRealJobStatus:
     known = status.avoided_nodes
-    new = [node for node in _bad_nodes(status, restart.avoid_nodes_after) if node not in known]
-    return status_with(status, avoided_nodes=[*known, *new][-REMEMBERED_FAULTS:])
-
-
-def _bad_nodes(status: PseudoRealJobStatus, limit: int) -> Iterator[str]:
     counts = Counter(fault.node for fault in (*status.faults, *status.disruptions) if fault.node)
-    return (node for node, count in counts.items() if count >= limit)
+    new = [node for node, count in counts.items() if count >= restart.avoid_nodes_after and node not in known]
+    return status_with(status, avoided_nodes=[*known, *new][-REMEMBERED_FAULTS:])
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ def count_restarts_in_place(view: View) -> tuple[Observed, tuple[Event, ...]]:
     # A pod that lost no peer is the origin; among several, the lowest worker index is named.
     index, newest = min(accounts, key=lambda one: (one[1].peer_lost, one[0]))
     origin = None if newest.peer_lost else next((pod for pod in view.pods if pod.index == index), None)
-    message = _sentence(index, newest, origin)
+    where = f"Pod {origin.name} (worker {index})" if origin else f"Worker {index}"
+    message = f"{where}: {newest.message}".rstrip(".") + "."
     status = view.observed.status
     for each in range(known + 1, number + 1):
         # Accounts of earlier restarts were overwritten, so their origins are unknown.
@@ -82,11 +83,6 @@ def _is_complete(view: View, said: list[_Account]) -> bool:
     has_ended = view.job is not None and view.job.state is not JobState.ACTIVE
     since = [last_report.first for last_report in view.reporting if last_report.restarted]
     return has_ended or any((view.now - first).total_seconds() > QUIET_SECONDS for first in since)
-
-
-def _sentence(index: int, newest: InPlace, origin: Pod | None) -> str:
-    where = f"Pod {origin.name} (worker {index})" if origin else f"Worker {index}"
-    return f"{where}: {newest.message}".rstrip(".") + "."
 
 
 def _with_restart(view: View, status: PseudoRealJobStatus, number: int, origin: Pod | None) -> PseudoRealJobStatus:

@@ -39,7 +39,6 @@ from pseudoreal_operator.manifests.objects import children, claim_manifest, kind
 from pseudoreal_operator.observe.ranks import first_ranks, ranges_text
 from pseudoreal_operator.observe.stages import (
     Execution,
-    Phases,
     StageKind,
     all_stages,
     current_stage,
@@ -219,7 +218,7 @@ def _complete_status(view: View, decision: Decision) -> PseudoRealJobStatus:
     wanted += [decision.ended] if decision.ended else []
     return status_with(
         with_served(view.spec, decision.status),
-        phases=_with_phase_times(decision.status.phases, now),
+        phases=[_with_times(phase, clock.to_text(now)) for phase in decision.status.phases],
         observed_generation=generation,
         state=decision.state,
         current_phase=_current_phase(decision),
@@ -233,12 +232,8 @@ def _current_phase(decision: Decision) -> str | None:
     return stage.phase if stage and not decision.ended else None
 
 
-def _with_phase_times(phases: Phases, now: datetime) -> Phases:
-    """Return the phases with start and completion times set where a phase has just begun or ended."""
-    return [_with_times(phase, clock.to_text(now)) for phase in phases]
-
-
 def _with_times(phase: PhaseStatus, now: str) -> PhaseStatus:
+    """Return the phase with its start or completion time set if it has just begun or ended."""
     begun = phase.start_time or (now if phase.state != "Pending" else None)
     ended = phase.completion_time or (now if phase.state in ("Complete", "Failed") else None)
     return phase_with(phase, start_time=begun, completion_time=ended)
@@ -346,22 +341,15 @@ def placement(view: View) -> Placement | None:
     """Return the placement of the present execution once the nodes of all its ranks are known; until then the
     previous one."""
     known = view.observed.status.placement
-    if not _trains(view.status):
+    stage = current_stage(view.status.phases)
+    if stage is None or stage.kind is not StageKind.TRAIN:
         return known
     nodes = {pod.index: pod.node for pod in sorted(view.pods, key=lambda pod: pod.is_alive) if pod.node}
-    if nodes.keys() != set(range(view.workers)) or not _are_numbered(view):
+    # With a topology only the pods know their ranks.
+    ranks_known = view.spec.scheduling.topology is None or len(view.reported_first_ranks) == view.workers
+    if nodes.keys() != set(range(view.workers)) or not ranks_known:
         return known
     return _placement(view, nodes)
-
-
-def _trains(status: PseudoRealJobStatus) -> bool:
-    stage = current_stage(status.phases)
-    return stage is not None and stage.kind is StageKind.TRAIN
-
-
-def _are_numbered(view: View) -> bool:
-    """Return whether the ranks of each pod are known. With a topology only the pods know their ranks."""
-    return view.spec.scheduling.topology is None or len(view.reported_first_ranks) == view.workers
 
 
 def _placement(view: View, nodes: dict[int, str]) -> Placement:

@@ -98,7 +98,10 @@ def _reset_phases(phases: Phases, index: int, discard: Discard, *, continued: bo
     return [
         *phases[:index],
         phase_with(phases[index], **_NO_RESULT, state="Training", discards=_with_discard(phases[index], discard)),
-        *(_pending(phase, after) for phase in phases[index + 1 :]),
+        *(
+            PhaseStatus(name=phase.name, state="Pending", discards=_with_discard(phase, after))
+            for phase in phases[index + 1 :]
+        ),
     ]
 
 
@@ -111,10 +114,6 @@ def _with_discard(phase: PhaseStatus, discard: Discard) -> list[Discard]:
 def _covers(rule: Discard, other: Discard) -> bool:
     """Return whether `rule`, the newer one, discards every checkpoint that `other` discards."""
     return rule.from_step <= other.from_step and (rule.continued or not other.continued)
-
-
-def _pending(phase: PhaseStatus, discard: Discard) -> PhaseStatus:
-    return PhaseStatus(name=phase.name, state="Pending", discards=_with_discard(phase, discard))
 
 
 def is_untrained(status: PseudoRealJobStatus, index: int) -> bool:

@@ -65,7 +65,8 @@ def spare_took_over(view: View) -> Decision | None:
     # connection to a stuck pod may last long, so there may be no report.
     if lost.stuck is None and not any(last_report.waits_to_restart for last_report in view.reporting):
         return None
-    verdict = _verdict(view, lost)
+    missing = MissingPods(stuck=lost.stuck, workers=view.missing_workers)
+    verdict = classify(view.job_name, view.pods, view.spec.restart.rules, missing)
     counts = verdict.action == "Restart"
     if not can_another_pod_succeed(verdict) or why_exhausted(view.status, view.spec.restart, view.now, counts=counts):
         return None
@@ -78,11 +79,6 @@ def _find_lost_workers(view: View) -> _LostWorkers:
     stuck = [pod for pod in view.pods if is_stuck(pod, view.now)]
     workers = sorted({*view.missing_workers, *failed, *(pod.index for pod in stuck)})
     return _LostWorkers(tuple(workers), next(iter(stuck), None))
-
-
-def _verdict(view: View, lost: _LostWorkers) -> Verdict:
-    missing = MissingPods(stuck=lost.stuck, workers=view.missing_workers)
-    return classify(view.job_name, view.pods, view.spec.restart.rules, missing)
 
 
 def _next_restart(view: View) -> int:

@@ -52,9 +52,9 @@ async def observe(
             child = read_job(body)
             found.jobs.append(child)
             if has_no_pod_left(body):
-                found.over.append(child)
+                found.finished.append(child)
     jobs, others = found.jobs, found.of_deleted_job
-    selector = f"{LABEL_JOB}={name}{_without(found.over, current_execution(job, status, jobs))}"
+    selector = f"{LABEL_JOB}={name}{_without(found.finished, current_execution(job, status, jobs))}"
     async for body in api.each("Pod", namespace, selector, skipped=found.skip):
         if found.is_own(body):
             found.pods.append(read_pod(body))
@@ -86,7 +86,7 @@ class _Found:
 
     uid: str
     jobs: list[ChildJob] = field(default_factory=list)
-    over: list[ChildJob] = field(default_factory=list)
+    finished: list[ChildJob] = field(default_factory=list)
     """The elements of `jobs` whose pods have all ended."""
     pods: list[Pod] = field(default_factory=list)
     of_deleted_job: list[str] = field(default_factory=list)
@@ -123,7 +123,8 @@ def build_observed(
     """Return the observation of a job, its children and its pods' reports. From now on the report store follows the
     pod of rank 0."""
     key, execution = (job.metadata.namespace, job.metadata.uid), current_execution(job, status, jobs)
-    first = _first_index(status, execution)
+    membership = memberships(status).get(execution) if execution else None
+    first = membership.pod_of(0) if membership else 0  # completion index of the pod of worker 0
     pod = _reporting_pod(pods, execution, first)
     report_store.set_rank_zero_pod(key, ReportingPod(key, pod.execution, first, pod.name) if pod else None, now)
     executions = {pod.execution for pod in pods if pod.is_alive} | ({execution} if execution else set())
@@ -156,10 +157,10 @@ def current_execution(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Seq
     return stage.execution(max([1, status.execution, *(job.execution.number for job in jobs)])) if stage else None
 
 
-def _without(over: Sequence[ChildJob], present: Execution | None) -> str:
+def _without(finished: Sequence[ChildJob], present: Execution | None) -> str:
     """Return a selector that leaves out pods of earlier executions whose pods have all ended: these are kept for
     their logs, and may be thousands."""
-    names = sorted(job.name for job in over if job.execution != present)
+    names = sorted(job.name for job in finished if job.execution != present)
     return f",{_POD_JOB} notin ({','.join(names)})" if names else ""
 
 
@@ -168,12 +169,6 @@ def claim_of(job: PseudoRealJob) -> str | None:
     existing claim."""
     volume = job.spec.checkpoint.storage.mounted
     return None if volume is None or volume.claim_name is not None else claim_name(job.metadata.name)
-
-
-def _first_index(status: PseudoRealJobStatus, execution: Execution | None) -> int:
-    """Return the completion index of the pod of worker 0."""
-    membership = memberships(status).get(execution) if execution else None
-    return membership.pod_of(0) if membership else 0
 
 
 def _reporting_pod(pods: Sequence[Pod], present: Execution | None, first: int) -> Pod | None:
