@@ -160,7 +160,7 @@ def test_replaced_pod_kept_by_a_sidecar_is_ended() -> None:
         world.report(pod, 1, ranks=0 if world.worker_of(pod) is None else 1)
     lost, other, _ = world.alive()
     world.finish(lost, "Failed")
-    world.lose_partner(other)
+    world.lose_peer(other)
     world.settle()
     assert "SpareTookOver" in world.events.values()
     assert list(world.plan().stop) == [] or world.kept_by_proxies()[0]["metadata"].get("deletionTimestamp")

@@ -227,7 +227,7 @@ class Life(RuleBasedStateMachine):
         for pod in [pod for pod in pods if world.worker_of(pod) == lost]:
             world.disrupt(pod) if end is None else world.finish(pod, **end)
         for pod in world.living_workers():
-            world.lose_partner(pod)
+            world.lose_peer(pod)
         world.settle()
         if meet and (spares := world.status.spares) is not None:
             for pod in world.living_workers():

@@ -199,14 +199,14 @@ class World:
 
     def _stop(self, name: str) -> None:
         if name in self.pods:
-            assert self._is_hopeless(self.pods[name]), f"{name} could still save"
+            assert self._is_doomed(self.pods[name]), f"{name} could still save"
             self._ask_to_end(self.pods[name], STOP_SECONDS)
 
-    def _is_hopeless(self, pod: Json) -> bool:
+    def _is_doomed(self, pod: Json) -> bool:
         """Return whether the pod's execution can save nothing: a rank is gone without having saved, or was found to
         hang; or only the pod's proxy is left, and the status has moved on."""
         if not _trainer_lives(pod):
-            return "proxy" in pod and self._is_told_of(read_pod(pod).execution, pod)
+            return "proxy" in pod and self._has_outcome_in_status(read_pod(pod).execution, pod)
         others = [read_pod(other) for other in self.pods.values() if other["metadata"]["job"] == pod["metadata"]["job"]]
         bad = [other for other in others if other.phase is PodPhase.FAILED and exit_code_of(other) != ExitCode.YIELDED]
         lost = any(_is_lost(other) for other in self.pods.values())
@@ -221,7 +221,7 @@ class World:
             )
         )
 
-    def _is_told_of(self, execution: Execution, pod: Json) -> bool:
+    def _has_outcome_in_status(self, execution: Execution, pod: Json) -> bool:
         """Return whether the status has the outcome of the execution, or a spare pod has replaced the pod."""
         if has_ended(self.status) or execution.number < self.status.execution or self.worker_of(pod) is None:
             return True
@@ -325,7 +325,7 @@ class World:
     def _make_pod(self, job: Json, index: int) -> None:
         execution = read_job(job).execution
         for other in self.alive():
-            ours = read_pod(other).execution == execution or self._is_bereft(other)
+            ours = read_pod(other).execution == execution or self._has_lost_peers(other)
             assert ours, f"{execution} starts while {other['metadata']['name']} runs"
         self._check_order(execution)
         self.made += 1
@@ -369,7 +369,7 @@ class World:
         """Return all live pods except waiting spare pods, which never succeed."""
         return [pod for pod in self.alive() if self.worker_of(pod) is not None]
 
-    def _is_bereft(self, pod: Json) -> bool:
+    def _has_lost_peers(self, pod: Json) -> bool:
         """Return whether the pod is on a lost node and one of its peers has ended, so that it can neither train nor
         save."""
         partners = [other for other in self.alive() if other["metadata"]["job"] == pod["metadata"]["job"]]
@@ -477,7 +477,7 @@ class World:
             if heard:
                 self.report(pod, 0, "starting", pod["in_place"])
 
-    def lose_partner(self, pod: Json) -> None:
+    def lose_peer(self, pod: Json) -> None:
         """Let the pod lose its peer: it waits for a new rendezvous if it may restart, and ends otherwise."""
         if self._own_restarts(pod):
             self.report(pod, 0, in_place=self._decide_on_restart(pod, peer_lost=True), ranks=0)
