@@ -46,8 +46,8 @@ def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 def claiming(subject: Any, salt: object = "", exp: Any = None) -> str:
     """Return a token with claims; tokens with different salts differ."""
-    condition_states = {"sub": subject, "jti": str(salt)} | ({} if exp is None else {"exp": exp})
-    return f"e30.{urlsafe_b64encode(json.dumps(condition_states).encode()).decode().rstrip('=')}.c2ln"
+    claims = {"sub": subject, "jti": str(salt)} | ({} if exp is None else {"exp": exp})
+    return f"e30.{urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.c2ln"
 
 
 def test_the_pod_of_a_review() -> None:
@@ -283,8 +283,8 @@ async def test_a_review_is_believed_until_its_token_expires(
 @pytest.mark.parametrize(
     "claims", ["[" * 6000, "{" * 6000, "1" * 6000, "[]", "null", '{"sub": 1}', '{"sub": null}', "\xff", ""]
 )
-async def test_claims_may_be_anything(identities: Identities, condition_states: str) -> None:
-    token = f"a.{urlsafe_b64encode(condition_states.encode()).decode()}.b"
+async def test_claims_may_be_anything(identities: Identities, claims: str) -> None:
+    token = f"a.{urlsafe_b64encode(claims.encode()).decode()}.b"
     assert (await refusal(identities, token)).status == 401
     for odd in (token[:-3], f"{token}.c", "a.é.b", "..", "."):
         assert (await refusal(identities, odd)).status == 401
