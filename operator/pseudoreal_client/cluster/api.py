@@ -12,7 +12,7 @@ from urllib.parse import quote
 from kubernetes.client import ApiClient
 from pseudoreal_api.base import GROUP, KIND, PLURAL, VERSION
 from pseudoreal_api.names import CONTAINER
-from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.untrusted_text import sanitize
 from pydantic_core import from_json
 from urllib3.exceptions import HTTPError
 
@@ -109,8 +109,8 @@ class Api:
             name, namespace = body["metadata"]["name"], body["metadata"].get("namespace")
             place = f" in namespace {namespace}" if namespace else ""
             self._warn(
-                f"{clean(name)}{place}, one of the {request.asked.kind}, is left out: {reason}; `kubectl get"
-                f" {request.asked.kind} {clean(name)}{f' -n {namespace}' if namespace else ''} -o yaml` may show it"
+                f"{sanitize(name)}{place}, one of the {request.asked.kind}, is left out: {reason}; `kubectl get"
+                f" {request.asked.kind} {sanitize(name)}{f' -n {namespace}' if namespace else ''} -o yaml` may show it"
             )
         return page
 
@@ -185,7 +185,7 @@ class Api:
             # from_json limits the nesting to 200 levels, so a deep document cannot overflow the interpreter's stack.
             found: Json = from_json(data)
         except ValueError as error:
-            raise _Unreadable(f"it is no JSON, or nested too deeply ({clean(str(error), 100)})") from error
+            raise _Unreadable(f"it is no JSON, or nested too deeply ({sanitize(str(error), 100)})") from error
         return found
 
     def _send(self, request: _Request) -> Any:

@@ -4,7 +4,7 @@ import json
 from typing import Any, NamedTuple, TypeVar
 
 from pseudoreal_api.base import KIND
-from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.untrusted_text import sanitize
 
 from pseudoreal_client.refusal import ExitStatus, Refusal
 
@@ -37,8 +37,8 @@ class Rejected(Refusal):
 
 def no_answer(host: str, asked: Asked, error: Exception) -> Refusal:
     return Refusal(
-        f"the cluster at {host} does not answer ({asked.verb} {asked.kind}: {clean(str(error), 300)}); is it up, is its"
-        " network within reach, and is this the context that you mean (`kubectl config current-context`)?",
+        f"the cluster at {host} does not answer ({asked.verb} {asked.kind}: {sanitize(str(error), 300)}); is it up, is"
+        " its network within reach, and is this the context that you mean (`kubectl config current-context`)?",
         ExitStatus.NO_CLUSTER,
     )
 
@@ -99,7 +99,7 @@ def _rejected(said: Json, details: Json, asked: Asked) -> Refusal:
 
 
 def _cause(cause: Json) -> str:
-    field, message = cause.get("field") or "", clean(cause.get("message") or "")
+    field, message = cause.get("field") or "", sanitize(cause.get("message") or "")
     message = message.removeprefix('Invalid value: "object": ').removeprefix('Invalid value: "array": ')
     return message if field in ("", "<nil>") or message.startswith(field) else f"{field}: {message}"
 
@@ -113,4 +113,4 @@ def _status(text: str) -> Json:
 
 
 def _message(said: Json) -> str:
-    return clean(str(said.get("message") or "")).strip()
+    return sanitize(str(said.get("message") or "")).strip()

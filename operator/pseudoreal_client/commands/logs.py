@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass, field
 
 import click
-from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.view import Pod
+from pseudoreal_operator.untrusted_text import sanitize
 
 from pseudoreal_client.cluster.api import PODS
 from pseudoreal_client.cluster.connect import Connection
@@ -101,7 +101,7 @@ class _Reader:
         try:
             for line in self.connection.api.log(job.namespace, pod.name, follow=follow, tail=self.tail):
                 # One write per line: the threads share the terminal.
-                click.echo(f"{head}{clean(line, _MOST_CHARACTERS)}")
+                click.echo(f"{head}{sanitize(line, _MOST_CHARACTERS)}")
         except Refusal as refusal:
             self.failures.append(refusal)
             click.echo(f"{head}{refusal.sentence}", err=True)

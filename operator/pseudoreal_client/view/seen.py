@@ -11,12 +11,12 @@ from pseudoreal_api.resolved.resolve import UnresolvableJob, last_steps, rank_co
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase
 from pseudoreal_api.status.status import Condition, PhaseStatus, Progress, PseudoRealJobStatus
-from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.ranks import recorded_first_ranks
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod
 from pseudoreal_operator.observe.worker_assignment import worker_of
+from pseudoreal_operator.untrusted_text import sanitize
 from pydantic import ValidationError
 
 Json = dict[str, Any]
@@ -175,7 +175,7 @@ def _tokens(spec: PseudoRealJobSpec) -> list[int]:
 
 def cleaned(text: str) -> str:
     """Return text from outside as one line, without terminal control characters."""
-    return " ".join(clean(text).split())
+    return " ".join(sanitize(text).split())
 
 
 def share(progress: Progress) -> str:

@@ -8,9 +8,9 @@ from pseudoreal_api.spec.recovery import Restart, RestartRule, RuleAction
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.messages import ExitCode
 
-from pseudoreal_operator.foreign import cut
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
+from pseudoreal_operator.untrusted_text import shorten
 
 _QUOTED = 600
 """Maximum number of characters that a sentence quotes from a pod."""
@@ -187,7 +187,7 @@ def _pod_title(pod: Pod) -> str:
 def _quote(pod: Pod) -> str:
     end = pod.termination
     text = (end.message.message if end.message else end.text) if end else pod.complaint
-    return cut(text.strip(), _QUOTED)
+    return shorten(text.strip(), _QUOTED)
 
 
 def _memory_sentence(pod: Pod) -> str:
@@ -205,7 +205,7 @@ def _memory_sentence(pod: Pod) -> str:
 def _node_sentence(pod: Pod) -> str:
     node = f"node {pod.node or '(none)'}"
     if is_rejected_by_node(pod):
-        why = f" ({cut(pod.complaint, _QUOTED)})" if pod.complaint else ""
+        why = f" ({shorten(pod.complaint, _QUOTED)})" if pod.complaint else ""
         return f"{_pod_title(pod)} was rejected by {node} before a container of it ran{why}."
     reason = (pod.termination.reason if pod.termination else "") or pod.reason
     return f"{_pod_title(pod)} ended with {node}, as one that was restarted or shut down ({reason})."

@@ -12,12 +12,12 @@ from pseudoreal_api.spec.job import PseudoRealJobSpec
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
-from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.lifecycle.decisions import Decision, pod_error_sentence, progressing, reject_job
 from pseudoreal_operator.manifests.network import check_network
 from pseudoreal_operator.observe.stages import pending_phases
 from pseudoreal_operator.observe.view import View
 from pseudoreal_operator.status.events import Event, Reason
+from pseudoreal_operator.untrusted_text import sanitize
 
 POD_BYTES = 65_536
 """Maximum size of a pod in bytes; a plain job's pod has 5,000."""
@@ -63,7 +63,7 @@ def find_problem(spec: PseudoRealJobSpec, phases: int | None = None) -> str | No
     try:
         check(spec.model_copy(update={"phases": spec.phases[:phases]}))
     except ValueError as error:
-        return clean(str(error))
+        return sanitize(str(error))
     except Exception as error:  # a template may hold anything; raised here, it would fail every pass over the job
         return pod_error_sentence(error)
     return None

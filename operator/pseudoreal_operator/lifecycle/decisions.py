@@ -25,13 +25,13 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
 from pseudoreal_operator.failures.classify import is_node_at_fault, is_rejected_by_node, node_fault
-from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.lifecycle.stopping import sidecar_note
 from pseudoreal_operator.manifests import exclusion
 from pseudoreal_operator.observe.stages import Stage, StageKind, is_started, with_phase_fields, with_stage_started
 from pseudoreal_operator.observe.view import Pod, PodPhase, View
 from pseudoreal_operator.status.conditions import ACCEPTED, NOT_SUSPENDED, NewCondition, not_accepted
 from pseudoreal_operator.status.events import Event, Reason
+from pseudoreal_operator.untrusted_text import sanitize
 
 State = Literal["Pending", "Queued", "Training", "Delinking", "Restarting", "Suspended", "Complete", "Failed"]
 
@@ -205,7 +205,7 @@ def reject_job(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Dec
 
 def pod_error_sentence(error: Exception) -> str:
     """Return a sentence for an error that the checks of the spec did not anticipate."""
-    said = f"{type(error).__name__}: {clean(str(error))}"
+    said = f"{type(error).__name__}: {sanitize(str(error))}"
     return f"No pods can be made of the spec: {said}. Most likely spec.pod.template is not as in a pod; correct it"
 
 

@@ -18,7 +18,6 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Name
 from pseudoreal_operator.cluster.bounds import Unreadable
-from pseudoreal_operator.cluster.finalizer import has_finalizer
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.observe.fetch import build_observed
@@ -100,10 +99,10 @@ async def _idle_job(
     deps: Dependencies, body: Json, children: _Children, requeue: Callable[[float], None]
 ) -> IdleJob | None:
     metadata = body["metadata"]
-    if "deletionTimestamp" in metadata or has_finalizer(metadata) or children.are_strange:
+    if "deletionTimestamp" in metadata or children.are_strange:
         return None
-    run = deps.computer.run
-    job = await run(deps.specs.job, body)
+    run = deps.planning_thread.run
+    job = await run(deps.spec_cache.parse, body)
     if not job.spec.is_managed_here:
         return IdleJob(metadata["resourceVersion"], None)
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})

@@ -39,7 +39,7 @@ class JobSample:
     """Whether another execution is announced."""
     faults: frozenset[_Fault] = frozenset()
     disruptions: frozenset[_Fault] = frozenset()
-    standing: str | None = None
+    not_progressing: str | None = None
     """Reason why a job that has not ended does not progress; None: it progresses."""
     failed: str | None = None
     """Reason of the condition Failed; None: the job has not failed."""
@@ -68,7 +68,7 @@ def sample_of(body: Json) -> JobSample:
         restarting=reason == "Restarting",
         faults=frozenset(map(_fault, status.faults)),
         disruptions=frozenset(map(_fault, status.disruptions)),
-        standing=reason if stands and not has_ended(status) else None,
+        not_progressing=reason if stands and not has_ended(status) else None,
         failed=failed.reason if failed else None,
         complete=find(status, "Complete") is not None,
         ended_phases=frozenset(_ended_phases(status)),
@@ -111,7 +111,7 @@ def restarts(before: JobSample, after: JobSample) -> Iterator[tuple[str, bool]]:
 def hangs(before: JobSample, after: JobSample) -> Iterator[str]:
     """Return the reasons of the hangs that were detected, whatever spec.hang.action does about them."""
     reasons = [reason for _, _, reason in sorted(after.faults - before.faults)]
-    reasons += [after.standing or ""] if after.standing != before.standing else []
+    reasons += [after.not_progressing or ""] if after.not_progressing != before.not_progressing else []
     reasons += [after.failed or ""] if after.failed != before.failed else []
     return (reason for reason in reasons if reason in HANG_REASONS)
 

@@ -25,9 +25,9 @@ from pseudoreal_api.wire.reports import PodReport, SavedCheckpoint
 from pydantic import ValidationError
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Blocker, ChildJob, JobState, Pod, PodPhase, Termination
+from pseudoreal_operator.untrusted_text import sanitize
 
 Json = dict[str, Any]
 
@@ -96,7 +96,7 @@ def read_job(body: Json) -> ChildJob:
         held=_transition_time(body, "Suspended", "True"),
         admitted=_transition_time(body, "Suspended", "False"),
         start_time=body.get("status", {}).get("startTime"),
-        uid=clean(body["metadata"].get("uid") or ""),
+        uid=sanitize(body["metadata"].get("uid") or ""),
         workers=_workers_of_job(body.get("spec", {})),
         last_steps=_last_steps(body),
         excludes_until=_excludes_until(body),
@@ -176,19 +176,19 @@ def read_report(body: bytes) -> PodReport:
         raise ValueError(f"{f'{where}: ' if where else ''}{first['msg']}") from None
     if not all(_fits(part) for part in (report.progress, report.checkpoint) if part):
         raise ValueError("a number in it is not finite, or too large")
-    ranks = [sign.model_copy(update={"doing": clean(sign.doing)}) for sign in report.ranks]
-    saved = report.checkpoint and report.checkpoint.model_copy(update={"name": clean(report.checkpoint.name)})
+    ranks = [sign.model_copy(update={"doing": sanitize(sign.doing)}) for sign in report.ranks]
+    saved = report.checkpoint and report.checkpoint.model_copy(update={"name": sanitize(report.checkpoint.name)})
     parts = {"ranks": ranks, "checkpoint": saved, "in_place": _cleaned(report.in_place)}
     return report.model_copy(update=parts | {"layout": _cleaned_layout(report.layout)})
 
 
 def _cleaned(in_place: InPlace | None) -> InPlace | None:
-    return in_place and in_place.model_copy(update={"message": clean(in_place.message)})
+    return in_place and in_place.model_copy(update={"message": sanitize(in_place.message)})
 
 
 def _cleaned_layout(layout: ChosenLayout | None) -> ChosenLayout | None:
     texts = ("hardware", "step_time", "bottleneck")
-    return layout and layout.model_copy(update={name: clean(getattr(layout, name)) for name in texts})
+    return layout and layout.model_copy(update={name: sanitize(getattr(layout, name)) for name in texts})
 
 
 def progress_of(line: str) -> ProgressReport | None:
@@ -282,7 +282,7 @@ def _running_sidecars(status: Json) -> tuple[str, ...]:
     if not _lingers(status):
         return ()
     others = (one for one in _every_container(status) if not (one.get("state") or {}).get("terminated"))
-    return tuple(clean(one["name"]) for one in others)
+    return tuple(sanitize(one["name"]) for one in others)
 
 
 def _trainer(pod: Json) -> Json:
@@ -307,7 +307,7 @@ def _termination(terminated: Json | None) -> Termination | None:
     return Termination(
         exit_code=terminated["exitCode"],
         reason=_reason(terminated),
-        text=clean(text),
+        text=sanitize(text),
         message=_termination_message(text),
         finished=terminated.get("finishedAt") or "",
     )
@@ -321,8 +321,8 @@ def _termination_message(text: str) -> TerminationMessage | None:
         return None
     return message.model_copy(
         update={
-            "message": clean(message.message),
-            "checkpoint": message.checkpoint and clean(message.checkpoint),
+            "message": sanitize(message.message),
+            "checkpoint": message.checkpoint and sanitize(message.checkpoint),
             "in_place": _cleaned(message.in_place),
             "layout": _cleaned_layout(message.layout),
         }
@@ -362,11 +362,11 @@ def _blocker(status: Json) -> Blocker | None:
 
 
 def _reason(said: Json) -> str:
-    return clean(said.get("reason") or "", _WORD_CHARACTERS)
+    return sanitize(said.get("reason") or "", _WORD_CHARACTERS)
 
 
 def _message(said: Json) -> str:
-    return clean(said.get("message") or "")
+    return sanitize(said.get("message") or "")
 
 
 def _joined(reason: str, message: str) -> str:

@@ -21,7 +21,7 @@ from pseudoreal_api.status.status import Condition, PhaseStatus, PseudoRealJobSt
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import phase_with, status_with
-from pseudoreal_operator.foreign import cut
+from pseudoreal_operator.untrusted_text import shorten
 
 Truth = Literal["True", "False", "Unknown"]
 _MESSAGE_CHARACTERS = 4096
@@ -97,7 +97,7 @@ def _valid_reason(reason: str) -> str:
 
 def _condition(old: Condition | None, new: NewCondition, generation: int, now: datetime) -> Condition:
     same = old is not None and old.status == new.status
-    text = cut(new.message, _MESSAGE_CHARACTERS)
+    text = shorten(new.message, _MESSAGE_CHARACTERS)
     return Condition(
         type=new.type,
         status=new.status,

@@ -5,7 +5,7 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.untrusted_text import sanitize
 
 
 @pytest.mark.parametrize(
@@ -18,12 +18,12 @@ from pseudoreal_operator.foreign import clean
         ("\u200f\u2028!! &a", "\u200f\u2028!! &a"),
     ],
 )
-def test_what_cannot_be_shown_is_replaced_visibly(text: str, shown: str) -> None:
-    assert clean(text) == shown
+def test_unprintable_characters_are_replaced_visibly(text: str, shown: str) -> None:
+    assert sanitize(text) == shown
 
 
-def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
-    shown = clean("begin " + "x" * 2**20 + " ValueError: the end", 200)
+def test_long_text_keeps_its_start_and_its_end() -> None:
+    shown = sanitize("begin " + "x" * 2**20 + " ValueError: the end", 200)
     assert len(shown) == 200
     assert shown.startswith("begin ")
     assert " … " in shown
@@ -31,9 +31,9 @@ def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=[]), max_size=300), st.integers(10, 100))
-def test_it_is_short_has_no_control_characters_and_cleaning_again_changes_nothing(text: str, most: int) -> None:
-    shown = clean(text, most)
+def test_sanitized_text_is_short_printable_and_stable(text: str, most: int) -> None:
+    shown = sanitize(text, most)
     assert len(shown) <= most
     shown.encode()
     assert all(c in "\t\n" or unicodedata.category(c) not in ("Cc", "Cs") for c in shown)
-    assert clean(shown, most) == shown
+    assert sanitize(shown, most) == shown

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json, message_of
-from pseudoreal_operator.loop.dry_run import dry_run
+from pseudoreal_operator.cluster.creation import dry_run
 
 from tests.unit.operator.support.world import World, make_job
 
@@ -31,14 +31,14 @@ async def _dry_run(server: Any) -> None:
     await dry_run(cast(Api, server), World(make_job()).plan().dry_run)
 
 
-async def test_every_stage_is_tried_once() -> None:
+async def test_dry_run_covers_every_stage_once() -> None:
     server = Server("none", 422)
     await _dry_run(server)
     assert server.tried == [("pseudo", "train"), ("real", "delink"), ("real", "train")]
 
 
 @pytest.mark.parametrize("status", [400, 422, 500])
-async def test_a_refusal_names_the_phase(status: int) -> None:
+async def test_dry_run_rejection_names_the_phase(status: int) -> None:
     with pytest.raises(ApiException) as caught:
         await _dry_run(Server("real", status))
     assert caught.value.status == status
@@ -46,5 +46,5 @@ async def test_a_refusal_names_the_phase(status: int) -> None:
 
 
 @pytest.mark.parametrize(("status", "reason"), [(403, "Forbidden"), (409, "AlreadyExists")])
-async def test_what_a_quota_says_now_does_not_matter(status: int, reason: str) -> None:
+async def test_dry_run_ignores_quotas_and_taken_names(status: int, reason: str) -> None:
     await _dry_run(Server("pseudo", status, reason))

@@ -8,7 +8,7 @@ import yaml
 from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_operator.cluster.bodies import encode, send_utf8
+from pseudoreal_operator.cluster.login import encode_body, send_utf8
 
 TEXTS = st.text(st.characters(exclude_categories=[]))
 VALUES = st.recursive(
@@ -18,14 +18,14 @@ VALUES = st.recursive(
 )
 
 
-def storable(value: Any) -> Any:
+def replace_surrogates(value: Any) -> Any:
     """Return the value with the replacement character in place of each lone surrogate."""
     if isinstance(value, str):
         return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in value)
     if isinstance(value, list):
-        return [storable(item) for item in value]
+        return [replace_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {storable(key): storable(item) for key, item in value.items()}
+        return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
     return value
 
 
@@ -37,26 +37,26 @@ LIKE_YAML = ["!!python/object x", "&a *a", "---\n...\n", "%YAML 1.2", "- x: [", 
 
 
 @pytest.mark.parametrize("text", CHARACTERS + LIKE_YAML)
-def test_a_text_is_read_as_it_was_meant(text: str) -> None:
-    body = encode({"status": {"message": text}})
-    meant = {"status": {"message": storable(text)}}
+def test_request_body_text_is_the_same_in_json_and_yaml(text: str) -> None:
+    body = encode_body({"status": {"message": text}})
+    meant = {"status": {"message": replace_surrogates(text)}}
     assert yaml.safe_load(body) == meant
     assert json.loads(body) == meant
 
 
 @given(VALUES)
-def test_every_value_is_read_as_it_was_meant(value: Any) -> None:
-    body = encode(value)
-    assert yaml.safe_load(body) == json.loads(body) == storable(value)
+def test_request_body_values_are_the_same_in_json_and_yaml(value: Any) -> None:
+    body = encode_body(value)
+    assert yaml.safe_load(body) == json.loads(body) == replace_surrogates(value)
 
 
-def test_a_number_that_json_has_not_is_refused() -> None:
+def test_number_that_json_does_not_have_is_rejected() -> None:
     with pytest.raises(ValueError, match="Out of range"):
-        encode({"loss": float("nan")})
+        encode_body({"loss": float("nan")})
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/merge-patch+json", "application/apply-patch+yaml"])
-async def test_what_was_escaped_is_sent_as_utf8(kind: str) -> None:
+async def test_escaped_request_body_is_sent_as_utf8(kind: str) -> None:
     received: list[tuple[str, bytes]] = []
 
     async def answer(request: web.Request) -> web.Response:

@@ -13,13 +13,13 @@ _PICTURES = 0x2400
 """Start of the Unicode block "Control Pictures": a sign for each of the ASCII control characters."""
 
 
-def clean(text: str, most: int = MOST_CHARACTERS) -> str:
+def sanitize(text: str, most: int = MOST_CHARACTERS) -> str:
     """Return `text` with a visible sign for each character that cannot be shown, and with at most `most` characters:
     a longer text is reduced to its start and its end."""
-    return _UNPRINTABLE.sub(_sign, cut(text, most))
+    return _UNPRINTABLE.sub(_visible_sign, shorten(text, most))
 
 
-def cut(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """Return `text` with at most `most` characters; a longer text loses its middle."""
     if len(text) <= most:
         return text
@@ -27,7 +27,7 @@ def cut(text: str, most: int) -> str:
     return text[: most - len(_CUT) - end] + _CUT + text[len(text) - end :]
 
 
-def _sign(found: re.Match[str]) -> str:
+def _visible_sign(found: re.Match[str]) -> str:
     code = ord(found[0])
     if code < 0x20:
         return chr(_PICTURES + code)
