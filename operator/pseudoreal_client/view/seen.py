@@ -11,7 +11,7 @@ from pseudoreal_api.resolved.resolve import UnresolvableJob, last_steps, rank_co
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase
 from pseudoreal_api.status.status import Condition, PhaseStatus, Progress, PseudoRealJobStatus
-from pseudoreal_operator.observe.ranks import first_ranks_of
+from pseudoreal_operator.observe.ranks import recorded_first_ranks
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod
@@ -102,7 +102,7 @@ class SeenJob:
         worker = worker_of(self.status, pod)
         if worker is None:
             return None
-        known = first_ranks_of(self.status.placement, pod.execution)
+        known = recorded_first_ranks(self.status.placement, pod.execution)
         is_by_place = self.spec is not None and self.spec.scheduling.topology is not None
         by_number = None if is_by_place else worker * self.ranks_per_pod(pod.execution.phase)
         return known.get(worker, by_number)

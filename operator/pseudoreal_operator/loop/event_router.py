@@ -224,6 +224,6 @@ def _coalescing_delay(child: Pod | ChildJob) -> float:
     if isinstance(child, ChildJob):
         is_routine = child.state is JobState.ACTIVE and child.outlives_pods and not child.deleting
         return ROUTINE_SECONDS if is_routine and not (child.queued or child.admitted) else URGENT_SECONDS
-    if child.leaves_by or child.disruption is not None or child.phase is PodPhase.FAILED:
+    if child.deletion_deadline or child.disruption is not None or child.phase is PodPhase.FAILED:
         return URGENT_SECONDS
     return STARTING_SECONDS if child.phase is PodPhase.RUNNING else ROUTINE_SECONDS

@@ -12,7 +12,7 @@ from typing import Any
 from pseudoreal_api.status.status import Fault, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.failures.hang import STALLS
+from pseudoreal_operator.failures.hang import HANG_REASONS
 from pseudoreal_operator.status.conditions import find, has_ended
 
 Json = dict[str, Any]
@@ -74,7 +74,7 @@ def sample_of(body: Json) -> JobSample:
         ended_phases=frozenset(_ended_phases(status)),
         delinked=frozenset(phase.name for phase in status.phases[1:] if phase.start_checkpoint),
         delink_began=clock.from_text(status.transition.start_time) if status.transition else None,
-        unsaved_since=_unsaved_since(status) if reason in (*_AT_WORK, *STALLS) else None,
+        unsaved_since=_unsaved_since(status) if reason in (*_AT_WORK, *HANG_REASONS) else None,
     )
 
 
@@ -113,7 +113,7 @@ def hangs(before: JobSample, after: JobSample) -> Iterator[str]:
     reasons = [reason for _, _, reason in sorted(after.faults - before.faults)]
     reasons += [after.not_progressing or ""] if after.not_progressing != before.not_progressing else []
     reasons += [after.failed or ""] if after.failed != before.failed else []
-    return (reason for reason in reasons if reason in STALLS)
+    return (reason for reason in reasons if reason in HANG_REASONS)
 
 
 def phase_seconds(before: JobSample, after: JobSample) -> Iterator[float]:

@@ -20,7 +20,7 @@ from pseudoreal_operator.cluster.api import Api, Name, message_of, status_of
 from pseudoreal_operator.cluster.bounds import MOST_BYTES, Unreadable
 from pseudoreal_operator.cluster.creation import NameConflict, NotServed, create_child, dry_run
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, backoff_after
-from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_refusal, plan_unreadable
+from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_rejected, plan_unreadable
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.internal_error import (
@@ -31,17 +31,16 @@ from pseudoreal_operator.loop.internal_error import (
 )
 from pseudoreal_operator.loop.planning_thread import Overran, OverrunBackoff, PlanningThread, SpecCache
 from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS, OperatorCounters
-from pseudoreal_operator.observe.asked import phases_to_finish
+from pseudoreal_operator.observe.fetch import observe
 from pseudoreal_operator.observe.report_store import JobKey, ReportStore
-from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.observe.sightings import Sightings
+from pseudoreal_operator.observe.stages import phases_to_finish
 from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import Observed
 from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_operator.settings import Settings
-from pseudoreal_operator.status.conditions import has_ended
+from pseudoreal_operator.status.conditions import has_ended, texts_of, without_figures, without_texts
 from pseudoreal_operator.status.events import to_manifests
-from pseudoreal_operator.status.refused import texts_of, without_figures, without_texts
 from pseudoreal_operator.untrusted_text import sanitize
 
 Json = dict[str, Any]
@@ -264,7 +263,7 @@ def _plan_after_rejection(rejection: ApiException, observed: Observed, now: date
     is the answer."""
     text = f"The API server refuses a change of this job's children: {message_of(rejection)}"
     if is_invalid_object(rejection):
-        return plan_refusal(observed, text, now)
+        return plan_rejected(observed, text, now)
     if rejection.status in (*_INVALID, _FORBIDDEN) or rejection.status >= _SERVER_ERROR:
         return plan_blocked(observed, text, now)
     raise rejection
@@ -359,7 +358,7 @@ class _PlanExecutor:
         for name in wanted.stop:
             await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
             log.info("pod_stopped", pod=name, grace_seconds=STOP_SECONDS)
-        for name in wanted.give_up:
+        for name in wanted.fail_jobs:
             # maxFailedIndexes 0 makes the Job controller fail the whole Job at its first failed index.
             await self.api.merge("Job", namespace, name, {"spec": {"maxFailedIndexes": 0}})
             log.info("job_failure_forced", name=name)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pseudoreal_operator
 
 PACKAGE = Path(pseudoreal_operator.__file__).parent
-EFFECTS = {"observe.requests"}
+EFFECTS = {"observe.fetch"}
 PURE = {"observe", "status", "failures", "manifests", "lifecycle"}
 REPORT = "print(*sorted({'kopf', 'aiohttp', 'kubernetes', 'torch'} & set(sys.modules)))"
 

@@ -14,7 +14,7 @@ from pseudoreal_operator.metrics.registry import OperatorCounters
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
-from tests.unit.operator.lifecycle.support.steps import until
+from tests.unit.operator.lifecycle.support.steps import run_until
 from tests.unit.operator.support.world import SETTINGS, UID, World, make_job
 
 Json = dict[str, Any]
@@ -43,7 +43,7 @@ class Lists:
 
 
 def make_training_world() -> World:
-    world = until(World(make_job(spec__deadlines={"activeSeconds": 10**8})), "pseudo")
+    world = run_until(World(make_job(spec__deadlines={"activeSeconds": 10**8})), "pseudo")
     world.settle()
     return world
 
@@ -134,6 +134,6 @@ async def test_reports_of_an_idle_jobs_pods_are_followed() -> None:
 
 
 async def test_job_with_a_claim_of_its_own_can_be_idle() -> None:
-    world = until(World(make_job(spec__checkpoint={})), "pseudo")
+    world = run_until(World(make_job(spec__checkpoint={})), "pseudo")
     world.settle()
     assert await find_idle_job(world) is not None

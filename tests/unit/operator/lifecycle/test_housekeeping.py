@@ -8,7 +8,7 @@ from pseudoreal_operator.lifecycle.rules import UNWATCHED_SECONDS
 from pseudoreal_operator.observe.view import JobState
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.support.steps import begun, message, run_pods
+from tests.unit.operator.lifecycle.support.steps import condition_message, run_pods, start_job
 from tests.unit.operator.support.world import World
 
 
@@ -22,7 +22,7 @@ def preempt(world: World) -> None:
 
 
 def test_preemptions_leave_a_bounded_number_of_children() -> None:
-    world = begun()
+    world = start_job()
     for _ in range(30):
         preempt(world)
     assert world.status.execution == 31
@@ -32,7 +32,7 @@ def test_preemptions_leave_a_bounded_number_of_children() -> None:
 def test_phases_and_repetitions_leave_a_bounded_number_of_children() -> None:
     every = {"sharing": {"blocks": 2}, "batch": {"sequences": 8}}
     phases = [every | {"name": f"p{number}", "until": {"step": 10 * number}} for number in range(1, 17)]
-    world = begun(spec__phases=phases)
+    world = start_job(spec__phases=phases)
     most = 0
     while not world.status.completion_time:
         world.finish_all()
@@ -43,17 +43,17 @@ def test_phases_and_repetitions_leave_a_bounded_number_of_children() -> None:
     assert [phase.end_checkpoint is not None for phase in world.status.phases] == [True] * 16, "every result was read"
 
 
-def test_pods_that_lost_their_job_are_waited_for_and_left_alone() -> None:
+def test_orphaned_pods_are_waited_for_and_not_touched() -> None:
     """Two executions would compete for the GPUs. Anyone may give a pod these labels, so the operator does not delete
     it."""
-    world = begun(spec__restart={"backoffSeconds": 0})
+    world = start_job(spec__restart={"backoffSeconds": 0})
     (pod,) = world.alive()
     world.delete_job_and_leave_pods(world.active_jobs()[0])
     world.settle()
     world.tick(301)
     run_pods(world)
     assert world.active_jobs() == []
-    assert f"kubectl delete pod {pod['metadata']['name']} -n default" in message(world, "Progressing")
+    assert f"kubectl delete pod {pod['metadata']['name']} -n default" in condition_message(world, "Progressing")
     assert "deletionTimestamp" not in pod["metadata"]
     assert world.plan().requeue_after == UNWATCHED_SECONDS
     world.finish(pod)
@@ -61,10 +61,10 @@ def test_pods_that_lost_their_job_are_waited_for_and_left_alone() -> None:
     assert world.active_jobs() == ["sim-pseudo-e2"]
 
 
-def test_the_end_of_a_job_is_in_its_status_before_its_pods_go() -> None:
+def test_status_has_the_end_of_a_job_before_its_pods_are_deleted() -> None:
     """If the operator died in between, it would later take the Job for one that someone else deleted, and start
     again."""
-    world = begun(spec__hang={"stepSeconds": 120, "startSeconds": 300, "action": "Fail"})
+    world = start_job(spec__hang={"stepSeconds": 120, "startSeconds": 300, "action": "Fail"})
     for seconds in (0, 130):
         world.tick(seconds)
         world.report(world.alive()[0], 1)
@@ -77,8 +77,8 @@ def test_the_end_of_a_job_is_in_its_status_before_its_pods_go() -> None:
     assert world.active_jobs() == []
 
 
-def test_the_generation_is_observed_in_every_state() -> None:
-    world = begun()
+def test_observed_generation_is_current_in_every_state() -> None:
+    world = start_job()
     metadata = world.job.metadata.model_copy(update={"generation": 7})
     changed = replace(world.observe(), job=world.job.model_copy(update={"metadata": metadata}))
     for wanted in (
@@ -95,9 +95,9 @@ def test_the_generation_is_observed_in_every_state() -> None:
     assert world.status.state == "Complete"
 
 
-def test_an_execution_of_release_0_2_0_goes_on() -> None:
+def test_execution_created_by_release_0_2_0_continues() -> None:
     """The Job of that release has another name, and the same labels."""
-    world = begun(spec__restart={"backoffSeconds": 0})
+    world = start_job(spec__restart={"backoffSeconds": 0})
     of_old = world.objects["Job", "sim-pseudo-e1"]
     of_old["metadata"]["name"] = "sim-pseudo-e1"
     for pod in world.pods.values():

@@ -21,7 +21,7 @@ from pseudoreal_operator.observe.reading import (
 )
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.sightings import Sightings
-from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added
+from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added_phases
 from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import ChildJob, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.worker_assignment import memberships, with_worker_indices
@@ -52,9 +52,9 @@ async def observe(
             child = read_job(body)
             found.jobs.append(child)
             if has_no_pod_left(body):
-                found.over.append(child)
-    jobs, others = found.jobs, found.strangers
-    selector = f"{LABEL_JOB}={name}{_without(found.over, present(job, status, jobs))}"
+                found.finished.append(child)
+    jobs, others = found.jobs, found.of_deleted_job
+    selector = f"{LABEL_JOB}={name}{_without(found.finished, current_execution(job, status, jobs))}"
     async for body in api.each("Pod", namespace, selector, skipped=found.skip):
         if found.is_own(body):
             found.pods.append(read_pod(body))
@@ -62,7 +62,7 @@ async def observe(
             found.orphans.append(_name(body))
     pods = found.pods
     listed(found.count)
-    jobs, pods = sightings.dated((namespace, uid), status, jobs, pods, now)
+    jobs, pods = sightings.with_bounded_times((namespace, uid), status, jobs, pods, now)
     claims = []
     if not has_claim(job, status, jobs) and (claim := claim_of(job)):
         volume = await api.find("PersistentVolumeClaim", namespace, claim)
@@ -71,11 +71,11 @@ async def observe(
         elif volume is not None:
             claims.append(claim)
     deleted_pods = termination_messages.of_job((namespace, uid), [pod.name for pod in pods])
-    observed = together(report_store, job, status, jobs, pods, now, deleted_pods)
+    observed = build_observed(report_store, job, status, jobs, pods, now, deleted_pods)
     return replace(
         observed,
         existing=observed.existing | {("PersistentVolumeClaim", claim) for claim in claims},
-        foreign=tuple(others),
+        objects_of_deleted_job=tuple(others),
         orphans=tuple(found.orphans),
     )
 
@@ -86,10 +86,10 @@ class _Found:
 
     uid: str
     jobs: list[ChildJob] = field(default_factory=list)
-    over: list[ChildJob] = field(default_factory=list)
+    finished: list[ChildJob] = field(default_factory=list)
     """The elements of `jobs` whose pods have all ended."""
     pods: list[Pod] = field(default_factory=list)
-    strangers: list[str] = field(default_factory=list)
+    of_deleted_job: list[str] = field(default_factory=list)
     """Names of children of a deleted job of the same name."""
     orphans: list[str] = field(default_factory=list)
     """Names of pods of the job without a Job."""
@@ -101,7 +101,7 @@ class _Found:
         if belongs_to(self.uid, body):
             return True
         if is_of_another(self.uid, body):
-            self.strangers.append(_name(body))
+            self.of_deleted_job.append(_name(body))
         return False
 
     def skip(self, body: Json, reason: Unreadable) -> None:
@@ -111,7 +111,7 @@ class _Found:
             raise Unreadable(reason.reason, f"{_name(body)}, which belongs to it, cannot be read: {reason}")
 
 
-def together(
+def build_observed(
     report_store: ReportStore,
     job: PseudoRealJob,
     status: PseudoRealJobStatus,
@@ -122,10 +122,11 @@ def together(
 ) -> Observed:
     """Return the observation of a job, its children and its pods' reports. From now on the report store follows the
     pod of rank 0."""
-    key, execution = (job.metadata.namespace, job.metadata.uid), present(job, status, jobs)
-    first = _first_index(status, execution)
+    key, execution = (job.metadata.namespace, job.metadata.uid), current_execution(job, status, jobs)
+    membership = memberships(status).get(execution) if execution else None
+    first = membership.pod_of(0) if membership else 0  # completion index of the pod of worker 0
     pod = _reporting_pod(pods, execution, first)
-    report_store.listen(key, ReportingPod(key, pod.execution, first, pod.name) if pod else None, now)
+    report_store.set_rank_zero_pod(key, ReportingPod(key, pod.execution, first, pod.name) if pod else None, now)
     executions = {pod.execution for pod in pods if pod.is_alive} | ({execution} if execution else set())
     claim = claim_of(job)
     claims = {("PersistentVolumeClaim", claim)} if claim and has_claim(job, status, jobs) else set()
@@ -146,20 +147,20 @@ def together(
 
 def has_claim(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> bool:
     """Return whether the claim of the job is known to exist: it is created before the Job of the present execution."""
-    execution = present(job, status, jobs)
+    execution = current_execution(job, status, jobs)
     return any(one.execution == execution for one in jobs)
 
 
-def present(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> Execution | None:
+def current_execution(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> Execution | None:
     """Return the present execution; None if no stage is left."""
-    stage = current_stage(with_added(status.phases, job.spec))
+    stage = current_stage(with_added_phases(status.phases, job.spec))
     return stage.execution(max([1, status.execution, *(job.execution.number for job in jobs)])) if stage else None
 
 
-def _without(over: Sequence[ChildJob], present: Execution | None) -> str:
+def _without(finished: Sequence[ChildJob], present: Execution | None) -> str:
     """Return a selector that leaves out pods of earlier executions whose pods have all ended: these are kept for
     their logs, and may be thousands."""
-    names = sorted(job.name for job in over if job.execution != present)
+    names = sorted(job.name for job in finished if job.execution != present)
     return f",{_POD_JOB} notin ({','.join(names)})" if names else ""
 
 
@@ -168,12 +169,6 @@ def claim_of(job: PseudoRealJob) -> str | None:
     existing claim."""
     volume = job.spec.checkpoint.storage.mounted
     return None if volume is None or volume.claim_name is not None else claim_name(job.metadata.name)
-
-
-def _first_index(status: PseudoRealJobStatus, execution: Execution | None) -> int:
-    """Return the completion index of the pod of worker 0."""
-    membership = memberships(status).get(execution) if execution else None
-    return membership.pod_of(0) if membership else 0
 
 
 def _reporting_pod(pods: Sequence[Pod], present: Execution | None, first: int) -> Pod | None:

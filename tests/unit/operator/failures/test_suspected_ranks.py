@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_api.wire.reports import RankReport
-from pseudoreal_operator.failures.suspects import stragglers, suspects
+from pseudoreal_operator.failures.hang import stragglers, suspected_ranks
 
 
 def _sign(rank: int, activity: str = "waiting", seconds: float = 99.0, step: int = 7, **more: Any) -> RankReport:
@@ -38,9 +38,9 @@ CASES: dict[str, tuple[list[RankReport], list[int]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_who_is_named(name: str) -> None:
+def test_suspected_ranks_are_in_order(name: str) -> None:
     signs, expected = CASES[name]
-    assert suspects(signs) == expected
+    assert suspected_ranks(signs) == expected
 
 
 _SIGNS = st.lists(
@@ -60,8 +60,8 @@ _SIGNS = st.lists(
 
 
 @given(_SIGNS)
-def test_what_is_always_true_of_suspects(signs: list[RankReport]) -> None:
-    named, by_rank = suspects(signs), {sign.rank: sign for sign in signs}
+def test_suspected_ranks_are_a_proper_subset(signs: list[RankReport]) -> None:
+    named, by_rank = suspected_ranks(signs), {sign.rank: sign for sign in signs}
     assert len(set(named)) == len(named)
     found = [by_rank[rank] for rank in named]
     assert all(sign.activity != "ended" for sign in found)
@@ -78,7 +78,7 @@ def test_what_is_always_true_of_suspects(signs: list[RankReport]) -> None:
 @given(_SIGNS, st.randoms())
 def test_the_order_in_which_pods_report_does_not_matter(signs: list[RankReport], random: Any) -> None:
     shuffled = random.sample(signs, len(signs))
-    assert set(suspects(shuffled)) == set(suspects(signs))
+    assert set(suspected_ranks(shuffled)) == set(suspected_ranks(signs))
     assert set(stragglers(shuffled, 3.0)) == set(stragglers(signs, 3.0))
 
 
@@ -99,12 +99,14 @@ def _busy(*seconds: float | None) -> list[RankReport]:
         ((), []),
     ],
 )
-def test_who_is_slow(seconds: tuple[float | None, ...], expected: list[tuple[int, float]]) -> None:
+def test_stragglers_are_found_with_their_multiple(
+    seconds: tuple[float | None, ...], expected: list[tuple[int, float]]
+) -> None:
     assert stragglers(_busy(*seconds), 3.0) == expected
 
 
 @given(_SIGNS, st.floats(1.1, 10.0))
-def test_what_is_always_true_of_stragglers(signs: list[RankReport], factor: float) -> None:
+def test_stragglers_are_sorted_and_above_the_factor(signs: list[RankReport], factor: float) -> None:
     found = stragglers(signs, factor)
     assert 2 * len(found) <= len(signs), "most ranks are as the median is"
     assert [ratio for _, ratio in found] == sorted((ratio for _, ratio in found), reverse=True)

@@ -6,25 +6,25 @@ from typing import Any
 
 from pseudoreal_api.spec.request import Request
 from pseudoreal_operator import clock
-from pseudoreal_operator.observe.asked import phases_to_finish
+from pseudoreal_operator.observe.stages import phases_to_finish
 from pseudoreal_operator.status.conditions import ACCEPTED, find
 
-from tests.unit.operator.lifecycle.support.steps import config, settle_without_orphans, until
+from tests.unit.operator.lifecycle.support.steps import config, run_until, settle_without_orphans
 from tests.unit.operator.support.world import World, make_job
 
 ASKED = {"id": "1", "type": "RepeatPhase", "phase": "pseudo"}
 QUICK = {"spec__restart": {"backoffSeconds": 0, "maxRestarts": 2}}
 
 
-def again(world: World, phase: str, request: str = "1") -> None:
+def request_repetition(world: World, phase: str, request: str = "1") -> None:
     asked = Request(id=request, type="RepeatPhase", phase=phase)
     world.set(requests=[*world.job.spec.requests, asked])
     world.carry_out(world.plan())
 
 
-def test_a_phase_is_trained_again_from_its_start_checkpoint() -> None:
-    world = until(World(make_job(**QUICK)), "real")
-    again(world, "real")
+def test_repeated_phase_starts_from_its_start_checkpoint() -> None:
+    world = run_until(World(make_job(**QUICK)), "real")
+    request_repetition(world, "real")
     settle_without_orphans(world)
     assert world.active_jobs() == ["sim-real-e2"]
     pseudo, real = world.status.phases
@@ -37,9 +37,9 @@ def test_a_phase_is_trained_again_from_its_start_checkpoint() -> None:
     assert world.status.state == "Complete"
 
 
-def test_what_follows_a_phase_that_is_trained_again_is_made_anew() -> None:
-    world = until(World(make_job(**QUICK)), "real")
-    again(world, "pseudo")
+def test_phases_after_a_repeated_phase_are_trained_again() -> None:
+    world = run_until(World(make_job(**QUICK)), "real")
+    request_repetition(world, "pseudo")
     pseudo, real = world.status.phases
     assert (pseudo.state, pseudo.end_checkpoint, real.state, real.start_checkpoint) == (
         "Training",
@@ -57,31 +57,31 @@ def test_what_follows_a_phase_that_is_trained_again_is_made_anew() -> None:
     assert list(world.events.values()).count("PhaseRepeated") == 1
 
 
-def test_a_request_is_served_once_and_a_new_one_again() -> None:
-    world = until(World(make_job(**QUICK)), "pseudo")
-    again(world, "pseudo", "1")
+def test_each_request_is_served_once() -> None:
+    world = run_until(World(make_job(**QUICK)), "pseudo")
+    request_repetition(world, "pseudo", "1")
     settle_without_orphans(world)
     assert (world.status.execution, world.changes(world.plan())) == (2, False)
     assert world.status.served_requests == ["1"]
-    again(world, "pseudo", "2")
+    request_repetition(world, "pseudo", "2")
     assert (world.status.execution, world.status.served_requests) == (3, ["1", "2"])
 
 
-def test_the_id_of_a_request_that_is_gone_is_forgotten() -> None:
-    world = until(World(make_job(**QUICK)), "pseudo")
-    again(world, "pseudo", "1")
+def test_id_of_a_removed_request_leaves_the_status() -> None:
+    world = run_until(World(make_job(**QUICK)), "pseudo")
+    request_repetition(world, "pseudo", "1")
     settle_without_orphans(world)
     world.set(requests=[])
     world.settle()
     assert (world.status.execution, world.status.served_requests) == (2, [])
 
 
-def finish(world: World, phase: str) -> None:
+def request_finish(world: World, phase: str) -> None:
     world.set(requests=[Request(id="early", type="FinishPhase", phase=phase)])
     world.settle()
 
 
-def tell(world: World) -> None:
+def report_told_to_finish(world: World) -> None:
     """Deliver the request to the pods, in the answers to their reports."""
     for pod in world.alive():
         world.report(pod, 1)
@@ -89,64 +89,64 @@ def tell(world: World) -> None:
     world.settle()
 
 
-def says(world: World) -> str:
+def progressing_message(world: World) -> str:
     return (find(world.status, "Progressing") or ACCEPTED).message
 
 
-def test_a_request_to_finish_a_phase_is_served_when_the_phase_is_complete() -> None:
-    world = until(World(make_job(**QUICK)), "pseudo")
-    finish(world, "pseudo")
+def test_finish_request_is_served_when_its_phase_is_complete() -> None:
+    world = run_until(World(make_job(**QUICK)), "pseudo")
+    request_finish(world, "pseudo")
     assert world.status.served_requests == []
-    assert "told to end now as they report next" in says(world)
+    assert "told to end now as they report next" in progressing_message(world)
     assert "FinishRequested" not in world.events.values()
-    tell(world)
-    assert "is asked to end now" in says(world)
+    report_told_to_finish(world)
+    assert "is asked to end now" in progressing_message(world)
     assert list(world.events.values()).count("FinishRequested") == 1
     world.finish_all()
     world.settle()
     assert (world.status.phases[0].state, world.status.served_requests) == ("Complete", ["early"])
 
 
-def test_a_request_to_finish_a_phase_that_is_complete_is_served_at_once() -> None:
-    world = until(World(make_job(**QUICK)), "real")
-    finish(world, "pseudo")
+def test_finish_request_for_a_complete_phase_is_served_at_once() -> None:
+    world = run_until(World(make_job(**QUICK)), "real")
+    request_finish(world, "pseudo")
     assert (world.status.served_requests, world.status.current_phase) == (["early"], "real")
 
 
-def test_a_request_to_finish_a_later_phase_waits_for_it() -> None:
-    world = until(World(make_job(**QUICK)), "pseudo")
-    finish(world, "real")
+def test_finish_request_for_a_later_phase_waits_for_that_phase() -> None:
+    world = run_until(World(make_job(**QUICK)), "pseudo")
+    request_finish(world, "real")
     assert phases_to_finish(world.job.spec, world.status) == {"real"}
-    until(world, "real")
+    run_until(world, "real")
     world.settle()
-    tell(world)
-    assert "is asked to end now" in says(world)
+    report_told_to_finish(world)
+    assert "is asked to end now" in progressing_message(world)
     world.run_fairly()
     assert (world.status.state, world.status.served_requests) == ("Complete", ["early"])
 
 
-def test_a_request_that_came_with_the_job_asks_for_nothing() -> None:
-    world = until(World(make_job(**QUICK, spec__requests=[ASKED])), "pseudo")
+def test_repeat_request_in_a_new_job_counts_as_served() -> None:
+    world = run_until(World(make_job(**QUICK, spec__requests=[ASKED])), "pseudo")
     assert world.status.execution == 1
 
 
-def test_a_phase_that_has_not_begun_is_not_trained_again() -> None:
-    world = until(World(make_job(**QUICK)), "pseudo")
-    again(world, "real")
+def test_repeat_request_for_a_pending_phase_changes_nothing() -> None:
+    world = run_until(World(make_job(**QUICK)), "pseudo")
+    request_repetition(world, "real")
     settle_without_orphans(world)
     assert world.active_jobs() == ["sim-pseudo-e1"]
 
 
-def test_a_job_that_has_ended_stays_as_it_is() -> None:
+def test_repeat_request_does_not_reopen_an_ended_job() -> None:
     world = World(make_job(**QUICK))
     world.run_fairly()
     before = world.status
-    again(world, "real")
+    request_repetition(world, "real")
     assert world.status == before.model_copy(update={"observed_generation": world.job.metadata.generation})
 
 
 def overdue_delink(**delink: Any) -> World:
-    world = until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400} | delink)), "real-delink")
+    world = run_until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400} | delink)), "real-delink")
     transition = world.status.transition
     assert transition
     assert (transition.id, transition.from_phase, transition.to_phase) == ("pseudo-real-e1", "pseudo", "real")
@@ -157,7 +157,7 @@ def overdue_delink(**delink: Any) -> World:
     return world
 
 
-def test_a_delink_that_is_not_done_in_time_fails_the_job() -> None:
+def test_delink_timeout_fails_the_job() -> None:
     world = overdue_delink()
     failed = find(world.status, "Failed")
     assert failed
@@ -166,7 +166,7 @@ def test_a_delink_that_is_not_done_in_time_fails_the_job() -> None:
     assert world.status.transition is None
 
 
-def test_a_delink_that_is_not_done_in_time_rolls_back() -> None:
+def test_delink_timeout_rolls_back_to_an_earlier_checkpoint() -> None:
     world = overdue_delink(onTimeout="RollBack")
     pseudo, real = world.status.phases
     assert (pseudo.state, real.state, world.status.restarts) == ("Training", "Pending", 1)
@@ -180,27 +180,27 @@ def test_a_delink_that_is_not_done_in_time_rolls_back() -> None:
     assert world.status.transition is None
 
 
-def test_what_an_earlier_way_back_discarded_stays_discarded() -> None:
-    world = until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400, "onTimeout": "RollBack"})), "real")
-    again(world, "pseudo")
+def test_discards_of_an_earlier_rollback_stay_in_force() -> None:
+    world = run_until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400, "onTimeout": "RollBack"})), "real")
+    request_repetition(world, "pseudo")
     settle_without_orphans(world)
-    until(world, "real-delink")
+    run_until(world, "real-delink")
     world.tick(400)
     world.carry_out(world.plan())
     pseudo, real = world.status.phases
     assert [(rule.before_execution, rule.from_step) for rule in pseudo.discards or ()] == [(2, 0), (3, 10)]
     found = [(rule.before_execution, rule.from_step, rule.continued) for rule in real.discards or ()]
     assert found == [(2, 0, True), (3, 0, False)], "the first also counts for a job that this one continues"
-    again(world, "pseudo", request="2")
+    request_repetition(world, "pseudo", request="2")
     found = [(rule.before_execution, rule.from_step, rule.continued) for rule in world.status.phases[1].discards or ()]
     assert found == [(4, 0, True)], "it covers both"
 
 
-def test_rolling_back_is_bounded() -> None:
+def test_rollbacks_count_against_max_restarts() -> None:
     world = overdue_delink(onTimeout="RollBack")
     for _ in range(2):
         settle_without_orphans(world)
-        until(world, "real-delink")
+        run_until(world, "real-delink")
         world.tick(400)
         world.carry_out(world.plan())
     failed = find(world.status, "Failed")
@@ -209,8 +209,8 @@ def test_rolling_back_is_bounded() -> None:
     assert "maxRestarts allows 2" in failed.message
 
 
-def test_the_clock_of_a_delink_stands_still_while_the_job_is_suspended() -> None:
-    world = until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400})), "real-delink")
+def test_delink_timeout_does_not_run_while_the_job_is_suspended() -> None:
+    world = run_until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400})), "real-delink")
     world.set(suspend=True)
     world.settle()
     world.tick(600)
@@ -223,19 +223,19 @@ def test_the_clock_of_a_delink_stands_still_while_the_job_is_suspended() -> None
     assert world.status.state == "Complete"
 
 
-def test_a_phase_that_is_still_delinked_for_is_not_trained_again() -> None:
-    world = until(World(make_job(**QUICK)), "real-delink")
-    again(world, "real")
+def test_repeat_request_during_the_delink_into_the_phase_changes_nothing() -> None:
+    world = run_until(World(make_job(**QUICK)), "real-delink")
+    request_repetition(world, "real")
     settle_without_orphans(world)
     assert world.active_jobs() == ["sim-real-delink-e1"]
 
 
-def test_the_trainer_is_told_what_counts_no_more() -> None:
-    world = until(World(make_job(**QUICK)), "real")
+def test_discards_are_in_the_trainer_config() -> None:
+    world = run_until(World(make_job(**QUICK)), "real")
     assert "discards" not in config(world, "sim-real-e1")
-    again(world, "pseudo")
+    request_repetition(world, "pseudo")
     settle_without_orphans(world)
-    until(world, "real")
+    run_until(world, "real")
     rule = {"beforeExecution": 2, "fromStep": 0, "continued": True}
     for stage in ("sim-pseudo-e2", "sim-real-delink-e2", "sim-real-e2"):
         assert config(world, stage)["discards"] == {"pseudo": [rule], "real": [rule]}, "also of phases to come"

@@ -8,10 +8,10 @@ import pytest
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.cluster.bounds import Unreadable
+from pseudoreal_operator.observe.fetch import observe
 from pseudoreal_operator.observe.report_store import ReportStore
-from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.observe.sightings import Sightings
-from pseudoreal_operator.observe.stages import first_phases
+from pseudoreal_operator.observe.stages import pending_phases
 from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import Observed
 
@@ -42,9 +42,9 @@ class Server:
             yield body
 
 
-async def seen(server: Server, status: PseudoRealJobStatus | None = None) -> Observed:
+async def observe_with(server: Server, status: PseudoRealJobStatus | None = None) -> Observed:
     job = make_job(spec__checkpoint__storage={"volume": CLAIM})
-    at = status or PseudoRealJobStatus(execution=1, phases=first_phases(job.spec))
+    at = status or PseudoRealJobStatus(execution=1, phases=pending_phases(job.spec))
     return await observe(
         cast(Api, server), ReportStore(), TerminationMessages(), Sightings(), job, at, datetime.now(UTC)
     )
@@ -64,53 +64,53 @@ def labelled(name: str, **labels: str) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": named, "ownerReferences": owners}}
 
 
-async def test_a_claim_that_somebody_made_is_used_as_it_is() -> None:
-    found = await seen(Server(claim={"metadata": {"name": "sim-checkpoints"}}))
+async def test_existing_claim_is_used() -> None:
+    found = await observe_with(Server(claim={"metadata": {"name": "sim-checkpoints"}}))
     assert ("PersistentVolumeClaim", "sim-checkpoints") in found.existing
-    assert found.foreign == ()
+    assert found.objects_of_deleted_job == ()
 
 
-async def test_the_claim_of_a_deleted_job_is_waited_for() -> None:
-    found = await seen(Server(claim=labelled("sim-checkpoints", **{"job-uid": "another"})))
-    assert (found.existing, found.foreign) == (frozenset(), ("sim-checkpoints",))
+async def test_claim_of_a_deleted_job_is_reported() -> None:
+    found = await observe_with(Server(claim=labelled("sim-checkpoints", **{"job-uid": "another"})))
+    assert (found.existing, found.objects_of_deleted_job) == (frozenset(), ("sim-checkpoints",))
 
 
-async def test_what_somebody_else_labelled_is_no_child() -> None:
+async def test_labelled_object_of_others_is_no_child() -> None:
     execution = {"phase": "real", "stage": "train", "execution": "1"}
     own, old = labelled("own", **{"job-uid": UID}, **execution), labelled("old", **{"job-uid": "another"}, **execution)
-    found = await seen(Server(Job=[own, old, labelled("evaluation", **{"job-name": "sim"})]))
+    found = await observe_with(Server(Job=[own, old, labelled("evaluation", **{"job-name": "sim"})]))
     assert [job.name for job in found.jobs] == ["own"]
-    assert (found.existing, found.foreign) == (frozenset({("Job", "own")}), ("old",))
+    assert (found.existing, found.objects_of_deleted_job) == (frozenset({("Job", "own")}), ("old",))
 
 
-async def test_a_look_at_a_running_job_takes_two_requests() -> None:
+async def test_observing_a_running_job_takes_two_requests() -> None:
     server = Server(Job=[child_job("sim-pseudo-e1", 1)])
-    found = await seen(server)
+    found = await observe_with(server)
     assert server.asked == ["Job pseudoreal.dev/job-name=sim", "Pod pseudoreal.dev/job-name=sim"]
     assert ("PersistentVolumeClaim", "sim-checkpoints") in found.existing, "it was made before the Job"
 
 
-async def test_pods_of_executions_that_are_over_are_not_read_again() -> None:
+async def test_pods_of_ended_executions_are_not_listed() -> None:
     over = child_job("sim-pseudo-e1", 1, conditions=ENDED)
     ending = [child_job("sim-pseudo-e2", 2, conditions=ENDED, terminating=1), child_job("sim-pseudo-e3", 3, active=2)]
     present = child_job("sim-pseudo-e4", 4, conditions=ENDED)
     server = Server(Job=[over, *ending, present])
-    await seen(server, PseudoRealJobStatus(execution=4, phases=first_phases(make_job().spec)))
+    await observe_with(server, PseudoRealJobStatus(execution=4, phases=pending_phases(make_job().spec)))
     selector = "pseudoreal.dev/job-name=sim,batch.kubernetes.io/job-name notin (sim-pseudo-e1)"
     assert server.asked[1] == f"Pod {selector}"
 
 
-async def test_an_object_of_others_that_cannot_be_read_is_left_out() -> None:
+async def test_unreadable_object_of_others_is_ignored() -> None:
     server = Server()
     foreign = labelled("theirs", **{"job-uid": UID})
     del foreign["metadata"]["ownerReferences"]
     server.unreadable = [foreign, {"metadata": {}}, {"metadata": {"name": "bare"}}]
-    found = await seen(server)
-    assert (found.jobs, found.pods, found.foreign) == ((), (), ())
+    found = await observe_with(server)
+    assert (found.jobs, found.pods, found.objects_of_deleted_job) == ((), (), ())
 
 
-async def test_without_a_child_of_its_own_that_cannot_be_read_a_job_is_left_alone() -> None:
+async def test_unreadable_child_of_the_job_raises() -> None:
     server = Server()
     server.unreadable = [child_job("sim-pseudo-e1", 1)]
     with pytest.raises(Unreadable, match="sim-pseudo-e1, which belongs to it, cannot be read: it is deep"):
-        await seen(server)
+        await observe_with(server)

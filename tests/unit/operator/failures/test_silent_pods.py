@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.wire.reports import PodReport, RankReport
-from pseudoreal_operator.failures.hang import find_stall, seconds_to_stall
+from pseudoreal_operator.failures.hang import find_hang, seconds_to_hang
 from pseudoreal_operator.lifecycle.plan import plan
 from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECONDS, ReportingPod, ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Observed, View
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.support.steps import begun
+from tests.unit.operator.lifecycle.support.steps import start_job
 from tests.unit.operator.observe.support.reports import progress
 from tests.unit.operator.support.world import SETTINGS
 
@@ -26,14 +26,14 @@ class Cluster:
     """Identical jobs, whose pods send reports. `world` stands for any of them."""
 
     def __init__(self, jobs: int = 1, namespaces: int = 1, **changes: Any) -> None:
-        self.world = begun(**changes)
+        self.world = start_job(**changes)
         self.report_store = ReportStore()
         self.woken = [0] * jobs
         self.keys = [(f"team-{number % namespaces}", str(number)) for number in range(jobs)]
         self.pods = [pod.name for pod in self.world.observe().pods]
         for number, key in enumerate(self.keys):
             self.report_store.follow(key, frozenset(), partial(self._wake, number))
-            self.report_store.listen(key, self.reporter(number), self.now)
+            self.report_store.set_rank_zero_pod(key, self.reporter(number), self.now)
 
     def _wake(self, job: int, _: float) -> None:
         self.woken[job] += 1
@@ -65,7 +65,7 @@ class Cluster:
         )
 
     def stall(self, job: int = 0) -> str:
-        found = find_stall(View(self.see(job), self.now))
+        found = find_hang(View(self.see(job), self.now))
         return found.reason if found else ""
 
     def says(self, job: int = 0) -> tuple[str, str]:
@@ -88,7 +88,7 @@ def two_pods(**changes: Any) -> Cluster:
     return Cluster(spec__phases__0__workers=2, **changes)
 
 
-def test_a_path_that_is_cut_for_an_hour_restarts_nobody() -> None:
+def test_cut_network_path_restarts_no_job() -> None:
     """No logs are read. When the path is cut, the jobs' hang clocks are at many different points."""
     cluster = Cluster(JOBS)
     for job in range(JOBS):
@@ -105,7 +105,7 @@ def test_a_path_that_is_cut_for_an_hour_restarts_nobody() -> None:
     assert cluster.report_store.path_is_cut
 
 
-def test_one_job_of_which_nothing_is_heard_is_not_judged(cluster: Cluster) -> None:
+def test_silent_job_does_not_hang(cluster: Cluster) -> None:
     cluster.report(4)
     cluster.report(5)
     for _ in range(120):
@@ -114,13 +114,13 @@ def test_one_job_of_which_nothing_is_heard_is_not_judged(cluster: Cluster) -> No
     assert not cluster.report_store.path_is_cut, "one job may be silent for reasons of its own"
 
 
-def test_pods_that_never_begin_are_not_judged_by_silence(cluster: Cluster) -> None:
+def test_silent_start_does_not_hang(cluster: Cluster) -> None:
     cluster.report(0, activity="starting")
     cluster.tick(7200)
     assert cluster.stall() == ""
 
 
-def test_a_save_is_not_judged_by_silence(cluster: Cluster) -> None:
+def test_silent_save_does_not_hang(cluster: Cluster) -> None:
     sign = RankReport(rank=0, activity="computing", seconds=0, step=5, saving_seconds=30)
     cluster.report(4)
     cluster.report_store.store(cluster.reporter(0), PodReport(ranks=[sign]), cluster.now)
@@ -128,7 +128,7 @@ def test_a_save_is_not_judged_by_silence(cluster: Cluster) -> None:
     assert cluster.stall() == ""
 
 
-def test_a_pod_that_hangs_and_reports_is_judged(cluster: Cluster) -> None:
+def test_hung_pod_that_reports_is_found(cluster: Cluster) -> None:
     cluster.report(4)
     for _ in range(180):
         cluster.report(5)
@@ -140,7 +140,7 @@ def test_a_pod_that_hangs_and_reports_is_judged(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("limit", [6, 15, 900])
-def test_a_step_that_may_have_ended_unheard_is_not_judged(limit: int) -> None:
+def test_step_that_may_have_ended_in_silence_does_not_hang(limit: int) -> None:
     """The last report came a while before the clock ran out."""
     cluster = Cluster(spec__hang={"stepSeconds": limit})
     cluster.report(4)
@@ -149,13 +149,13 @@ def test_a_step_that_may_have_ended_unheard_is_not_judged(limit: int) -> None:
     cluster.report(5)
     cluster.tick(5.6)
     assert cluster.stall() == ""
-    wait = seconds_to_stall(View(cluster.see(), cluster.now))
+    wait = seconds_to_hang(View(cluster.see(), cluster.now))
     assert wait == 5, "it is looked at again while the pod may report"
     cluster.report(5)
     assert cluster.stall() == "StepStalled"
 
 
-def test_after_silence_the_clock_does_not_begin_anew(cluster: Cluster) -> None:
+def test_step_clock_includes_silence(cluster: Cluster) -> None:
     cluster.report(4)
     cluster.report(5)
     cluster.tick(3600)
@@ -165,14 +165,14 @@ def test_after_silence_the_clock_does_not_begin_anew(cluster: Cluster) -> None:
     assert (cluster.stall(), cluster.woken) == ("StepStalled", [1])
 
 
-def test_after_silence_a_job_that_went_on_is_not_judged(cluster: Cluster) -> None:
+def test_job_that_progressed_in_silence_does_not_hang(cluster: Cluster) -> None:
     cluster.report(5)
     cluster.tick(3600)
     cluster.report(9)
     assert cluster.stall() == ""
 
 
-def test_a_pod_that_falls_silent_while_the_other_speaks_is_the_suspect() -> None:
+def test_silent_pod_is_suspected_while_others_report() -> None:
     cluster = two_pods()
     for index in (0, 1):
         cluster.report(4, index=index)
@@ -180,13 +180,13 @@ def test_a_pod_that_falls_silent_while_the_other_speaks_is_the_suspect() -> None
     for _ in range(181):
         cluster.tick(5)
         cluster.report(5, index=0, activity="waiting")
-    found = find_stall(View(cluster.see(), cluster.now))
+    found = find_hang(View(cluster.see(), cluster.now))
     assert found
     assert found.culprit
     assert (found.reason, found.culprit.index) == ("StepStalled", 1)
 
 
-def test_where_most_jobs_are_silent_a_pod_that_is_silent_too_is_not_blamed() -> None:
+def test_silent_pod_is_not_suspected_while_most_jobs_are_silent() -> None:
     cluster = Cluster(3, spec__phases__0__workers=2)
     for index in (0, 1):
         cluster.report(4, index=index)
@@ -195,12 +195,12 @@ def test_where_most_jobs_are_silent_a_pod_that_is_silent_too_is_not_blamed() -> 
         cluster.tick(5)
         cluster.report(5, range(1), index=0, activity="waiting")
     assert (cluster.report_store.path_is_cut, cluster.stall()) == (True, "")
-    assert seconds_to_stall(View(cluster.see(), cluster.now)) == UNHEARD_SECONDS
+    assert seconds_to_hang(View(cluster.see(), cluster.now)) == UNHEARD_SECONDS
     cluster.report(5, range(1), index=1)
     assert cluster.stall() == "StepStalled", "all of its pods are heard"
 
 
-def test_nobody_cuts_the_path_with_jobs_of_one_namespace() -> None:
+def test_jobs_of_one_namespace_cannot_fake_a_cut_path() -> None:
     """However many jobs the namespace has."""
     cluster = Cluster(20, namespaces=2)
     for job in range(16, 20, 2):
@@ -216,13 +216,13 @@ def test_nobody_cuts_the_path_with_jobs_of_one_namespace() -> None:
     assert not cluster.report_store.path_is_cut, "most jobs are silent, and all of one namespace"
 
 
-def test_jobs_that_were_never_heard_do_not_count_for_the_path() -> None:
+def test_jobs_that_never_reported_do_not_count_for_a_cut_path() -> None:
     cluster = Cluster(10)
     cluster.tick(3600)
     assert (cluster.report_store.path_is_cut, cluster.report_store.silent_jobs(cluster.now).total()) == (False, 0)
 
 
-def test_a_log_that_stands_still_tells_of_a_hang(cluster: Cluster) -> None:
+def test_unchanged_log_is_a_witness_of_a_hang(cluster: Cluster) -> None:
     """As long as each reading of the log shows something newer, there is no hang, however rare the readings are."""
     cluster.report(4)
     cluster.report(5)
@@ -240,7 +240,7 @@ def test_a_log_that_stands_still_tells_of_a_hang(cluster: Cluster) -> None:
     assert (cluster.stall(), cluster.woken) == ("StepStalled", [1])
 
 
-def test_steps_that_are_made_anew_are_steps_of_a_log_too(cluster: Cluster) -> None:
+def test_repeated_steps_in_a_log_are_progress(cluster: Cluster) -> None:
     """The ranks were restarted in place from an older checkpoint, without a report."""
     cluster.report(400)
     for step in (390, 200, 250, 300):
@@ -249,7 +249,7 @@ def test_steps_that_are_made_anew_are_steps_of_a_log_too(cluster: Cluster) -> No
         assert cluster.stall() == ""
 
 
-def test_a_log_tells_nothing_where_it_was_read_once(cluster: Cluster) -> None:
+def test_log_that_was_read_once_is_no_witness(cluster: Cluster) -> None:
     cluster.report(4)
     cluster.report(5)
     cluster.tick(3600)
@@ -257,7 +257,7 @@ def test_a_log_tells_nothing_where_it_was_read_once(cluster: Cluster) -> None:
     assert cluster.stall() == ""
 
 
-def test_a_job_says_that_it_is_not_heard(cluster: Cluster) -> None:
+def test_condition_says_that_no_report_arrives(cluster: Cluster) -> None:
     cluster.report(5)
     cluster.report(6)
     cluster.tick(UNHEARD_SECONDS - 1)
@@ -274,7 +274,7 @@ def test_a_job_says_that_it_is_not_heard(cluster: Cluster) -> None:
     assert (cluster.says()[0], cluster.woken) == ("Training", [2])
 
 
-def test_a_path_that_is_cut_is_told() -> None:
+def test_condition_mentions_a_cut_path() -> None:
     cluster = Cluster(2)
     cluster.report(5)
     cluster.tick(UNHEARD_SECONDS + 1)
@@ -289,7 +289,7 @@ def test_a_path_that_is_cut_is_told() -> None:
         ({"spec__requests": [{"id": "1", "type": "FinishPhase", "phase": "pseudo"}]}, "does not reach them"),
     ],
 )
-def test_what_needs_reports_says_so_where_none_was_ever_heard(changes: dict[str, Any], lacks: str) -> None:
+def test_condition_names_features_that_need_reports(changes: dict[str, Any], lacks: str) -> None:
     cluster = Cluster(**changes, spec__network={"hostNetwork": True})
     assert cluster.says()[0] == "Training"
     cluster.tick(UNHEARD_SECONDS + 1)
@@ -300,12 +300,12 @@ def test_what_needs_reports_says_so_where_none_was_ever_heard(changes: dict[str,
     assert "networkPolicy.from" in message
 
 
-def test_a_job_that_needs_no_reports_says_nothing_of_them(cluster: Cluster) -> None:
+def test_condition_is_silent_about_reports_that_no_feature_needs(cluster: Cluster) -> None:
     cluster.tick(3600)
     assert cluster.says()[0] == "Training"
 
 
-def test_the_pods_of_a_phase_that_is_to_end_are_told_once() -> None:
+def test_finish_request_reaches_pods_and_gives_one_event() -> None:
     cluster = Cluster(spec__requests=[{"id": "1", "type": "FinishPhase", "phase": "pseudo"}])
     cluster.report_store.follow(cluster.keys[0], frozenset({"pseudo"}), partial(cluster._wake, 0))
     cluster.report(5)

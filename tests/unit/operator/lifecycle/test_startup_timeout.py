@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from pseudoreal_operator import clock
 
-from tests.unit.operator.lifecycle.support.steps import claims, message, run_pods, until
+from tests.unit.operator.lifecycle.support.steps import condition_message, condition_states, run_pods, run_until
 from tests.unit.operator.support.world import UID, World, make_job
 
 DEADLINE: dict[str, Any] = {"spec__deadlines": {"startupSeconds": 60}}
 
 
-def half_placed(**changes: Any) -> World:
+def half_placed_world(**changes: Any) -> World:
     """Return a world in which only the first of the two pods of the phase real has a node."""
-    world = until(World(make_job(**(DEADLINE | changes))), "real-delink")
+    world = run_until(World(make_job(**(DEADLINE | changes))), "real-delink")
     world.finish_all()
     world.settle()
     world.control()
@@ -29,41 +29,41 @@ def place_one(world: World) -> None:
     world.settle()
 
 
-def time_out(world: World) -> float:
+def wait_for_timeout(world: World) -> float:
     """Let the deadline pass; return the seconds until the pods are requested again."""
     world.tick(60)
     world.settle()
     return (clock.from_text(world.status.restart_after or "") - world.now).total_seconds()
 
 
-def let_go(world: World) -> None:
+def end_pods(world: World) -> None:
     for pod in world.orphans():
         world.vanish(pod)
     world.settle()
 
 
-def test_a_job_that_is_half_placed_lets_go_and_tries_again() -> None:
-    world = half_placed()
+def test_half_placed_job_releases_its_pods_and_retries() -> None:
+    world = half_placed_world()
     world.tick(59)
     world.settle()
     assert (world.status.execution, len(world.alive())) == (1, 2)
     world.tick(1)
     world.settle()
     assert (world.status.execution, world.status.restarts, world.status.faults) == (2, 0, [])
-    assert claims(world)["Progressing"] == ("False", "Restarting")
-    assert "1 of 2 pods ran 60 s after they were asked for" in message(world, "Progressing")
+    assert condition_states(world)["Progressing"] == ("False", "Restarting")
+    assert "1 of 2 pods ran 60 s after they were asked for" in condition_message(world, "Progressing")
     assert world.active_jobs() == [], "its pods hold nothing any more"
-    let_go(world)
+    end_pods(world)
     world.wait_out()
     run_pods(world)
     assert (world.active_jobs(), world.status.state) == (["sim-real-e2"], "Training")
 
 
-def test_each_wait_is_longer_until_a_checkpoint_is_made() -> None:
-    world, waits = half_placed(), []
+def test_startup_timeouts_back_off_until_a_new_checkpoint() -> None:
+    world, waits = half_placed_world(), []
     for _ in range(7):
-        waits.append(time_out(world))
-        let_go(world)
+        waits.append(wait_for_timeout(world))
+        end_pods(world)
         world.wait_out()
         world.settle()
         place_one(world)
@@ -73,13 +73,13 @@ def test_each_wait_is_longer_until_a_checkpoint_is_made() -> None:
     assert world.status.retries.disruptions == 7
 
 
-def test_two_jobs_that_keep_each_other_from_running_do_not_come_back_together() -> None:
+def test_retries_of_two_competing_jobs_have_different_jitter() -> None:
     def waits(uid: str) -> list[float]:
-        world, found = half_placed(), []
+        world, found = half_placed_world(), []
         world.job = world.job.model_copy(update={"metadata": world.job.metadata.model_copy(update={"uid": uid})})
         for _ in range(5):
-            found.append(time_out(world))
-            let_go(world)
+            found.append(wait_for_timeout(world))
+            end_pods(world)
             world.wait_out()
             world.settle()
             place_one(world)
@@ -92,42 +92,42 @@ def test_two_jobs_that_keep_each_other_from_running_do_not_come_back_together() 
     assert len(spread) > 1
 
 
-def test_the_job_fails_where_it_is_asked_to() -> None:
-    world = half_placed(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
+def test_startup_timeout_fails_the_job_if_on_startup_timeout_is_fail() -> None:
+    world = half_placed_world(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     world.tick(60)
     world.settle()
-    assert claims(world)["Failed"] == ("True", "StartupDeadlineExceeded")
+    assert condition_states(world)["Failed"] == ("True", "StartupDeadlineExceeded")
 
 
-def test_a_job_that_gets_nothing_for_too_often_fails_in_the_end() -> None:
-    world = half_placed(spec__restart={"maxDisruptions": 2})
+def test_startup_timeouts_are_bounded_by_max_disruptions() -> None:
+    world = half_placed_world(spec__restart={"maxDisruptions": 2})
     for _ in range(3):
         world.tick(60)
         world.settle()
         if world.status.completion_time:
             break
-        let_go(world)
+        end_pods(world)
         world.wait_out()
         world.settle()
         place_one(world)
-    assert claims(world)["Failed"] == ("True", "RestartsExhausted")
+    assert condition_states(world)["Failed"] == ("True", "RestartsExhausted")
 
 
-def test_without_a_wish_pods_that_wait_are_let_go_after_an_hour() -> None:
+def test_default_startup_timeout_is_one_hour() -> None:
     """One image that cannot be pulled would hold all other nodes forever."""
-    world = half_placed(spec__deadlines={})
+    world = half_placed_world(spec__deadlines={})
     world.tick(3599)
     world.settle()
     assert world.status.execution == 1
     world.tick(1)
     world.settle()
     assert (world.status.execution, world.status.restarts) == (2, 0)
-    assert "1 of 2 pods ran 3600 s after they were asked for" in message(world, "Progressing")
+    assert "1 of 2 pods ran 3600 s after they were asked for" in condition_message(world, "Progressing")
 
 
 @pytest.mark.parametrize("changes", [{"spec__deadlines": {"startupSeconds": 2**31}}, DEADLINE], ids=str)
-def test_with_much_time_and_with_all_pods_nothing_is_let_go(changes: dict[str, Any]) -> None:
-    world = half_placed(**changes)
+def test_job_with_all_pods_or_a_long_limit_keeps_its_pods(changes: dict[str, Any]) -> None:
+    world = half_placed_world(**changes)
     if changes == DEADLINE:
         world.start_pods()
     world.tick(5 * 3600)
