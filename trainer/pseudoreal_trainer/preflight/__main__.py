@@ -11,7 +11,7 @@ from pseudoreal_api.wire.reports import NODE_NAME
 from pseudoreal_trainer.engine.ranks.ranks import device_of_rank
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.preflight.check import Limits, Self, check
-from pseudoreal_trainer.preflight.report import log_check
+from pseudoreal_trainer.preflight.diagnosis import log_check
 
 
 def main(limits: Limits) -> None:

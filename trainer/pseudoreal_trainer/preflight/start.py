@@ -12,8 +12,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.reports import NODE_NAME
 
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.preflight.findings import Verdict
-from pseudoreal_trainer.preflight.report import sentence
+from pseudoreal_trainer.preflight.diagnosis import Verdict, sentence
 
 COMMAND = (sys.executable, "-m", "pseudoreal_trainer.preflight")
 

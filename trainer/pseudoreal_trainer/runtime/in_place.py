@@ -16,10 +16,9 @@ import time
 import structlog
 from pseudoreal_api.wire.messages import IN_PLACE_CHARACTERS, InPlace, TerminationMessage
 
-from pseudoreal_trainer.runtime.outcome import ended_badly
-from pseudoreal_trainer.runtime.place import Place, first_place, place_in
-from pseudoreal_trainer.runtime.ranks import Ending, Launch, run_ranks
-from pseudoreal_trainer.runtime.torchrun import prepare_torchrun
+from pseudoreal_trainer.runtime.ranks import Ending, Launch, prepare_torchrun, run_ranks
+from pseudoreal_trainer.runtime.rendezvous.identity import Place, first_place, place_in
+from pseudoreal_trainer.runtime.termination import ended_badly
 
 _LOOK_SECONDS = 0.2
 """Seconds between two looks for a message of the operator to a spare pod."""

@@ -1,24 +1,86 @@
 """One start of a pod's ranks, from the rendezvous of the pods to the end of all ranks of this pod."""
 
 import os
+import signal
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import TerminationMessage
 
-from pseudoreal_trainer.gpu_environment import gpu_environment
-from pseudoreal_trainer.runtime.crash import read_crashes
-from pseudoreal_trainer.runtime.memory_use import exhausted, pod_memory
-from pseudoreal_trainer.runtime.outcome import OUTCOME_DIRECTORY, collect_outcomes, is_death, pod_outcome
-from pseudoreal_trainer.runtime.partners import Partners
-from pseudoreal_trainer.runtime.place import Place
+from pseudoreal_trainer.cgroups import exhausted, pod_memory, threads_of
+from pseudoreal_trainer.runtime.failures import read_crashes
+from pseudoreal_trainer.runtime.heartbeat import Clock, process_state, read_heartbeat
 from pseudoreal_trainer.runtime.pod_folder import MEMBERSHIP, PodFolder
+from pseudoreal_trainer.runtime.rendezvous.identity import Place, await_worker_0, meets_until, rendezvous
 from pseudoreal_trainer.runtime.stop import Stop
-from pseudoreal_trainer.runtime.torchrun import start_torchrun
-from pseudoreal_trainer.runtime.worker_0 import await_worker_0, meets_until, rendezvous
-from pseudoreal_trainer.threads import threads_of
+from pseudoreal_trainer.runtime.termination import (
+    OUTCOME_DIRECTORY,
+    collect_outcomes,
+    has_failed,
+    is_death,
+    pod_outcome,
+    read_outcome,
+)
+
+LAST_SECONDS = 2.0
+"""Seconds for the remaining ranks to write their outcomes."""
+_DEAD = ("Z", "X")
+
+log = structlog.get_logger()
+
+
+class Partners:
+    """The local ranks of a pod, found through their heartbeat files.
+
+    `ended` are the local ranks killed by this object: their end is not their fault.
+    """
+
+    def __init__(self, folder: PodFolder, clock: Clock = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._gone_since: float | None = None
+        self.ended: set[int] = set()
+
+    def look(self) -> None:
+        """Check the ranks, and kill the remaining ones `LAST_SECONDS` after one was found gone. Call repeatedly."""
+        now = self._clock()
+        if self._gone_since is None and any(self._is_gone(*rank) for rank in self._ranks()):
+            self._gone_since = now
+        if self._gone_since is not None and now - self._gone_since >= LAST_SECONDS:
+            self.end_all("another rank of this pod is gone")
+
+    def are_gone(self) -> bool:
+        """Return whether all ranks are dead."""
+        return all(process_state(pid) in _DEAD for _, pid in self._ranks())
+
+    def _is_gone(self, local_rank: int, pid: int) -> bool:
+        """Return whether the rank is dead after a kill or a failure."""
+        if process_state(pid) not in _DEAD:
+            return False
+        outcome = read_outcome(self._folder.path, local_rank)
+        return outcome is None or has_failed(outcome)
+
+    def end_all(self, why: str) -> None:
+        """Kill the surviving ranks."""
+        for local_rank, pid in self._ranks():
+            if local_rank not in self.ended and process_state(pid) not in _DEAD:
+                self.ended.add(local_rank)
+                log.warning("rank_ended", local_rank=local_rank, why=why)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _ranks(self) -> Iterator[tuple[int, int]]:
+        """Yield local rank and process id of each started rank."""
+        for path in self._folder.heartbeats():
+            if (record := read_heartbeat(path)) is not None:
+                yield int(path.stem), record.pid
+
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _SHUTDOWN_SECONDS = 3600
@@ -124,3 +186,57 @@ def _run_torchrun(launch: Launch, environment: dict[str, str], partners: Partner
             if not launch.folder.has_ranks():
                 process.terminate()  # torchrun waits for a pod that does not come
         partners.look()
+
+
+def gpu_environment(config: PhaseConfig) -> dict[str, str]:
+    """Return the variables; empty for a pod without requested GPUs. Creates the folder of the flight recorder."""
+    if not config.gpus:
+        return {}
+    folder = Path(config.work_directory) / "flight-recorder"
+    folder.mkdir(parents=True, exist_ok=True)
+    prefix = str(folder / f"{config.phase}-execution-{config.execution}-rank-")
+    found = {
+        # Flight recorder: the last collectives of each rank, written when one times out; read with torch's fr_trace.
+        # Each variable is set under its present name and its name before torch 2.9.
+        **dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+        **dict.fromkeys(("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"), "1"),
+        **dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), prefix),
+    }
+    if config.parallelism.pipeline > 1:
+        # CUDA loads a kernel lazily at its first launch, and the load waits for all running kernels. One of them may be
+        # receiving a message that depends on the kernel that this rank is about to launch: a deadlock.
+        found["CUDA_MODULE_LOADING"] = "EAGER"
+    return found
+
+
+_CONTEXT = get_context("forkserver")
+_IMPORTED = ["pseudoreal_trainer.cli.pod", "pseudoreal_trainer.runtime.rendezvous.handler"]
+
+
+def prepare_torchrun() -> None:
+    """Import torch in the process from which torchrun will be forked, so that a spare pod can start as soon as it is
+    told."""
+    _CONTEXT.set_forkserver_preload(_IMPORTED)
+    process = _CONTEXT.Process(target=_nothing, name="prepares-torchrun")
+    process.start()
+    process.join()
+
+
+def _nothing() -> None:
+    """Do nothing: the process from which this one is forked has imported everything by now."""
+
+
+def start_torchrun(arguments: Sequence[str], environment: Mapping[str, str]) -> BaseProcess:
+    """Start and return a torchrun with exactly this environment; the process ends with torchrun's exit code."""
+    _CONTEXT.set_forkserver_preload(_IMPORTED)
+    process = _CONTEXT.Process(target=_run, args=(list(arguments), dict(environment)), name="torchrun")
+    process.start()
+    return process
+
+
+def _run(arguments: list[str], environment: dict[str, str]) -> None:
+    from pseudoreal_trainer.runtime.rendezvous.handler import run
+
+    os.environ.clear()
+    os.environ.update(environment)
+    run(arguments)

@@ -29,17 +29,22 @@ from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.memory.from_config import phase_layout
 from pseudoreal_trainer.runtime.pod_folder import PodFolder, membership_of_ranks
 from pseudoreal_trainer.training import events
-from pseudoreal_trainer.training.batches import StreamBatch
-from pseudoreal_trainer.training.ending import Rules
-from pseudoreal_trainer.training.gauges import phase_gauges
-from pseudoreal_trainer.training.metrics import Meter, Reporter
+from pseudoreal_trainer.training.data_source import Reading, Samples, StreamBatch, open_reading
+from pseudoreal_trainer.training.metrics import Meter, Reporter, phase_gauges
 from pseudoreal_trainer.training.progress import Progress, tokens_of
-from pseudoreal_trainer.training.reading import Reading, Samples, open_reading
-from pseudoreal_trainer.training.same_corpus import agree_on_corpus, check_corpus
 from pseudoreal_trainer.training.saving import Saved, Saver
-from pseudoreal_trainer.training.schedule import phase_rate
-from pseudoreal_trainer.training.sinks.opening import check_packages
-from pseudoreal_trainer.training.start import compiles, device_kind, fill, first_progress, open_engine, open_imported
+from pseudoreal_trainer.training.schedule import Rules, phase_rate
+from pseudoreal_trainer.training.sinks import check_packages
+from pseudoreal_trainer.training.start import (
+    agree_on_corpus,
+    check_corpus,
+    compiles,
+    device_kind,
+    fill,
+    first_progress,
+    open_engine,
+    open_imported,
+)
 from pseudoreal_trainer.training.validation import Prompts, Validation, phase_prompts, phase_validations
 
 log = structlog.get_logger()

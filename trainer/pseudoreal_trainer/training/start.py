@@ -1,4 +1,4 @@
-"""Start of a phase: create the engine and fill it with fresh, imported or checkpointed weights.
+"""Start of a phase: compare its corpus, create the engine, and fill it with fresh, imported or checkpointed weights.
 
 A checkpoint may have been saved in any layout.
 """
@@ -19,10 +19,12 @@ from pseudoreal_trainer.checkpoint.manifest import Ending
 from pseudoreal_trainer.checkpoint.origin import Anew, Continued, Origin
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.convert.weights import Weights, open_weights
+from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.transformer import Transformer, load_into
 from pseudoreal_trainer.plan.layout import Layout
@@ -33,6 +35,45 @@ from pseudoreal_trainer.storage.path import storage_path
 from pseudoreal_trainer.training.progress import Progress
 
 log = structlog.get_logger()
+
+
+def agree_on_corpus(identity: CorpusIdentity, ranks: Ranks) -> None:
+    """Compare the corpus of all ranks. Collective: every rank calls this.
+
+    Raises TrainingError if a rank has read another corpus than rank 0.
+    """
+    differs = torch.zeros(ranks.world, dtype=torch.int64, device=ranks.device)
+    differs[ranks.rank] = int(ranks.digest_from_first(identity.sha256) != identity.sha256)
+    others: list[int] = ranks.sum_(differs).nonzero().flatten().tolist()
+    if others:
+        raise TrainingError(
+            f"rank {others[0]} reads another corpus than rank 0 (rank {ranks.rank} reads {identity}); all pods of a"
+            " phase must see the same files: look at spec.data.volume, and whether somebody writes there",
+            suspect=None if ranks.rank in others else others[0],
+        )
+
+
+def check_corpus(identity: CorpusIdentity, origin: Origin) -> None:
+    """Compare the corpus with the corpus of the origin's checkpoint.
+
+    Raises InvalidJobError if they differ within one job: every sample would change, and training would use text of the
+    validation part. After `continueFrom` another job, a different corpus is only logged.
+    """
+    if isinstance(origin, Anew):
+        return
+    start = origin.checkpoint.manifest
+    before = start.corpus
+    if identity.is_same_text(before):
+        return
+    if isinstance(origin, Continued):
+        log.warning("continues_with_another_corpus", checkpoint=start.name, now=str(identity), before=str(before))
+        return
+    raise InvalidJobError(
+        f"the corpus is not the one that checkpoint {start.name} was trained on: it has {identity}, and had"
+        f" {before}; restore the files, or train on the new ones in a new job, whose spec.checkpoint.continueFrom"
+        " may name this one's folder"
+    )
+
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 

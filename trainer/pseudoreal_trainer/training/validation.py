@@ -28,7 +28,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.memory.evaluation import sequences_at_once
 from pseudoreal_trainer.plan.memory.from_config import phase_sizes
 from pseudoreal_trainer.plan.sizes import Device
-from pseudoreal_trainer.training.batches import WindowBatch
+from pseudoreal_trainer.training.data_source import WindowBatch
 
 
 @dataclass(frozen=True)

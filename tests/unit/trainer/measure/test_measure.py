@@ -10,9 +10,8 @@ import pytest
 import torch
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.estimate.time.hardware import Precision, pass_speed, read_profile
-from pseudoreal_trainer.measure import machine, passes, rank, transfers
-from pseudoreal_trainer.measure.passes import Cell, measure_cell
-from pseudoreal_trainer.measure.scratch import most_on_cpu, scratch_share
+from pseudoreal_trainer.measure import machine, passes, transfers
+from pseudoreal_trainer.measure.passes import Cell, measure_cell, most_on_cpu, scratch_share
 from pseudoreal_trainer.measure.timing import line_through, seconds_of
 from pseudoreal_trainer.plan.memory.graphs import Graphs
 
@@ -97,7 +96,7 @@ def test_ranks_leave_their_speeds(ranks: int, tmp_path: Path) -> None:
 
 
 def _measure_little(rank: int, world: int, folder: Path) -> None:
-    from pseudoreal_trainer.measure import rank as module
+    from pseudoreal_trainer.measure import machine as module
     from pseudoreal_trainer.measure import transfers
 
     transfers.MOST_BYTES = transfers.DISK_BYTES = 2**22
@@ -140,9 +139,9 @@ def test_the_device_is_chosen_before_anything_else(monkeypatch: pytest.MonkeyPat
         return profile().speeds[0]
 
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    monkeypatch.setattr(rank, "_speeds", measured)
+    monkeypatch.setattr(machine, "_speeds", measured)
     threads = torch.get_num_threads()
-    rank.measure(0, 1, "cuda", tmp_path, lambda _: None)
+    machine.measure(0, 1, "cuda", tmp_path, lambda _: None)
     torch.set_num_threads(threads)
     assert calls == [torch.device("cuda", 0), "measured"]
 

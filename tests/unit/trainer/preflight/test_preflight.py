@@ -16,12 +16,12 @@ from pseudoreal_api.spec.network import Preflight
 from pseudoreal_trainer.cli import rank as program
 from pseudoreal_trainer.engine.ranks.ranks import device_of_rank
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.preflight import measure
+from pseudoreal_trainer.preflight import probes
 from pseudoreal_trainer.preflight import start as preflight_start
 from pseudoreal_trainer.preflight.check import Limits, Self
 from pseudoreal_trainer.preflight.check import check as check_rank
-from pseudoreal_trainer.preflight.findings import Verdict
-from pseudoreal_trainer.runtime.outcome import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
+from pseudoreal_trainer.preflight.diagnosis import Verdict
+from pseudoreal_trainer.runtime.termination import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
 
 from tests.support.ports import free_port
 from tests.unit.trainer.preflight.rank import PATIENT, QUICK, start, wrong
@@ -122,7 +122,7 @@ def test_a_rank_that_does_not_answer_is_named_in_time(check: Check) -> None:
 
 def test_a_device_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = threading.Event()
-    monkeypatch.setattr(measure, "product", lambda _: hanging.wait(300))
+    monkeypatch.setattr(probes, "product", lambda _: hanging.wait(300))
     own = Self(rank=0, workers=1, processes=1, node="node-0", device=lambda: torch.device("cpu"))
     begin = time.monotonic()
     (fault,) = check_rank(own, Limits(product=0.01))[0].broken
@@ -141,9 +141,9 @@ def test_a_rank_whose_gpu_is_missing_says_so_as_what_it_found(monkeypatch: pytes
 
 
 def test_the_answer_is_known_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert measure.product(torch.device("cpu"))[1]
-    monkeypatch.setattr(measure, "multiply", wrong)
-    assert not measure.product(torch.device("cpu"))[1]
+    assert probes.product(torch.device("cpu"))[1]
+    monkeypatch.setattr(probes, "multiply", wrong)
+    assert not probes.product(torch.device("cpu"))[1]
 
 
 @pytest.fixture

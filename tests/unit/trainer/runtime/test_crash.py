@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.runtime.crash import Crash, note_crashes, read_crashes
-from pseudoreal_trainer.runtime.outcome import pod_outcome
+from pseudoreal_trainer.runtime.failures import Crash, note_crashes, read_crashes
+from pseudoreal_trainer.runtime.termination import pod_outcome
 
 from tests.support.processes import Forked, preload
 

@@ -7,11 +7,11 @@ import pytest
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_trainer.runtime import in_place
 from pseudoreal_trainer.runtime.in_place import run_in_place
-from pseudoreal_trainer.runtime.outcome import ended_badly
-from pseudoreal_trainer.runtime.place import Place
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.runtime.ranks import Ending, Launch
+from pseudoreal_trainer.runtime.rendezvous.identity import Place
 from pseudoreal_trainer.runtime.stop import Stop
+from pseudoreal_trainer.runtime.termination import ended_badly
 
 Starts = list[int]
 

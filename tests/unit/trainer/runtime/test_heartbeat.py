@@ -12,9 +12,7 @@ import pytest
 import torch
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.runtime.heartbeat import Heartbeat
-from pseudoreal_trainer.runtime.record import HeartbeatFile, HeartbeatRecord, read_heartbeat
-from pseudoreal_trainer.runtime.side_thread import SideThread
+from pseudoreal_trainer.runtime.heartbeat import Heartbeat, HeartbeatFile, HeartbeatRecord, SideThread, read_heartbeat
 from pseudoreal_trainer.training.phase import train_phase
 
 from tests.support.patience import wait_for

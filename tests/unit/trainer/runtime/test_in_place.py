@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import InPlace
-from pseudoreal_trainer.runtime.heartbeats import process_state
+from pseudoreal_trainer.runtime.heartbeat import process_state
 
 from tests.support.patience import wait_for
 from tests.support.ports import free_ports

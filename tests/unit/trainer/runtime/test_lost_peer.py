@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pseudoreal_trainer.errors import PeerFailed, TrainingError
-from pseudoreal_trainer.runtime.lost_peer import has_lost_a_peer
+from pseudoreal_trainer.runtime.failures import has_lost_a_peer
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tests.support.ports import free_port

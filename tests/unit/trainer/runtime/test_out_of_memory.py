@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pseudoreal_trainer.runtime.memory_use import MemoryUse, PodMemory, exhausted, memory_use, pod_memory
-from pseudoreal_trainer.runtime.out_of_memory import Lack, advice, killed_sentence, lack_of_memory, rank_sentence
+from pseudoreal_trainer.cgroups import MemoryUse, PodMemory, exhausted, memory_use, pod_memory
+from pseudoreal_trainer.runtime.failures import Lack, advice, killed_sentence, lack_of_memory, rank_sentence
 from pseudoreal_trainer.training.saving import SavingFailed
 
 from tests.support.patience import wait_for

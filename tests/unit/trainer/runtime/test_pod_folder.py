@@ -5,11 +5,11 @@ from math import nan
 from pathlib import Path
 
 from pseudoreal_api.wire.messages import InPlace, TerminationMessage
-from pseudoreal_trainer.runtime.crash import read_crashes
-from pseudoreal_trainer.runtime.heartbeats import pod_report
-from pseudoreal_trainer.runtime.outcome import collect_outcomes, leave_outcome
+from pseudoreal_trainer.runtime.failures import read_crashes
+from pseudoreal_trainer.runtime.heartbeat import HeartbeatFile
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
-from pseudoreal_trainer.runtime.record import HeartbeatFile
+from pseudoreal_trainer.runtime.reports import pod_report
+from pseudoreal_trainer.runtime.termination import collect_outcomes, leave_outcome
 
 WHY = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without a word")
 

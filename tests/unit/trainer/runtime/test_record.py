@@ -7,13 +7,13 @@ from math import nan
 from pathlib import Path
 
 import pytest
-from pseudoreal_trainer.runtime.record import HeartbeatFile, HeartbeatRecord, read_heartbeat
+from pseudoreal_trainer.runtime.heartbeat import HeartbeatFile, HeartbeatRecord, read_heartbeat
 
 from tests.support.patience import wait_for
 
 _WRITER = """
 import itertools, pathlib, sys
-from pseudoreal_trainer.runtime.record import HeartbeatFile
+from pseudoreal_trainer.runtime.heartbeat import HeartbeatFile
 file = HeartbeatFile(pathlib.Path(sys.argv[1]), 1, 0)
 for number in itertools.count():
     file.write("computing", str(number), float(number), number, number, 0.0, 0.0)

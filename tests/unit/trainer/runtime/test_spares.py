@@ -8,8 +8,8 @@ import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import ExitCode
 from pseudoreal_api.wire.reports import Membership, PodReport, Takeover
-from pseudoreal_trainer.runtime.place import Place, first_place, place_in
-from pseudoreal_trainer.runtime.rendezvous.seats import Seat, numbers
+from pseudoreal_trainer.runtime.rendezvous.identity import Place, first_place, place_in
+from pseudoreal_trainer.runtime.rendezvous.workers import Seat, numbers
 
 from tests.support.pods import Pod
 from tests.unit.trainer.runtime.pods import end_at_once, last_files, rank_that_trains, training

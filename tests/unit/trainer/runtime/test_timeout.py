@@ -15,8 +15,8 @@ from pseudoreal_trainer.cli import rank as program
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import open_ranks
 from pseudoreal_trainer.plan.memory.from_config import phase_layout
-from pseudoreal_trainer.runtime.lost_peer import timeout_sentence
-from pseudoreal_trainer.runtime.outcome import read_outcome
+from pseudoreal_trainer.runtime.failures import timeout_sentence
+from pseudoreal_trainer.runtime.termination import read_outcome
 
 from tests.support.ports import free_port
 from tests.support.processes import Forked, preload, succeed

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.runtime.heartbeat import Heartbeat
-from pseudoreal_trainer.runtime.side_thread import SideThread
+from pseudoreal_trainer.runtime.heartbeat import Heartbeat, SideThread
 from pseudoreal_trainer.training.phase import train_phase
 
 from tests.support.forked import run_ranks

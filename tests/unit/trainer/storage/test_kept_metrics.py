@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.storage.objects import ObjectStorage, StorageUnavailable
 from pseudoreal_trainer.storage.path import ObjectPath, storage_path
-from pseudoreal_trainer.training.kept_metrics import KeptMetrics, metrics_of
+from pseudoreal_trainer.training.metrics_file import KeptMetrics, metrics_of
 
 from tests.support.checkpoints import metrics
 from tests.unit.trainer.storage.object_server import FOLDER, Bucket

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from pseudoreal_trainer.training.batches import WindowBatch
+from pseudoreal_trainer.training.data_source import WindowBatch
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.int32, np.int64])

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from pseudoreal_trainer.engine.probe import LayerGradients
-from pseudoreal_trainer.training.ending import Rules
 from pseudoreal_trainer.training.progress import Progress
+from pseudoreal_trainer.training.schedule import Rules
 
 MEASURED = {"optimizerState": "Measured", "measuredSteps": 3}
 

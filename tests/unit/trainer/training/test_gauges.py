@@ -7,7 +7,7 @@ import pytest
 import torch
 from pseudoreal_trainer.data.documents import Counts
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.training.gauges import phase_gauges
+from pseudoreal_trainer.training.metrics import phase_gauges
 
 from tests.support.checkpoints import metrics
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.training import metrics
-from pseudoreal_trainer.training.metrics import forget_after
+from pseudoreal_trainer.training import metrics_file
+from pseudoreal_trainer.training.metrics_file import forget_after
 
 
 def _line(step: int, **more: Any) -> str:
@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("block", [1, 7, 64, 1 << 20])
 @pytest.mark.parametrize("step", [0, 1, 4, 9, 10, 99])
 def test_lines_through_the_step_stay(file: Path, step: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(metrics_file, "_BLOCK_BYTES", block)
     file.write_text(_lines(range(1, 11)))
     forget_after(file, step)
     assert file.read_text() == _lines(range(1, min(step, 10) + 1))
@@ -39,7 +39,7 @@ def test_lines_through_the_step_stay(file: Path, step: int, block: int, monkeypa
 def test_a_line_that_is_cut_off_anywhere_goes_and_a_whole_one_stays(
     file: Path, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(metrics_file, "_BLOCK_BYTES", block)
     text, last = _lines(range(1, 4)), _line(4)
     for count in range(len(last) + 1):
         file.write_text(text + last[:count])
@@ -91,7 +91,7 @@ def test_the_file_is_cut_in_one_call_and_not_written_again(file: Path, monkeypat
     their file."""
     file.write_text(_lines(range(1, 101)))
     before, read = os.stat(file).st_ino, _counted(monkeypatch, os, "pread")
-    monkeypatch.setattr(metrics, "_BLOCK_BYTES", 256)
+    monkeypatch.setattr(metrics_file, "_BLOCK_BYTES", 256)
     forget_after(file, 98)
     assert (os.stat(file).st_ino, [path.name for path in file.parent.iterdir()]) == (before, [file.name])
     assert sum(size for _, size, _ in read) < 2000, "the lines that stay are not read"

@@ -16,8 +16,8 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.units import KINDS
-from pseudoreal_trainer.training.ending import Rules
 from pseudoreal_trainer.training.progress import Progress
+from pseudoreal_trainer.training.schedule import Rules
 from pseudoreal_trainer.training.validation import Validation
 
 from tests.support.checkpoints import metrics

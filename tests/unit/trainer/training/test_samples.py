@@ -8,8 +8,7 @@ import pytest
 import structlog
 from pseudoreal_trainer.model.sampling import Sampling, generate
 from pseudoreal_trainer.model.transformer import Transformer
-from pseudoreal_trainer.training.kept_metrics import metrics_of
-from pseudoreal_trainer.training.metrics import forget_after
+from pseudoreal_trainer.training.metrics_file import forget_after, metrics_of
 from pseudoreal_trainer.training.start import load_weights
 
 from tests.support.checkpoints import assert_same, metrics, newest_of

@@ -17,10 +17,8 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.logging import MLflow as Spec
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.training import metrics as training_metrics
-from pseudoreal_trainer.training.sinks import background, opening
-from pseudoreal_trainer.training.sinks.background import Background, finish
-from pseudoreal_trainer.training.sinks.mlflow import MLflow
-from pseudoreal_trainer.training.sinks.sink import Figures, Texts
+from pseudoreal_trainer.training import sinks
+from pseudoreal_trainer.training.sinks import Background, Figures, MLflow, Texts, finish
 
 from tests.support.checkpoints import metrics
 from tests.support.patience import PATIENCE_SECONDS
@@ -69,7 +67,7 @@ def _all_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(training_metrics.Reporter, "__exit__", left)
     # On a busy machine a service may need longer than the time that a pod grants.
-    monkeypatch.setattr(background, "CLOSE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(sinks, "CLOSE_SECONDS", PATIENCE_SECONDS)
 
 
 def expected(phase: PhaseConfig) -> dict[str, dict[int, float]]:
@@ -245,7 +243,7 @@ def test_a_sink_that_fails_is_given_up_and_training_goes_on(
     job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_body["spec"]["logging"] = {"sinks": [{"type": "TensorBoard"}]}
-    monkeypatch.setattr(opening, "_maker", lambda *_: Broken)
+    monkeypatch.setattr(sinks, "_maker", lambda *_: Broken)
     with structlog.testing.capture_logs() as said:
         assert train(config(0)).outcome == "Succeeded"
     (given_up,) = [line for line in said if line["event"] == "sink_given_up"]
@@ -285,7 +283,7 @@ def test_nobody_waits_for_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with structlog.testing.capture_logs() as said:
         for step in range(1, 9):
             sink.log(step, {}, {})
-        monkeypatch.setattr(background, "CLOSE_SECONDS", 0.0)
+        monkeypatch.setattr(sinks, "CLOSE_SECONDS", 0.0)
         finish([sink])
     assert said[0]["event"] == "sink_left_steps_out"
     go.set()
@@ -299,7 +297,7 @@ def test_a_package_that_is_missing_is_named_before_the_first_step(
     job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_body["spec"]["logging"] = {"sinks": [{"type": "TensorBoard"}]}
-    monkeypatch.setattr(opening, "find_spec", lambda _: None)
+    monkeypatch.setattr(sinks, "find_spec", lambda _: None)
     with pytest.raises(InvalidJobError, match="TensorBoard needs the package tensorboardX, which this image does not"):
         train(config(0))
     assert not Path(config(0).work_directory).exists()

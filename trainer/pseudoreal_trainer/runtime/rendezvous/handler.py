@@ -1,17 +1,24 @@
-"""torchrun's rendezvous, in place of torch's own, which unpickles entries of a store that everybody can write to.
+"""torchrun with the project's own rendezvous. torch's own unpickles entries of a store that everybody can write to.
 
 Workers are known by number, and meet at worker 0. Only the listener of `Gate` is open to the network. torch's store,
 which serves every client, listens on the loopback interface.
 """
 
+import asyncio
+import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
-from typing import TypeVar
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any, TypeVar
 
 import structlog
+from pseudoreal_api.resolved.config import read_phase_config
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
@@ -20,17 +27,49 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
+    rendezvous_handler_registry,
 )
+from torch.distributed.run import main
 
-from pseudoreal_trainer.runtime.rendezvous.background import Background
-from pseudoreal_trainer.runtime.rendezvous.gate import Answer, Gate
-from pseudoreal_trainer.runtime.rendezvous.guest import come
-from pseudoreal_trainer.runtime.rendezvous.seats import Seat
+from pseudoreal_trainer.logs import configure_logs
+from pseudoreal_trainer.runtime.rendezvous.client import come
+from pseudoreal_trainer.runtime.rendezvous.identity import meeting_key
+from pseudoreal_trainer.runtime.rendezvous.server import Answer, Gate
 from pseudoreal_trainer.runtime.rendezvous.tunnel import BACKLOG, LOOPBACK, lead_to_store
+from pseudoreal_trainer.runtime.rendezvous.workers import Seat, numbers
+
+T = TypeVar("T")
+
+
+class Background:
+    """An asyncio loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="rendezvous", daemon=True)
+        self._thread.start()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel all tasks and end the thread."""
+        with suppress(Exception):
+            self.begin(_cancel_all()).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
 
 BACKEND = "pseudoreal"
 """Name by which torchrun knows this rendezvous."""
-T = TypeVar("T")
 Numbering = Callable[[Sequence[Seat]], Sequence[int]]
 """Returns a number for each worker, from the seats of all workers in order."""
 _DEFAULT_SECONDS = 600
@@ -192,3 +231,16 @@ def _listen(port: int) -> socket.socket:
 def _listed(workers: Sequence[int]) -> str:
     shown = ", ".join(map(str, workers[:20]))
     return shown if len(workers) <= 20 else f"{shown} and {len(workers) - 20} more"
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run torchrun with its arguments; the last one is the configuration file of the phase."""
+    configure_logs()
+    config = read_phase_config(Path(arguments[-1]))
+    meets = int(os.environ.get("PET_NNODES", "1")) > 1
+    # All workers have equally many ranks, so the numbers of ranks follow from the numbers of workers; torchrun would
+    # take them from a store.
+    os.environ |= {"PET_RDZV_BACKEND": BACKEND, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"}
+    create = static(Seat.of_pod(), partial(numbers, config=config), meeting_key() if meets else None)
+    rendezvous_handler_registry.register(BACKEND, create)
+    main([*arguments])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import randrange
 
 from pseudoreal_trainer.runtime.rendezvous.handler import BACKEND, Numbering, StaticRendezvous
-from pseudoreal_trainer.runtime.rendezvous.seats import Seat
+from pseudoreal_trainer.runtime.rendezvous.workers import Seat
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
 from tests.support.patience import wait_for

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from pseudoreal_trainer.runtime.rendezvous.seats import Seat
+from pseudoreal_trainer.runtime.rendezvous.workers import Seat
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo, RendezvousTimeoutError
 
 from tests.support.patience import wait_for

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.wire.messages import EXIT_CODES
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
-from pseudoreal_trainer.runtime.rendezvous.secret import check_secret, meeting_key
+from pseudoreal_trainer.runtime.rendezvous.identity import check_secret, meeting_key
 
 from tests.support.pods import meeting, start_pod
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pseudoreal_trainer
 import pytest
-from pseudoreal_trainer.runtime.rendezvous import gate
-from pseudoreal_trainer.runtime.rendezvous.guest import come as come_to
+from pseudoreal_trainer.runtime.rendezvous import server
+from pseudoreal_trainer.runtime.rendezvous.client import come as come_to
 from pseudoreal_trainer.runtime.rendezvous.handshake import GREETING
-from pseudoreal_trainer.runtime.rendezvous.seats import Seat
+from pseudoreal_trainer.runtime.rendezvous.workers import Seat
 from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
@@ -144,8 +144,8 @@ def test_a_worker_tells_a_stranger_in_the_place_of_worker_0_nothing() -> None:
 
 def test_strangers_who_say_nothing_take_no_place_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Far more strangers than handshake slots connect; the oldest are disconnected."""
-    monkeypatch.setattr(gate, "HANDSHAKES", 8)
-    monkeypatch.setattr(gate, "HANDSHAKE_SECONDS", 600)
+    monkeypatch.setattr(server, "HANDSHAKES", 8)
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 600)
     with meeting(3) as held, coming(held) as come:
         host = come(0)
         held.await_door()
@@ -160,7 +160,7 @@ def test_strangers_who_say_nothing_take_no_place_of_a_worker(monkeypatch: pytest
 def test_a_stranger_who_says_nothing_is_sent_away(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gate, "HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.2)
     with meeting(2) as held, coming(held) as come:
         come(0)
         held.await_door()
