@@ -9,11 +9,12 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 from pseudoreal_api.wire.messages import ProgressReport
 from pseudoreal_api.wire.reports import PodReport, RankReport, SavedCheckpoint
 from pseudoreal_trainer.runtime.heartbeat import Heartbeat, HeartbeatFile
-from pseudoreal_trainer.runtime.metrics import CONTENT_TYPE, PATH, exposition, metrics_port, serving_metrics
+from pseudoreal_trainer.runtime.metrics import PATH, exposition, metrics_port, serving_metrics
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from structlog.testing import capture_logs
 
@@ -52,7 +53,7 @@ def read(text: str) -> Mapping[tuple[str, ...], float]:
 def test_the_pod_of_rank_0_tells_of_the_training() -> None:
     ranks = [RankReport(rank=rank, activity="computing", seconds=1.0, step=3, busy_seconds=rank / 8) for rank in (0, 1)]
     saved = SavedCheckpoint(name="pseudo-2", step=2, seconds=30)
-    found = read(exposition(PodReport(ranks=ranks, progress=PROGRESS, checkpoint=saved)))
+    found = read(exposition(PodReport(ranks=ranks, progress=PROGRESS, checkpoint=saved)).decode())
     expected: dict[tuple[str, ...], float] = {
         ("step",): 3,
         ("total_steps",): 9,
@@ -78,10 +79,13 @@ def test_the_pod_of_rank_0_tells_of_the_training() -> None:
     assert found == expected, "there is no validation loss yet, no GPU and no peak"
 
 
+REPORT_OF_RANK_8 = PodReport(ranks=[RankReport(rank=8, activity="starting", seconds=2.0, step=0)])
+
+
 def test_another_pod_tells_of_its_ranks_alone() -> None:
-    found = read(exposition(PodReport(ranks=[RankReport(rank=8, activity="starting", seconds=2.0, step=0)])))
+    found = read(exposition(REPORT_OF_RANK_8).decode())
     assert found == {("rank_step", "8"): 0, ("rank_activity_seconds", "8"): 2}
-    assert exposition(PodReport()) == ""
+    assert exposition(PodReport()) == b""
 
 
 def get(port: int | None, path: str = PATH) -> tuple[str, str]:
@@ -91,7 +95,7 @@ def get(port: int | None, path: str = PATH) -> tuple[str, str]:
 
 def test_it_is_served_from_what_the_ranks_leave(folder: PodFolder) -> None:
     with serving_metrics(folder, 0) as port:
-        assert get(port) == (CONTENT_TYPE, "")
+        assert get(port) == (CONTENT_TYPE_PLAIN_0_0_4, "")
         with Heartbeat(HeartbeatFile(folder.heartbeat(0), pid=1, rank=0)).step():
             pass
         folder.leave_progress(PROGRESS)
@@ -106,7 +110,7 @@ def test_a_client_that_says_nothing_neither_keeps_the_pod_nor_the_others(folder:
     with serving_metrics(folder, 0) as port:
         assert port
         with socket.create_connection(("127.0.0.1", port)):
-            assert get(port) == (CONTENT_TYPE, "")
+            assert get(port) == (CONTENT_TYPE_PLAIN_0_0_4, "")
     names = [thread.name for thread in threading.enumerate()]
     begin = time.monotonic()
     with serving_metrics(folder, 0) as port, socket.create_connection(("127.0.0.1", port or 0)):
