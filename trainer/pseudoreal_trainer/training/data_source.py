@@ -54,7 +54,7 @@ class AheadOfTraining:
 
     def windows(self, first: int, end: int) -> Tokens:
         if (first, end) not in self._step:
-            self._step = self._begun().take(self._cursor)
+            self._step = self._started_prefetch().take(self._cursor)
             self._cursor += self._stride
         return self._step[first, end]
 
@@ -68,7 +68,7 @@ class AheadOfTraining:
         if self._prefetch is not None:
             self._prefetch.close(wait=wait)
 
-    def _begun(self) -> Prefetch[dict[Part, Tokens]]:
+    def _started_prefetch(self) -> Prefetch[dict[Part, Tokens]]:
         if self._prefetch is None:
             self._prefetch = Prefetch(self._read, self._cursor, self._stride)
         return self._prefetch
@@ -127,20 +127,20 @@ def open_reading(
     """
     if isinstance(corpus, Corpus):
         return Reading(Stream(corpus.train, config.model.sequence_length, config.data.seed))
-    mixed = _stretch(config, progress)
+    mixed = _enter_mixture(config, progress)
     _check_epochs(config, corpus, progress, mixed)
 
     def parts(cursor: int) -> list[Part]:
         return rank_parts(config.batch, cursor, groups.data_rank, groups.layout.data)
 
-    stream = MixedStream(mixed, _ordered(corpus.sources, progress), config.model.sequence_length)
+    stream = MixedStream(mixed, _fix_orders(corpus.sources, progress), config.model.sequence_length)
     samples = AheadOfTraining(stream, parts, progress.cursor, config.batch.sequences)
     end = corpus.end_of_document
-    count = None if end is None else _counting(config, samples, parts, end, groups)
+    count = None if end is None else _document_counter(config, samples, parts, end, groups)
     return Reading(samples, mixed, count)
 
 
-def _counting(
+def _document_counter(
     config: PhaseConfig, samples: Samples, parts: Callable[[int], list[Part]], end: int, groups: ProcessGroups
 ) -> Count:
     # dict.fromkeys keeps the order of layers, so all ranks sum the same window sizes at the same place.
@@ -148,12 +148,12 @@ def _counting(
 
     def count(cursor: int) -> Counts:
         own = [count_documents(samples.windows(*part), end, windows) for part in parts(cursor)]
-        return _over_all_ranks(reduce(add, own), groups)
+        return _sum_over_ranks(reduce(add, own), groups)
 
     return count
 
 
-def _over_all_ranks(counts: Counts, groups: ProcessGroups) -> Counts:
+def _sum_over_ranks(counts: Counts, groups: ProcessGroups) -> Counts:
     """Return the counts summed over the data ranks.
 
     The pipeline ranks of a data rank have the same samples, so only pipeline rank 0 contributes. Each rank counts only
@@ -165,8 +165,8 @@ def _over_all_ranks(counts: Counts, groups: ProcessGroups) -> Counts:
     return Counts(targets, dict(zip(counts.twice_the_pairs, pairs, strict=True)))
 
 
-def _stretch(config: PhaseConfig, progress: Progress) -> Stretch:
-    """Return the sample range of the phase. At the start of its mixture, the start cursor is recorded in `progress`."""
+def _enter_mixture(config: PhaseConfig, progress: Progress) -> Stretch:
+    """Return the sample range of the phase. At the start of its mixture, record the start cursor in `progress`."""
     weights = config.mixtures[0].weights
     consumed = progress.consumed or {}
     if progress.cursor and not consumed:
@@ -178,10 +178,10 @@ def _stretch(config: PhaseConfig, progress: Progress) -> Stretch:
     return continued(progress.cursor, progress.mixture_begin, weights, consumed)
 
 
-def _ordered(sources: Mapping[str, Source], progress: Progress) -> dict[str, Source]:
-    """Return the sources, each in its original reading order, even if its files have moved since.
+def _fix_orders(sources: Mapping[str, Source], progress: Progress) -> dict[str, Source]:
+    """Record the reading order of new sources in `progress`; return all sources in their recorded order.
 
-    Any other order would repeat and skip windows. The orders are recorded in `progress`.
+    A source whose files have moved since keeps its order: any other order would repeat and skip windows.
     """
     known = progress.blocks or {}
     begun = {name for name, count in (progress.consumed or {}).items() if count} - {*known}
@@ -196,10 +196,10 @@ def _check_epochs(config: PhaseConfig, corpus: TokenCorpus, progress: Progress, 
         cursor += max(0, mixture.last_step - step) * mixture.sequences
         step = max(step, mixture.last_step)
         ends.append(cursor)
-    behind = [(end, mixture.weights) for end, mixture in zip(ends, config.mixtures[1:], strict=False)]
+    later = [(end, mixture.weights) for end, mixture in zip(ends, config.mixtures[1:], strict=False)]
     samples = {name: source.samples for name, source in corpus.sources.items()}
     most = {source.name: source.max_epochs for source in config.data.sources if source.max_epochs is not None}
-    check_epochs(planned(first, behind), ends[-1], samples, most)
+    check_epochs(planned(first, later), ends[-1], samples, most)
 
 
 @dataclass(frozen=True)

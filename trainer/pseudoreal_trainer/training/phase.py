@@ -45,7 +45,14 @@ from pseudoreal_trainer.training.start import (
     open_engine,
     open_imported,
 )
-from pseudoreal_trainer.training.validation import Prompts, Validation, phase_prompts, phase_validations
+from pseudoreal_trainer.training.validation import (
+    Prompts,
+    Validation,
+    order2_baseline,
+    phase_prompts,
+    phase_validations,
+    sample_after_phase,
+)
 
 log = structlog.get_logger()
 
@@ -100,11 +107,23 @@ def train_phase(
                 failure.noticed(),
                 Saver(engine, store, fence, config.checkpoint, resumed) as saver,
             ):
-                phase = _Phase(
-                    config, corpus, reading, store, engine, saver, validations, prompts, progress, meter, reporter, pod
+                loop = _TrainingLoop(
+                    config=config,
+                    corpus=corpus,
+                    reading=reading,
+                    store=store,
+                    engine=engine,
+                    saver=saver,
+                    validations=validations,
+                    prompts=prompts,
+                    progress=progress,
+                    meter=meter,
+                    reporter=reporter,
+                    pod=pod,
                 )
-                phase.begin(origin)
-                return phase.end(stopped=phase.train(stop))
+                loop.start(origin)
+                stopped = loop.train(stop)
+                return loop.finish(stopped=stopped)
 
 
 def train_step(
@@ -134,9 +153,11 @@ def train_step(
     return engine.train(batch, Training(tokens, rate, stop, finish, ignored), step, probe)
 
 
-@dataclass(frozen=True)
-class _Phase:
-    """State of a phase during training. Every rank calls the methods in the same order.
+@dataclass
+class _TrainingLoop:
+    """Loop over the steps of a phase, and what the phase does before and after them. Changes `progress`.
+
+    Every rank calls the methods in the same order.
 
     The methods run collectives, so they may branch only on values equal on all ranks: `progress`, the config, and
     results of an agreement between ranks.
@@ -158,14 +179,15 @@ class _Phase:
     """Reports of the first rank; None on the other ranks."""
     pod: PodFolder | None
 
-    def begin(self, origin: Origin) -> None:
+    def start(self, origin: Origin) -> None:
         """Measure the validation loss before the phase's first step, unless a checkpoint already has it."""
         progress = self.progress
         if self.reporter and isinstance(origin, Anew):
-            events.log_corpus(self.config, self.corpus, self.validations)
+            baseline = order2_baseline(self.config, self.corpus) if isinstance(self.corpus, Corpus) else None
+            events.log_corpus(self.corpus, self.validations, baseline)
         self.engine.groups.ranks.heartbeat.step_done(progress.step)
         if progress.start_validation_loss is None:
-            progress.start_validation_loss = progress.validation_loss = self._validated()
+            progress.start_validation_loss = progress.validation_loss = self._validate()
             progress.ending = self._rules.after_loss(progress)
         if self.reporter:
             events.log_started(self.config, self.engine, progress)
@@ -190,32 +212,37 @@ class _Phase:
                 gradients = None if probe is None else probe.result()
             self._advance(agreed, counted)
             if gradients is not None and gradients.are_finite:
-                self._learn(gradients, measures=measures, checks=checks)
+                self._record_gradients(gradients, measures=measures, checks=checks)
             if agreed.finish:
                 progress.ending = rules.after_request(progress)
             # Ranks see the end of the save at different steps, so only reports may depend on the result of poll().
-            self._report(self.saver.poll())
+            self._report_saved(self.saver.poll())
             validated = progress.step % config.data.validation.every_steps == 0 or rules.is_over(progress)
             if validated:
-                progress.validation_loss = self._validated()
+                # Before the save below: the checkpoint of this step contains the loss, and the end that it may bring.
+                progress.validation_loss = self._validate()
                 progress.ending = rules.after_loss(progress)
-                self._write()
+                self._generate_samples()
             over = rules.is_over(progress)
             if self.reporter:
                 important = over or agreed.stop or progress.step == first
                 self.reporter.step(progress, validated=validated, important=important)
             if agreed.stop and not over:
+                # All ranks agreed on the stop within the step, so all leave the loop here. A phase that is over ends
+                # as complete, even if its pod was asked to stop.
                 return True
             if progress.step % config.checkpoint.every_steps == 0 and not over:
                 self._save()
         return False
 
-    def end(self, *, stopped: bool) -> TerminationMessage:
+    def finish(self, *, stopped: bool) -> TerminationMessage:
+        """Save the last checkpoint and wait for its commit; return the phase's termination message."""
         manifest = self._save(complete=not stopped)
         # Ranks without a reporter wait too: no rank may exit before the checkpoint is committed.
-        self._report(self.saver.finish())
+        self._report_saved(self.saver.finish())
         if self.reporter and not stopped:
-            events.log_sample(self.config, self.corpus, self.store)
+            if (sample := sample_after_phase(self.config, self.corpus, self.store)) is not None:
+                events.log_sample(self.config, sample)
             events.log_finished(self.config, manifest, self.meter.seconds)
         return _termination("Yielded" if stopped else "Succeeded", self.config, manifest, self.store)
 
@@ -237,7 +264,7 @@ class _Phase:
         if left_out and self.reporter:
             events.log_left_out(self.config, self.progress, agreed, left_out)
 
-    def _learn(self, found: LayerGradients, *, measures: bool, checks: bool) -> None:
+    def _record_gradients(self, found: LayerGradients, *, measures: bool, checks: bool) -> None:
         """Record the gradients of a measured or compared step."""
         if measures:
             self.progress.measurement = self._rules.after_measuring(self.progress, found)
@@ -247,7 +274,7 @@ class _Phase:
                 events.log_check(self.progress, found)
                 self.reporter.checked(found.correlations)
 
-    def _validated(self) -> float:
+    def _validate(self) -> float:
         """Return the validation loss of the current weights on the first set, in nats per token.
 
         The losses of all sets go into `progress`. Raises TrainingError if one of them is not finite.
@@ -262,7 +289,7 @@ class _Phase:
         self.progress.bits_per_byte = {name: each for name, each in bits.items() if each is not None}
         return next(iter(losses.values()))
 
-    def _write(self) -> None:
+    def _generate_samples(self) -> None:
         """Generate and report the continuations of the prompts, if the job has prompts."""
         if self.prompts is None:
             return
@@ -282,13 +309,13 @@ class _Phase:
             self.reporter.keep(self.progress.step)
         self.progress.consumed = self.reading.consumed(self.progress.cursor)
         manifest = self.progress.manifest(self.config, self.corpus.identity, complete=complete)
-        self._report(self.saver.start(manifest))
+        self._report_saved(self.saver.start(manifest))
         if self.config.checkpoint.mode == "Sync":
-            self._report(self.saver.finish())
+            self._report_saved(self.saver.finish())
         self.progress.parent = manifest.name
         return manifest
 
-    def _report(self, committed: list[Saved]) -> None:
+    def _report_saved(self, committed: list[Saved]) -> None:
         for saved in committed:
             if self.reporter:
                 events.log_saved(saved)
