@@ -22,9 +22,9 @@ def test_a_product_is_right_to_the_bit(device: torch.device, figure: Figure) -> 
 def test_two_ranks_talk_over_nccl() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("NCCL gives each rank a GPU of its own, and this machine has only one")
-    spawn(_talk, (free_port(),), nprocs=2)
+    spawn(_probe_pair, (free_port(),), nprocs=2)
 
 
-def _talk(place: int, port: int) -> None:
+def _probe_pair(place: int, port: int) -> None:
     store = TCPStore("127.0.0.1", port, is_master=place == 0, wait_for_workers=False)
     assert probes.sums(store, place, torch.device("cuda", place), 60.0) > 0

@@ -7,7 +7,7 @@ from pseudoreal_trainer import cgroups
 from pseudoreal_trainer.cgroups import threads_of, usable_processors
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.runtime.ranks import torchrun_environment
-from pseudoreal_trainer.runtime.rendezvous.identity import Place
+from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity
 
 
 @pytest.mark.parametrize(
@@ -47,5 +47,5 @@ def test_the_threads_of_ranks_share_the_limit_of_their_pod(
     (tmp_path / "cpu.max").write_text("600000 100000\n")
     assert threads_of(ranks) == expected
     phase = config(0).model_copy(update={"processes_per_worker": ranks})
-    environment = torchrun_environment(phase, PodFolder(tmp_path), Place(0, 0, 0, 0))
+    environment = torchrun_environment(phase, PodFolder(tmp_path), RendezvousIdentity(0, 0, 0, 0))
     assert environment["OMP_NUM_THREADS"] == str(expected)

@@ -24,7 +24,7 @@ LAYOUTS = "layouts"
 log = structlog.get_logger()
 
 
-def settled(
+def resolve_layout(
     config: PhaseConfig, while_searching: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> tuple[PhaseConfig, ChosenLayout | None]:
     """Return the phase with its layout, and the layout itself if it was chosen here or in an earlier execution.
@@ -37,12 +37,12 @@ def settled(
     folder = storage_path(config.storage) / LAYOUTS
     path = folder / f"{config.phase}-{config.ranks}.json"
     try:
-        layout = _recorded(path)
+        layout = _read_record(path)
         if layout is None:
             storage_of(folder).make_folder()
             with while_searching():
-                layout = _chosen(config)
-            layout = _record(path, layout)
+                layout = _choose(config)
+            layout = _write_record(path, layout)
     except OSError as error:
         raise TrainingError(f"the layout of phase {config.phase} cannot be kept in {path}: {error}") from error
     try:
@@ -51,7 +51,7 @@ def settled(
         raise TrainingError(f"{path} is not of this release: {error}; train with the release that wrote it") from error
 
 
-def _chosen(config: PhaseConfig) -> ChosenLayout:
+def _choose(config: PhaseConfig) -> ChosenLayout:
     try:
         layout = choose(config, profile_of(config), threads_of(config.processes_per_worker))
     except ValueError as error:
@@ -60,7 +60,7 @@ def _chosen(config: PhaseConfig) -> ChosenLayout:
     return layout
 
 
-def _recorded(path: StoragePath) -> ChosenLayout | None:
+def _read_record(path: StoragePath) -> ChosenLayout | None:
     try:
         return ChosenLayout.model_validate_json(storage_of(path).read())
     except FileNotFoundError:
@@ -69,12 +69,12 @@ def _recorded(path: StoragePath) -> ChosenLayout | None:
         raise TrainingError(f"{path} makes no sense: {error}; restore it, or remove it to choose anew") from error
 
 
-def _record(path: StoragePath, layout: ChosenLayout) -> ChosenLayout:
+def _write_record(path: StoragePath, layout: ChosenLayout) -> ChosenLayout:
     """Write the record unless there is one. Return the recorded layout."""
     try:
         storage_of(path).create(layout.to_json(indent=1))
     except FileExistsError:
-        if (first := _recorded(path)) is None:
+        if (first := _read_record(path)) is None:
             raise TrainingError(f"{path} was written by another pod and is not to be seen yet; try again") from None
         return first
     return layout

@@ -57,7 +57,7 @@ def sums(store: Store, number: int, device: torch.device, seconds: float) -> flo
     try:
         _open_pair(store, number, device, seconds)
     except Exception:
-        _count_anew()
+        _reset_group_counter()
         raise
     try:
         return _sums(number, device)
@@ -76,7 +76,7 @@ def _open_pair(store: Store, number: int, device: torch.device, seconds: float) 
     )
 
 
-def _count_anew() -> None:
+def _reset_group_counter() -> None:
     """Reset torch's counter of process groups by opening and closing a group of one rank.
 
     Two processes find each other in the store by the number of their group. A group whose opening failed is counted

@@ -36,7 +36,7 @@ class Samples(Protocol):
         """Return the samples at the cursors first..end-1, [end - first, sequence + 1]."""
 
 
-class AheadOfTraining:
+class PrefetchedSamples:
     """Samples of this rank, prefetched by a thread up to two steps ahead.
 
     The thread starts at the first request, so a rank without requests reads nothing. Steps must be requested in order;
@@ -81,15 +81,15 @@ Count = Callable[[int], Counts]
 """Function from a step's first cursor to the step's document counts over all ranks. Collective: every rank calls it."""
 
 
-class Reading:
+class DataSource:
     """Samples of a phase, their document counts, and the samples consumed from each source. A context manager."""
 
     def __init__(
-        self, samples: Stream | AheadOfTraining, mixed: Stretch | None = None, count: Count | None = None
+        self, samples: Stream | PrefetchedSamples, mixed: Stretch | None = None, count: Count | None = None
     ) -> None:
         """`count` is None if attention spans whole sequences."""
         self.samples: Samples = samples
-        self._ahead = samples if isinstance(samples, AheadOfTraining) else None
+        self._ahead = samples if isinstance(samples, PrefetchedSamples) else None
         self._stretch, self._count = mixed, count
 
     def count(self, cursor: int) -> Counts | None:
@@ -109,7 +109,7 @@ class Reading:
     def waited_seconds(self) -> float:
         return 0.0 if self._ahead is None else self._ahead.waited_seconds
 
-    def __enter__(self) -> "Reading":
+    def __enter__(self) -> "DataSource":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -118,15 +118,15 @@ class Reading:
             self._ahead.close(wait=kind is None)
 
 
-def open_reading(
+def open_data_source(
     config: PhaseConfig, corpus: Corpus | TokenCorpus, progress: Progress, groups: ProcessGroups
-) -> Reading:
+) -> DataSource:
     """Open this rank's data source at `progress`.
 
     Raises InvalidJobError if a source would be read for more epochs than its `maxEpochs` allows.
     """
     if isinstance(corpus, Corpus):
-        return Reading(Stream(corpus.train, config.model.sequence_length, config.data.seed))
+        return DataSource(Stream(corpus.train, config.model.sequence_length, config.data.seed))
     mixed = _enter_mixture(config, progress)
     _check_epochs(config, corpus, progress, mixed)
 
@@ -134,10 +134,10 @@ def open_reading(
         return rank_parts(config.batch, cursor, groups.data_rank, groups.layout.data)
 
     stream = MixedStream(mixed, _fix_orders(corpus.sources, progress), config.model.sequence_length)
-    samples = AheadOfTraining(stream, parts, progress.cursor, config.batch.sequences)
+    samples = PrefetchedSamples(stream, parts, progress.cursor, config.batch.sequences)
     end = corpus.end_of_document
     count = None if end is None else _document_counter(config, samples, parts, end, groups)
-    return Reading(samples, mixed, count)
+    return DataSource(samples, mixed, count)
 
 
 def _document_counter(

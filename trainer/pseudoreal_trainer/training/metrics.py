@@ -26,10 +26,10 @@ from pseudoreal_trainer.plan.utilisation import peak_operations, step_operations
 from pseudoreal_trainer.runtime.heartbeat import Heartbeat
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.storage.path import ObjectPath, storage_path
-from pseudoreal_trainer.training.metrics_file import METRICS_FILE, KeptMetrics, forget_after
+from pseudoreal_trainer.training.metrics_file import METRICS_FILE, PersistedMetrics, truncate_after
 from pseudoreal_trainer.training.progress import Progress
 from pseudoreal_trainer.training.schedule import phase_rate
-from pseudoreal_trainer.training.sinks import figures_of, finish, open_sinks, texts_of
+from pseudoreal_trainer.training.sinks import figures_of, finish_sinks, open_sinks, texts_of
 from pseudoreal_trainer.training.start import device_kind
 
 
@@ -137,10 +137,10 @@ class Reporter:
         self._config, self._meter, self._gauges, self._pod = config, meter, gauges, pod
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        forget_after(self._path, first_step)
+        truncate_after(self._path, first_step)
         self._file = self._path.open("a", buffering=1)
         folder = storage_path(config.storage)
-        self._kept = KeptMetrics(folder, first_step) if isinstance(folder, ObjectPath) else None
+        self._persisted = PersistedMetrics(folder, first_step) if isinstance(folder, ObjectPath) else None
         self._sinks = open_sinks(config, first_step + 1)
         self._logged = -_LOG_SECONDS
         self._saved: CheckpointCost | None = None
@@ -155,36 +155,36 @@ class Reporter:
         # A failing rank exits at once, without flushing the sinks: the steps since its last checkpoint are trained
         # again.
         if kind is None:
-            finish(self._sinks)
+            finish_sinks(self._sinks)
 
-    def keep(self, step: int) -> None:
+    def persist(self, step: int) -> None:
         """Persist the lines up to `step` outside the pod. Call before the checkpoint of `step` is written."""
-        if self._kept is not None:
-            self._kept.keep(step)
+        if self._persisted is not None:
+            self._persisted.persist(step)
 
-    def saved(self, manifest: Manifest, cost: CheckpointCost) -> None:
+    def record_checkpoint(self, manifest: Manifest, cost: CheckpointCost) -> None:
         """Record the cost of a committed checkpoint for the next line, and tell the pod's supervisor of the
         checkpoint."""
         self._saved = cost
         if self._pod is not None:
             self._pod.leave_checkpoint(manifest.name, manifest.step)
 
-    def checked(self, correlations: Sequence[float]) -> None:
+    def record_correlations(self, correlations: Sequence[float]) -> None:
         """Record the cosines between the gradients of neighbouring layers for the next line."""
         self._correlations = list(correlations)
 
-    def wrote(self, samples: Sequence[Sample]) -> None:
+    def record_samples(self, samples: Sequence[Sample]) -> None:
         """Record the generated samples for the next line."""
         self._samples = list(samples)
 
-    def step(self, progress: Progress, *, validated: bool, important: bool) -> None:
+    def report_step(self, progress: Progress, *, validated: bool, important: bool) -> None:
         """Report a finished step. `validated`: the validation loss was measured after exactly this step."""
         report, line = self._report(progress), self._line(progress, validated=validated)
         # Many programs treat U+2028 and similar characters as line breaks; escaping keeps each line in one piece.
         text = line.model_dump_json(ensure_ascii=True)
         self._file.write(text + "\n")
-        if self._kept is not None:
-            self._kept.add(text)
+        if self._persisted is not None:
+            self._persisted.add(text)
         for sink in self._sinks:
             sink.log(progress.step, figures_of(line), texts_of(line))
         now = time.monotonic()

@@ -30,7 +30,7 @@ _STEP = re.compile(rb'\{"phase": ?"[-a-z0-9]+", ?"step": ?([0-9]{1,18}),')
 log = structlog.get_logger()
 
 
-def forget_after(path: Path, step: int) -> None:
+def truncate_after(path: Path, step: int) -> None:
     """Truncate the file after the lines up to `step`: a resumed execution writes the later lines again.
 
     A line cut short by a crash is removed too. Steps grow from line to line, so only the removed part is read, from the
@@ -79,7 +79,7 @@ def _is_kept(line: bytes, step: int) -> bool:
         return False
 
 
-class KeptMetrics:
+class PersistedMetrics:
     def __init__(self, folder: ObjectPath, step: int) -> None:
         """Remove the parts of steps after `step`: this execution trains these steps again.
 
@@ -94,7 +94,7 @@ class KeptMetrics:
     def add(self, line: str) -> None:
         self._lines.append(line)
 
-    def keep(self, step: int) -> None:
+    def persist(self, step: int) -> None:
         """Write the lines up to `step` as a part. If the write fails, the lines stay and go into the next part."""
         if not self._lines:
             return

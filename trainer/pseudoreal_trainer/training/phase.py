@@ -29,21 +29,21 @@ from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.memory.from_config import phase_layout
 from pseudoreal_trainer.runtime.pod_folder import PodFolder, membership_of_ranks
 from pseudoreal_trainer.training import events
-from pseudoreal_trainer.training.data_source import Reading, Samples, StreamBatch, open_reading
+from pseudoreal_trainer.training.data_source import DataSource, Samples, StreamBatch, open_data_source
 from pseudoreal_trainer.training.metrics import Meter, Reporter, phase_gauges
 from pseudoreal_trainer.training.progress import Progress, tokens_of
 from pseudoreal_trainer.training.saving import Saved, Saver
-from pseudoreal_trainer.training.schedule import Rules, phase_rate
+from pseudoreal_trainer.training.schedule import EndConditions, phase_rate
 from pseudoreal_trainer.training.sinks import check_packages
 from pseudoreal_trainer.training.start import (
     agree_on_corpus,
     check_corpus,
-    compiles,
     device_kind,
     fill,
     first_progress,
     open_engine,
     open_imported,
+    uses_compiler,
 )
 from pseudoreal_trainer.training.validation import (
     Prompts,
@@ -68,7 +68,7 @@ def train_phase(
 
     The pod's supervisor learns the progress through the folder `pod`. Raises TrainingError.
     """
-    if compiles(config, ranks):
+    if uses_compiler(config, ranks):
         require_compiler()
     check_packages(config)
     store = store_of(config)
@@ -96,10 +96,10 @@ def train_phase(
         fill(engine, config, origin, imported)
         resumed = origin.checkpoint.manifest if isinstance(origin, Resumed) else None
         progress = first_progress(config, origin, imported)
-        with open_reading(config, corpus, progress, engine.groups) as reading:
+        with open_data_source(config, corpus, progress, engine.groups) as data:
             validations = phase_validations(config, corpus, layout, device_kind(ranks))
             prompts = phase_prompts(config, corpus, next(iter(validations.values())).at_once)
-            meter = Meter(ranks.heartbeat, lambda: reading.waited_seconds)
+            meter = Meter(ranks.heartbeat, lambda: data.waited_seconds)
             gauges = phase_gauges(config, ranks)
             reporter = Reporter(config, meter, gauges, progress.step, pod) if ranks.is_first else None
             with (
@@ -110,7 +110,7 @@ def train_phase(
                 loop = _TrainingLoop(
                     config=config,
                     corpus=corpus,
-                    reading=reading,
+                    data=data,
                     store=store,
                     engine=engine,
                     saver=saver,
@@ -165,7 +165,7 @@ class _TrainingLoop:
 
     config: PhaseConfig
     corpus: Corpus | TokenCorpus
-    reading: Reading
+    data: DataSource
     store: CheckpointStore
     engine: Engine
     saver: Saver
@@ -188,24 +188,25 @@ class _TrainingLoop:
         self.engine.groups.ranks.heartbeat.step_done(progress.step)
         if progress.start_validation_loss is None:
             progress.start_validation_loss = progress.validation_loss = self._validate()
-            progress.ending = self._rules.after_loss(progress)
+            progress.ending = self._conditions.after_loss(progress)
         if self.reporter:
             events.log_started(self.config, self.engine, progress)
-        if isinstance(origin, Continued) and not self._rules.is_over(progress):
+        if isinstance(origin, Continued) and not self._conditions.is_over(progress):
             # Own checkpoint: from here on the job does not need the checkpoint of the job that it continues.
             self._save()
 
     def train(self, stop: Callable[[], bool]) -> bool:
         """Train until the phase is over or a rank was asked to `stop`; return whether it was stopped."""
-        config, rules, progress, heartbeat = self.config, self._rules, self.progress, self.engine.groups.ranks.heartbeat
-        samples = self.reading.samples
+        config, conditions, progress = self.config, self._conditions, self.progress
+        heartbeat = self.engine.groups.ranks.heartbeat
+        samples = self.data.samples
         first = progress.step + 1
-        while not rules.is_over(progress):
+        while not conditions.is_over(progress):
             finish = self.pod is not None and self.pod.is_asked_to_finish()
-            measures, checks = rules.measures(progress), rules.checks(progress)
+            measures, checks = conditions.measures(progress), conditions.checks(progress)
             probe = self._probe(measures=measures, checks=checks)
             with self.meter, heartbeat.step():
-                counted = self.reading.count(progress.cursor)
+                counted = self.data.count(progress.cursor)
                 agreed = train_step(
                     config, samples, self.engine, progress, counted=counted, stop=stop(), finish=finish, probe=probe
                 )
@@ -214,19 +215,19 @@ class _TrainingLoop:
             if gradients is not None and gradients.are_finite:
                 self._record_gradients(gradients, measures=measures, checks=checks)
             if agreed.finish:
-                progress.ending = rules.after_request(progress)
+                progress.ending = conditions.after_request(progress)
             # Ranks see the end of the save at different steps, so only reports may depend on the result of poll().
             self._report_saved(self.saver.poll())
-            validated = progress.step % config.data.validation.every_steps == 0 or rules.is_over(progress)
+            validated = progress.step % config.data.validation.every_steps == 0 or conditions.is_over(progress)
             if validated:
                 # Before the save below: the checkpoint of this step contains the loss, and the end that it may bring.
                 progress.validation_loss = self._validate()
-                progress.ending = rules.after_loss(progress)
+                progress.ending = conditions.after_loss(progress)
                 self._generate_samples()
-            over = rules.is_over(progress)
+            over = conditions.is_over(progress)
             if self.reporter:
                 important = over or agreed.stop or progress.step == first
-                self.reporter.step(progress, validated=validated, important=important)
+                self.reporter.report_step(progress, validated=validated, important=important)
             if agreed.stop and not over:
                 # All ranks agreed on the stop within the step, so all leave the loop here. A phase that is over ends
                 # as complete, even if its pod was asked to stop.
@@ -247,8 +248,8 @@ class _TrainingLoop:
         return _termination("Yielded" if stopped else "Succeeded", self.config, manifest, self.store)
 
     @property
-    def _rules(self) -> Rules:
-        return Rules(self.config)
+    def _conditions(self) -> EndConditions:
+        return EndConditions(self.config)
 
     def _probe(self, *, measures: bool, checks: bool) -> Probe | None:
         """Return the probe for the next step; None if the step is neither measured nor compared."""
@@ -267,12 +268,12 @@ class _TrainingLoop:
     def _record_gradients(self, found: LayerGradients, *, measures: bool, checks: bool) -> None:
         """Record the gradients of a measured or compared step."""
         if measures:
-            self.progress.measurement = self._rules.after_measuring(self.progress, found)
+            self.progress.measurement = self._conditions.after_measuring(self.progress, found)
         if checks:
-            self.progress.ending = self._rules.after_check(self.progress, found.correlations)
+            self.progress.ending = self._conditions.after_check(self.progress, found.correlations)
             if self.reporter:
                 events.log_check(self.progress, found)
-                self.reporter.checked(found.correlations)
+                self.reporter.record_correlations(found.correlations)
 
     def _validate(self) -> float:
         """Return the validation loss of the current weights on the first set, in nats per token.
@@ -297,7 +298,7 @@ class _TrainingLoop:
         samples = self.prompts.samples(self.engine)
         if self.reporter:
             events.log_samples(self.progress.step, samples)
-            self.reporter.wrote(samples)
+            self.reporter.record_samples(samples)
 
     def _save(self, *, complete: bool = False) -> Manifest:
         """Start saving a checkpoint; with `checkpoint.mode: Sync`, also wait for its commit.
@@ -306,8 +307,8 @@ class _TrainingLoop:
         """
         if self.reporter:
             # The metrics go first: an execution that resumes from this checkpoint must find all lines up to its step.
-            self.reporter.keep(self.progress.step)
-        self.progress.consumed = self.reading.consumed(self.progress.cursor)
+            self.reporter.persist(self.progress.step)
+        self.progress.consumed = self.data.consumed(self.progress.cursor)
         manifest = self.progress.manifest(self.config, self.corpus.identity, complete=complete)
         self._report_saved(self.saver.start(manifest))
         if self.config.checkpoint.mode == "Sync":
@@ -319,7 +320,7 @@ class _TrainingLoop:
         for saved in committed:
             if self.reporter:
                 events.log_saved(saved)
-                self.reporter.saved(saved.manifest, saved.cost)
+                self.reporter.record_checkpoint(saved.manifest, saved.cost)
 
 
 def _termination(

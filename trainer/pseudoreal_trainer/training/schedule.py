@@ -25,10 +25,10 @@ def learning_rate(optimizer: Optimizer, step: int, total_steps: int) -> float:
     if step <= warmup:
         return peak * step / warmup
     final = float(optimizer.final_fraction)
-    return peak * (final + (1.0 - final) * _remaining(optimizer, step - warmup, max(1, total_steps - warmup)))
+    return peak * (final + (1.0 - final) * _remaining_decay(optimizer, step - warmup, max(1, total_steps - warmup)))
 
 
-def _remaining(optimizer: Optimizer, done: int, steps: int) -> float:
+def _remaining_decay(optimizer: Optimizer, done: int, steps: int) -> float:
     """Return the remaining share of the decay after `done` of the `steps` after the warm-up."""
     progress = min(1.0, done / steps)
     match optimizer.schedule:
@@ -43,7 +43,7 @@ def _remaining(optimizer: Optimizer, done: int, steps: int) -> float:
 
 
 @dataclass(frozen=True)
-class Rules:
+class EndConditions:
     """End conditions of the phase's spec.
 
     No method changes the progress: the training loop stores the results in it.
@@ -70,11 +70,11 @@ class Rules:
         # Written with `not`, so that a NaN loss does not count as having reached the bound.
         if loss is None or reached is None or not reached <= float(loss):
             return progress.ending
-        return self._ending_soon(progress, progress.ending.checks)
+        return self._end_soon(progress, progress.ending.checks)
 
     def after_request(self, progress: Progress) -> Ending:
         """Return the phase's `Ending` after a request to finish the phase."""
-        return self._ending_soon(progress, progress.ending.checks)
+        return self._end_soon(progress, progress.ending.checks)
 
     def after_check(self, progress: Progress, correlations: tuple[float, ...]) -> Ending:
         """Return the phase's `Ending` after the newest step's gradient comparison; only checks met in a row count."""
@@ -83,7 +83,7 @@ class Rules:
         checks = progress.ending.checks + 1 if is_met(rule, correlations) else 0
         if checks < rule.checks:
             return Ending(checks=checks, step=progress.ending.step)
-        return self._ending_soon(progress, checks)
+        return self._end_soon(progress, checks)
 
     def after_measuring(self, progress: Progress, found: LayerGradients) -> Measurement:
         """Return the phase's measurement so far with the newest step added."""
@@ -93,8 +93,8 @@ class Rules:
         return Measurement(
             next_sharing=before.next_sharing,
             steps=before.steps + 1,
-            shared=_added(before.shared, found.shared),
-            single=_added(before.single, found.single),
+            shared=_add(before.shared, found.shared),
+            single=_add(before.single, found.single),
         )
 
     def _last_step(self, progress: Progress) -> int:
@@ -104,7 +104,7 @@ class Rules:
             last = min(last, progress.step + max(0, ceil((tokens - progress.tokens) / per_step)))
         return last if progress.ending.step is None else min(last, progress.ending.step)
 
-    def _ending_soon(self, progress: Progress, checks: int) -> Ending:
+    def _end_soon(self, progress: Progress, checks: int) -> Ending:
         """Return an `Ending` at this step, or after the measured steps if the phase has any. An existing end step
         stays."""
         measured = 0 if self.config.measure is None or progress.step == 0 else self.config.measure.steps
@@ -122,7 +122,7 @@ def is_met(rule: GradientCorrelation, correlations: tuple[float, ...]) -> bool:
     return 2 * below > len(correlations)
 
 
-def _added(left: dict[str, list[float]], right: dict[str, list[float]]) -> dict[str, list[float]]:
+def _add(left: dict[str, list[float]], right: dict[str, list[float]]) -> dict[str, list[float]]:
     return {
         name: [one + other for one, other in zip(left.get(name, repeat(0.0)), values, strict=False)]
         for name, values in right.items()

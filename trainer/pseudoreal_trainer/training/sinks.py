@@ -175,7 +175,7 @@ _MOST_WAITING = 10_000
 log = structlog.get_logger()
 
 
-class Background:
+class SinkThread:
     def __init__(self, name: str, open_: Callable[[], Sink], most_waiting: int = _MOST_WAITING) -> None:
         """`open_` creates the sink. The sink's thread calls it, because it may wait for a service."""
         self._name, self._open, self._most = name, open_, most_waiting
@@ -213,7 +213,7 @@ class Background:
             log.warning("sink_given_up", sink=self._name, error=f"{type(error).__name__}: {error}")
 
 
-def finish(sinks: Sequence[Background]) -> None:
+def finish_sinks(sinks: Sequence[SinkThread]) -> None:
     """Send the backlog of all sinks, within `CLOSE_SECONDS` together."""
     for sink in sinks:
         sink.end()
@@ -233,12 +233,12 @@ def check_packages(config: PhaseConfig) -> None:
             )
 
 
-def open_sinks(config: PhaseConfig, first_step: int) -> list[Background]:
+def open_sinks(config: PhaseConfig, first_step: int) -> list[SinkThread]:
     """Open the job's sinks. `first_step` is the first step to be logged."""
-    return [Background(spec.type, _maker(spec, config, first_step)) for spec in config.logging.sinks]
+    return [SinkThread(spec.type, _opener(spec, config, first_step)) for spec in config.logging.sinks]
 
 
-def _maker(spec: SinkSpec, config: PhaseConfig, first_step: int) -> Callable[[], Sink]:
+def _opener(spec: SinkSpec, config: PhaseConfig, first_step: int) -> Callable[[], Sink]:
     work = Path(config.work_directory)
     if spec.weights_and_biases is not None:
         return partial(WeightsAndBiases, spec.weights_and_biases, config.job, work)

@@ -14,7 +14,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import EXIT_CODES
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
-from pseudoreal_trainer.cli.auto_layout import settled
+from pseudoreal_trainer.cli.auto_layout import resolve_layout
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.estimate.search.auto import choose, laid_out
 from pseudoreal_trainer.runtime.heartbeat import read_heartbeat
@@ -63,7 +63,7 @@ def phase(job_body: dict[str, Any], config: Callable[..., PhaseConfig], hardware
 
 
 def chosen(phase: PhaseConfig) -> ChosenLayout:
-    found, layout = settled(phase)
+    found, layout = resolve_layout(phase)
     assert layout is not None
     assert found == laid_out(phase, layout)
     assert found.parallelism.layout == "Given"
@@ -75,7 +75,7 @@ def record(phase: PhaseConfig) -> Path:
 
 
 def test_a_phase_that_names_its_layout_keeps_it(config: Callable[..., PhaseConfig]) -> None:
-    assert settled(config(1)) == (config(1), None)
+    assert resolve_layout(config(1)) == (config(1), None)
     assert not record(config(1)).exists()
 
 
@@ -123,14 +123,14 @@ def test_a_file_is_created_once(tmp_path: Path) -> None:
 def test_a_machine_on_which_nothing_fits_is_refused(phase: PhaseConfig, hardware: Callable[..., Path]) -> None:
     hardware(SLOW_SUMS.model_copy(update={"device_bytes": 1}))
     with pytest.raises(InvalidJobError, match="no layout of 2 ranks fits the machine that the profile made up"):
-        settled(phase)
+        resolve_layout(phase)
     assert not record(phase).exists()
 
 
 def test_a_profile_that_is_not_there_is_named(phase: PhaseConfig, tmp_path: Path) -> None:
     (tmp_path / "hardware.yaml").unlink()
     with pytest.raises(InvalidJobError, match=r"hardware\.yaml cannot be read"):
-        settled(phase)
+        resolve_layout(phase)
 
 
 @pytest.mark.parametrize(("text", "says"), [("{", "makes no sense"), ('"later"', "is not of this release")])
@@ -139,7 +139,7 @@ def test_a_record_that_cannot_be_used_ends_the_pod(phase: PhaseConfig, text: str
     whole = json.loads(chosen(phase).to_json()) | {"schedule": "Later"}
     record(phase).write_text(text if text == "{" else json.dumps(whole))
     with pytest.raises(TrainingError, match=says):
-        settled(phase)
+        resolve_layout(phase)
 
 
 @pytest.mark.parametrize("gpus", [0, 8])
@@ -172,7 +172,7 @@ def test_a_stop_that_has_come_before_ends_a_search_before_it_begins(phase: Phase
             pass
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Stopped):
-            settled(phase, stop.ending_at_once)
+            resolve_layout(phase, stop.ending_at_once)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not record(phase).exists()

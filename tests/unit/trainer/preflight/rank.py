@@ -47,8 +47,8 @@ def killed(*_: Any) -> Any:
 DEFECTS: dict[str, Any] = {"none": _multiply, "slow": slow, "wrong": wrong, "silent": silent, "killed": killed}
 
 
-def start(environment: dict[str, str], defect: str, limits: Limits, config: Path, verdict: Path, log: Path) -> Forked:
-    return Forked(_run, environment, defect, limits, [str(config), str(verdict)], log=log)
+def start(environment: dict[str, str], defect: str, limits: Limits, config: Path, diagnosis: Path, log: Path) -> Forked:
+    return Forked(_run, environment, defect, limits, [str(config), str(diagnosis)], log=log)
 
 
 def _run(environment: dict[str, str], defect: str, limits: Limits, arguments: list[str]) -> None:

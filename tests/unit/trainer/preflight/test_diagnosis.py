@@ -1,17 +1,17 @@
-"""Which ranks the preflight check blames, given the ranks' findings."""
+"""Which ranks the preflight check blames, given the ranks' results."""
 
 from typing import Any
 
 import pytest
 from pseudoreal_trainer.preflight.diagnosis import (
+    Diagnosis,
     Fault,
-    Finding,
-    Talk,
-    Verdict,
-    judge,
-    judge_silent_leader,
-    judge_start,
-    sentence,
+    PairResult,
+    RankResult,
+    diagnose,
+    diagnose_silent_leader,
+    diagnose_start,
+    sentence_of,
 )
 from pseudoreal_trainer.preflight.pairs import pairings
 from pseudoreal_trainer.preflight.start import suspect_elsewhere
@@ -26,17 +26,17 @@ def found(
     failed: Any = (),
     absent: Any = (),
     **by_rank: Any,
-) -> Verdict:
-    """Return the verdict. `failed` are pairs that could not exchange data; ranks in `absent` never answer, and
-    exchanges with them fail. `by_rank` changes findings, for instance r2={...}."""
+) -> Diagnosis:
+    """Return the diagnosis. `failed` are pairs that could not exchange data; ranks in `absent` never answer, and
+    exchanges with them fail. `by_rank` changes results, for instance r2={...}."""
     world = workers * processes
     broken = {frozenset(pair) for pair in failed}
-    findings = []
+    results = []
     for rank in range(world):
         if rank in absent:
             continue
-        talks = [
-            Talk(
+        pair_results = [
+            PairResult(
                 network=pairing.network,
                 partner=pairing.partner,
                 seconds=None if {rank, pairing.partner} in broken or pairing.partner in absent else 0.01,
@@ -44,9 +44,11 @@ def found(
             for pairing in pairings(rank, workers, processes)
             if pairing
         ]
-        finding = Finding(rank=rank, node=f"n{rank}", product_seconds=0.1, product_right=True, talks=talks)
-        findings.append(finding.model_copy(update=by_rank.get(f"r{rank}", {})))
-    return judge({rank: f"n{rank}" for rank in range(world)}, findings, SECONDS)
+        result = RankResult(
+            rank=rank, node=f"n{rank}", product_seconds=0.1, product_right=True, pair_results=pair_results
+        )
+        results.append(result.model_copy(update=by_rank.get(f"r{rank}", {})))
+    return diagnose({rank: f"n{rank}" for rank in range(world)}, results, SECONDS)
 
 
 def named(faults: list[Fault]) -> list[list[int]]:
@@ -55,78 +57,82 @@ def named(faults: list[Fault]) -> list[list[int]]:
 
 @pytest.mark.parametrize(("workers", "processes"), [(1, 1), (2, 1), (3, 1), (4, 2), (1, 8), (9, 1)])
 def test_sound_ranks(workers: int, processes: int) -> None:
-    verdict = found(workers, processes)
-    assert verdict == Verdict()
-    assert verdict.suspect is None
+    diagnosis = found(workers, processes)
+    assert diagnosis == Diagnosis()
+    assert diagnosis.suspect is None
 
 
 def test_a_wrong_product() -> None:
-    verdict = found(3, r1={"product_right": False})
-    assert named(verdict.broken) == [[1]]
-    assert verdict.broken[0].text == "rank 1 on node n1 computed a wrong product"
-    assert verdict.suspect == 1
+    diagnosis = found(3, r1={"product_right": False})
+    assert named(diagnosis.broken) == [[1]]
+    assert diagnosis.broken[0].text == "rank 1 on node n1 computed a wrong product"
+    assert diagnosis.suspect == 1
 
 
 def test_no_product() -> None:
-    verdict = found(3, r2={"product_seconds": None, "error": "RuntimeError: CUDA error", "talks": []})
-    assert named(verdict.broken) == [[2]]
-    assert "rank 2 on node n2 computed no product (RuntimeError: CUDA error)" in verdict.broken[0].text
+    diagnosis = found(3, r2={"product_seconds": None, "error": "RuntimeError: CUDA error", "pair_results": []})
+    assert named(diagnosis.broken) == [[2]]
+    assert "rank 2 on node n2 computed no product (RuntimeError: CUDA error)" in diagnosis.broken[0].text
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 8])
 def test_a_silent_rank_explains_what_its_partners_say(world: int) -> None:
-    verdict = found(world, absent=[1])
-    assert named(verdict.broken) == [[1]]
-    assert verdict.broken[0].text == "rank 1 on node n1 began and did not answer within 30 s"
+    diagnosis = found(world, absent=[1])
+    assert named(diagnosis.broken) == [[1]]
+    assert diagnosis.broken[0].text == "rank 1 on node n1 began and did not answer within 30 s"
 
 
 @pytest.mark.parametrize("world", [3, 4, 5, 8, 9])
 def test_a_rank_that_can_talk_to_nobody_is_told_from_its_partners(world: int) -> None:
     for lonely in range(world):
         partners = [pairing.partner for pairing in pairings(lonely, world, 1) if pairing]
-        verdict = found(world, failed=[(lonely, partner) for partner in partners])
+        diagnosis = found(world, failed=[(lonely, partner) for partner in partners])
         # With 3 ranks, one pair without the lonely rank remains and proves that the others are sound.
-        assert named(verdict.broken) == [[lonely]]
-        assert f"rank {lonely} on node n{lonely} could talk to none of its partners in other pods" in sentence(verdict)
+        assert named(diagnosis.broken) == [[lonely]]
+        assert f"rank {lonely} on node n{lonely} could talk to none of its partners in other pods" in sentence_of(
+            diagnosis
+        )
 
 
 def test_a_pair_that_cannot_talk_is_the_fault_of_neither() -> None:
-    verdict = found(4, failed=[(0, 3)])
-    assert named(verdict.broken) == [[0, 3]]
-    assert verdict.broken[0].text == "rank 0 on node n0 and rank 3 on node n3 could not talk to each other"
-    assert verdict.suspect is None
+    diagnosis = found(4, failed=[(0, 3)])
+    assert named(diagnosis.broken) == [[0, 3]]
+    assert diagnosis.broken[0].text == "rank 0 on node n0 and rank 3 on node n3 could not talk to each other"
+    assert diagnosis.suspect is None
     assert named(found(2, failed=[(0, 1)]).broken) == [[0, 1]]
 
 
 def test_a_network_that_carries_nothing_is_nobody_s_own_either() -> None:
     failed = [(a, b) for a in range(4) for b in range(a)]
-    verdict = found(4, failed=failed)
-    assert named(verdict.broken) == [[]]
-    assert "no two ranks of different pods could talk to each other" in verdict.broken[0].text
-    assert "spec.network" in verdict.broken[0].text
-    assert verdict.suspect is None
+    diagnosis = found(4, failed=failed)
+    assert named(diagnosis.broken) == [[]]
+    assert "no two ranks of different pods could talk to each other" in diagnosis.broken[0].text
+    assert "spec.network" in diagnosis.broken[0].text
+    assert diagnosis.suspect is None
 
 
 def test_a_node_without_its_network_talks_within_itself() -> None:
     """Four pods of two ranks; the third pod has no network to the others."""
     failed = [(rank, other) for rank in (4, 5) for other in range(8) if other not in (4, 5)]
-    verdict = found(4, 2, failed=failed)
-    assert named(verdict.broken) == [[4], [5]]
+    diagnosis = found(4, 2, failed=failed)
+    assert named(diagnosis.broken) == [[4], [5]]
 
 
 def test_a_rank_that_waits_for_a_broken_one_is_not_at_fault_for_its_next_partner() -> None:
     """NCCL may hang where gloo fails: rank 0 never reaches its second pairing, and its partner there reports rank 0."""
     first, second, third = (pairing for pairing in pairings(0, 4, 1) if pairing)
-    held_up = [Talk(network="across", partner=first.partner)]
-    verdict = found(4, absent=[first.partner], failed=[(0, second.partner), (0, third.partner)], r0={"talks": held_up})
-    assert named(verdict.broken) == [[first.partner]]
+    held_up = [PairResult(network="across", partner=first.partner)]
+    diagnosis = found(
+        4, absent=[first.partner], failed=[(0, second.partner), (0, third.partner)], r0={"pair_results": held_up}
+    )
+    assert named(diagnosis.broken) == [[first.partner]]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 def test_a_slow_product(world: int) -> None:
-    verdict = found(world, r1={"product_seconds": 1.0})
-    assert (verdict.broken, named(verdict.slow)) == ([], [[1]])
-    assert verdict.slow[0].text == "rank 1 on node n1 took 1000.0 ms for a product, 10.0 times the median"
+    diagnosis = found(world, r1={"product_seconds": 1.0})
+    assert (diagnosis.broken, named(diagnosis.slow)) == ([], [[1]])
+    assert diagnosis.slow[0].text == "rank 1 on node n1 took 1000.0 ms for a product, 10.0 times the median"
     assert found(world, r1={"product_seconds": 0.29}).slow == []
 
 
@@ -134,48 +140,48 @@ def test_a_slow_product(world: int) -> None:
 def test_a_slow_network_is_that_of_the_rank_and_not_of_its_partners(world: int) -> None:
     changes = {
         f"r{rank}": {
-            "talks": [
-                Talk(network="across", partner=m.partner, seconds=0.1 if 1 in (rank, m.partner) else 0.01)
+            "pair_results": [
+                PairResult(network="across", partner=m.partner, seconds=0.1 if 1 in (rank, m.partner) else 0.01)
                 for m in pairings(rank, world, 1)
                 if m
             ]
         }
         for rank in range(world)
     }
-    verdict = found(world, **changes)
-    assert (verdict.broken, named(verdict.slow)) == ([], [[1]])
-    assert "to talk to another pod, 10.0 times the median" in verdict.slow[0].text
+    diagnosis = found(world, **changes)
+    assert (diagnosis.broken, named(diagnosis.slow)) == ([], [[1]])
+    assert "to talk to another pod, 10.0 times the median" in diagnosis.slow[0].text
 
 
 def test_the_network_within_a_pod_is_no_measure_for_that_across() -> None:
     changes = {
         f"r{rank}": {
-            "talks": [
-                Talk(network=m.network, partner=m.partner, seconds=0.001 if m.network == "within" else 0.1)
+            "pair_results": [
+                PairResult(network=m.network, partner=m.partner, seconds=0.001 if m.network == "within" else 0.1)
                 for m in pairings(rank, 2, 4)
                 if m
             ]
         }
         for rank in range(8)
     }
-    assert found(2, 4, **changes) == Verdict()
+    assert found(2, 4, **changes) == Diagnosis()
 
 
 def test_ranks_that_never_begin() -> None:
-    verdict = judge_start(3, {0: "n0", 2: "n2"}, 600)
-    assert named(verdict.broken) == [[1]]
-    assert verdict.broken[0].text == "rank 1, whose node is not known, did not begin within 600 s"
-    assert judge_start(2, {0: "n0", 1: "n1"}, 600) == Verdict()
+    diagnosis = diagnose_start(3, {0: "n0", 2: "n2"}, 600)
+    assert named(diagnosis.broken) == [[1]]
+    assert diagnosis.broken[0].text == "rank 1, whose node is not known, did not begin within 600 s"
+    assert diagnose_start(2, {0: "n0", 1: "n1"}, 600) == Diagnosis()
 
 
 def test_a_leader_that_does_not_answer() -> None:
-    assert judge_silent_leader({0: "n0"}, 30).suspect == 0
-    assert "rank 0 on node n0" in judge_silent_leader({0: "n0"}, 30).broken[0].text
-    assert "whose node is not known" in judge_silent_leader({}, 30).broken[0].text
+    assert diagnose_silent_leader({0: "n0"}, 30).suspect == 0
+    assert "rank 0 on node n0" in diagnose_silent_leader({0: "n0"}, 30).broken[0].text
+    assert "whose node is not known" in diagnose_silent_leader({}, 30).broken[0].text
 
 
 def test_the_sentence_says_what_to_do_and_stays_short() -> None:
-    said = sentence(found(8, **{f"r{rank}": {"product_right": False} for rank in range(2, 8)}))
+    said = sentence_of(found(8, **{f"r{rank}": {"product_right": False} for rank in range(2, 8)}))
     assert "rank 2 on node n2 computed a wrong product" in said
     assert "; and 2 more" in said
     assert "kubectl cordon" in said

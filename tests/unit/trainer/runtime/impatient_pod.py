@@ -6,5 +6,5 @@ from pseudoreal_trainer.runtime.rendezvous import identity
 PATIENCE = 3
 
 if __name__ == "__main__":
-    identity.MEET_SECONDS = PATIENCE
+    identity.RESTART_SECONDS = PATIENCE
     program.main()

@@ -8,8 +8,8 @@ from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_trainer.runtime import in_place
 from pseudoreal_trainer.runtime.in_place import run_in_place
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
-from pseudoreal_trainer.runtime.ranks import Ending, Launch
-from pseudoreal_trainer.runtime.rendezvous.identity import Place
+from pseudoreal_trainer.runtime.ranks import Launch, RanksResult
+from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity
 from pseudoreal_trainer.runtime.stop import Stop
 from pseudoreal_trainer.runtime.termination import ended_badly
 
@@ -24,15 +24,15 @@ def launch(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laun
     return Launch(config(0).model_copy(update={"in_place": 2}), tmp_path / "config", "worker", folder, Stop())
 
 
-def dies(launch: Launch, text: str, *, may_restart: bool = True) -> Ending:
-    return Ending(ended_badly("Failed", launch.config, text), may_restart)
+def dies(launch: Launch, text: str, *, may_restart: bool = True) -> RanksResult:
+    return RanksResult(ended_badly("Failed", launch.config, text), may_restart)
 
 
-def play(monkeypatch: pytest.MonkeyPatch, *endings: Ending | None) -> Starts:
+def play(monkeypatch: pytest.MonkeyPatch, *endings: RanksResult | None) -> Starts:
     """Let successive starts end in these ways; return the list of starts."""
     starts: Starts = []
 
-    def run(_: Launch, place: Place) -> Ending | None:
+    def run(_: Launch, place: RendezvousIdentity) -> RanksResult | None:
         starts.append(place.restart)
         return endings[len(starts) - 1]
 

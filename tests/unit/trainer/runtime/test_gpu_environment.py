@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.runtime.ranks import gpu_environment, torchrun_environment
-from pseudoreal_trainer.runtime.rendezvous.identity import Place
+from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity
 
 
 def test_a_pod_without_gpus_is_told_nothing(config: Any, tmp_path: Path) -> None:
@@ -33,5 +33,7 @@ def test_kernels_of_a_pipeline_are_loaded_at_start(pipeline: int, loading: str |
 
 def test_the_environment_of_the_pod_wins(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "7")
-    found = torchrun_environment(config(0).model_copy(update={"gpus": 1}), PodFolder(tmp_path), Place(0, 0, 0, 0))
+    found = torchrun_environment(
+        config(0).model_copy(update={"gpus": 1}), PodFolder(tmp_path), RendezvousIdentity(0, 0, 0, 0)
+    )
     assert (found["TORCH_FR_BUFFER_SIZE"], found["TORCH_NCCL_TRACE_BUFFER_SIZE"]) == ("7", "2000")

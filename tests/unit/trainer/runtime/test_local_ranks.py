@@ -12,7 +12,7 @@ import pytest
 from pseudoreal_api.wire.messages import Outcome, TerminationMessage
 from pseudoreal_trainer.runtime.heartbeat import HeartbeatFile
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
-from pseudoreal_trainer.runtime.ranks import LAST_SECONDS, Partners
+from pseudoreal_trainer.runtime.ranks import LAST_SECONDS, LocalRanks
 from pseudoreal_trainer.runtime.termination import leave_outcome
 
 from tests.support.patience import wait_for
@@ -31,7 +31,7 @@ class Pod:
         for number, process in enumerate(self.ranks):
             file = HeartbeatFile(PodFolder(folder).heartbeat(number), process.pid, number)
             file.write("computing", "a step", 0.0, 1, 0, nan, nan)
-        self.partners = Partners(PodFolder(folder), lambda: self.now)
+        self.local_ranks = LocalRanks(PodFolder(folder), lambda: self.now)
 
     def end(self, number: int, outcome: Outcome | None) -> None:
         """End a rank with this outcome; None means without any outcome."""
@@ -40,10 +40,10 @@ class Pod:
         self.ranks[number].kill()
         self.ranks[number].wait()
 
-    def look(self) -> set[int]:
+    def check(self) -> set[int]:
         """Run one check; return the ranks that are dead afterwards."""
-        self.partners.look()
-        for number in self.partners.ended:
+        self.local_ranks.check()
+        for number in self.local_ranks.killed:
             self.ranks[number].wait(60)
         return {number for number, process in enumerate(self.ranks) if process.poll() is not None}
 
@@ -59,39 +59,39 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
 
 @pytest.mark.parametrize("outcome", [None, "Failed", "InvalidJob", "OutOfMemory"])
 def test_a_rank_that_is_gone_leaves_the_others_time_for_their_last_words(pod: Pod, outcome: Outcome | None) -> None:
-    assert pod.look() == set()
+    assert pod.check() == set()
     pod.end(1, outcome)
-    assert pod.look() == {1}
+    assert pod.check() == {1}
     pod.now += LAST_SECONDS - 0.1
-    assert pod.look() == {1}
+    assert pod.check() == {1}
     pod.now += 0.1
-    assert pod.look() == {0, 1, 2}
-    assert pod.partners.ended == {0, 2}
+    assert pod.check() == {0, 1, 2}
+    assert pod.local_ranks.killed == {0, 2}
 
 
 @pytest.mark.parametrize("outcome", ["Yielded", "Succeeded"])
 def test_a_rank_that_ended_well_leaves_the_others_alone(pod: Pod, outcome: Outcome) -> None:
     pod.end(1, outcome)
     for _ in range(3):
-        assert pod.look() == {1}
+        assert pod.check() == {1}
         pod.now += 10 * LAST_SECONDS
 
 
 def test_all_ranks_end_when_another_pod_starts_anew(pod: Pod) -> None:
-    assert not pod.partners.are_gone()
-    pod.partners.end_all("another pod starts anew")
-    assert pod.look() == {0, 1, 2}
-    assert pod.partners.are_gone()
+    assert not pod.local_ranks.are_dead()
+    pod.local_ranks.kill_all("another pod starts anew")
+    assert pod.check() == {0, 1, 2}
+    assert pod.local_ranks.are_dead()
 
 
 def test_a_rank_that_has_no_process_yet_is_not_gone(tmp_path: Path) -> None:
     now = [0.0]
-    partners = Partners(PodFolder(tmp_path), lambda: now[0])
-    partners.look()
+    local_ranks = LocalRanks(PodFolder(tmp_path), lambda: now[0])
+    local_ranks.check()
     PodFolder(tmp_path).heartbeat(0).touch()
     now[0] = 10.0
-    partners.look()
-    assert partners.ended == set()
+    local_ranks.check()
+    assert local_ranks.killed == set()
 
 
 def test_a_killed_rank_ends_its_pod_though_another_one_is_stuck(

@@ -10,10 +10,10 @@ from pseudoreal_trainer.runtime import ranks
 from pseudoreal_trainer.runtime.heartbeat import HeartbeatFile
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.runtime.ranks import Launch, run_ranks
-from pseudoreal_trainer.runtime.rendezvous.identity import Place
+from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity
 from pseudoreal_trainer.runtime.stop import Stop
 
-FIRST, AGAIN = (Place(restart, 0, 0, 1) for restart in (0, 1))
+FIRST, AGAIN = (RendezvousIdentity(restart, 0, 0, 1) for restart in (0, 1))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.memory.from_config import phase_layout
-from pseudoreal_trainer.training.data_source import open_reading
+from pseudoreal_trainer.training.data_source import open_data_source
 from pseudoreal_trainer.training.progress import Progress
 
 T, TOKENS = 16, 1000
@@ -45,7 +45,7 @@ def read(job_body: Any, config: Any, tmp_path: Path) -> Read:
         corpus = TokenCorpus({"web": source}, {}, None, IDENTITY)
         groups = ProcessGroups(phase_layout(phase, "cpu"), Ranks(0, 1, torch.device("cpu")))
         found = []
-        with open_reading(phase, corpus, progress, groups) as reading:
+        with open_data_source(phase, corpus, progress, groups) as reading:
             for _ in range(steps):
                 begin = progress.cursor
                 found += [reading.samples.windows(first, first + 3)[:, 0] for first in (begin, begin + 3)]

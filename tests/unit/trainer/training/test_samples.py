@@ -8,7 +8,7 @@ import pytest
 import structlog
 from pseudoreal_trainer.model.sampling import Sampling, generate
 from pseudoreal_trainer.model.transformer import Transformer
-from pseudoreal_trainer.training.metrics_file import forget_after, metrics_of
+from pseudoreal_trainer.training.metrics_file import metrics_of, truncate_after
 from pseudoreal_trainer.training.start import load_weights
 
 from tests.support.checkpoints import assert_same, metrics, newest_of
@@ -80,9 +80,9 @@ def test_lines_that_have_such_ends_stay(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "text": "a\u2028b\x85c"}, ensure_ascii=False) for step in (1, 2, 3)]
     file.write_text("\n".join([*lines, '{"step": 4, "te']))
     assert [*metrics_of(tmp_path)][:3] == lines
-    forget_after(file, 9)
+    truncate_after(file, 9)
     assert file.read_text() == "".join(line + "\n" for line in lines)
     file.write_text("\n".join(lines))
-    forget_after(file, 3)
-    forget_after(file, 2)
+    truncate_after(file, 3)
+    truncate_after(file, 2)
     assert [*metrics_of(tmp_path)] == lines[:2]

@@ -18,7 +18,7 @@ from pseudoreal_api.spec.logging import MLflow as Spec
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.training import metrics as training_metrics
 from pseudoreal_trainer.training import sinks
-from pseudoreal_trainer.training.sinks import Background, Figures, MLflow, Texts, finish
+from pseudoreal_trainer.training.sinks import Figures, MLflow, SinkThread, Texts, finish_sinks
 
 from tests.support.checkpoints import metrics
 from tests.support.patience import PATIENCE_SECONDS
@@ -243,7 +243,7 @@ def test_a_sink_that_fails_is_given_up_and_training_goes_on(
     job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_body["spec"]["logging"] = {"sinks": [{"type": "TensorBoard"}]}
-    monkeypatch.setattr(sinks, "_maker", lambda *_: Broken)
+    monkeypatch.setattr(sinks, "_opener", lambda *_: Broken)
     with structlog.testing.capture_logs() as said:
         assert train(config(0)).outcome == "Succeeded"
     (given_up,) = [line for line in said if line["event"] == "sink_given_up"]
@@ -254,11 +254,11 @@ def test_a_sink_that_fails_is_given_up_and_training_goes_on(
 @pytest.mark.parametrize(("steps", "left_out"), [(3, []), (5, [2])])
 def test_only_steps_are_counted_that_a_sink_has_not_taken(steps: int, left_out: list[int]) -> None:
     """The sink fails at step 3 and takes no further step; later steps are dropped at once."""
-    sink = Background("broken", Broken)
+    sink = SinkThread("broken", Broken)
     with structlog.testing.capture_logs() as said:
         for step in range(1, steps + 1):
             sink.log(step, {}, {})
-        finish([sink])
+        finish_sinks([sink])
     assert [line["steps"] for line in said if line["event"] == "sink_left_steps_out"] == left_out
 
 
@@ -279,12 +279,12 @@ class Slow:
 def test_nobody_waits_for_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     slow = Slow(go)
-    sink = Background("slow", lambda: slow, most_waiting=3)
+    sink = SinkThread("slow", lambda: slow, most_waiting=3)
     with structlog.testing.capture_logs() as said:
         for step in range(1, 9):
             sink.log(step, {}, {})
         monkeypatch.setattr(sinks, "CLOSE_SECONDS", 0.0)
-        finish([sink])
+        finish_sinks([sink])
     assert said[0]["event"] == "sink_left_steps_out"
     go.set()
     sink.join(time.monotonic() + 60)

@@ -21,11 +21,11 @@ from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 
 @dataclass(frozen=True)
-class Place:
-    """A pod's part in one rendezvous."""
+class RendezvousIdentity:
+    """Identity of a pod in one rendezvous."""
 
     restart: int
-    """Number of the restart in place with which the place starts; 0: the pods' first rendezvous."""
+    """Number of the restart in place that starts with this rendezvous; 0: the pods' first rendezvous."""
     worker: int
     """Worker index of the pod."""
     host: int
@@ -36,33 +36,35 @@ class Place:
     """Number of the restart in place with which the present membership started; 0: each worker is the pod of its
     number."""
 
-    def again(self) -> "Place | None":
-        """Return the place after a restart that the pod decides on; None: no such restart is left."""
+    def after_own_restart(self) -> "RendezvousIdentity | None":
+        """Return the identity after a restart that the pod decides on; None: no such restart is left."""
         if self.own_restarts == 0:
             return None
         return replace(self, restart=self.restart + 1, own_restarts=self.own_restarts - 1)
 
 
-def first_place(config: PhaseConfig, index: int) -> Place | None:
-    """Return the place of the pod with this completion index before any takeover; None: it is a spare pod."""
-    return Place(0, index, 0, config.in_place) if index < config.workers else None
+def initial_identity(config: PhaseConfig, index: int) -> RendezvousIdentity | None:
+    """Return the identity of the pod with this completion index before any takeover; None: the pod is a spare."""
+    return RendezvousIdentity(0, index, 0, config.in_place) if index < config.workers else None
 
 
-def place_in(membership: Membership, config: PhaseConfig, index: int) -> Place | None:
-    """Return the place that a membership gives to the pod with this completion index; None: it gives none."""
+def identity_in(membership: Membership, config: PhaseConfig, index: int) -> RendezvousIdentity | None:
+    """Return the identity that a membership gives to the pod with this completion index; None: it gives none."""
     worker = membership.worker_of(index, config.workers)
     if worker is None:
         return None
-    return Place(membership.restart, worker, membership.pod_of(0), membership.own_restarts, membership.restart)
+    return RendezvousIdentity(
+        membership.restart, worker, membership.pod_of(0), membership.own_restarts, membership.restart
+    )
 
 
 _JOIN_SECONDS = 7 * 24 * 3600
 """Seconds that torchrun waits for the other pods. The real limits are spec.deadlines for pods that wait for a node, and
 spec.hang.startSeconds for pods that run and do not meet."""
-MEET_SECONDS = 30
+RESTART_SECONDS = 30
 """Seconds for the rendezvous of a restart in place. All pods run already; a pod that noticed nothing learns of the
 restart with its next report."""
-SPARE_SECONDS = 90
+SPARE_RESTART_SECONDS = 90
 """The same with spare pods: the operator first finds out which pod is lost, and tells the others one by one, each in
 the answer to its next report."""
 _CONNECT_SECONDS, _LOG_SECONDS = 2.0, 60.0
@@ -72,7 +74,7 @@ _AGAIN_SECONDS, _MOST_PAUSE_SECONDS, _GROWTH = 0.1, 1.0, 1.5
 log = structlog.get_logger()
 
 
-def rendezvous(environment: Mapping[str, str], config: PhaseConfig, place: Place) -> dict[str, str]:
+def rendezvous(environment: Mapping[str, str], config: PhaseConfig, identity: RendezvousIdentity) -> dict[str, str]:
     """Return the variables of torchrun for the address of the rendezvous and the worker index of this pod.
 
     Each restart in place has its own port and name: the earlier torchrun of worker 0 may still listen, and a pod that
@@ -80,26 +82,26 @@ def rendezvous(environment: Mapping[str, str], config: PhaseConfig, place: Place
     """
     if environment.get("PET_RDZV_BACKEND") != "c10d":
         return {}
-    worker = {"PET_NODE_RANK": str(place.worker)}
-    if place.restart == 0:
+    worker = {"PET_NODE_RANK": str(identity.worker)}
+    if identity.restart == 0:
         return worker | {"PET_RDZV_CONF": f"join_timeout={_JOIN_SECONDS}"}
     host, port = _endpoint(environment)
-    membership = f"-of-{place.membership}" if place.membership else ""
+    membership = f"-of-{identity.membership}" if identity.membership else ""
     return worker | {
-        "PET_RDZV_CONF": f"join_timeout={meet_seconds(config)}",
-        "PET_RDZV_ID": f"{environment['PET_RDZV_ID']}-{place.restart}{membership}",
-        "PET_RDZV_ENDPOINT": f"{_host(host, place.host)}:{port + place.restart}",
+        "PET_RDZV_CONF": f"join_timeout={rendezvous_seconds(config)}",
+        "PET_RDZV_ID": f"{environment['PET_RDZV_ID']}-{identity.restart}{membership}",
+        "PET_RDZV_ENDPOINT": f"{_host(host, identity.host)}:{port + identity.restart}",
     }
 
 
-def meet_seconds(config: PhaseConfig) -> int:
+def rendezvous_seconds(config: PhaseConfig) -> int:
     """Return the seconds for the rendezvous of a restart in place."""
-    return SPARE_SECONDS if config.spares else MEET_SECONDS
+    return SPARE_RESTART_SECONDS if config.spares else RESTART_SECONDS
 
 
-def meets_until(config: PhaseConfig, place: Place) -> float:
+def rendezvous_deadline(config: PhaseConfig, identity: RendezvousIdentity) -> float:
     """Return the time of CLOCK_MONOTONIC until which a pod waits for worker 0."""
-    return time.monotonic() + (meet_seconds(config) if place.restart else inf)
+    return time.monotonic() + (rendezvous_seconds(config) if identity.restart else inf)
 
 
 def await_worker_0(environment: Mapping[str, str], gives_up: Callable[[], bool]) -> bool:
@@ -144,7 +146,7 @@ def check_secret(environment: Mapping[str, str] = os.environ) -> None:
         _read_secret(environment)
 
 
-def meeting_key(environment: Mapping[str, str] = os.environ) -> bytes:
+def rendezvous_key(environment: Mapping[str, str] = os.environ) -> bytes:
     """Return the key of the rendezvous that the environment names, 32 bytes.
 
     Each execution, restart in place and membership has a rendezvous of another name, so a worker of one is refused at

@@ -23,13 +23,13 @@ from pseudoreal_trainer.runtime.rendezvous.handshake import (
     HANDSHAKE_SECONDS,
     MEET,
     STORE,
-    Left,
-    Line,
-    Stranger,
+    Connection,
+    PeerLeft,
+    PeerRejected,
     answer_worker,
 )
-from pseudoreal_trainer.runtime.rendezvous.tunnel import LOOPBACK, Address, accept, carry, connect
-from pseudoreal_trainer.runtime.rendezvous.workers import Seat
+from pseudoreal_trainer.runtime.rendezvous.tunnel import LOOPBACK, Address, accept, connect, relay
+from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription
 
 HANDSHAKES = 512
 """Most handshakes at a time."""
@@ -45,23 +45,23 @@ log = structlog.get_logger()
 class Arrival:
     """A worker at the rendezvous. `process` tells apart two processes that come as the same worker."""
 
-    seat: Seat
+    description: WorkerDescription
     process: str
 
     def to_text(self) -> bytes:
-        return json.dumps({"process": self.process, "seat": asdict(self.seat)}).encode()
+        return json.dumps({"process": self.process, "seat": asdict(self.description)}).encode()
 
     @classmethod
     def from_text(cls, text: bytes, workers: int) -> "Arrival":
-        """Parse the text of a worker. Raises Stranger if the text is invalid."""
+        """Parse the text of a worker. Raises PeerRejected if the text is invalid."""
         try:
             told = json.loads(text)
-            arrival = cls(Seat(**told["seat"]), str(told["process"]))
+            arrival = cls(WorkerDescription(**told["seat"]), str(told["process"]))
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise Stranger("says what this release does not understand") from None
-        worker = arrival.seat.worker
+            raise PeerRejected("says what this release does not understand") from None
+        worker = arrival.description.worker
         if not isinstance(worker, int) or not 0 < worker < workers:
-            raise Stranger(f"comes as worker {worker} of {workers}")
+            raise PeerRejected(f"comes as worker {worker} of {workers}")
         return arrival
 
 
@@ -84,52 +84,52 @@ class Answer:
         return cls(told["number"], told["problem"], told["over"])
 
 
-class _Guest:
+class _Member:
     """A process at the rendezvous. It may connect again after its connection breaks."""
 
     def __init__(self, arrival: Arrival) -> None:
-        self.seat, self.process = arrival.seat, arrival.process
+        self.description, self.process = arrival.description, arrival.process
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.lines = 0
+        self.connections = 0
 
     def tell(self, answer: Answer) -> None:
         if not self.answer.done():
             self.answer.set_result(answer)
 
 
-class Gate:
+class RendezvousServer:
     """Listener of one rendezvous. `store` is the port of the ranks' store on the loopback interface."""
 
     def __init__(self, listener: socket.socket, key: bytes, workers: int, store: int) -> None:
         listener.setblocking(False)
         self._listener, self._key, self._workers = listener, key, workers
         self._store: Address = (socket.AF_INET, (LOOPBACK, store))
-        self._guests: dict[int, _Guest] = {}
+        self._members: dict[int, _Member] = {}
         self._handshakes: dict[asyncio.Task[None], str] = {}
         """Handshakes in progress -> address of the peer, oldest first."""
         self._tasks = set[asyncio.Task[None]]()
-        self._strangers = _Strangers()
-        self.complete: Future[list[Seat]] = Future()
-        """Seats of all other workers, once all have come."""
+        self._rejections = _Rejections()
+        self.complete: Future[list[WorkerDescription]] = Future()
+        """Descriptions of all other workers, once all have come."""
         self.moved = time.monotonic()
         """Time at which the last byte went to or from the store."""
 
     @property
     def missing(self) -> list[int]:
-        return [worker for worker in range(1, self._workers) if worker not in self._guests]
+        return [worker for worker in range(1, self._workers) if worker not in self._members]
 
     async def run(self) -> None:
         """Accept connections until cancelled."""
         _raise_descriptor_limit()
         while True:
-            self._begin(*await accept(self._listener))
+            self._start_handshake(*await accept(self._listener))
 
     async def answer(self, answers: Mapping[int, Answer]) -> None:
         """Send the workers their answers, by worker."""
         for worker, answer in answers.items():
-            self._guests[worker].tell(answer)
+            self._members[worker].tell(answer)
 
-    def _begin(self, connected: socket.socket, host: str) -> None:
+    def _start_handshake(self, connected: socket.socket, host: str) -> None:
         if len(self._handshakes) >= HANDSHAKES:
             most, _ = Counter(self._handshakes.values()).most_common(1)[0]
             oldest = next(task for task, peer in self._handshakes.items() if peer == most)
@@ -143,78 +143,81 @@ class Gate:
 
     async def _serve(self, connected: socket.socket, host: str) -> None:
         try:
-            with closing(Line(connected)) as line:
-                await self._serve_line(line)
-        except Left:
+            with closing(Connection(connected)) as connection:
+                await self._serve_connection(connection)
+        except PeerLeft:
             pass  # workers look whether worker 0 listens before they come
         except TimeoutError:
-            self._strangers.note(host, f"has proven nothing within {HANDSHAKE_SECONDS:.0f} s")
-        except Stranger as stranger:
-            self._strangers.note(host, str(stranger))
+            self._rejections.note(host, f"has proven nothing within {HANDSHAKE_SECONDS:.0f} s")
+        except PeerRejected as stranger:
+            self._rejections.note(host, str(stranger))
         except OSError as error:
             log.info("connection_lost", peer=host, error=str(error))
 
-    async def _serve_line(self, line: Line) -> None:
+    async def _serve_connection(self, connection: Connection) -> None:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
-            purpose, seal = await answer_worker(line, self._key)
+            purpose, texts = await answer_worker(connection, self._key)
             self._handshakes.pop(_this_task(), None)
             if purpose == STORE:
                 with closing(await connect(self._store)) as store:
-                    await carry(line, store, self._note_move)
+                    await relay(connection, store, self._note_move)
             elif purpose == MEET:
-                arrival = Arrival.from_text(await seal.receive(), self._workers)
+                arrival = Arrival.from_text(await texts.receive(), self._workers)
             else:
-                raise Stranger(f"asks for {purpose!r}, which this release does not know")
+                raise PeerRejected(f"asks for {purpose!r}, which this release does not know")
         if purpose == MEET:
-            await seal.send((await self._answer_for(line, arrival)).to_text())
+            await texts.send((await self._answer_for(connection, arrival)).to_text())
 
-    async def _answer_for(self, line: Line, arrival: Arrival) -> Answer:
-        """Wait for the answer to a worker. Raises Left or OSError if its connection ends, Stranger if it sends more."""
-        guest = self._seat(arrival)
-        if guest is None:
+    async def _answer_for(self, connection: Connection, arrival: Arrival) -> Answer:
+        """Wait for the answer to a worker.
+
+        Raises PeerLeft or OSError if the connection ends, PeerRejected if the worker sends more.
+        """
+        member = self._add_member(arrival)
+        if member is None:
             return Answer(is_over=True)
-        guest.lines += 1
-        left = asyncio.create_task(line.read(1))
+        member.connections += 1
+        left = asyncio.create_task(connection.read(1))
         try:
-            first: set[asyncio.Future[Any]] = {left, guest.answer}
+            first: set[asyncio.Future[Any]] = {left, member.answer}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            if guest.answer.done():
-                return guest.answer.result()
+            if member.answer.done():
+                return member.answer.result()
             await left
-            raise Stranger("says more than it was asked")
+            raise PeerRejected("says more than it was asked")
         finally:
             if not left.cancel() and not left.cancelled():
                 left.exception()  # asyncio would log an exception that was never retrieved
-            guest.lines -= 1
-            self._unseat(guest)
+            member.connections -= 1
+            self._remove_member(member)
 
-    def _seat(self, arrival: Arrival) -> _Guest | None:
+    def _add_member(self, arrival: Arrival) -> _Member | None:
         """Count a worker; None: all have met already."""
-        worker = arrival.seat.worker
-        before = self._guests.get(worker)
+        worker = arrival.description.worker
+        before = self._members.get(worker)
         if before is not None and before.process == arrival.process:
             return before
         if self.complete.done():
             return None
         if before is not None:
             # The earlier process, whose pod may have been replaced, has to end: the two would come in turns forever.
-            before.tell(Answer(problem=f"another pod has come as worker {worker}, at {arrival.seat.node}"))
-        guest = self._guests[worker] = _Guest(arrival)
+            before.tell(Answer(problem=f"another pod has come as worker {worker}, at {arrival.description.node}"))
+        member = self._members[worker] = _Member(arrival)
         if not self.missing:
-            self.complete.set_result([self._guests[number].seat for number in range(1, self._workers)])
-        return guest
+            self.complete.set_result([self._members[number].description for number in range(1, self._workers)])
+        return member
 
-    def _unseat(self, guest: _Guest) -> None:
+    def _remove_member(self, member: _Member) -> None:
         """Remove a worker whose connection broke before all had come."""
-        is_here = guest.lines > 0 or self.complete.done()
-        if not is_here and self._guests.get(guest.seat.worker) is guest:
-            del self._guests[guest.seat.worker]
+        is_here = member.connections > 0 or self.complete.done()
+        if not is_here and self._members.get(member.description.worker) is member:
+            del self._members[member.description.worker]
 
     def _note_move(self) -> None:
         self.moved = time.monotonic()
 
 
-class _Strangers:
+class _Rejections:
     """Logs refused peers, at a limited rate."""
 
     def __init__(self) -> None:

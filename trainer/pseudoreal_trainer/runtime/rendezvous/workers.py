@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Seat:
+class WorkerDescription:
     """A worker's description of itself."""
 
     worker: int
@@ -34,27 +34,29 @@ class Seat:
         return cls(worker, environment.get(NODE_NAME, ""), environment.get(TOPOLOGY_DOMAIN))
 
 
-def numbers(seats: Sequence[Seat], config: PhaseConfig) -> list[int]:
-    """Return the number of each worker, in the order of the seats; a worker's ranks are numbered by it.
+def group_ranks(descriptions: Sequence[WorkerDescription], config: PhaseConfig) -> list[int]:
+    """Return the number of each worker, in the order of the descriptions; a worker's ranks are numbered by it.
 
     Raises ValueError if two pods come as one worker: a pod that was thought lost, and the pod that has its place.
     """
-    if len({seat.worker for seat in seats}) < len(seats):
-        raise ValueError(f"two pods have come as one worker: {sorted(seat.worker for seat in seats)}")
-    workers = sorted(seats, key=lambda seat: seat.worker)
+    if len({description.worker for description in descriptions}) < len(descriptions):
+        raise ValueError(
+            f"two pods have come as one worker: {sorted(description.worker for description in descriptions)}"
+        )
+    workers = sorted(descriptions, key=lambda description: description.worker)
     order = _order(workers, config)
     found = {workers[worker].worker: number for number, worker in enumerate(order)}
-    return [found[seat.worker] for seat in seats]
+    return [found[description.worker] for description in descriptions]
 
 
-def _order(workers: Sequence[Seat], config: PhaseConfig) -> Order:
+def _order(workers: Sequence[WorkerDescription], config: PhaseConfig) -> Order:
     """Return the order of the workers by topology, if the job has one, else by worker index. The order is for speed
     only: an error in finding it does not keep a job from training."""
     by_number = tuple(range(len(workers)))
-    if any(seat.domain is None for seat in workers):
+    if any(description.domain is None for description in workers):
         return by_number
     try:
-        return _order_by_place([Place(seat.domain or "", seat.node) for seat in workers], config)
+        return _order_by_place([Place(description.domain or "", description.node) for description in workers], config)
     except Exception:
         log.exception("ranks_not_placed")
         return by_number

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 import pytest
-from pseudoreal_trainer.runtime.rendezvous.workers import Seat
+from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo, RendezvousTimeoutError
 
 from tests.support.patience import wait_for
 from tests.unit.trainer.runtime.rendezvous.meetings import coming, meeting
 
 
-def backwards(seats: Sequence[Seat]) -> list[int]:
+def backwards(seats: Sequence[WorkerDescription]) -> list[int]:
     return [len(seats) - 1 - seat.worker for seat in seats]
 
 
@@ -67,7 +67,7 @@ def test_the_ranks_store_listens_on_the_loopback_interface_alone() -> None:
 
 
 def test_a_worker_that_cannot_be_numbered_tells_all() -> None:
-    def refuses(_: Sequence[Seat]) -> list[int]:
+    def refuses(_: Sequence[WorkerDescription]) -> list[int]:
         raise ValueError("there is no number for them")
 
     with meeting(3, refuses) as held, coming(held) as come:

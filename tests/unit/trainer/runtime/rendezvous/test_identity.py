@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 from pseudoreal_trainer.runtime.rendezvous.identity import (
-    MEET_SECONDS,
-    SPARE_SECONDS,
-    Place,
+    RESTART_SECONDS,
+    SPARE_RESTART_SECONDS,
+    RendezvousIdentity,
     await_worker_0,
     rendezvous,
 )
 
 
 def test_a_first_meeting_waits_for_days(config: Any) -> None:
-    c10d, second = {"PET_RDZV_BACKEND": "c10d"}, Place(0, 1, 0, 3)
+    c10d, second = {"PET_RDZV_BACKEND": "c10d"}, RendezvousIdentity(0, 1, 0, 3)
     assert rendezvous(c10d, config(0), second) == {"PET_NODE_RANK": "1", "PET_RDZV_CONF": "join_timeout=604800"}
     assert rendezvous({"PET_NODE_RANK": "0"}, config(0), second) == {}
 
@@ -53,9 +53,9 @@ GIVEN = {
 
 
 def test_each_restart_in_place_meets_at_a_port_of_its_own_and_not_for_days(config: Any) -> None:
-    assert rendezvous(GIVEN, config(0), Place(2, 1, 0, 1)) == {
+    assert rendezvous(GIVEN, config(0), RendezvousIdentity(2, 1, 0, 1)) == {
         "PET_NODE_RANK": "1",
-        "PET_RDZV_CONF": f"join_timeout={MEET_SECONDS}",
+        "PET_RDZV_CONF": f"join_timeout={RESTART_SECONDS}",
         "PET_RDZV_ID": "uid-real-1-2",
         "PET_RDZV_ENDPOINT": "job-e1-0.service:29402",
     }
@@ -63,16 +63,16 @@ def test_each_restart_in_place_meets_at_a_port_of_its_own_and_not_for_days(confi
 
 def test_pods_meet_at_the_spare_one_that_is_worker_0(config: Any) -> None:
     with_spares = config(0).model_copy(update={"spares": 1})
-    found = rendezvous(GIVEN, with_spares, Place(3, 0, 12, 1))
+    found = rendezvous(GIVEN, with_spares, RendezvousIdentity(3, 0, 12, 1))
     assert found["PET_RDZV_ENDPOINT"] == "job-e1-12.service:29403"
-    assert (found["PET_NODE_RANK"], found["PET_RDZV_CONF"]) == ("0", f"join_timeout={SPARE_SECONDS}")
+    assert (found["PET_NODE_RANK"], found["PET_RDZV_CONF"]) == ("0", f"join_timeout={SPARE_RESTART_SECONDS}")
     alone = GIVEN | {"PET_RDZV_ENDPOINT": "127.0.0.1:29400"}
-    assert rendezvous(alone, with_spares, Place(3, 0, 12, 1))["PET_RDZV_ENDPOINT"] == "127.0.0.1:29403"
+    assert rendezvous(alone, with_spares, RendezvousIdentity(3, 0, 12, 1))["PET_RDZV_ENDPOINT"] == "127.0.0.1:29403"
 
 
 def test_pods_of_two_memberships_have_meetings_of_two_names(config: Any) -> None:
     """Both use one port, where the pods of the other membership hold another key."""
-    before, after = (Place(3, 1, 0, 1, membership) for membership in (0, 2))
+    before, after = (RendezvousIdentity(3, 1, 0, 1, membership) for membership in (0, 2))
     found = [rendezvous(GIVEN, config(0), place) for place in (before, after)]
     assert [each["PET_RDZV_ID"] for each in found] == ["uid-real-1-3", "uid-real-1-3-of-2"]
     assert found[0]["PET_RDZV_ENDPOINT"] == found[1]["PET_RDZV_ENDPOINT"]

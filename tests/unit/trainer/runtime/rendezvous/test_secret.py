@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.wire.messages import EXIT_CODES
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
-from pseudoreal_trainer.runtime.rendezvous.identity import check_secret, meeting_key
+from pseudoreal_trainer.runtime.rendezvous.identity import check_secret, rendezvous_key
 
 from tests.support.pods import meeting, start_pod
 
@@ -23,12 +23,12 @@ def pod(tmp_path: Path) -> dict[str, str]:
 
 def test_each_meeting_and_each_job_have_a_key_of_their_own(pod: dict[str, str]) -> None:
     names = ("uid-real-1", "uid-real-2", "uid-real-1-2", "uid-real-1-2-of-2")
-    keys = {meeting_key(pod | {"PET_RDZV_ID": name}) for name in names}
+    keys = {rendezvous_key(pod | {"PET_RDZV_ID": name}) for name in names}
     Path(pod[FILE]).write_bytes(bytes(32))
-    keys.add(meeting_key(pod))
+    keys.add(rendezvous_key(pod))
     assert len(keys) == 5
     assert {len(key) for key in keys} == {32}
-    assert meeting_key(pod) == meeting_key(pod), "all pods derive the same key"
+    assert rendezvous_key(pod) == rendezvous_key(pod), "all pods derive the same key"
 
 
 def test_a_pod_of_an_operator_that_gives_no_secret_says_what_to_do(pod: dict[str, str]) -> None:

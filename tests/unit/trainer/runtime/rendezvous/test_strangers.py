@@ -16,9 +16,9 @@ from typing import Any
 import pseudoreal_trainer
 import pytest
 from pseudoreal_trainer.runtime.rendezvous import server
-from pseudoreal_trainer.runtime.rendezvous.client import come as come_to
+from pseudoreal_trainer.runtime.rendezvous.client import join_rendezvous as come_to
 from pseudoreal_trainer.runtime.rendezvous.handshake import GREETING
-from pseudoreal_trainer.runtime.rendezvous.workers import Seat
+from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription
 from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
@@ -202,18 +202,18 @@ def _record(port: int) -> bytes:
     """Return all bytes that worker 1 sends while joining, recorded by a proxy between the worker and worker 0."""
     said = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as between, ThreadPoolExecutor(3) as threads:
-        seat, here = Seat(1, "node-1", None), between.getsockname()
+        seat, here = WorkerDescription(1, "node-1", None), between.getsockname()
         guest = threads.submit(asyncio.run, come_to(here, KEY, seat))
         near, _ = between.accept()
         with near, socket.create_connection(("127.0.0.1", port)) as far:
 
-            def carry(source: socket.socket, target: socket.socket, keep: bytearray) -> None:
+            def relay(source: socket.socket, target: socket.socket, keep: bytearray) -> None:
                 while part := source.recv(4096):
                     keep.extend(part)
                     target.sendall(part)
                 target.shutdown(socket.SHUT_WR)
 
-            ways = [threads.submit(carry, near, far, said), threads.submit(carry, far, near, bytearray())]
+            ways = [threads.submit(relay, near, far, said), threads.submit(relay, far, near, bytearray())]
             assert guest.result()[0].number == 1
             for way in ways:
                 way.result()

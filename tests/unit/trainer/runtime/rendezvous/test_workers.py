@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.runtime.rendezvous import workers as module
-from pseudoreal_trainer.runtime.rendezvous.workers import Seat, numbers
+from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription, group_ranks
 
 
 @pytest.fixture
@@ -16,29 +16,29 @@ def chain(job_body: dict[str, Any], config: Any) -> PhaseConfig:
     return found
 
 
-def seated(*places: str | None) -> list[Seat]:
+def seated(*places: str | None) -> list[WorkerDescription]:
     """Return workers in these topology domains, each on a node of its own."""
-    return [Seat(worker, f"node-{worker}", place) for worker, place in enumerate(places)]
+    return [WorkerDescription(worker, f"node-{worker}", place) for worker, place in enumerate(places)]
 
 
 def test_without_a_topology_a_worker_has_the_number_of_its_pod(chain: PhaseConfig) -> None:
-    assert numbers(seated(None, None, None, None)[::-1], chain) == [3, 2, 1, 0]
+    assert group_ranks(seated(None, None, None, None)[::-1], chain) == [3, 2, 1, 0]
 
 
 def test_workers_of_one_domain_are_neighbours(chain: PhaseConfig) -> None:
-    assert numbers(seated("a", "b", "a", "b"), chain) == [0, 2, 1, 3]
+    assert group_ranks(seated("a", "b", "a", "b"), chain) == [0, 2, 1, 3]
 
 
 def test_the_numbers_do_not_depend_on_who_comes_first(chain: PhaseConfig) -> None:
     there = seated("a", "b", "b", "a")
-    found = dict(zip(range(4), numbers(there, chain), strict=True))
+    found = dict(zip(range(4), group_ranks(there, chain), strict=True))
     come = [there[worker] for worker in (2, 0, 3, 1)]
-    assert numbers(come, chain) == [found[seat.worker] for seat in come]
+    assert group_ranks(come, chain) == [found[seat.worker] for seat in come]
 
 
 def test_where_no_node_has_the_label_nodes_count(chain: PhaseConfig) -> None:
-    there = [Seat(worker, node, "") for worker, node in enumerate("xyxy")]
-    assert numbers(there, chain) == [0, 2, 1, 3]
+    there = [WorkerDescription(worker, node, "") for worker, node in enumerate("xyxy")]
+    assert group_ranks(there, chain) == [0, 2, 1, 3]
 
 
 def test_what_cannot_be_placed_trains_by_the_numbers_of_its_pods(
@@ -48,12 +48,14 @@ def test_what_cannot_be_placed_trains_by_the_numbers_of_its_pods(
         raise ValueError("no order")
 
     monkeypatch.setattr(module, "worker_order", broken)
-    assert numbers(seated("a", "b", "a", "b"), chain) == [0, 1, 2, 3]
+    assert group_ranks(seated("a", "b", "a", "b"), chain) == [0, 1, 2, 3]
     assert "ranks_not_placed" in capsys.readouterr().out
 
 
 def test_a_pod_says_where_it_is() -> None:
     pod = {"PET_NODE_RANK": "3", "PSEUDOREAL_NODE_NAME": "gpu-7"}
-    assert Seat.of_pod(pod) == Seat(3, "gpu-7", None)
-    assert Seat.of_pod(pod | {"PSEUDOREAL_TOPOLOGY_DOMAIN": "rack-1"}) == Seat(3, "gpu-7", "rack-1")
-    assert Seat.of_pod({}) == Seat(0, "", None), "a process outside of a pod"
+    assert WorkerDescription.of_pod(pod) == WorkerDescription(3, "gpu-7", None)
+    assert WorkerDescription.of_pod(pod | {"PSEUDOREAL_TOPOLOGY_DOMAIN": "rack-1"}) == WorkerDescription(
+        3, "gpu-7", "rack-1"
+    )
+    assert WorkerDescription.of_pod({}) == WorkerDescription(0, "", None), "a process outside of a pod"

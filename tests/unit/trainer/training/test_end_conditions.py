@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 from pseudoreal_trainer.engine.probe import LayerGradients
 from pseudoreal_trainer.training.progress import Progress
-from pseudoreal_trainer.training.schedule import Rules
+from pseudoreal_trainer.training.schedule import EndConditions
 
 MEASURED = {"optimizerState": "Measured", "measuredSteps": 3}
 
 
 @pytest.fixture
 def rules(job_body: dict[str, Any], config: Any) -> Any:
-    def make(until: dict[str, Any], delink: dict[str, Any] | None = None, phase: int = 0) -> Rules:
+    def make(until: dict[str, Any], delink: dict[str, Any] | None = None, phase: int = 0) -> EndConditions:
         job_body["spec"]["phases"][phase]["until"] = until
         job_body["spec"]["delink"] = delink or {}
-        return Rules(config(phase))
+        return EndConditions(config(phase))
 
     return make
 
@@ -25,7 +25,7 @@ def _at(step: int, **more: Any) -> Progress:
     return Progress(step=step, tokens=96 * step, **more)
 
 
-def _measured_steps(rules: Rules, last: int = 12) -> list[int]:
+def _measured_steps(rules: EndConditions, last: int = 12) -> list[int]:
     return [step + 1 for step in range(last) if rules.measures(_at(step)) and not rules.is_over(_at(step))]
 
 

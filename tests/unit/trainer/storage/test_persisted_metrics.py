@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.storage.objects import ObjectStorage, StorageUnavailable
 from pseudoreal_trainer.storage.path import ObjectPath, storage_path
-from pseudoreal_trainer.training.metrics_file import KeptMetrics, metrics_of
+from pseudoreal_trainer.training.metrics_file import PersistedMetrics, metrics_of
 
 from tests.support.checkpoints import metrics
 from tests.unit.trainer.storage.object_server import FOLDER, Bucket
@@ -93,9 +93,9 @@ def test_what_else_lies_beside_the_parts_stays_and_is_not_read(bucket: Bucket) -
     folder = storage_path(bucket.url)
     assert isinstance(folder, ObjectPath)
     for step in (1, 2):
-        lines = KeptMetrics(folder, 1)
+        lines = PersistedMetrics(folder, 1)
         lines.add(f"line {step}")
-        lines.keep(step)
+        lines.persist(step)
     assert [*metrics_of(folder)] == ["line 1", "line 2"]
-    KeptMetrics(folder, 0)
+    PersistedMetrics(folder, 0)
     assert sorted(bucket.found()) == sorted(names)
