@@ -28,7 +28,7 @@ from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity
         ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
     ],
 )
-def test_a_containers_limit_is_kept(
+def test_usable_processors_respect_the_limit_of_the_container(
     files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))

@@ -79,7 +79,9 @@ def test_a_phase_that_names_its_layout_keeps_it(config: Callable[..., PhaseConfi
     assert not record(config(1)).exists()
 
 
-def test_it_is_chosen_once_whatever_becomes_of_the_machine(phase: PhaseConfig, hardware: Callable[..., Path]) -> None:
+def test_an_automatic_layout_is_chosen_once_even_if_the_machine_changes(
+    phase: PhaseConfig, hardware: Callable[..., Path]
+) -> None:
     first = chosen(phase)
     assert first.pipeline == 2
     hardware(SLOW_MESSAGES)
@@ -111,7 +113,7 @@ def test_pods_that_choose_at_the_same_time_go_on_with_one_layout(
     assert [path.name for path in record(phase).parent.iterdir()] == [record(phase).name]
 
 
-def test_a_file_is_created_once(tmp_path: Path) -> None:
+def test_only_one_writer_creates_the_layout_record(tmp_path: Path) -> None:
     storage = storage_of(tmp_path / "file")
     storage.create("mine")
     with pytest.raises(FileExistsError):
@@ -120,14 +122,14 @@ def test_a_file_is_created_once(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_machine_on_which_nothing_fits_is_refused(phase: PhaseConfig, hardware: Callable[..., Path]) -> None:
+def test_a_job_without_a_fitting_layout_is_refused(phase: PhaseConfig, hardware: Callable[..., Path]) -> None:
     hardware(SLOW_SUMS.model_copy(update={"device_bytes": 1}))
     with pytest.raises(InvalidJobError, match="no layout of 2 ranks fits the machine that the profile made up"):
         resolve_layout(phase)
     assert not record(phase).exists()
 
 
-def test_a_profile_that_is_not_there_is_named(phase: PhaseConfig, tmp_path: Path) -> None:
+def test_a_missing_hardware_profile_is_named(phase: PhaseConfig, tmp_path: Path) -> None:
     (tmp_path / "hardware.yaml").unlink()
     with pytest.raises(InvalidJobError, match=r"hardware\.yaml cannot be read"):
         resolve_layout(phase)

@@ -56,34 +56,34 @@ def named(faults: list[Fault]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("workers", "processes"), [(1, 1), (2, 1), (3, 1), (4, 2), (1, 8), (9, 1)])
-def test_sound_ranks(workers: int, processes: int) -> None:
+def test_healthy_ranks_have_no_faults(workers: int, processes: int) -> None:
     diagnosis = found(workers, processes)
     assert diagnosis == Diagnosis()
     assert diagnosis.suspect is None
 
 
-def test_a_wrong_product() -> None:
+def test_a_wrong_product_is_the_fault_of_its_rank() -> None:
     diagnosis = found(3, r1={"product_right": False})
     assert named(diagnosis.broken) == [[1]]
     assert diagnosis.broken[0].text == "rank 1 on node n1 computed a wrong product"
     assert diagnosis.suspect == 1
 
 
-def test_no_product() -> None:
+def test_a_missing_product_is_the_fault_of_its_rank() -> None:
     diagnosis = found(3, r2={"product_seconds": None, "error": "RuntimeError: CUDA error", "pair_results": []})
     assert named(diagnosis.broken) == [[2]]
     assert "rank 2 on node n2 computed no product (RuntimeError: CUDA error)" in diagnosis.broken[0].text
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 8])
-def test_a_silent_rank_explains_what_its_partners_say(world: int) -> None:
+def test_a_silent_rank_explains_the_failed_pairings_of_its_partners(world: int) -> None:
     diagnosis = found(world, absent=[1])
     assert named(diagnosis.broken) == [[1]]
     assert diagnosis.broken[0].text == "rank 1 on node n1 began and did not answer within 30 s"
 
 
 @pytest.mark.parametrize("world", [3, 4, 5, 8, 9])
-def test_a_rank_that_can_talk_to_nobody_is_told_from_its_partners(world: int) -> None:
+def test_a_cut_off_rank_is_distinguished_from_its_partners(world: int) -> None:
     for lonely in range(world):
         partners = [pairing.partner for pairing in pairings(lonely, world, 1) if pairing]
         diagnosis = found(world, failed=[(lonely, partner) for partner in partners])
@@ -102,7 +102,7 @@ def test_a_pair_that_cannot_talk_is_the_fault_of_neither() -> None:
     assert named(found(2, failed=[(0, 1)]).broken) == [[0, 1]]
 
 
-def test_a_network_that_carries_nothing_is_nobody_s_own_either() -> None:
+def test_a_dead_network_is_the_fault_of_no_rank() -> None:
     failed = [(a, b) for a in range(4) for b in range(a)]
     diagnosis = found(4, failed=failed)
     assert named(diagnosis.broken) == [[]]
@@ -111,7 +111,7 @@ def test_a_network_that_carries_nothing_is_nobody_s_own_either() -> None:
     assert diagnosis.suspect is None
 
 
-def test_a_node_without_its_network_talks_within_itself() -> None:
+def test_a_node_without_network_passes_the_pairings_inside_its_pod() -> None:
     """Four pods of two ranks; the third pod has no network to the others."""
     failed = [(rank, other) for rank in (4, 5) for other in range(8) if other not in (4, 5)]
     diagnosis = found(4, 2, failed=failed)
@@ -129,7 +129,7 @@ def test_a_rank_that_waits_for_a_broken_one_is_not_at_fault_for_its_next_partner
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
-def test_a_slow_product(world: int) -> None:
+def test_a_rank_with_a_slow_product_is_slow(world: int) -> None:
     diagnosis = found(world, r1={"product_seconds": 1.0})
     assert (diagnosis.broken, named(diagnosis.slow)) == ([], [[1]])
     assert diagnosis.slow[0].text == "rank 1 on node n1 took 1000.0 ms for a product, 10.0 times the median"
@@ -137,7 +137,7 @@ def test_a_slow_product(world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [3, 4, 5, 8])
-def test_a_slow_network_is_that_of_the_rank_and_not_of_its_partners(world: int) -> None:
+def test_a_slow_network_is_attributed_to_the_rank_and_not_to_its_partners(world: int) -> None:
     changes = {
         f"r{rank}": {
             "pair_results": [
@@ -153,7 +153,7 @@ def test_a_slow_network_is_that_of_the_rank_and_not_of_its_partners(world: int) 
     assert "to talk to another pod, 10.0 times the median" in diagnosis.slow[0].text
 
 
-def test_the_network_within_a_pod_is_no_measure_for_that_across() -> None:
+def test_times_inside_pods_are_not_compared_with_times_across_pods() -> None:
     changes = {
         f"r{rank}": {
             "pair_results": [
@@ -167,20 +167,20 @@ def test_the_network_within_a_pod_is_no_measure_for_that_across() -> None:
     assert found(2, 4, **changes) == Diagnosis()
 
 
-def test_ranks_that_never_begin() -> None:
+def test_ranks_that_never_start_are_named() -> None:
     diagnosis = diagnose_start(3, {0: "n0", 2: "n2"}, 600)
     assert named(diagnosis.broken) == [[1]]
     assert diagnosis.broken[0].text == "rank 1, whose node is not known, did not begin within 600 s"
     assert diagnose_start(2, {0: "n0", 1: "n1"}, 600) == Diagnosis()
 
 
-def test_a_leader_that_does_not_answer() -> None:
+def test_a_silent_leader_is_named_by_the_other_ranks() -> None:
     assert diagnose_silent_leader({0: "n0"}, 30).suspect == 0
     assert "rank 0 on node n0" in diagnose_silent_leader({0: "n0"}, 30).broken[0].text
     assert "whose node is not known" in diagnose_silent_leader({}, 30).broken[0].text
 
 
-def test_the_sentence_says_what_to_do_and_stays_short() -> None:
+def test_the_sentence_about_faults_names_the_remedy_and_stays_short() -> None:
     said = sentence_of(found(8, **{f"r{rank}": {"product_right": False} for rank in range(2, 8)}))
     assert "rank 2 on node n2 computed a wrong product" in said
     assert "; and 2 more" in said

@@ -79,7 +79,7 @@ def check(config_file: Path, tmp_path: Path) -> Iterator[Check]:
         ranks.kill()
 
 
-def test_sound_ranks_name_nobody(check: Check) -> None:
+def test_healthy_ranks_pass_the_check(check: Check) -> None:
     ranks = check({})
     assert [ranks.diagnosis(rank) for rank in range(WORLD)] == [Diagnosis()] * WORLD
     event = next(event for event in ranks.events() if event["event"] == "preflight")
@@ -90,7 +90,7 @@ def test_sound_ranks_name_nobody(check: Check) -> None:
 
 
 @pytest.mark.solo
-def test_a_slow_rank_is_named_and_the_training_may_begin(check: Check) -> None:
+def test_a_slow_rank_is_named_and_does_not_stop_the_training(check: Check) -> None:
     ranks = check({1: "slow"})
     assert [ranks.diagnosis(rank).broken for rank in range(WORLD)] == [[]] * WORLD
     (fault,) = ranks.diagnosis(0).slow
@@ -120,7 +120,7 @@ def test_a_rank_that_does_not_answer_is_named_in_time(check: Check) -> None:
     assert time.monotonic() - begin < QUICK.start + QUICK.product + rounds * QUICK.pairing + 2 * QUICK.answer
 
 
-def test_a_device_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_device_does_not_delay_the_check_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = threading.Event()
     monkeypatch.setattr(probes, "product", lambda _: hanging.wait(300))
     own = CheckedRank(rank=0, workers=1, processes=1, node="node-0", device=lambda: torch.device("cpu"))
@@ -131,7 +131,7 @@ def test_a_device_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -
     assert fault.text == "rank 0 on node node-0 computed no product (it never ended)"
 
 
-def test_a_rank_whose_gpu_is_missing_says_so_as_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_part_of_the_result_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check does not fall back to the CPU, where the other ranks would wait for this one in vain."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     own = CheckedRank(rank=0, workers=1, processes=1, node="node-0", device=lambda: device_of_rank(8))
@@ -140,7 +140,7 @@ def test_a_rank_whose_gpu_is_missing_says_so_as_what_it_found(monkeypatch: pytes
     assert "torch finds 0 GPUs" in fault.text
 
 
-def test_the_answer_is_known_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_expected_product_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probes.product(torch.device("cpu"))[1]
     monkeypatch.setattr(probes, "multiply", wrong)
     assert not probes.product(torch.device("cpu"))[1]
@@ -173,7 +173,7 @@ def _defective(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
         ("killed", "the check of rank 0 on node node-a before the first step ended with signal 9"),
     ],
 )
-def test_with_fail_a_worker_goes_no_further(
+def test_mode_fail_ends_the_worker_with_a_broken_rank(
     checked: Callable[[str], PhaseConfig], config_file: Path, monkeypatch: Any, defect: str, says: str
 ) -> None:
     _defective(monkeypatch, defect)
@@ -188,7 +188,7 @@ def test_with_fail_a_worker_goes_no_further(
         ("killed", "the check of rank 0 on node node-a before the first step ended with signal 9"),
     ],
 )
-def test_with_warn_the_log_names_the_rank_and_the_worker_goes_on(
+def test_mode_warn_logs_the_broken_rank_and_continues(
     checked: Callable[[str], PhaseConfig],
     config_file: Path,
     monkeypatch: Any,
@@ -202,7 +202,9 @@ def test_with_warn_the_log_names_the_rank_and_the_worker_goes_on(
     assert says in warning
 
 
-def test_the_last_word_of_a_pod_names_the_suspect(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_termination_message_of_a_pod_names_the_suspect(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
         raise TrainingError("rank 5 on node n5 computed a wrong product", suspect=5)
 

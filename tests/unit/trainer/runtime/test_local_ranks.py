@@ -58,7 +58,9 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
 
 
 @pytest.mark.parametrize("outcome", [None, "Failed", "InvalidJob", "OutOfMemory"])
-def test_a_rank_that_is_gone_leaves_the_others_time_for_their_last_words(pod: Pod, outcome: Outcome | None) -> None:
+def test_remaining_ranks_have_time_to_write_their_outcomes_before_they_are_killed(
+    pod: Pod, outcome: Outcome | None
+) -> None:
     assert pod.check() == set()
     pod.end(1, outcome)
     assert pod.check() == {1}
@@ -70,21 +72,21 @@ def test_a_rank_that_is_gone_leaves_the_others_time_for_their_last_words(pod: Po
 
 
 @pytest.mark.parametrize("outcome", ["Yielded", "Succeeded"])
-def test_a_rank_that_ended_well_leaves_the_others_alone(pod: Pod, outcome: Outcome) -> None:
+def test_ranks_live_on_after_a_rank_of_their_pod_has_succeeded(pod: Pod, outcome: Outcome) -> None:
     pod.end(1, outcome)
     for _ in range(3):
         assert pod.check() == {1}
         pod.now += 10 * LAST_SECONDS
 
 
-def test_all_ranks_end_when_another_pod_starts_anew(pod: Pod) -> None:
+def test_all_ranks_of_a_pod_are_killed_when_another_pod_restarts_in_place(pod: Pod) -> None:
     assert not pod.local_ranks.are_dead()
     pod.local_ranks.kill_all("another pod starts anew")
     assert pod.check() == {0, 1, 2}
     assert pod.local_ranks.are_dead()
 
 
-def test_a_rank_that_has_no_process_yet_is_not_gone(tmp_path: Path) -> None:
+def test_a_rank_without_a_heartbeat_does_not_count_as_dead(tmp_path: Path) -> None:
     now = [0.0]
     local_ranks = LocalRanks(PodFolder(tmp_path), lambda: now[0])
     local_ranks.check()
@@ -94,7 +96,7 @@ def test_a_rank_that_has_no_process_yet_is_not_gone(tmp_path: Path) -> None:
     assert local_ranks.killed == set()
 
 
-def test_a_killed_rank_ends_its_pod_though_another_one_is_stuck(
+def test_a_pod_with_a_killed_rank_ends_although_another_rank_is_stuck(
     job_body: dict[str, Any], config: Any, tmp_path: Path
 ) -> None:
     """torchrun would wait half a minute for the stuck rank, and the pod could not tell which rank was killed."""

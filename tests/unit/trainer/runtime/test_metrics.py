@@ -50,7 +50,7 @@ def read(text: str) -> Mapping[tuple[str, ...], float]:
     return {(sample.name.removeprefix(prefix), *sample.labels.values()): sample.value for sample in samples}
 
 
-def test_the_pod_of_rank_0_tells_of_the_training() -> None:
+def test_metrics_of_the_pod_of_rank_0_contain_progress_checkpoint_and_ranks() -> None:
     ranks = [RankReport(rank=rank, activity="computing", seconds=1.0, step=3, busy_seconds=rank / 8) for rank in (0, 1)]
     saved = SavedCheckpoint(name="pseudo-2", step=2, seconds=30)
     found = read(exposition(PodReport(ranks=ranks, progress=PROGRESS, checkpoint=saved)).decode())
@@ -82,7 +82,7 @@ def test_the_pod_of_rank_0_tells_of_the_training() -> None:
 REPORT_OF_RANK_8 = PodReport(ranks=[RankReport(rank=8, activity="starting", seconds=2.0, step=0)])
 
 
-def test_another_pod_tells_of_its_ranks_alone() -> None:
+def test_metrics_of_other_pods_contain_their_ranks_only() -> None:
     found = read(exposition(REPORT_OF_RANK_8).decode())
     assert found == {("rank_step", "8"): 0, ("rank_activity_seconds", "8"): 2}
     assert exposition(PodReport()) == b""
@@ -93,7 +93,7 @@ def get(port: int | None, path: str = PATH) -> tuple[str, str]:
         return answer.headers["Content-Type"], answer.read().decode()
 
 
-def test_it_is_served_from_what_the_ranks_leave(folder: PodFolder) -> None:
+def test_metrics_are_served_from_the_files_that_ranks_write(folder: PodFolder) -> None:
     with serving_metrics(folder, 0) as port:
         assert get(port) == (CONTENT_TYPE_PLAIN_0_0_4, "")
         with Heartbeat(HeartbeatFile(folder.heartbeat(0), pid=1, rank=0)).step():
@@ -106,7 +106,7 @@ def test_it_is_served_from_what_the_ranks_leave(folder: PodFolder) -> None:
             get(port, "/")
 
 
-def test_a_client_that_says_nothing_neither_keeps_the_pod_nor_the_others(folder: PodFolder) -> None:
+def test_a_silent_metrics_client_delays_neither_other_clients_nor_the_end_of_the_pod(folder: PodFolder) -> None:
     with serving_metrics(folder, 0) as port:
         assert port
         with socket.create_connection(("127.0.0.1", port)):
@@ -119,13 +119,13 @@ def test_a_client_that_says_nothing_neither_keeps_the_pod_nor_the_others(folder:
     assert "metrics" not in names
 
 
-def test_a_port_that_is_taken_costs_the_metrics_alone(folder: PodFolder) -> None:
+def test_a_taken_metrics_port_is_logged_and_does_not_fail_the_pod(folder: PodFolder) -> None:
     with serving_metrics(folder, 0) as port, capture_logs() as logs, serving_metrics(folder, port) as second:
         assert second is None
     assert [line["event"] for line in logs] == ["metrics_not_served"]
 
 
-def test_nobody_serves_what_nobody_asked_for(folder: PodFolder) -> None:
+def test_metrics_are_served_only_if_the_environment_names_a_port(folder: PodFolder) -> None:
     assert metrics_port({}) is None
     assert metrics_port({"PSEUDOREAL_METRICS_PORT": "9464"}) == 9464
     with serving_metrics(folder, metrics_port({})) as port:

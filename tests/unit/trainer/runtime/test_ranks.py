@@ -40,7 +40,7 @@ def test_a_rank_that_outlives_torchrun_forbids_a_restart(launch: Launch) -> None
     assert ended.may_restart
 
 
-def test_a_restart_after_which_no_rank_began_was_none(launch: Launch) -> None:
+def test_a_restart_without_a_started_rank_returns_no_result(launch: Launch) -> None:
     assert run_ranks(launch, AGAIN) is None
     first = run_ranks(launch, FIRST)
     assert first is not None, "the first start always returns an ending"

@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> PodFolder:
     return PodFolder(path)
 
 
-def test_a_report_arrives_with_the_token_of_the_moment(server: Server) -> None:
+def test_each_report_carries_the_current_token(server: Server) -> None:
     endpoint = server.endpoint("pod-a")
     assert not endpoint.send(REPORT).finish_phase
     endpoint.token.write_text("pod-b\n")
@@ -71,7 +71,7 @@ def test_a_report_arrives_with_the_token_of_the_moment(server: Server) -> None:
     assert server.newest == {"pod-a": REPORT, "pod-b": REPORT}
 
 
-def test_a_server_that_another_authority_signed_gets_no_token(server: Server, tmp_path: Path) -> None:
+def test_a_server_signed_by_another_authority_gets_no_token(server: Server, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     stranger = Server(other)
@@ -87,20 +87,20 @@ def test_a_server_that_another_authority_signed_gets_no_token(server: Server, tm
     ("manner", "raised"),
     [("500", Refused), ("403", Refused), ("302", Refused), ("garbage", ValueError), ("no http", HTTPException)],
 )
-def test_what_is_no_answer_is_an_error(manner: str, raised: type[Exception], server: Server) -> None:
+def test_an_invalid_answer_is_an_error(manner: str, raised: type[Exception], server: Server) -> None:
     server.manner = manner
     with pytest.raises(raised):
         server.endpoint("pod-a").send(REPORT)
 
 
-def test_a_server_that_limits_the_rate_says_until_when(server: Server) -> None:
+def test_the_retry_after_of_a_rejected_report_is_read(server: Server) -> None:
     server.manner = "429"
     with pytest.raises(Refused, match="429") as refused:
         server.endpoint("pod-a").send(REPORT)
     assert refused.value.retry_after == 1.0
 
 
-def test_a_server_that_never_answers_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_to_a_silent_server_times_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pseudoreal_trainer.runtime.reports._SECONDS", 0.2)
     server.manner = "hangs"
     with pytest.raises(TimeoutError):
@@ -133,7 +133,7 @@ def test_an_authority_that_an_answer_named_is_trusted_from_then_on(server: Serve
 @pytest.mark.parametrize(
     "said", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nQQ==\n-----END CERTIFICATE-----\n"]
 )
-def test_an_answer_that_names_no_authority_breaks_nothing(server: Server, said: str) -> None:
+def test_an_answer_without_a_usable_authority_changes_no_trust(server: Server, said: str) -> None:
     endpoint = server.endpoint("pod-a")
     server.authorities, server.finishes = said, {"pod-a"}
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_a_pod_without_an_authority_trusts_nobody(server: Server) -> None:
     assert not server.seen
 
 
-def test_without_its_variable_nobody_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_of_the_endpoint_no_report_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PSEUDOREAL_REPORT_URL", raising=False)
     assert endpoint_of_pod() is None
     monkeypatch.setenv("PSEUDOREAL_REPORT_URL", "https://operator:8443/v1/report")
@@ -161,7 +161,7 @@ def test_without_its_variable_nobody_reports(monkeypatch: pytest.MonkeyPatch) ->
     assert str(found.authority) == "/etc/pseudoreal/operator-ca.crt"
 
 
-def test_a_report_says_what_the_ranks_left_in_the_folder(folder: PodFolder) -> None:
+def test_a_report_contains_the_files_in_the_folder_of_the_pod(folder: PodFolder) -> None:
     assert pod_report(folder) == PodReport()
     for rank in (4, 5):
         Heartbeat(HeartbeatFile(folder.heartbeat(rank - 4), os.getpid(), rank)).working("imports torch")
@@ -188,7 +188,7 @@ def test_the_largest_report_is_one_that_the_operator_reads(folder: PodFolder) ->
     assert len(found.to_json().encode()) < REPORT_BYTES
 
 
-def test_ages_are_counted_from_the_moments_of_the_record() -> None:
+def test_ages_in_a_report_are_relative_to_the_time_of_the_report() -> None:
     record = HeartbeatRecord(
         pid=1,
         rank=2,
@@ -205,7 +205,7 @@ def test_ages_are_counted_from_the_moments_of_the_record() -> None:
     assert rank_heartbeat(record, 80.0, "S").seconds == 0.0
 
 
-def test_the_state_of_a_process_whatever_its_name(tmp_path: Path) -> None:
+def test_the_state_of_a_process_is_read_whatever_its_name(tmp_path: Path) -> None:
     strange = tmp_path / "a) R 1 (b"
     strange.symlink_to("/bin/sleep")
     process = subprocess.Popen([strange, "60"])
@@ -223,7 +223,7 @@ def test_the_state_of_a_process_whatever_its_name(tmp_path: Path) -> None:
     assert process_state(process.pid) == "X"
 
 
-def test_a_pod_is_told_to_end_its_phase(server: Server, folder: PodFolder) -> None:
+def test_an_answer_asks_the_pod_to_finish_its_phase(server: Server, folder: PodFolder) -> None:
     with reporting(folder, server.endpoint("pod-a"), 0.01):
         server.wait_for(lambda: server.seen["answers"] >= 2)
         assert not folder.is_asked_to_finish()
@@ -237,7 +237,7 @@ def _is_met(server: Server, manner: str, times: int) -> bool:
     return server.seen[manner] >= times
 
 
-def test_an_endpoint_that_fails_is_named_once_until_it_works_again(
+def test_a_failing_endpoint_is_logged_once_until_it_works_again(
     server: Server, folder: PodFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pseudoreal_trainer.runtime.reports._MOST_SECONDS", 0.02)
@@ -252,7 +252,7 @@ def test_an_endpoint_that_fails_is_named_once_until_it_works_again(
     assert "pod-a" not in json.dumps(logs), "no token in the log"
 
 
-def test_an_endpoint_that_is_gone_and_comes_back(
+def test_reports_arrive_again_after_the_endpoint_was_away(
     server: Server, folder: PodFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pseudoreal_trainer.runtime.reports._MOST_SECONDS", 0.02)
@@ -291,14 +291,16 @@ class Limited:
         raise Refused(429, "Too Many Requests", 300.0)
 
 
-def test_a_pod_comes_back_when_the_server_has_said(folder: PodFolder) -> None:
+def test_the_next_report_waits_for_retry_after(folder: PodFolder) -> None:
     reports = _Reports(folder, Limited(), 5.0)  # type: ignore[arg-type]
     with capture_logs():
         assert [reports._report() for _ in range(3)] == [300.0] * 3
 
 
 @given(st.floats(0.1, 60), st.integers(0, 10_000), st.floats(0, 1e9), st.floats(0, 1))
-def test_the_delay_between_reports(seconds: float, failures: int, retry_after: float, chance: float) -> None:
+def test_the_delay_between_reports_grows_with_failures_up_to_a_limit(
+    seconds: float, failures: int, retry_after: float, chance: float
+) -> None:
     found = delay(seconds, failures, retry_after, chance)
     if failures == 0:
         assert found == seconds
@@ -319,7 +321,7 @@ def test_reports_share_a_connection_and_take_a_new_one_when_it_was_closed(server
     assert (server.seen["answers"], server.connections) == (4, 2)
 
 
-def test_after_an_answer_that_is_none_the_next_report_is_a_fresh_one(server: Server) -> None:
+def test_the_report_after_an_invalid_answer_takes_a_new_connection(server: Server) -> None:
     endpoint = server.endpoint("pod-a")
     for manner in ("garbage", "no http", "500"):
         server.manner = manner
@@ -329,7 +331,7 @@ def test_after_an_answer_that_is_none_the_next_report_is_a_fresh_one(server: Ser
         assert not endpoint.send(REPORT).finish_phase
 
 
-def test_the_last_report_says_what_was_saved_at_the_end(server: Server, folder: PodFolder) -> None:
+def test_the_last_report_contains_the_last_checkpoint(server: Server, folder: PodFolder) -> None:
     with reporting(folder, server.endpoint("pod-a"), seconds=1000.0):
         server.wait_for(lambda: server.newest)
         folder.leave_checkpoint("pseudo-00000007", 7)

@@ -57,7 +57,7 @@ def logs(pods: list[Pod]) -> str:
 
 
 @pytest.mark.parametrize("lost", [pytest.param(1, marks=pytest.mark.long), 0])
-def test_a_spare_pod_goes_on_with_the_same_bits_whichever_pod_is_lost(
+def test_a_spare_replaces_any_lost_pod_and_training_continues_with_the_same_bits(
     lost: int, trio: Pair, whole: dict[str, str], tmp_path: Path
 ) -> None:
     """Pod 0 hosts the rendezvous."""
@@ -116,7 +116,7 @@ def test_a_spare_pod_that_is_asked_to_stop_ends(trio: Pair, tmp_path: Path) -> N
     assert pods[SPARE].message()["message"] == "a spare pod that was not needed"
 
 
-def test_places_are_those_of_the_membership(trio: Pair) -> None:
+def test_the_identity_of_a_pod_follows_from_the_membership(trio: Pair) -> None:
     config = trio()
     assert [initial_identity(config, index) for index in range(3)] == [
         RendezvousIdentity(0, 0, 0, 2),
@@ -134,7 +134,7 @@ def test_places_are_those_of_the_membership(trio: Pair) -> None:
     assert again.after_own_restart() is None
 
 
-def test_two_pods_in_one_place_get_no_numbers(trio: Pair) -> None:
+def test_two_pods_that_come_as_one_worker_get_no_group_ranks(trio: Pair) -> None:
     seats = [WorkerDescription(0, "a", None), WorkerDescription(0, "b", None)]
     with pytest.raises(ValueError, match=r"two pods have come as one worker: \[0, 0\]"):
         group_ranks(seats, trio())

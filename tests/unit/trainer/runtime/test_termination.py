@@ -20,35 +20,35 @@ def pair(config: Any) -> Any:
 
 
 @pytest.mark.parametrize("outcome", ["Succeeded", "Yielded"])
-def test_the_first_rank_speaks_for_all(outcome: Outcome, pair: Any) -> None:
+def test_without_errors_the_pod_reports_the_message_of_its_first_rank(outcome: Outcome, pair: Any) -> None:
     found = pod_outcome([_left(1, outcome, text="one"), _left(0, outcome, text="zero")], pair, 0, False)
     assert (found.outcome, found.message) == (outcome, "zero")
 
 
-def test_the_first_error_wins_over_those_that_follow(pair: Any) -> None:
+def test_the_earliest_error_is_the_outcome_of_the_pod(pair: Any) -> None:
     outcomes = [_left(0, "Failed", 20, "connection closed"), _left(1, "Failed", 10, "disk full")]
     assert pod_outcome(outcomes, pair, 1, False).message == "disk full"
 
 
-def test_an_error_of_a_rank_s_own_wins_over_those_of_ranks_that_lost_their_peer(pair: Any) -> None:
+def test_an_error_of_a_rank_itself_wins_over_errors_about_lost_peers(pair: Any) -> None:
     outcomes = [_left(0, "Failed", 10, "connection closed", peer_lost=True), _left(1, "Failed", 20, "disk full")]
     found = pod_outcome(outcomes, pair, 1, False)
     assert (found.message, found.peer_lost) == ("disk full", False)
     assert pod_outcome([outcomes[0], _left(1, "Failed", 20, "closed", peer_lost=True)], pair, 1, False).peer_lost
 
 
-def test_a_rank_that_its_pod_has_ended_is_not_the_one_that_was_killed(pair: Any) -> None:
+def test_a_rank_killed_by_its_own_pod_is_not_reported_as_killed(pair: Any) -> None:
     assert pod_outcome([], pair, 1, False, ended={0}).message.startswith("local rank 1 ended without a word")
     failed = _left(0, "Failed", 10, "disk full")
     assert pod_outcome([failed], pair, 1, False, ended={1}).message == "disk full"
 
 
-def test_a_pod_whose_rank_was_killed_is_where_it_began_whatever_its_others_say(pair: Any) -> None:
+def test_a_pod_with_a_killed_rank_does_not_report_a_lost_peer(pair: Any) -> None:
     left = [_left(0, "Failed", 20, "connection closed", peer_lost=True)]
     assert not pod_outcome(left, pair, 1, False).peer_lost
 
 
-def test_a_rank_without_a_word_was_killed(pair: Any) -> None:
+def test_a_rank_without_an_outcome_is_reported_as_killed(pair: Any) -> None:
     found = pod_outcome([_left(0, "Failed", 20, "connection closed")], pair, 1, False)
     assert (found.outcome, found.exit_code) == ("Failed", 1)
     assert "local rank 1 ended without a word" in found.message
@@ -57,21 +57,21 @@ def test_a_rank_without_a_word_was_killed(pair: Any) -> None:
 
 
 @pytest.mark.parametrize("left", [[], [_left(0, "Failed", 20, "connection closed", peer_lost=True)]], ids=len)
-def test_a_pod_whose_torchrun_was_killed_is_where_it_began(left: list[Any], pair: Any) -> None:
+def test_a_pod_with_a_killed_torchrun_does_not_report_a_lost_peer(left: list[Any], pair: Any) -> None:
     """Reports of lost peers by ranks that torchrun left behind do not matter."""
     found = pod_outcome(left, pair, -9, False)
     assert (found.outcome, found.peer_lost) == ("Failed", False)
     assert found.message.startswith("torchrun was killed (signal 9), and with it local rank")
 
 
-def test_a_rank_without_memory_is_the_cause_however_late_it_says_so(pair: Any) -> None:
+def test_out_of_memory_wins_over_earlier_errors(pair: Any) -> None:
     outcomes = [_left(0, "Failed", 10, "connection closed"), _left(1, "OutOfMemory", 20, "asked for 2 GiB")]
     found = pod_outcome(outcomes, pair, 1, False)
     assert (found.outcome, found.exit_code, found.message) == ("OutOfMemory", 71, "asked for 2 GiB")
     assert pod_outcome(outcomes[1:], pair, 1, False).outcome == "OutOfMemory"
 
 
-def test_a_rank_without_a_word_where_the_system_ended_one_had_too_little_memory(pair: Any) -> None:
+def test_a_rank_without_an_outcome_after_an_oom_kill_is_out_of_memory(pair: Any) -> None:
     exhausted = PodMemory(limit=1 << 30, peak=1 << 30, kills=1)
     left = [_left(0, "Failed", 20, "connection closed")]
     found = pod_outcome(left, pair, 1, False, exhausted)
@@ -83,15 +83,15 @@ def test_a_rank_without_a_word_where_the_system_ended_one_had_too_little_memory(
     )
 
 
-def test_an_invalid_job_is_invalid_even_if_the_other_rank_was_stopped_before_it_knew(pair: Any) -> None:
+def test_invalid_job_wins_over_a_rank_that_was_stopped(pair: Any) -> None:
     assert pod_outcome([_left(1, "InvalidJob", 5, "no text")], pair, 1, False).message == "no text"
 
 
-def test_a_stop_before_the_first_step_is_no_failure(pair: Any) -> None:
+def test_a_pod_stopped_before_its_first_step_yields(pair: Any) -> None:
     assert pod_outcome([], pair, -15, True).exit_code == 75
 
 
-def test_a_pod_that_has_ended_all_of_its_ranks_lost_another_one(pair: Any) -> None:
+def test_a_pod_that_killed_all_of_its_ranks_reports_a_lost_peer(pair: Any) -> None:
     found = pod_outcome([], pair, 1, False, ended={0, 1})
     assert (found.outcome, found.peer_lost) == ("Failed", True)
 
@@ -127,7 +127,7 @@ def test_a_process_that_died_here_or_elsewhere_is_a_death(left: list[Any], facts
         pytest.param([LOST], {"exit_code": -9}, id="torchrun killed"),
     ],
 )
-def test_any_other_end_is_none(left: list[Any], facts: dict[str, Any], pair: Any) -> None:
+def test_other_ends_are_not_a_death(left: list[Any], facts: dict[str, Any], pair: Any) -> None:
     assert not _is_death(left, pair, **facts)
 
 

@@ -56,7 +56,7 @@ def read(job_body: Any, config: Any, tmp_path: Path) -> Read:
     return run
 
 
-def test_the_order_is_in_the_checkpoint_and_goes_with_it(read: Read) -> None:
+def test_the_order_of_a_source_is_recorded_in_the_checkpoint_and_kept(read: Read) -> None:
     whole, _ = read(ORDER, Progress(), 5)
     first, manifest = read(ORDER, Progress(), 2)
     assert manifest.random.blocks == {"web": ORDER}
@@ -66,7 +66,7 @@ def test_the_order_is_in_the_checkpoint_and_goes_with_it(read: Read) -> None:
     assert manifest.random.blocks == {"web": ORDER}
 
 
-def test_a_source_that_was_begun_on_a_disk_stays_in_its_order(read: Read) -> None:
+def test_a_source_started_on_a_disk_keeps_its_order(read: Read) -> None:
     """The same holds for checkpoints of releases that did not know block orders."""
     whole, _ = read(None, Progress(), 5)
     first, manifest = read(None, Progress(), 2)

@@ -30,7 +30,7 @@ def _measured_steps(rules: EndConditions, last: int = 12) -> list[int]:
 
 
 @pytest.mark.parametrize(("until", "end"), [({"step": 6}, 6), ({"tokens": 480}, 5), ({"step": 6, "tokens": 400}, 5)])
-def test_the_first_bound_ends_it(rules: Any, until: dict[str, Any], end: int) -> None:
+def test_the_first_bound_reached_ends_the_phase(rules: Any, until: dict[str, Any], end: int) -> None:
     found = rules(until)
     assert [found.is_over(_at(step)) for step in (end - 1, end, end + 1)] == [False, True, True]
 
@@ -38,7 +38,7 @@ def test_the_first_bound_ends_it(rules: Any, until: dict[str, Any], end: int) ->
 @pytest.mark.parametrize(
     ("until", "steps"), [({"step": 6}, [4, 5, 6]), ({"tokens": 960}, [8, 9, 10]), ({"step": 2}, [1, 2])]
 )
-def test_the_last_steps_measure(rules: Any, until: dict[str, Any], steps: list[int]) -> None:
+def test_the_last_steps_of_a_phase_are_measured(rules: Any, until: dict[str, Any], steps: list[int]) -> None:
     assert _measured_steps(rules(until, MEASURED)) == steps
 
 
@@ -47,7 +47,7 @@ def test_nothing_is_measured_for_another_policy_or_in_the_last_phase(rules: Any)
     assert not _measured_steps(rules({"step": 6}, MEASURED, phase=1))
 
 
-def test_a_loss_that_is_reached_ends_it_at_once_or_after_the_measured_steps(rules: Any) -> None:
+def test_a_reached_loss_ends_the_phase_at_once_or_after_the_measured_steps(rules: Any) -> None:
     until = {"step": 100, "validationLoss": "2.0"}
     plain, measuring = rules(until), rules(until, MEASURED)
     reached = {"validation_loss": 1.9}
@@ -76,7 +76,7 @@ def test_more_than_half_of_the_layers_must_differ_in_checks_in_a_row(rules: Any)
     assert found.is_over(progress)
 
 
-def test_squares_add_up_over_steps(rules: Any) -> None:
+def test_measured_squares_are_summed_over_steps(rules: Any) -> None:
     found = rules({"step": 6}, MEASURED)
     progress = _at(4)
     for shared, single in (([8.0, 1.0], [1.0, 0.5]), ([4.0, 2.0], [2.0, 0.5])):

@@ -26,7 +26,9 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("block", [1, 7, 64, 1 << 20])
 @pytest.mark.parametrize("step", [0, 1, 4, 9, 10, 99])
-def test_lines_through_the_step_stay(file: Path, step: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_lines_up_to_the_step_are_kept(
+    file: Path, step: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics_file, "_BLOCK_BYTES", block)
     file.write_text(_lines(range(1, 11)))
     truncate_after(file, step)
@@ -36,7 +38,7 @@ def test_lines_through_the_step_stay(file: Path, step: int, block: int, monkeypa
 
 
 @pytest.mark.parametrize("block", [1, 13, 1 << 20])
-def test_a_line_that_is_cut_off_anywhere_goes_and_a_whole_one_stays(
+def test_a_truncated_metrics_line_is_removed_and_whole_lines_stay(
     file: Path, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics_file, "_BLOCK_BYTES", block)
@@ -64,7 +66,7 @@ def test_a_line_that_is_cut_off_anywhere_goes_and_a_whole_one_stays(
     ],
     ids=lambda behind: repr(behind[:12]),
 )
-def test_what_is_no_line_goes(file: Path, behind: bytes) -> None:
+def test_invalid_metrics_lines_are_removed(file: Path, behind: bytes) -> None:
     kept = _lines(range(1, 4)).encode()
     file.write_bytes(kept + behind)
     truncate_after(file, 9)
@@ -81,12 +83,12 @@ def test_a_line_of_a_sample_that_speaks_of_steps_is_read_as_json(file: Path) -> 
     assert file.read_text() == text
 
 
-def test_a_file_that_is_not_there_is_made(file: Path) -> None:
+def test_a_missing_metrics_file_is_created(file: Path) -> None:
     truncate_after(file, 3)
     assert file.read_bytes() == b""
 
 
-def test_the_file_is_cut_in_one_call_and_not_written_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metrics_file_is_truncated_by_one_call(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is truncated in place: a crash leaves the old lines or the new ones, and open readers keep
     their file."""
     file.write_text(_lines(range(1, 101)))
@@ -97,7 +99,7 @@ def test_the_file_is_cut_in_one_call_and_not_written_again(file: Path, monkeypat
     assert sum(size for _, size, _ in read) < 2000, "the lines that stay are not read"
 
 
-def test_of_a_million_lines_only_what_goes_is_read_and_one_is_parsed(
+def test_truncation_of_a_million_lines_reads_only_the_removed_ones_and_parses_one(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parsing all lines would take 5 s or more."""

@@ -25,7 +25,7 @@ def prompted(job_body: Any) -> Any:
 
 
 @pytest.mark.usefixtures("prompted")
-def test_the_last_ones_are_what_the_checkpoint_writes(config: Any, train: Any) -> None:
+def test_the_last_samples_equal_those_generated_from_the_checkpoint(config: Any, train: Any) -> None:
     with structlog.testing.capture_logs() as said:
         train(config(0))
     lines = metrics(config(0))
@@ -43,7 +43,7 @@ def test_the_last_ones_are_what_the_checkpoint_writes(config: Any, train: Any) -
     assert [line["step"] for line in said if line["event"] == "samples"] == [4, 6]
 
 
-def test_they_change_nothing_else(prompted: Any, config: Any, train: Any) -> None:
+def test_samples_change_no_loss_and_no_weight(prompted: Any, config: Any, train: Any) -> None:
     train(config(0, "with"))
     del prompted["samples"]
     train(config(0, "without"))
@@ -54,7 +54,7 @@ def test_they_change_nothing_else(prompted: Any, config: Any, train: Any) -> Non
 
 
 @pytest.mark.usefixtures("prompted")
-def test_a_run_that_was_stopped_writes_the_same(config: Any, train: Any) -> None:
+def test_a_stopped_and_resumed_run_generates_the_same_samples(config: Any, train: Any) -> None:
     train(config(0, "undisturbed"))
     assert train(config(0), iter([False, False, False, True]).__next__).step == 4
     train(config(0, execution=2))
@@ -74,7 +74,7 @@ def test_ends_of_lines_in_a_text_cut_no_line_of_the_metrics(prompted: Any, confi
         assert [sample["prompt"] for sample in line["samples"]] == prompted["samples"]["prompts"]
 
 
-def test_lines_that_have_such_ends_stay(tmp_path: Path) -> None:
+def test_metrics_lines_with_unusual_line_ends_are_kept(tmp_path: Path) -> None:
     """Earlier releases wrote such lines unescaped; a crash may have cut off the last line."""
     file = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"step": step, "text": "a\u2028b\x85c"}, ensure_ascii=False) for step in (1, 2, 3)]

@@ -151,7 +151,7 @@ def test_mlflow_has_each_step_once(
             assert Path(file).read_text() == text
 
 
-def test_a_run_that_goes_on_is_shown_as_running(
+def test_a_resumed_mlflow_run_is_shown_as_running(
     config: Callable[..., PhaseConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
@@ -276,7 +276,7 @@ class Slow:
         self.taken.append(-1)
 
 
-def test_nobody_waits_for_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_does_not_wait_for_a_slow_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     slow = Slow(go)
     sink = SinkThread("slow", lambda: slow, most_waiting=3)

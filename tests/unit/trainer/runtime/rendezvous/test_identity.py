@@ -13,13 +13,13 @@ from pseudoreal_trainer.runtime.rendezvous.identity import (
 )
 
 
-def test_a_first_meeting_waits_for_days(config: Any) -> None:
+def test_the_first_rendezvous_waits_for_days(config: Any) -> None:
     c10d, second = {"PET_RDZV_BACKEND": "c10d"}, RendezvousIdentity(0, 1, 0, 3)
     assert rendezvous(c10d, config(0), second) == {"PET_NODE_RANK": "1", "PET_RDZV_CONF": "join_timeout=604800"}
     assert rendezvous({"PET_NODE_RANK": "0"}, config(0), second) == {}
 
 
-def test_the_other_workers_wait_until_worker_0_answers(
+def test_workers_wait_until_worker_0_answers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pseudoreal_trainer.runtime.rendezvous.identity._LOG_SECONDS", 0.0)
@@ -52,7 +52,7 @@ GIVEN = {
 }
 
 
-def test_each_restart_in_place_meets_at_a_port_of_its_own_and_not_for_days(config: Any) -> None:
+def test_each_restart_in_place_has_its_own_port_and_a_short_time_limit(config: Any) -> None:
     assert rendezvous(GIVEN, config(0), RendezvousIdentity(2, 1, 0, 1)) == {
         "PET_NODE_RANK": "1",
         "PET_RDZV_CONF": f"join_timeout={RESTART_SECONDS}",
@@ -61,7 +61,7 @@ def test_each_restart_in_place_meets_at_a_port_of_its_own_and_not_for_days(confi
     }
 
 
-def test_pods_meet_at_the_spare_one_that_is_worker_0(config: Any) -> None:
+def test_the_rendezvous_is_at_a_spare_that_became_worker_0(config: Any) -> None:
     with_spares = config(0).model_copy(update={"spares": 1})
     found = rendezvous(GIVEN, with_spares, RendezvousIdentity(3, 0, 12, 1))
     assert found["PET_RDZV_ENDPOINT"] == "job-e1-12.service:29403"
@@ -70,7 +70,7 @@ def test_pods_meet_at_the_spare_one_that_is_worker_0(config: Any) -> None:
     assert rendezvous(alone, with_spares, RendezvousIdentity(3, 0, 12, 1))["PET_RDZV_ENDPOINT"] == "127.0.0.1:29403"
 
 
-def test_pods_of_two_memberships_have_meetings_of_two_names(config: Any) -> None:
+def test_rendezvous_of_two_memberships_have_different_names(config: Any) -> None:
     """Both use one port, where the pods of the other membership hold another key."""
     before, after = (RendezvousIdentity(3, 1, 0, 1, membership) for membership in (0, 2))
     found = [rendezvous(GIVEN, config(0), place) for place in (before, after)]

@@ -37,7 +37,7 @@ def ends() -> tuple[_RelayEnd, _RelayEnd]:
     return first, second
 
 
-def test_early_bytes_keep_their_order(ends: tuple[_RelayEnd, _RelayEnd]) -> None:
+def test_bytes_received_before_the_tunnel_starts_keep_their_order(ends: tuple[_RelayEnd, _RelayEnd]) -> None:
     first, second = ends
     near, far = Connection(), Connection()
     first.connection_made(near)
@@ -64,7 +64,7 @@ def test_an_end_that_is_lost_early_closes_the_other_after_its_bytes(ends: tuple[
     assert (far.written, far.closed) == (b"a", True)
 
 
-def test_early_bytes_are_bounded(ends: tuple[_RelayEnd, _RelayEnd]) -> None:
+def test_bytes_kept_before_the_tunnel_starts_are_bounded(ends: tuple[_RelayEnd, _RelayEnd]) -> None:
     first, _ = ends
     near = Connection()
     first.connection_made(near)

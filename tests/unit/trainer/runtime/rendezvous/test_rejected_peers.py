@@ -83,7 +83,7 @@ def _guessed_way_to_the_store(_: Meeting) -> bytes:
         (_guessed_way_to_the_store, "does not know the secret"),
     ],
 )
-def test_whatever_a_stranger_says_it_is_sent_away_by_name_and_the_workers_meet(
+def test_whatever_a_stranger_sends_it_is_rejected_with_a_reason_and_the_workers_meet(
     said: Callable[[Meeting], bytes], because: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with meeting(2) as held, coming(held) as come:
@@ -103,7 +103,7 @@ def test_whatever_a_stranger_says_it_is_sent_away_by_name_and_the_workers_meet(
     assert because in told
 
 
-def test_who_only_looks_whether_anybody_listens_is_not_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_connection_that_only_tests_the_port_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     """Workers do so before they join, and so do probes."""
     with meeting(2) as held, coming(held) as come:
         host = come(0)
@@ -113,7 +113,7 @@ def test_who_only_looks_whether_anybody_listens_is_not_told_of(capsys: pytest.Ca
     assert "stranger" not in capsys.readouterr().out
 
 
-def test_a_worker_with_another_secret_is_not_counted_and_both_sides_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_with_another_secret_is_rejected_and_both_sides_log_it(capsys: pytest.CaptureFixture[str]) -> None:
     with meeting(2, seconds=1) as held, coming(held) as come:
         host = come(0)
         held.await_door()
@@ -128,7 +128,7 @@ def test_a_worker_with_another_secret_is_not_counted_and_both_sides_say_so(capsy
     assert "it left without a proof that it knows the secret of this meeting" in told
 
 
-def test_a_worker_tells_a_stranger_in_the_place_of_worker_0_nothing() -> None:
+def test_a_worker_sends_nothing_to_a_stranger_posing_as_worker_0() -> None:
     """Only the greeting was sent, not even the worker's location."""
     with meeting(2, seconds=1) as held, coming(held) as come, socket.create_server(("127.0.0.1", held.port)) as server:
         guest = come(1)
@@ -142,7 +142,7 @@ def test_a_worker_tells_a_stranger_in_the_place_of_worker_0_nothing() -> None:
             guest.result()
 
 
-def test_strangers_who_say_nothing_take_no_place_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_strangers_do_not_keep_workers_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Far more strangers than handshake slots connect; the oldest are disconnected."""
     monkeypatch.setattr(server, "HANDSHAKES", 8)
     monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 600)
@@ -157,9 +157,7 @@ def test_strangers_who_say_nothing_take_no_place_of_a_worker(monkeypatch: pytest
             stranger.close()
 
 
-def test_a_stranger_who_says_nothing_is_sent_away(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_silent_stranger_is_disconnected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.2)
     with meeting(2) as held, coming(held) as come:
         come(0)
@@ -169,7 +167,7 @@ def test_a_stranger_who_says_nothing_is_sent_away(
     assert "it has proven nothing within" in capsys.readouterr().out
 
 
-def test_lines_about_strangers_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_about_strangers_are_limited(capsys: pytest.CaptureFixture[str]) -> None:
     with meeting(2) as held, coming(held) as come:
         come(0)
         held.await_door()
@@ -181,7 +179,7 @@ def test_lines_about_strangers_are_few(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.count("stranger_refused") == 1
 
 
-def test_what_was_said_at_one_meeting_is_worth_nothing_said_again() -> None:
+def test_a_replayed_handshake_is_rejected() -> None:
     """A stranger replays the recorded bytes of a worker, including every proof."""
     with meeting(2) as held, coming(held) as come:
         host = come(0)
@@ -226,7 +224,7 @@ _NO_OBJECTS = (
 )
 
 
-def test_the_trainer_reads_no_pickle_from_anybody() -> None:
+def test_the_trainer_unpickles_nothing_from_the_network() -> None:
     """Modules that read pickles are excluded, and so are torch's object collectives, which unpickle data of other
     ranks. torch checkpoints, whose index is a pickle, are only written."""
     folder = Path(pseudoreal_trainer.__file__).parent

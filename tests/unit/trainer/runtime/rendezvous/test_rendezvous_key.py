@@ -21,7 +21,7 @@ def pod(tmp_path: Path) -> dict[str, str]:
     return {"PET_NNODES": "2", "PET_RDZV_ID": "uid-real-1", FILE: str(path)}
 
 
-def test_each_meeting_and_each_job_have_a_key_of_their_own(pod: dict[str, str]) -> None:
+def test_each_rendezvous_and_each_job_has_its_own_key(pod: dict[str, str]) -> None:
     names = ("uid-real-1", "uid-real-2", "uid-real-1-2", "uid-real-1-2-of-2")
     keys = {rendezvous_key(pod | {"PET_RDZV_ID": name}) for name in names}
     Path(pod[FILE]).write_bytes(bytes(32))
@@ -31,7 +31,7 @@ def test_each_meeting_and_each_job_have_a_key_of_their_own(pod: dict[str, str]) 
     assert rendezvous_key(pod) == rendezvous_key(pod), "all pods derive the same key"
 
 
-def test_a_pod_of_an_operator_that_gives_no_secret_says_what_to_do(pod: dict[str, str]) -> None:
+def test_a_pod_without_a_secret_file_names_the_remedy(pod: dict[str, str]) -> None:
     check_secret(pod)
     del pod[FILE]
     with pytest.raises(
@@ -42,7 +42,7 @@ def test_a_pod_of_an_operator_that_gives_no_secret_says_what_to_do(pod: dict[str
     check_secret({})
 
 
-def test_a_secret_that_cannot_be_used_is_named(pod: dict[str, str]) -> None:
+def test_an_unusable_secret_is_named(pod: dict[str, str]) -> None:
     Path(pod[FILE]).write_bytes(b"short")
     with pytest.raises(TrainingError, match=r"has 5 bytes, and 32 are needed: .* delete it"):
         check_secret(pod)
@@ -51,7 +51,7 @@ def test_a_secret_that_cannot_be_used_is_named(pod: dict[str, str]) -> None:
         check_secret(pod)
 
 
-def test_a_pod_without_a_secret_ends_before_it_waits_for_others(config: Any, tmp_path: Path) -> None:
+def test_a_pod_without_a_secret_ends_before_the_rendezvous(config: Any, tmp_path: Path) -> None:
     phase = config(0).model_copy(update={"workers": 2})
     environment = {name: value for name, value in meeting(1, 1).items() if name != FILE}
     pod = start_pod(phase, tmp_path / "pod", 1, 2, environment=environment)
