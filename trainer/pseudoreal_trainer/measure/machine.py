@@ -27,12 +27,12 @@ _NOWHERE = Transfer(latency_seconds=0, bytes_per_second=1e12)
 """Speed of messages for a single rank, which sends none."""
 
 
-def tasks(device: torch.device) -> int:
+def messages_of_rank(device: torch.device) -> int:
     """Return the number of progress messages of a rank."""
     return len(rows(device)) + 3
 
 
-def measure(rank: int, world: int, device_type: str, folder: Path, say: Say) -> None:
+def measure_as_rank(rank: int, world: int, device_type: str, folder: Path, say: Say) -> None:
     """Measure as one rank among others; the first rank writes the speeds to the folder."""
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cuda":
@@ -48,12 +48,12 @@ def measure(rank: int, world: int, device_type: str, folder: Path, say: Say) -> 
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world)
     speeds = _speeds(ranks, say)
     if ranks.is_first:
-        result(folder, world).write_text(speeds.model_dump_json())
+        speeds_file(folder, world).write_text(speeds.model_dump_json())
     if world > 1:
         dist.destroy_process_group()
 
 
-def result(folder: Path, world: int) -> Path:
+def speeds_file(folder: Path, world: int) -> Path:
     return folder / f"speeds-{world}.json"
 
 
@@ -68,7 +68,7 @@ def _speeds(ranks: Ranks, say: Say) -> Speeds:
     disk_read, disk_write = transfers.disk()
     overhead = pass_seconds(device)
     say("messages and collectives")
-    groups, point_to_point, agree = _between(ranks)
+    groups, point_to_point, agree = _measure_messages(ranks)
     return Speeds(
         ranks=ranks.world,
         passes=passes,
@@ -100,7 +100,7 @@ def _passes(ranks: Ranks, say: Say) -> list[PassSpeed]:
     return found
 
 
-def _between(ranks: Ranks) -> tuple[list[Collectives], Transfer, float]:
+def _measure_messages(ranks: Ranks) -> tuple[list[Collectives], Transfer, float]:
     if ranks.world == 1:
         return [], _NOWHERE, 0.0
     return [transfers.collectives(ranks)], transfers.point_to_point(ranks), transfers.agree_seconds(ranks)
@@ -115,7 +115,7 @@ Progress = Callable[[str], None]
 
 def measurements() -> int:
     """Return the number of progress messages of `measure_machine`."""
-    return len(_rank_counts()) * tasks(_device())
+    return len(_rank_counts()) * messages_of_rank(_device())
 
 
 def measure_machine(progress: Progress) -> HardwareProfile:
@@ -151,12 +151,12 @@ def _measure_with(ranks: int, folder: Path, progress: Progress) -> Speeds:
     while not context.join(timeout=0.1):
         while not said.empty():
             progress(f"{ranks} rank{'s' if ranks > 1 else ''}: {said.get()}")
-    return Speeds.model_validate_json(result(folder, ranks).read_text())
+    return Speeds.model_validate_json(speeds_file(folder, ranks).read_text())
 
 
 def _run(rank: int, world: int, device_type: str, folder: Path, said: Any) -> None:
-    measure(rank, world, device_type, folder, said.put if rank == 0 else _silently)
+    measure_as_rank(rank, world, device_type, folder, said.put if rank == 0 else _ignore)
 
 
-def _silently(_: str) -> None:
+def _ignore(_: str) -> None:
     pass

@@ -136,6 +136,7 @@ def run_ranks(launch: Launch, identity: RendezvousIdentity) -> RanksResult | Non
     met = await_worker_0(environment, lambda: _should_give_up(launch, identity, end))
     if not met and (identity.restart or launch.has_newer_membership(identity)):
         return None
+    # The count of OOM kills before and after the ranks tells whether one of them was killed for memory.
     before, local_ranks = pod_memory(), LocalRanks(launch.folder)
     exit_code = _run_torchrun(launch, environment, local_ranks, identity)
     if not launch.folder.has_ranks() and (identity.restart or launch.has_newer_membership(identity)):
@@ -144,6 +145,7 @@ def run_ranks(launch: Launch, identity: RendezvousIdentity) -> RanksResult | Non
     crashes = read_crashes(launch.folder.path, config.processes_per_worker)
     lacked, stopped = exhausted(before, pod_memory()), launch.stop.asked
     message = pod_outcome(outcomes, config, exit_code, stopped, lacked, local_ranks.killed, crashes)
+    # A restart needs a death (or a yield beside a spare) as its cause, and no rank of before that could still send.
     died = is_death(message, outcomes, config, exit_code, stopped, local_ranks.killed)
     return RanksResult(message, (died or _yielded_beside_a_spare(message, config, stopped)) and local_ranks.are_dead())
 
@@ -188,6 +190,7 @@ def _run_torchrun(
         process.join(_LOOK_SECONDS)
         if process.exitcode is not None:
             return process.exitcode
+        # Ranks of this pod may wait forever for ranks of a pod that has restarted: the supervisor ends them.
         if launch.folder.restarts_elsewhere() > identity.restart:
             local_ranks.kill_all("another pod restarts its ranks in place")
         if launch.has_newer_membership(identity):

@@ -223,6 +223,7 @@ class Saver:
 
     def _commit_on_all_ranks(self, manifest: Manifest) -> _Committed:
         error = _try(lambda: self._commit(manifest))[1] if self._engine.groups.ranks.is_first else None
+        # Every rank learns whether the commit succeeded, so that no rank goes on with a checkpoint that does not exist.
         if not self._agree_on_success(error is None):
             if isinstance(error, TrainingError):
                 raise error

@@ -101,7 +101,7 @@ def _measure_little(rank: int, world: int, folder: Path) -> None:
 
     transfers.MOST_BYTES = transfers.DISK_BYTES = 2**22
     setattr(module, "rows", lambda _: [[Cell("float32", hidden=64, tokens=64)]])  # noqa: B010
-    module.measure(rank, world, "cpu", folder, lambda _: None)
+    module.measure_as_rank(rank, world, "cpu", folder, lambda _: None)
 
 
 def test_vectors_are_beyond_caches_and_leave_memory_free() -> None:
@@ -141,7 +141,7 @@ def test_the_device_is_chosen_before_anything_else(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(machine, "_speeds", measured)
     threads = torch.get_num_threads()
-    machine.measure(0, 1, "cuda", tmp_path, lambda _: None)
+    machine.measure_as_rank(0, 1, "cuda", tmp_path, lambda _: None)
     torch.set_num_threads(threads)
     assert calls == [torch.device("cuda", 0), "measured"]
 

@@ -37,7 +37,7 @@ def test_files_of_ranks_before_a_restart_are_removed(tmp_path: Path) -> None:
     assert [rank.rank for rank in pod_report(folder).ranks] == [4]
 
 
-def test_the_operator_s_answers_survive_a_restart_in_place(tmp_path: Path) -> None:
+def test_the_count_of_restarts_in_other_pods_is_kept_and_is_no_file_of_a_rank(tmp_path: Path) -> None:
     folder = PodFolder(tmp_path)
     assert folder.restarts_elsewhere() == 0
     folder.leave_restarts_elsewhere(2)

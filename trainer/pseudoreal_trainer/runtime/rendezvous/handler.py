@@ -42,7 +42,11 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An asyncio loop in a daemon thread."""
+    """An asyncio loop in a daemon thread, for the connections of a process that has other work.
+
+    The state of a `RendezvousServer` belongs to this thread, so it needs no lock: the main thread hands in coroutines,
+    and otherwise only reads.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -131,6 +135,8 @@ class StaticRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """Close the rendezvous once the other workers have the answers to their last requests to the store."""
+        # The tunnels carry these answers, so they close last. The end of a request is not visible here: wait until
+        # nothing has moved for a moment.
         if self._gate is not None:
             until = time.monotonic() + _MOST_QUIET_SECONDS
             while time.monotonic() < min(until, self._gate.moved + _QUIET_SECONDS):
@@ -144,6 +150,7 @@ class StaticRendezvous(RendezvousHandler):
         """Run worker 0's side. Return the ranks' store, and this worker's number."""
         listener = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
         port = listener.getsockname()[1]
+        # The store takes over the listener: no other process can get the port in between.
         store = TCPStore(
             LOOPBACK,
             port,

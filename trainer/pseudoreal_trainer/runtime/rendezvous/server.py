@@ -125,7 +125,10 @@ class RendezvousServer:
             self._start_handshake(*await accept(self._listener))
 
     async def answer(self, answers: Mapping[int, Answer]) -> None:
-        """Send the workers their answers, by worker."""
+        """Send the workers their answers, by worker.
+
+        A coroutine, because only the loop's thread may set the futures.
+        """
         for worker, answer in answers.items():
             self._members[worker].tell(answer)
 
