@@ -13,7 +13,7 @@ from pseudoreal_trainer.runtime.heartbeat import Heartbeat, HeartbeatFile
 from pseudoreal_trainer.runtime.metrics import serving_metrics
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 
-from tests.integration.operator.endpoint import Reporter, at, progress
+from tests.integration.operator.support.endpoint import Reporter, at, progress
 from tests.support import prometheus
 from tests.support.chart import CHART
 from tests.support.cluster import Cluster, complete_stage
