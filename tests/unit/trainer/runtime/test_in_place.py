@@ -12,8 +12,8 @@ from pseudoreal_trainer.runtime.heartbeat import process_state
 
 from tests.support.patience import wait_for
 from tests.support.ports import free_ports
-from tests.unit.trainer.runtime.pods import last_files, rank_that_trains, stranger_at, training
-from tests.unit.trainer.runtime.server import serving
+from tests.unit.trainer.runtime.support.pods import last_files, rank_that_trains, stranger_at, training
+from tests.unit.trainer.runtime.support.server import serving
 
 
 def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_undisturbed_run(
@@ -48,7 +48,7 @@ def test_a_pod_ends_if_its_lost_peer_does_not_come_to_the_rendezvous_in_time(
     pair: Callable[..., PhaseConfig], tmp_path: Path
 ) -> None:
     """The termination message is the one from before the restart, which does not count."""
-    program = ("-m", "tests.unit.trainer.runtime.impatient_pod")
+    program = ("-m", "tests.unit.trainer.runtime.support.impatient_pod")
     with training(pair(), tmp_path / "pods", program=program) as pods:
         lost = rank_that_trains(pods[0])
         os.killpg(pods[0].process.pid, signal.SIGKILL)
@@ -63,7 +63,7 @@ def test_a_pod_ends_if_its_lost_peer_does_not_come_to_the_rendezvous_in_time(
 def test_a_pod_that_noticed_nothing_restarts_after_an_answer_of_the_operator(
     pair: Callable[..., PhaseConfig], tmp_path: Path
 ) -> None:
-    program = ("-m", "tests.unit.trainer.runtime.pod_program")
+    program = ("-m", "tests.unit.trainer.runtime.support.pod_program")
     with serving(tmp_path) as server, training(pair(), tmp_path / "pods", server, program=program) as pods:
         before = [rank_that_trains(pod) for pod in pods]
         os.kill(before[0], signal.SIGSTOP)

@@ -16,8 +16,8 @@ from pseudoreal_trainer.runtime.ranks import LAST_SECONDS, LocalRanks
 from pseudoreal_trainer.runtime.termination import leave_outcome
 
 from tests.support.patience import wait_for
-from tests.unit.trainer.runtime.reporting_pod import heartbeats_of, reporting_pod
-from tests.unit.trainer.runtime.server import serving
+from tests.unit.trainer.runtime.support.reporting_pod import heartbeats_of, reporting_pod
+from tests.unit.trainer.runtime.support.server import serving
 
 RANKS = 3
 

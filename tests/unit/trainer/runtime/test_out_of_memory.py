@@ -187,7 +187,7 @@ def group() -> Iterator[Group]:
 _POD = """
 import sys
 from pseudoreal_trainer.cli import pod as program
-program.WORKER = "tests.unit.trainer.runtime.hungry"
+program.WORKER = "tests.unit.trainer.runtime.support.hungry"
 program.main()
 """
 

@@ -32,7 +32,7 @@ from pseudoreal_trainer.runtime.reports import (
 )
 from structlog.testing import capture_logs
 
-from tests.unit.trainer.runtime.server import Server, serving
+from tests.unit.trainer.runtime.support.server import Server, serving
 
 REPORT = PodReport(ranks=[RankReport(rank=0, activity="waiting", seconds=1.5, step=3)])
 PROGRESS = ProgressReport(

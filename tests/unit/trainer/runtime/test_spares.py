@@ -12,10 +12,10 @@ from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity, i
 from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription, group_ranks
 
 from tests.support.pods import Pod
-from tests.unit.trainer.runtime.pods import end_at_once, last_files, rank_that_trains, training
-from tests.unit.trainer.runtime.server import Server, serving
+from tests.unit.trainer.runtime.support.pods import end_at_once, last_files, rank_that_trains, training
+from tests.unit.trainer.runtime.support.server import Server, serving
 
-PROGRAM = ("-m", "tests.unit.trainer.runtime.pod_program")
+PROGRAM = ("-m", "tests.unit.trainer.runtime.support.pod_program")
 SPARE = 2
 Pair = Callable[..., PhaseConfig]
 _WHOLE: dict[str, str] = {}

@@ -10,7 +10,7 @@ from pseudoreal_api.wire.reports import RankReport
 from pseudoreal_operator.failures.suspects import stragglers, suspects
 
 from tests.support.jobs import good_job
-from tests.unit.trainer.runtime.world import World, world
+from tests.unit.trainer.runtime.support.world import World, world
 
 pytestmark = pytest.mark.solo
 

@@ -7,7 +7,7 @@ from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo, RendezvousTimeoutError
 
 from tests.support.patience import wait_for
-from tests.unit.trainer.runtime.rendezvous.meetings import coming, meeting
+from tests.unit.trainer.runtime.rendezvous.support.meetings import coming, meeting
 
 
 def backwards(seats: Sequence[WorkerDescription]) -> list[int]:

@@ -22,7 +22,7 @@ from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription
 from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
-from tests.unit.trainer.runtime.rendezvous.meetings import KEY, Meeting, coming, is_closed_by_peer, meeting
+from tests.unit.trainer.runtime.rendezvous.support.meetings import KEY, Meeting, coming, is_closed_by_peer, meeting
 
 
 class Evil:

@@ -12,9 +12,9 @@ from pseudoreal_trainer.runtime.heartbeat import HeartbeatRecord, read_heartbeat
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 
 from tests.support.pods import Pod, start_pod
-from tests.unit.trainer.runtime.faulty_worker import FAULTS
-from tests.unit.trainer.runtime.pod_program import AUTHORITY, TOKEN
-from tests.unit.trainer.runtime.server import Server
+from tests.unit.trainer.runtime.support.faulty_worker import FAULTS
+from tests.unit.trainer.runtime.support.pod_program import AUTHORITY, TOKEN
+from tests.unit.trainer.runtime.support.server import Server
 
 NAME = "pod-0"
 """Token by which the server knows the pod."""
@@ -32,7 +32,9 @@ def reporting_pod(config: PhaseConfig, server: Server, folder: Path, metrics_por
         TOKEN: str(endpoint.token),
         AUTHORITY: str(endpoint.authority),
     }
-    pod = start_pod(config, place, program=("-m", "tests.unit.trainer.runtime.pod_program"), environment=environment)
+    pod = start_pod(
+        config, place, program=("-m", "tests.unit.trainer.runtime.support.pod_program"), environment=environment
+    )
     try:
         yield pod
     finally:

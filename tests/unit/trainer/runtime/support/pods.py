@@ -20,9 +20,9 @@ from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from tests.support.patience import wait_for
 from tests.support.pods import Pod, meeting, start_pod
 from tests.support.ports import free_ports
-from tests.unit.trainer.runtime.faulty_worker import FAULTS
-from tests.unit.trainer.runtime.pod_program import AUTHORITY, TOKEN
-from tests.unit.trainer.runtime.server import Server
+from tests.unit.trainer.runtime.support.faulty_worker import FAULTS
+from tests.unit.trainer.runtime.support.pod_program import AUTHORITY, TOKEN
+from tests.unit.trainer.runtime.support.server import Server
 
 STEPS = 300
 _STORE_REQUEST = struct.pack("<BIBQ3sQ1s", 13, 0x3C85F7CE, 0, 3, b"key", 1, b"1")

@@ -19,7 +19,7 @@ from tests.support.forked import start_rank
 from tests.support.patience import wait_for
 from tests.support.ports import free_port
 from tests.support.processes import LIMIT_SECONDS, Forked
-from tests.unit.trainer.runtime import faulty_worker
+from tests.unit.trainer.runtime.support import faulty_worker
 
 
 @dataclass

@@ -21,7 +21,7 @@ def _endpoint() -> Endpoint | None:
 
 if __name__ == "__main__":
     reports._MOST_SECONDS = 2 * SECONDS
-    program.WORKER = "tests.unit.trainer.runtime.faulty_worker"
+    program.WORKER = "tests.unit.trainer.runtime.support.faulty_worker"
     for name, value in (("endpoint_of_pod", _endpoint), ("reporting", partial(reports.reporting, seconds=SECONDS))):
         setattr(program, name, value)
     program.main()
