@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from pseudoreal_trainer.quantity import readable_bytes
+from pseudoreal_api.quantity import readable_bytes
 
 from pseudoreal_client.capacity.fit import Fit, Wish
 from pseudoreal_client.capacity.levels import Level

@@ -14,7 +14,7 @@ from pseudoreal_trainer.cli.local_run import LocalRun, PodFailed, use_endpoint
 from pseudoreal_trainer.cli.run_directory import RunDirectory, open_run
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.storage.path import storage_path
-from pseudoreal_trainer.training.kept_metrics import METRICS_FILE, metrics_of
+from pseudoreal_trainer.training.metrics_file import METRICS_FILE, metrics_of
 
 
 @click.group()

@@ -59,7 +59,7 @@ def _waiting(heartbeats: list[RankReport]) -> list[int]:
     return [beat.rank for beat in heartbeats if beat.activity == "waiting"]
 
 
-def test_nobody_is_named_while_all_are_well(trio: World) -> None:
+def test_no_rank_is_suspected_while_all_ranks_work(trio: World) -> None:
     begin = trio.heartbeats()[0].step
     judged: dict[int, float] = {}
 
@@ -78,7 +78,7 @@ def _is_stuck(heartbeats: list[RankReport]) -> bool:
     return _waiting(heartbeats) == [0, 2] and heartbeats[1].seconds > 1
 
 
-def test_a_main_thread_that_is_stuck_is_named_though_its_process_lives(trio: World) -> None:
+def test_a_stuck_main_thread_is_suspected_although_its_process_lives(trio: World) -> None:
     with trio.fault("stuck", 1):
         heartbeats = trio.wait_for(_is_stuck)
         assert suspected_ranks(heartbeats) == [1]
@@ -94,7 +94,7 @@ def test_a_main_thread_that_is_stuck_is_named_though_its_process_lives(trio: Wor
     trio.makes_steps(2)
 
 
-def test_a_process_that_is_stopped_while_it_computes_is_named(trio: World) -> None:
+def test_a_process_stopped_while_computing_is_suspected(trio: World) -> None:
     with trio.fault("stuck", 1):
         trio.wait_for(_is_stuck)
         with trio.stopped(1):
@@ -104,7 +104,7 @@ def test_a_process_that_is_stopped_while_it_computes_is_named(trio: World) -> No
     trio.makes_steps(2)
 
 
-def test_a_process_that_is_stopped_inside_a_collective_is_named(trio: World) -> None:
+def test_a_process_stopped_inside_a_collective_is_suspected(trio: World) -> None:
     with trio.fault("stuck", 1):
         trio.wait_for(_is_stuck)
         with trio.stopped(2):

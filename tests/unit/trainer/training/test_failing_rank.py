@@ -30,7 +30,9 @@ def _fail_after_agreeing() -> None:
 
 
 @pytest.mark.parametrize("clipping", ["None", "PerUnit", "Global"])
-def test_it_does_not_wait_for_the_others(clipping: str, job_body: dict[str, Any], config: Any, tmp_path: Path) -> None:
+def test_a_failing_rank_does_not_wait_for_other_ranks(
+    clipping: str, job_body: dict[str, Any], config: Any, tmp_path: Path
+) -> None:
     """With clipping other than Global, the failing rank's reduction thread is waiting in the agreement collective.
     gloo's timeout is half an hour."""
     job_body["spec"]["optimizer"]["clipping"] = {"mode": clipping}

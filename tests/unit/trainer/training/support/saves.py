@@ -100,7 +100,7 @@ def save(saver: Saver, manifest: Manifest) -> float:
     captured: Future[None] = Future()
     captured.set_result(None)
     saver._store.begin(manifest)
-    return _seconds(lambda: saver._written(manifest, cast(Any, _OwnFiles()), captured))
+    return _seconds(lambda: saver._write(manifest, cast(Any, _OwnFiles()), captured))
 
 
 def _seconds(act: Callable[[], object]) -> float:
