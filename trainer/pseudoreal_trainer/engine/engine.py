@@ -14,23 +14,21 @@ from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor
 
-from pseudoreal_trainer.engine.balance import NO_LOADS
+from pseudoreal_trainer.engine.activation_offload import StashedInputs
 from pseudoreal_trainer.engine.copies import Copies
-from pseudoreal_trainer.engine.passes import Batch, Passes, PlanRun, Training
-from pseudoreal_trainer.engine.probe import LayerGroup, Probe, groups_of
-from pseudoreal_trainer.engine.ranks.exchanges import Exchanges
+from pseudoreal_trainer.engine.expert_parallel import SpreadPasses
+from pseudoreal_trainer.engine.gradient_similarity import LayerGroup, Probe, groups_of
+from pseudoreal_trainer.engine.gradients import Agreement, Gradients, ReductionThread, UpdateThread
+from pseudoreal_trainer.engine.passes import Batch, Passes, PlanRun, TokenBuffer, Training
+from pseudoreal_trainer.engine.ranks.all_to_all import Exchanges
 from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.spread import SpreadPasses
-from pseudoreal_trainer.engine.stash import StashedInputs
-from pseudoreal_trainer.engine.state.capture import Capture, Sink, Source
+from pseudoreal_trainer.engine.router_statistics import NO_LOADS
 from pseudoreal_trainer.engine.state.memory import Purpose
-from pseudoreal_trainer.engine.state.ring import KeptRing
+from pseudoreal_trainer.engine.state.snapshot import Capture, KeptRing, Sink, Source
 from pseudoreal_trainer.engine.state.store import UnitStore
-from pseudoreal_trainer.engine.tokens import TokenBuffer
-from pseudoreal_trainer.engine.updates import Agreement, Gradients, ReductionThread, UpdateThread
 from pseudoreal_trainer.engine.warm_up import warm_up
 from pseudoreal_trainer.model.experts import Tally
 from pseudoreal_trainer.model.head import soft_cap_of

@@ -10,21 +10,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.engine.balance import StepChoices
+from pseudoreal_trainer.engine.activation_offload import Key, StashedInputs
 from pseudoreal_trainer.engine.copies import Copies
-from pseudoreal_trainer.engine.probe import Probe
+from pseudoreal_trainer.engine.gradient_similarity import Probe
+from pseudoreal_trainer.engine.gradients import Agreement, Gradients
 from pseudoreal_trainer.engine.ranks.messages import Messages
-from pseudoreal_trainer.engine.ranks.streams import Streams
+from pseudoreal_trainer.engine.ranks.streams import Event, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.stash import Key, StashedInputs
-from pseudoreal_trainer.engine.tokens import TokenBuffer
-from pseudoreal_trainer.engine.updates import Agreement, Gradients
+from pseudoreal_trainer.engine.router_statistics import StepChoices
+from pseudoreal_trainer.engine.state.pinned import Allocator, Block
 from pseudoreal_trainer.model.attention import Documents, documents_of
 from pseudoreal_trainer.model.experts import KeptChoice, Tally
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.memory.pinned_arena import Shape
+from pseudoreal_trainer.plan.memory.pinned_arena import Shape, token_bytes
 from pseudoreal_trainer.plan.records import Backward, Flow, Forward, Record
 
 
@@ -122,6 +122,50 @@ class PlanRun:
     def loss_sums(self) -> Losses | None:
         """Return the loss sums over this rank's tokens; None without the head."""
         return sum_of(list(self.losses.values())) if self.losses else None
+
+
+class TokenBuffer:
+    """Host memory for the tokens of all micro-batches of a run.
+
+    It is pinned, because only then a copy does not wait for all passes launched so far. Without a GPU, tokens are used
+    where they are, and nothing is prepared.
+    """
+
+    def __init__(self, streams: Streams, device: torch.device, memory: Allocator) -> None:
+        self._streams, self._device, self._memory = streams, device, memory
+        self._block = Block(0, memory)
+        self._used = 0
+        """Bytes that this run has used."""
+        self._copied: Event = None
+        """Event after which the copies of all runs so far are done."""
+
+    def prepare(self, shapes: Sequence[Shape]) -> None:
+        """Allocate memory for micro-batches of these shapes, unless there is enough.
+
+        Call this before the first pass of a run: pinning memory waits for all kernels of the device, and one of them
+        may wait for a message that depends on this rank's later calls.
+        """
+        # A short wait: few passes, if any, come before the last copies of the previous run.
+        synchronize(self._copied)
+        self._used, needed = 0, token_bytes(shapes)
+        if self._block.size < needed:
+            self._block.close()
+            self._block = Block(needed, self._memory)
+
+    def bring(self, tokens: Tensor) -> Tensor:
+        """Return the tokens, [B, T + 1], on the device."""
+        if not self._streams.are_real or tokens.device.type == "cuda":
+            return tokens
+        begin, self._used = self._used, self._used + tokens.nbytes
+        pinned = self._block.memory[begin : self._used].view(tokens.dtype).view(tokens.shape)
+        pinned.copy_(tokens)
+        there = torch.empty(tokens.shape, dtype=tokens.dtype, device=self._device)
+        there.copy_(pinned, non_blocking=True)
+        self._copied = self._streams.record_event()
+        return there
+
+    def close(self) -> None:
+        self._block.close()
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.probe import LayerGradients
-from pseudoreal_trainer.engine.updates import Agreement
+from pseudoreal_trainer.engine.gradient_similarity import LayerGradients
+from pseudoreal_trainer.engine.gradients import Agreement
 from pseudoreal_trainer.model.sampling import Sampling, generate, readable
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.training.progress import Progress, loss_of

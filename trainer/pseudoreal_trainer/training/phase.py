@@ -20,11 +20,10 @@ from pseudoreal_trainer.data.stream import rank_parts
 from pseudoreal_trainer.data.token_corpus import TokenCorpus, end_of_document_of
 from pseudoreal_trainer.data.tokenizer.kept import keep_tokenizer
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.gradient_similarity import LayerGradients, Probe
+from pseudoreal_trainer.engine.gradients import REMEDY, Agreement
 from pseudoreal_trainer.engine.passes import Training
-from pseudoreal_trainer.engine.probe import LayerGradients, Probe
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.state.compiler import require_compiler
-from pseudoreal_trainer.engine.updates import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.memory.from_config import phase_layout
 from pseudoreal_trainer.runtime.pod_folder import PodFolder, membership_of_ranks
@@ -39,7 +38,15 @@ from pseudoreal_trainer.training.same_corpus import agree_on_corpus, check_corpu
 from pseudoreal_trainer.training.saving import Saved, Saver
 from pseudoreal_trainer.training.schedule import phase_rate
 from pseudoreal_trainer.training.sinks.opening import check_packages
-from pseudoreal_trainer.training.start import compiles, device_kind, fill, first_progress, open_engine, open_imported
+from pseudoreal_trainer.training.start import (
+    compiles,
+    device_kind,
+    fill,
+    first_progress,
+    open_engine,
+    open_imported,
+    require_compiler,
+)
 from pseudoreal_trainer.training.validation import Prompts, Validation, phase_prompts, phase_validations
 
 log = structlog.get_logger()

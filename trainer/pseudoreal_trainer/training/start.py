@@ -3,6 +3,9 @@
 A checkpoint may have been saved in any layout.
 """
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +26,7 @@ from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.transformer import Transformer, load_into
 from pseudoreal_trainer.plan.layout import Layout
@@ -34,6 +38,7 @@ from pseudoreal_trainer.training.progress import Progress
 
 log = structlog.get_logger()
 
+_REMEDY = "take an image that has it, as this project's Dockerfile makes it, or set compile.mode None in the phase"
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -72,6 +77,23 @@ def device_kind(ranks: Ranks) -> Device:
 
 def compiles(config: PhaseConfig, ranks: Ranks) -> bool:
     return config.compile.mode == "Blocks" and ranks.device.type == "cuda"
+
+
+def require_compiler() -> None:
+    """Raise InvalidJobError if this machine cannot compile for a GPU. Otherwise the first step would raise the error.
+
+    Besides torch, Triton needs a C compiler and Python's headers.
+    """
+    chosen = os.environ.get("CC")
+    if chosen is not None and shutil.which(chosen) is None:
+        raise InvalidJobError(
+            f"compile.mode Blocks needs a C compiler, but CC names {chosen}, which is not there; {_REMEDY}"
+        )
+    if chosen is None and shutil.which("gcc") is None and shutil.which("clang") is None:
+        raise InvalidJobError(f"compile.mode Blocks needs a C compiler, but there is neither gcc nor clang; {_REMEDY}")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        raise InvalidJobError(f"compile.mode Blocks needs Python's headers, but {header} is not there; {_REMEDY}")
 
 
 @contextmanager

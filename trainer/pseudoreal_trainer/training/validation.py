@@ -20,8 +20,7 @@ from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.data.tokenizer.token_bytes import bits_per_byte
 from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer, Tokenizer
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.evaluation_assignment import assign_sequences
-from pseudoreal_trainer.engine.writing import write
+from pseudoreal_trainer.engine.evaluation import assign_sequences, write
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.plan.layout import Layout

@@ -6,9 +6,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from pseudoreal_trainer.engine.gradients import Gradients
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.updates import Gradients
 from torch import Tensor
 
 from tests.unit.trainer.engine.cases import RATE, Case

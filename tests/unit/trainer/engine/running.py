@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
-from pseudoreal_trainer.engine.balance import ExpertLoad
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
+from pseudoreal_trainer.engine.evaluation import write
+from pseudoreal_trainer.engine.gradient_similarity import LayerGradients
 from pseudoreal_trainer.engine.passes import Training
-from pseudoreal_trainer.engine.probe import LayerGradients
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.writing import write
+from pseudoreal_trainer.engine.router_statistics import ExpertLoad
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.modules import views
 from pseudoreal_trainer.plan.parts import units_of_rank

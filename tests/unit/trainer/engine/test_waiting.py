@@ -8,11 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.balance import NO_LOADS
+from pseudoreal_trainer.engine.gradients import Gradients, ReductionThread
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.updates import Gradients, ReductionThread
+from pseudoreal_trainer.engine.router_statistics import NO_LOADS
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce
 

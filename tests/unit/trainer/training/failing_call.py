@@ -14,10 +14,10 @@ from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.cli import rank as program
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.gradient_accumulator import GradientAccumulator
-from pseudoreal_trainer.engine.state.capture import Capture
+from pseudoreal_trainer.engine.gradients import GradientAccumulator
 from pseudoreal_trainer.engine.state.disk import DiskState
 from pseudoreal_trainer.engine.state.memory import MemoryState
+from pseudoreal_trainer.engine.state.snapshot import Capture
 from pseudoreal_trainer.training.saving import Saver
 
 CALLS: dict[str, tuple[Any, str]] = {

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pseudoreal_trainer.engine.gradients import ReductionThread
 from pseudoreal_trainer.engine.passes import Passes
-from pseudoreal_trainer.engine.updates import ReductionThread
 from pseudoreal_trainer.plan.records import Agree
 
 from tests.support.forked import start_rank

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from pseudoreal_trainer.engine import engine as engines
+from pseudoreal_trainer.engine.activation_offload import StashedInputs
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.messages import Messages
@@ -17,7 +18,6 @@ from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Stream
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.stash import StashedInputs
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
 from pseudoreal_trainer.engine.warm_up import warm_up
 from pseudoreal_trainer.plan.lower import step_plan

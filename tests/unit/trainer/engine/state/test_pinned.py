@@ -9,11 +9,10 @@ import pytest
 import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.passes import Training
+from pseudoreal_trainer.engine.passes import TokenBuffer, Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.memory import MemoryState
 from pseudoreal_trainer.engine.state.pinned import Block, PassingBuffers, PinnedMemory, PlainMemory, Region
-from pseudoreal_trainer.engine.tokens import TokenBuffer
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak

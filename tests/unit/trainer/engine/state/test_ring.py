@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
-from pseudoreal_trainer.engine.state.ring import KeptRing, Ring
+from pseudoreal_trainer.engine.state.snapshot import KeptRing, Ring
 
 from tests.support.patience import wait_for
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_trainer.engine.evaluation_assignment import assign_sequences
+from pseudoreal_trainer.engine.evaluation import assign_sequences
 from pseudoreal_trainer.model.sampling import generate
 from pseudoreal_trainer.model.transformer import build_model, load_into
 

@@ -1,21 +1,40 @@
-"""Text that the model writes while it is trained, in any layout and with any homes.
+"""Evaluations during training: sequences for each data rank, and text that the model generates.
 
-Each token takes one evaluation of all prompts, each prompt in a pass as long as a training sequence, like the windows
-of a validation. So writing needs no more memory than validation, compiles or tries no other shape, and the same weights
-write the same tokens on any number of ranks. Padding after a prompt's last token cannot affect that token: attention is
-causal, and a full expert has accepted earlier tokens.
+Text is generated in any layout and with any homes. Each token takes one evaluation of all prompts, each prompt in a
+pass as long as a training sequence, like the windows of a validation. So generation needs no more memory than
+validation, compiles and tries no other shape, and the same weights generate the same tokens on any number of ranks.
+Padding after a prompt's last token cannot affect that token: attention is causal, and a full expert has accepted
+earlier tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.evaluation_assignment import assign_sequences
 from pseudoreal_trainer.model.sampling import Sampling, draw
 from pseudoreal_trainer.plan.memory.pinned_arena import Shape
+
+
+@dataclass(frozen=True)
+class AssignedSequence:
+    """A sequence that a data rank evaluates in a run of the engine."""
+
+    index: int
+    """Index of the sequence."""
+    counts: bool
+    """Whether this rank's result counts; if not, another rank's does, and this rank only takes part in the
+    collectives."""
+
+
+def assign_sequences(count: int, data: int, data_rank: int, at_once: int) -> Iterator[list[AssignedSequence]]:
+    """Yield the sequences of one of `data` ranks, at most `at_once` per run. Every rank has as many runs, and as many
+    sequences in each. Each of the `count` sequences counts on one rank."""
+    own = [first + data_rank for first in range(0, count, data)]
+    for begin in range(0, len(own), at_once):
+        yield [AssignedSequence(min(index, count - 1), index < count) for index in own[begin : begin + at_once]]
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.balance import NO_LOADS
+from pseudoreal_trainer.engine.gradients import Gradients, ReductionThread, UpdateThread
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.router_statistics import NO_LOADS
 from pseudoreal_trainer.engine.state.memory import Extent
 from pseudoreal_trainer.engine.state.store import GradientBuffers
-from pseudoreal_trainer.engine.updates import Gradients, ReductionThread, UpdateThread
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
 from pseudoreal_trainer.plan.units import units_of

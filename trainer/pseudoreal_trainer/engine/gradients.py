@@ -37,7 +37,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,13 +46,11 @@ from pseudoreal_api.spec.model import TopK
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
-from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias, choices_of
-from pseudoreal_trainer.engine.gradient_accumulator import GradientAccumulator
 from pseudoreal_trainer.engine.norms import square_of
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, synchronize
-from pseudoreal_trainer.engine.ranks.sums import sums_of
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.router_statistics import ExpertLoad, change_of_bias, choices_of
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.engine.worker_thread import WorkerThread
 from pseudoreal_trainer.errors import TrainingError
@@ -67,6 +65,40 @@ _TINY = 1e-6
 """Added to the norm so that the clip factor stays finite, as in torch.nn.utils.clip_grad_norm_."""
 
 REMEDY = "lower spec.optimizer.learningRate or raise warmupSteps"
+
+
+@dataclass
+class GradientAccumulator:
+    """Sum of the gradients of passes, one per micro-batch or chunk of the loss."""
+
+    flat: Tensor
+    """Memory of the gradient, [padded numel], in the master dtype; the first part overwrites its content."""
+    views: list[Tensor]
+    """Views of `flat`, one per parameter, with its shape."""
+    buffer: Tensor | None = None
+    """Buffer that `flat` is a part of, to be given back; None: the accumulator has its own memory."""
+    _started: set[int] = field(default_factory=set)
+    """Indices of the parameters to which a part was added."""
+
+    def add(self, gradients: Sequence[Tensor | None]) -> None:
+        """Add the gradients of one pass: one per parameter, in order and with its shape, in the compute dtype. None:
+        the pass does not use the parameter."""
+        for index, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            if index in self._started:
+                self.views[index].add_(gradient)
+            else:
+                self.views[index].copy_(gradient)
+                self._started.add(index)
+
+    def complete(self) -> Tensor:
+        """Return the whole gradient, [padded numel]: zero for parameters that no pass used, and in the padding."""
+        for index, view in enumerate(self.views):
+            if index not in self._started:
+                view.zero_()
+        self.flat[sum(view.numel() for view in self.views) :].zero_()
+        return self.flat
 
 
 @dataclass(frozen=True)
@@ -391,6 +423,24 @@ class ReductionThread:
             counts, tokens = sums_of(lists, self._groups.device, self._groups.reduce_world)
         skipped = tuple(unit for unit, count in enumerate(counts) if count)
         return replace(agreement, skipped=skipped, load=ExpertLoad.of(tokens, layers=len(loads)))
+
+
+def sums_of(
+    lists: Sequence[Sequence[float]], device: torch.device, group: dist.ProcessGroup | None
+) -> list[list[float]]:
+    """Return each list's values, summed over the group in float64. `group`: None for a single rank.
+
+    All lists are in flight together. No list changes the order of summation of another, and so not its bits. Call this
+    on a side stream: on the compute stream it would wait for all passes launched so far.
+    """
+    if group is None:
+        return [[*values] for values in lists]
+    summed = [torch.tensor(values, dtype=torch.float64).to(device) for values in lists]
+    works = [dist.all_reduce(values, group=group, async_op=True) for values in summed if len(values)]
+    for work in works:
+        assert work is not None, "this rank is part of the group"
+        work.wait()
+    return [values.tolist() for values in summed]
 
 
 class UpdateThread:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias
+from pseudoreal_trainer.engine.gradients import ReductionThread
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.updates import ReductionThread
+from pseudoreal_trainer.engine.router_statistics import ExpertLoad, change_of_bias
 from torch import Tensor
 
 from tests.support.routers import Routers

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from pseudoreal_trainer.engine.ranks.sums import sums_of
+from pseudoreal_trainer.engine.gradients import sums_of
 from torch import Tensor
 
 CPU = torch.device("cpu")

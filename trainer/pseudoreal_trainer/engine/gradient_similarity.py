@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pseudoreal_api.resolved.layers import sets_of
 from torch import Tensor
 
-from pseudoreal_trainer.engine.gradient_accumulator import GradientAccumulator
+from pseudoreal_trainer.engine.gradients import GradientAccumulator
 from pseudoreal_trainer.engine.norms import dot
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.model.modules import Modules

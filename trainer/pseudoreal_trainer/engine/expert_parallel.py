@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from pseudoreal_trainer.engine.activation_offload import Key
 from pseudoreal_trainer.engine.passes import Passes, PlanRun
-from pseudoreal_trainer.engine.ranks.exchanges import Exchanges, RowCounts
-from pseudoreal_trainer.engine.stash import Key
+from pseudoreal_trainer.engine.ranks.all_to_all import Exchanges, RowCounts
 from pseudoreal_trainer.model.block import Routed
 from pseudoreal_trainer.model.experts import Choice, Experts, Tally
 from pseudoreal_trainer.model.grouped import by_expert

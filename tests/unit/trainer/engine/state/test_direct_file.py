@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.state.direct_file import REQUEST_BYTES, DirectFile, DiskError, aligned_buffer
-from pseudoreal_trainer.engine.state.requests import DEPTH, Requests
+from pseudoreal_trainer.engine.state.direct_file import (
+    DEPTH,
+    REQUEST_BYTES,
+    DirectFile,
+    DiskError,
+    Requests,
+    aligned_buffer,
+)
 
 PATIENCE = 60
 """Seconds after which an event that never comes counts as missing."""
