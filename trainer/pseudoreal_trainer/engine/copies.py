@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups, UnitGroups
-from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, Updated, synchronize
+from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.model.modules import UnitModule
@@ -111,7 +110,7 @@ class Copies:
     """Working copies of a rank, and the weights that each module is bound to."""
 
     def __init__(self, store: UnitStore, groups: ProcessGroups, streams: Streams, trace: Trace) -> None:
-        self._store, self._groups, self._layout = store, groups, groups.layout
+        self._store, self._updates, self._groups, self._layout = store, store.updates, groups, groups.layout
         self._free = {
             pool: [_Slot(slot, streams.record_event()) for slot in slots] for pool, slots in store.window.items()
         }
@@ -131,8 +130,6 @@ class Copies:
         self._skipped_fetches: set[int] = set()
         """Units whose fetch was skipped because no tokens were routed to them, until their Drop."""
         self._bound: dict[UnitModule, Tensor] = {}
-        self.updated: dict[int, Updated] = {unit: _done(None) for unit in store.states}
-        """Unit -> its newest update; the future yields the event after which the new weights can be read."""
         self._slot_addresses = {s.untyped_storage().data_ptr() for slots in store.window.values() for s in slots}
         self._owners: dict[int, int] = {}
         self._dropped: Event = None
@@ -229,25 +226,16 @@ class Copies:
         slot that the unit occupies then."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
-    def changed(self, unit: int) -> None:
-        """Record that the unit's state was set, on the current stream."""
-        self.updated[unit] = _done(self._streams.record_event())
-
-    def settle(self) -> None:
-        """Wait for all updates. Raises the error of an update that failed."""
-        for updated in self.updated.values():
-            synchronize(updated.result())
-
     def _is_ready(self, unit: int) -> bool:
-        return self.updated[unit].done() and unit not in self._unread and self._store.states[unit].is_read()
+        return self._updates.of(unit).done() and unit not in self._unread and self._store.states[unit].is_read()
 
     def _read_updated(self) -> None:
-        for unit in [unit for unit in self._unread if self.updated[unit].done()]:
+        for unit in [unit for unit in self._unread if self._updates.of(unit).done()]:
             self._read(unit)
 
     def _read(self, unit: int) -> None:
         self._unread.pop(unit)
-        self._store.states[unit].read_ahead(self.updated[unit])
+        self._store.states[unit].read_ahead(self._updates.of(unit))
 
     def _begin(self, record: Fetch) -> None:
         if self._layout.moves(record.unit):
@@ -291,7 +279,7 @@ class Copies:
 
     def _newest(self, unit: int) -> Event:
         """Wait until the unit's newest update was launched. Return the event after which it is done."""
-        return self._heartbeat.join(self.updated[unit], self._heartbeat.updates)
+        return self._heartbeat.join(self._updates.of(unit), self._heartbeat.updates)
 
     def _fetched(self, record: Fetch) -> _Copy:
         begin = time.perf_counter_ns()
@@ -372,9 +360,3 @@ class _Saved:
     offset: int
     size: torch.Size
     stride: tuple[int, ...]
-
-
-def _done(event: Event) -> Updated:
-    future: Updated = Future()
-    future.set_result(event)
-    return future

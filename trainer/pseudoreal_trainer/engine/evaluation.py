@@ -86,9 +86,11 @@ def _next(
 ) -> list[int]:
     """Return the next token of each text; the same on every rank."""
     groups = engine.groups
+    # Not the end of a document: each end would add a document, which is computed separately.
+    padding = 1 if engine.blueprint.end_of_document == 0 else 0
     drawn = torch.zeros(len(texts), dtype=torch.int64, device=groups.device)
     for own in assign_sequences(len(texts), groups.layout.data, groups.data_rank, at_once):
-        contexts = _Contexts([texts[assigned.index] for assigned in own], sequence, engine.padding)
+        contexts = _Contexts([texts[assigned.index] for assigned in own], sequence, padding)
         for m, logits in engine.logits(contexts, contexts.lasts).items():
             if own[m].counts:
                 drawn[own[m].index] = draw(logits, sampling, generators[own[m].index])

@@ -35,7 +35,7 @@ Agreement: the clip factor of a unit, and whether it is skipped, are the same on
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -459,7 +459,7 @@ class UpdateThread:
         self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
         self._thread = WorkerThread("updates", self._heartbeat.failure, streams.enter_thread)
         self._newest: deque[Future[Event]] = deque(maxlen=KEPT_GRADIENTS)
-        self.captures: dict[int, Future[None]] = {}
+        self._captures: dict[int, Future[None]] = {}
         """Unit -> capture that must be done before the unit's next update."""
         self.capture_wait_seconds = 0.0
         """Total seconds that updates have waited for captures."""
@@ -473,10 +473,15 @@ class UpdateThread:
         """Enqueue the unit's update with this learning rate. The future yields the event after which the new weights
         can be read."""
         # Requested in the main thread: the place in the reduction thread's queue is the place among its collectives.
-        capture, terms = self.captures.pop(record.unit, None), self._reductions.request_terms(record)
+        capture, terms = self._captures.pop(record.unit, None), self._reductions.request_terms(record)
         updated = self._thread.submit(lambda: self._update(record, rate, terms, capture))
         self._newest.append(updated)
+        self._store.updates.replace(record.unit, updated)
         return updated
+
+    def wait_for_captures(self, captured: Mapping[int, Future[None]]) -> None:
+        """Make the next update of each unit wait until the unit's state is captured."""
+        self._captures |= captured
 
     def close(self) -> None:
         self._thread.close()

@@ -184,8 +184,6 @@ class Passes:
     loss: Loss
     end_of_document: int | None = None
     """Token id that ends a document; attention stays within documents. None: attention spans whole sequences."""
-    tried: set[Shape] = field(default_factory=set)
-    """Shapes of micro-batches for which passes were run on zeros."""
 
     def forward(self, run: PlanRun, record: Forward) -> None:
         position, m = record.position, record.micro_batch

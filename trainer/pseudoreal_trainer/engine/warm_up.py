@@ -18,19 +18,28 @@ from pseudoreal_trainer.plan.memory.pinned_arena import Shape
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
 
-def warm_up(passes: Passes, batch: Batch, plan: RankPlan) -> None:
-    """Run the passes on zeros, for each shape of the plan that has not been tried. Binds other weights to modules and
-    forgets the previous bindings."""
-    records = [record for record in plan if isinstance(record, Forward | Backward)]
-    shapes = {batch.shape(m) for m in {record.micro_batch for record in records}} - passes.tried
-    positions = _one_of_each_kind(passes, sorted({record.position for record in records}))
-    for shape in sorted(shapes):
-        for position in positions:
-            _try(passes, position, shape)
-    passes.tried.update(shapes)
-    passes.copies.unbind()
-    if passes.streams.are_real:
-        torch.cuda.synchronize(passes.streams.device)
+class WarmUp:
+    """Warm-up of a rank's passes."""
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+        self._done: set[Shape] = set()
+        """Shapes of micro-batches for which passes were run on zeros."""
+
+    def run(self, batch: Batch, plan: RankPlan) -> None:
+        """Run the passes on zeros, for each shape of the plan for which they have not run. Binds other weights to
+        modules and forgets the previous bindings."""
+        passes = self._passes
+        records = [record for record in plan if isinstance(record, Forward | Backward)]
+        shapes = {batch.shape(m) for m in {record.micro_batch for record in records}} - self._done
+        positions = _one_of_each_kind(passes, sorted({record.position for record in records}))
+        for shape in sorted(shapes):
+            for position in positions:
+                _run_on_zeros(passes, position, shape)
+        self._done.update(shapes)
+        passes.copies.unbind()
+        if passes.streams.are_real:
+            torch.cuda.synchronize(passes.streams.device)
 
 
 def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
@@ -44,7 +53,7 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
     return list(kinds.values())
 
 
-def _try(passes: Passes, position: int, shape: Shape) -> None:
+def _run_on_zeros(passes: Passes, position: int, shape: Shape) -> None:
     """Run a position's forward and backward pass on zeros of this shape."""
     modules, device = passes.modules, passes.streams.device
     # All groups of experts have the kernels, and the module, of the first group.

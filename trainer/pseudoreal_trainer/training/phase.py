@@ -229,8 +229,8 @@ class _Phase:
         """Return the probe for the next step; None if the step is neither measured nor compared."""
         measure = self.config.measure
         if measures and measure is not None:
-            return self.engine.probe(measure.next_sharing)
-        return self.engine.probe(None) if checks else None
+            return self.engine.new_probe(measure.next_sharing)
+        return self.engine.new_probe(None) if checks else None
 
     def _advance(self, agreed: Agreement, counted: Counts | None) -> None:
         # All groups of one set of experts share a name, which is listed once.

@@ -22,7 +22,9 @@ from pseudoreal_trainer.checkpoint.manifest import Ending
 from pseudoreal_trainer.checkpoint.origin import Anew, Continued, Origin
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.convert.weights import Weights, open_weights
-from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
+from pseudoreal_trainer.engine.blueprint import Blueprint
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.engine_state import UnitState
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
@@ -137,14 +139,14 @@ def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights 
     `imported` are weights of another program for a fresh start.
     """
     for index, unit in enumerate(engine.units):
-        if engine.has(index):
-            extent = engine.extent(index)
+        if engine.state.has(index):
+            extent = engine.state.extent(index)
             if not isinstance(origin, Anew):
-                engine.put(index, _loaded(unit, extent, origin.checkpoint))
+                engine.state.put(index, _loaded(unit, extent, origin.checkpoint))
             elif imported is not None:
-                engine.put(index, _imported(unit, extent, imported, engine.master_dtype))
+                engine.state.put(index, _imported(unit, extent, imported, engine.blueprint.master))
             else:
-                engine.put(index, _fresh(engine, config, index, extent))
+                engine.state.put(index, _fresh(engine, config, index, extent))
 
 
 def load_weights(model: Transformer, checkpoint: Reader) -> None:
@@ -154,7 +156,7 @@ def load_weights(model: Transformer, checkpoint: Reader) -> None:
 def _fresh(engine: Engine, config: PhaseConfig, index: int, extent: range) -> UnitState:
     unit = engine.units[index]
     number = engine.groups.layout.unit_of_model(index)
-    weights = initial_weights(unit, number, config.model, config.data.seed, engine.master_dtype)
+    weights = initial_weights(unit, number, config.model, config.data.seed, engine.blueprint.master)
     return UnitState.fresh(weights, extent)
 
 

@@ -27,7 +27,7 @@ def _norm(case: Case, ranks: Ranks, folder: Path) -> float:
         engine = make_engine(case, ranks, folder)
         batch = CaseBatch(case, 0, ranks.rank % case.data, ranks.device)
         agreement = engine.train(batch, Training(tokens_of(case), RATE, stop=False), 0)
-        engine.settle()
+        engine.state.wait_for_updates()
         engine.close()
     return agreement.norm
 

@@ -38,7 +38,7 @@ def test_passes_of_a_unit_that_is_here_do_not_wait_for_the_update_of_the_next_on
 
     monkeypatch.setattr(Passes, "forward", forward)
     first = case.layers * case.micro_batches + case.micro_batches
-    engine._updates.captures[HELD] = gate
+    engine._executor.updates.wait_for_captures({HELD: gate})
 
     def two_steps() -> None:
         for step in range(2):

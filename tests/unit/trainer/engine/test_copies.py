@@ -18,6 +18,7 @@ from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, Vectors
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
+from pseudoreal_trainer.engine.state.store import NewestUpdates
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.records import Drop, Fetch, Read
 from pseudoreal_trainer.plan.units import units_of
@@ -36,6 +37,7 @@ class Window:
     """A window of some slots over two blocks on the host; the weights of one are all 1, of the other all 2."""
 
     copies: Copies
+    updates: NewestUpdates
     modules: Modules
     trace: Trace
 
@@ -57,7 +59,8 @@ def _window(size: int, folder: Path) -> Window:
     states = {unit: _host_state(units[unit].numel, float(unit)) for unit in (1, 2)}
     slots = [torch.zeros(units[1].numel, dtype=torch.float64) for _ in range(size)]
     modules = Modules(case.model, units, torch.float64, compiled=False)
-    return Window(Copies(_store(states, window=slots), groups, streams, trace), modules, trace)
+    store = _store(states, window=slots)
+    return Window(Copies(store, groups, streams, trace), store.updates, modules, trace)
 
 
 def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Path) -> None:
@@ -67,8 +70,9 @@ def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Pat
     groups, store = ProcessGroups(case.layout, Ranks(0, 1, CPU)), _store(states, resident={1: weights})
     copies = Copies(store, groups, Streams(CPU), Trace(0, tmp_path))
     module = Modules(case.model, units, torch.float64, compiled=False).of(1)
-    copies.updated[1] = Future()
-    copies.updated[1].set_exception(OSError("the disk is gone"))
+    failed: Future[Any] = Future()
+    failed.set_exception(OSError("the disk is gone"))
+    store.updates.replace(1, failed)
     with pytest.raises(OSError, match="the disk is gone"):
         copies.bind(1, module)
 
@@ -95,7 +99,8 @@ def test_a_shards_memory_is_used_again_after_the_newest_drop_of_any_pool(monkeyp
 def _store(
     states: dict[int, MemoryState], *, resident: Mapping[int, Tensor] | None = None, window: Sequence[Tensor] = ()
 ) -> Any:
-    return SimpleNamespace(states=states, resident=resident or {}, window={"Blocks": window})
+    updates = NewestUpdates(states)
+    return SimpleNamespace(states=states, updates=updates, resident=resident or {}, window={"Blocks": window})
 
 
 def _host_state(numel: int, value: float) -> MemoryState:
@@ -148,11 +153,11 @@ def test_a_fetch_waits_for_the_update_before_it(window: Window) -> None:
     """The fetch also raises the error of a failed update."""
     failed: Future[Any] = Future()
     failed.set_exception(OSError("the disk is gone"))
-    window.copies.updated[1] = failed
+    window.updates.replace(1, failed)
     with pytest.raises(OSError, match="the disk is gone"):
         window.copies.fetch(Fetch(1))
     with pytest.raises(OSError, match="the disk is gone"):
-        window.copies.settle()
+        window.updates.wait()
 
 
 def _all_are(tensor: Tensor, value: float) -> bool:
@@ -161,7 +166,7 @@ def _all_are(tensor: Tensor, value: float) -> bool:
 
 def test_a_fetch_that_waits_for_an_update_holds_up_no_pass_of_another_unit(window_of_two: Window) -> None:
     copies, module, updating = window_of_two.copies, window_of_two.modules.of(1), Future[Any]()
-    copies.updated[2] = updating
+    window_of_two.updates.replace(2, updating)
     copies.fetch(Fetch(1))
     copies.fetch(Fetch(2))
     copies.bind(1, module)
@@ -176,7 +181,7 @@ def test_a_fetch_that_waits_for_an_update_holds_up_no_pass_of_another_unit(windo
 def test_fetches_begin_in_the_order_of_the_plan(window_of_two: Window) -> None:
     """The other data ranks start fetches in the same order, although their units may be ready at other times."""
     copies, updating = window_of_two.copies, Future[Any]()
-    copies.updated[1] = updating
+    window_of_two.updates.replace(1, updating)
     copies.fetch(Fetch(1))
     copies.fetch(Fetch(2))
     with pytest.raises(NotResident, match="unit 2 has no working copy"):
@@ -195,7 +200,7 @@ def test_a_disk_is_not_asked_for_a_unit_that_is_being_updated(window_of_two: Win
     copies, updating = window_of_two.copies, Future[Any]()
     state = Mock(wraps=copies._store.states[1])
     copies._store.states[1] = state
-    copies.updated[1] = updating
+    window_of_two.updates.replace(1, updating)
     copies.read(Read(1))
     copies.begin_ready()
     state.read_ahead.assert_not_called()

@@ -16,7 +16,7 @@ from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.router_statistics import NO_LOADS
 from pseudoreal_trainer.engine.state.memory import Extent
-from pseudoreal_trainer.engine.state.store import GradientBuffers
+from pseudoreal_trainer.engine.state.store import GradientBuffers, NewestUpdates
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
 from pseudoreal_trainer.plan.units import units_of
@@ -72,7 +72,13 @@ class _Rank:
         modules.of.return_value.views = lambda flat: [flat]
         self.buffers = GradientBuffers(LENGTH, BUFFERS, torch.float32, CPU)
         buffers = {"Blocks": self.buffers}
-        store: Any = SimpleNamespace(units=units, states=self.states, whole_gradients={}, gradient_buffers=buffers)
+        store: Any = SimpleNamespace(
+            units=units,
+            states=self.states,
+            updates=NewestUpdates(self.states),
+            whole_gradients={},
+            gradient_buffers=buffers,
+        )
         self.gradients = Gradients(store, modules, groups, streams, trace)
         self.reductions = ReductionThread(self.case.optimizer, store, groups, streams, trace)
         self.updates = UpdateThread(self.case.optimizer, store, self.reductions, groups, streams, trace)

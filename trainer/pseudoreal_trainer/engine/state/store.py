@@ -12,6 +12,7 @@ from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
+from pseudoreal_trainer.engine.ranks.streams import Event, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, State, Vectors
@@ -51,6 +52,37 @@ class GradientBuffers:
                 self._asked.popleft().set_result(buffer)
             else:
                 self._free.append(buffer)
+
+
+class NewestUpdates:
+    """Newest update of each unit of a rank. Main thread only; the update thread completes the futures."""
+
+    def __init__(self, units: Iterable[int]) -> None:
+        self._updates: dict[int, Updated] = {unit: _completed(None) for unit in units}
+
+    def of(self, unit: int) -> Updated:
+        """Return the future of the unit's newest update; it yields the event after which the new weights can be
+        read."""
+        return self._updates[unit]
+
+    def replace(self, unit: int, update: Updated) -> None:
+        """Record an update that was enqueued after all earlier updates of the unit."""
+        self._updates[unit] = update
+
+    def complete(self, unit: int, event: Event) -> None:
+        """Record that the unit's state is set after the event, without an update."""
+        self._updates[unit] = _completed(event)
+
+    def wait(self) -> None:
+        """Wait for all updates. Raises the error of an update that failed."""
+        for update in self._updates.values():
+            synchronize(update.result())
+
+
+def _completed(event: Event) -> Updated:
+    future: Updated = Future()
+    future.set_result(event)
+    return future
 
 
 class UnitStore:
@@ -94,6 +126,7 @@ class UnitStore:
             **self._disk_states(folder, trace),
         }
         """Unit -> this rank's part of its state."""
+        self.updates = NewestUpdates(self.states)
         self.window = {pool: self._window(pool) for pool in POOLS}
         """Slots for streamed working copies, each [padded numel of the pool's largest unit], in the compute dtype."""
         self.gradient_buffers = {pool: self._gradient_buffers(pool) for pool in POOLS}

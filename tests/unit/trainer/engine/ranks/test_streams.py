@@ -9,9 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pseudoreal_trainer.engine import engine as engines
 from pseudoreal_trainer.engine.activation_offload import StashedInputs
-from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.executor import StepExecutor
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
@@ -19,7 +18,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Stream
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
-from pseudoreal_trainer.engine.warm_up import warm_up
+from pseudoreal_trainer.engine.warm_up import WarmUp
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import LEAVING, activation_peak, most_stashed
 from pseudoreal_trainer.plan.records import Flow, Forward, Receive, Send, Stash, Unstash
@@ -114,7 +113,7 @@ def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy
 def test_the_stash_takes_what_the_plan_says_from_the_first_step_on(order: str, tmp_path: Path) -> None:
     case = Case(stash=True, order=order, micro_batches=4)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    stashed, (plan,) = engine._stashed, step_plan(case.layout)
+    stashed, (plan,) = engine._executor._stashed, step_plan(case.layout)
     buffers: list[set[int]] = []
     for step in range(2):
         engine.train(CaseBatch(case, step, 0, CPU), Training(96, RATE, stop=False), step)
@@ -173,13 +172,13 @@ def test_the_forecast_knows_that_answered_messages_are_gone() -> None:
     assert peaks[0] == peaks[1]
 
 
-def test_passes_are_tried_before_the_first_message_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_tried_before_the_first_message_is_awaited() -> None:
     done: list[object] = []
-    monkeypatch.setattr(engines, "warm_up", lambda *_: done.append("warm"))
     rank = Mock(_layout=Case(pipeline=2).layout, _streams=RecordedStreams(real=True))
-    rank._prepare = lambda *arguments: Engine._prepare(rank, *arguments)
+    rank._warm_up.run = lambda *_: done.append("warm")
+    rank._prepare = lambda *arguments: StepExecutor._prepare(rank, *arguments)
     rank._execute = lambda record, _: done.append(record)
-    Engine._run(rank, (Receive(Flow.ACTIVATION, 2, 0, 0), Forward(2, 0)), Mock(training=None))
+    StepExecutor.execute(rank, (Receive(Flow.ACTIVATION, 2, 0, 0), Forward(2, 0)), Mock(training=None))
     assert done[0] == "warm"
     assert len(done) == 3
 
@@ -192,10 +191,10 @@ def test_passes_through_spread_experts_are_tried(tmp_path: Path, monkeypatch: py
     )
     engine = make_engine(case, Ranks(1, 2, CPU), tmp_path)
     batch = CaseBatch(case, 0, 1, CPU)
-    warm_up(engine._passes, batch, step_plan(case.layout)[0])
-    assert engine._passes.tried == {batch.shape(0)}
-    engine._reductions.close()
-    engine._updates.close()
+    warm_up = WarmUp(engine._executor._passes)
+    warm_up.run(batch, step_plan(case.layout)[0])
+    assert warm_up._done == {batch.shape(0)}
+    engine._executor.close()
 
 
 @pytest.mark.parametrize("case", [Case(precision="float32"), Case(precision="float32", experts=6, homes="h")])
@@ -207,8 +206,8 @@ def test_what_is_tried_changes_nothing(case: Case, tmp_path: Path) -> None:
         losses.append([])
         for step in range(2):
             if warm:
-                warm_up(engine._passes, batch, step_plan(case.layout)[0])
+                engine._executor._warm_up.run(batch, step_plan(case.layout)[0])
             losses[-1].append(engine.train(batch, Training(96, RATE, stop=False), step).loss_sum)
-        assert engine._passes.tried == ({batch.shape(0)} if warm else set())
+        assert engine._executor._warm_up._done == ({batch.shape(0)} if warm else set())
         engine.close()
     assert losses[0] == losses[1]

@@ -64,7 +64,7 @@ def train(engine: Engine, case: Case, steps: int = 2) -> list[float]:
     """Return the losses of some training steps."""
     batch = CaseBatch(case, 0, 0, CPU)
     losses = [engine.train(batch, Training(100, RATE, stop=False), step + 1).loss_sum for step in range(steps)]
-    engine.settle()
+    engine.state.wait_for_updates()
     return losses
 
 
@@ -74,7 +74,7 @@ class _Nowhere:
 
 
 def save_while_it_trains(engine: Engine, case: Case) -> None:
-    saved = engine.capture(spans_of(case.layout, engine.units, 0), _Nowhere(), RING)
+    saved = engine.state.capture(spans_of(case.layout, engine.units, 0), _Nowhere(), RING)
     train(engine, case)
     saved.result()
 
@@ -85,7 +85,7 @@ def test_an_engine_pins_what_the_plan_says_to_the_byte_and_nothing_else(
 ) -> None:
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
     region = crossing(case.layout, sizes_of(case), 0).size
-    assert memory.pinned == engine.crossing_bytes() == region
+    assert memory.pinned == engine.state.memory_report().pinned_arena == region
     train(engine, case)
     sizes = replace(sizes_of(case), device="cuda")
     peak = activation_peak(case.layout, sizes, 0, step_plan(case.layout)[0])
@@ -97,7 +97,7 @@ def test_an_engine_pins_what_the_plan_says_to_the_byte_and_nothing_else(
     save_while_it_trains(engine, case)
     engine.evaluate(CaseBatch(case, 0, 0, CPU), case.micro_batches)
     saving = replace(sizes, checkpoint_buffer=RING)
-    assert memory.pinned == engine.pinned_bytes() == (held(case.layout, saving, 0) + peak).pinned
+    assert memory.pinned == engine.state.memory_report().pinned == (held(case.layout, saving, 0) + peak).pinned
     assert memory.asked == asked + [RING] * ("d" in case.homes)
     engine.close()
     assert memory.pinned == 0
@@ -121,10 +121,10 @@ def test_on_a_cpu_nothing_is_pinned_and_tokens_are_where_they_were(tmp_path: Pat
     case = Case(homes="hd", stash=True)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
     save_while_it_trains(engine, case)
-    assert engine.pinned_bytes() == 0
-    assert engine._tokens._block.size == 0
+    assert engine.state.memory_report().pinned == 0
+    assert engine._executor._tokens._block.size == 0
     tokens = torch.ones(1, 7, dtype=torch.int64)
-    assert engine._tokens.bring(tokens) is tokens
+    assert engine._executor._tokens.bring(tokens) is tokens
     engine.close()
 
 
@@ -149,9 +149,9 @@ def test_tokens_of_a_run_overwrite_those_of_the_one_before_when_these_are_copied
 def test_copies_and_gradients_lie_in_the_region_and_masters_and_moments_do_not(tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes="h", clipping="Global")
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    memory = engine._store.region.memory
+    memory = engine.state._store.region.memory
     region = range(memory.data_ptr(), memory.data_ptr() + len(memory))
-    for state in engine._store.states.values():
+    for state in engine.state._store.states.values():
         assert isinstance(state, MemoryState)
         assert state.compute_weights().data_ptr() in region
         assert state.gradient().data_ptr() in region
@@ -163,14 +163,14 @@ def test_copies_and_gradients_lie_in_the_region_and_masters_and_moments_do_not(t
 def test_gradients_pass_through_the_buffers_of_the_plan(clipping: str, tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes="hD", clipping=clipping)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    count = len(engine._store.region.all_of("passing"))
+    count = len(engine.state._store.region.all_of("passing"))
     assert count == 2
     train(engine, case)
-    buffers = {id(state._buffers) for state in engine._store.states.values() if isinstance(state, MemoryState)}
+    buffers = {id(state._buffers) for state in engine.state._store.states.values() if isinstance(state, MemoryState)}
     assert len(buffers) == 1
-    (state, *_) = (state for state in engine._store.states.values() if isinstance(state, MemoryState))
+    (state, *_) = (state for state in engine.state._store.states.values() if isinstance(state, MemoryState))
     assert len(state._buffers._free) == count, "all of them are given back"
-    assert engine.state_bytes()["gradients"] == 0
+    assert engine.state.memory_report().state["gradients"] == 0
     engine.close()
 
 
@@ -178,7 +178,7 @@ def test_gradients_pass_through_the_buffers_of_the_plan(clipping: str, tmp_path:
 def test_a_gradient_that_is_not_wanted_gives_its_buffer_back(homes: str, tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes=homes, clipping="None")
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    state: Any = engine._store.states[1]
+    state: Any = engine.state._store.states[1]
     buffers: PassingBuffers = state._buffers if homes == "h" else state._disk.passing
     gradient = torch.ones(state.extent.length)
     for _ in range(3):

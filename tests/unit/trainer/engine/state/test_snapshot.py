@@ -63,7 +63,7 @@ def _state(engine: Engine) -> dict[Kind, Tensor]:
 
 def _begin(engine: Engine, sink: Any, buffer_bytes: int) -> Any:
     spans = spans_of(engine.groups.layout, engine.units, 0)
-    return engine.capture({unit: spans[unit] for unit in engine.order_of_updates()}, sink, buffer_bytes)
+    return engine.state.capture({unit: spans[unit] for unit in engine.order_of_updates()}, sink, buffer_bytes)
 
 
 def test_the_captured_state_is_that_of_its_step_although_training_went_on(engine: Engine) -> None:
@@ -75,7 +75,7 @@ def test_the_captured_state_is_that_of_its_step_although_training_went_on(engine
     done = _begin(engine, sink, buffer_bytes=1 << 20)
     for step in range(3, 3 + LATER):
         _train(engine, step)
-    engine.settle()
+    engine.state.wait_for_updates()
     assert not done.done()
     sink.go.set()
     done.result(DEADLINE)
@@ -105,7 +105,7 @@ def test_with_little_room_training_waits_and_the_state_is_still_the_same(engine:
     done.result(DEADLINE)
     for kind in KINDS:
         assert torch.equal(sink.flat(kind), expected[kind]), kind
-    assert engine.capture_wait_seconds > 0
+    assert engine.state.capture_wait_seconds > 0
 
 
 class _FailingSink:
@@ -118,13 +118,13 @@ def test_a_sink_that_fails_does_not_hold_training_up(engine: Engine) -> None:
     done = _begin(engine, _FailingSink(), buffer_bytes=512)
     for step in range(2, 5):
         _train(engine, step)
-    engine.settle()
+    engine.state.wait_for_updates()
     with pytest.raises(OSError, match="No space left"):
         done.result(DEADLINE)
 
 
 def _without_holds(engine: Engine) -> None:
-    engine._updates.captures.clear()
+    engine._executor.updates._captures.clear()
 
 
 def test_without_its_holds_the_captured_state_would_be_torn(engine: Engine) -> None:
@@ -136,7 +136,7 @@ def test_without_its_holds_the_captured_state_would_be_torn(engine: Engine) -> N
     _without_holds(engine)
     for step in range(2, 5):
         _train(engine, step)
-    engine.settle()
+    engine.state.wait_for_updates()
     sink.go.set()
     done.result(DEADLINE)
     assert any(not torch.equal(sink.flat(kind), expected[kind]) for kind in KINDS)
