@@ -207,7 +207,7 @@ def _state(engine: Engine) -> dict[str, Tensor]:
     """Return the tensors that the engine updates, as a trainer would pass them."""
     states = engine.state._store.states
     return {
-        f"{unit}.{kind}": state.part(kind, 0, state.extent.length) for unit, state in states.items() for kind in KINDS
+        f"{unit}.{kind}": state.part(kind, 0, state.shard.length) for unit, state in states.items() for kind in KINDS
     }
 
 

@@ -85,10 +85,10 @@ class Ours:
 
     def _fill(self) -> None:
         # One zero tensor serves as the moments of all units, because fresh memory costs more than the copies.
-        zeros = torch.zeros(max(len(self.engine.state.extent(unit)) for unit in range(len(self.units))))
+        zeros = torch.zeros(max(len(self.engine.state.shard_range(unit)) for unit in range(len(self.units))))
         for index, unit in enumerate(self.units):
             weights = torch.cat([tensor.flatten() for tensor in drawn(unit, index, self.model.layers, self._device)])
-            extent = self.engine.state.extent(index)
+            extent = self.engine.state.shard_range(index)
             mine = torch.zeros(len(extent))
             mine[: len(weights)].copy_(weights)
             moments = zeros[: len(extent)]

@@ -72,5 +72,5 @@ def make_engine(work: Work, ranks: Ranks, layout: Layout, folder: Path, compute:
     for index, unit in enumerate(units):
         weights = initial_weights(unit, index, work.model, work.seed, torch.float32)
         if engine.state.has(index):
-            engine.state.put(index, UnitState.fresh(weights, engine.state.extent(index)))
+            engine.state.put(index, UnitState.fresh(weights, engine.state.shard_range(index)))
     return engine

@@ -10,7 +10,7 @@ from torch import Tensor
 from pseudoreal_trainer.engine.blueprint import Blueprint
 from pseudoreal_trainer.engine.engine_state import EngineState
 from pseudoreal_trainer.engine.executor import StepExecutor
-from pseudoreal_trainer.engine.gradient_similarity import LayerGroup, Probe, groups_of
+from pseudoreal_trainer.engine.gradient_similarity import LayerGroup, SimilarityProbe, groups_of
 from pseudoreal_trainer.engine.gradients import Agreement
 from pseudoreal_trainer.engine.passes import Batch, PlanRun, Training
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
@@ -50,13 +50,13 @@ class Engine:
         self._executor = StepExecutor(blueprint, store, groups, streams, trace)
         self.state = EngineState(store, self._executor.updates, groups.layout, streams, trace)
 
-    def train(self, batch: Batch, training: Training, step: int, probe: Probe | None = None) -> Agreement:
+    def train(self, batch: Batch, training: Training, step: int, probe: SimilarityProbe | None = None) -> Agreement:
         """Run one training step, measured by `probe` if given, and return its agreement.
 
         Returns when all ranks know the loss, the skipped units and the expert load. Updates continue into the next
         call.
         """
-        self.trace.begin(step)
+        self.trace.begin_step(step)
         run = PlanRun(batch, training, probe=probe)
         return self._executor.train(self._plan if probe is None else self._measuring_plan, run, step)
 
@@ -80,7 +80,7 @@ class Engine:
         layout = replace(self._layout, micro_batches=micro_batches)
         self._executor.execute(evaluation_plan(layout)[self.groups.pipeline_rank], run)
 
-    def new_probe(self, next_sharing: Sharing | None) -> Probe:
+    def new_probe(self, next_sharing: Sharing | None) -> SimilarityProbe:
         """Return a probe for one step. `next_sharing`: sharing of the next phase; None: only neighbours are
         compared."""
         model, layer_groups = self.blueprint.model, tuple[LayerGroup, ...]()
@@ -88,7 +88,7 @@ class Engine:
             next_blocks = blocks_of_layers(next_sharing, model.layers)
             layer_groups = groups_of(self._layout, next_blocks, experts_of_layers(next_sharing, model))
         modules = self._executor.modules
-        return Probe(self.groups, self.blueprint.units, modules, self.blueprint.master, layer_groups)
+        return SimilarityProbe(self.groups, self.blueprint.units, modules, self.blueprint.master, layer_groups)
 
     def order_of_updates(self) -> list[int]:
         """Return the units of this rank in the order in which a step updates them."""

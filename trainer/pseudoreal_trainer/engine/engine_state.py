@@ -12,7 +12,7 @@ from pseudoreal_trainer.engine.gradients import UpdateThread
 from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.memory import Purpose
-from pseudoreal_trainer.engine.state.snapshot import Capture, KeptRing, Sink, Source
+from pseudoreal_trainer.engine.state.snapshot import Sink, Snapshot, SnapshotRing, Source
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import KINDS, Kind
@@ -27,11 +27,11 @@ class UnitState:
     """Number of updates done."""
 
     @classmethod
-    def fresh(cls, weights: Mapping[str, Tensor], extent: range) -> "UnitState":
-        """Return the state before the first update: `weights` cut to `extent` and padded with zeros, and zero moments.
+    def fresh(cls, weights: Mapping[str, Tensor], shard: range) -> "UnitState":
+        """Return the state before the first update: `weights` cut to `shard` and padded with zeros, and zero moments.
         `weights`: all parameters of the unit, in order."""
-        flat = torch.cat([tensor.flatten() for tensor in weights.values()])[extent.start : extent.stop]
-        mine = torch.cat([flat, flat.new_zeros(len(extent) - len(flat))])
+        flat = torch.cat([tensor.flatten() for tensor in weights.values()])[shard.start : shard.stop]
+        mine = torch.cat([flat, flat.new_zeros(len(shard) - len(flat))])
         zeros = torch.zeros_like(mine)
         return cls({"weights": mine, "first_moment": zeros, "second_moment": zeros}, 0)
 
@@ -56,16 +56,16 @@ class EngineState:
     def __init__(self, store: UnitStore, updates: UpdateThread, layout: Layout, streams: Streams, trace: Trace) -> None:
         self._store, self._updates, self._layout = store, updates, layout
         self._streams, self._trace = streams, trace
-        self._ring = KeptRing(store.memory)
+        self._ring = SnapshotRing(store.memory)
 
     def has(self, unit: int) -> bool:
         """Return whether this rank holds a part of the unit's state."""
         return unit in self._store.states
 
-    def extent(self, unit: int) -> range:
+    def shard_range(self, unit: int) -> range:
         """Return the range of the unit's flat vector that this rank holds, including padding."""
-        extent = self._store.states[unit].extent
-        return range(extent.begin, extent.begin + extent.length)
+        shard = self._store.states[unit].shard
+        return range(shard.begin, shard.begin + shard.length)
 
     def put(self, unit: int, state: UnitState) -> None:
         """Set the state of a unit that this rank holds."""
@@ -88,14 +88,14 @@ class EngineState:
         sources = [self._source(unit, span) for unit, span in spans.items()]
         crosses = any(self._layout.home(unit) == "Device" for unit in spans)
         ring = self._ring.ring(buffer_bytes, crosses=crosses)
-        capture = Capture(sources, sink, ring, self._streams, self._trace)
+        capture = Snapshot(sources, sink, ring, self._streams, self._trace)
         # Before the next plan is executed: its updates must find the futures.
         self._updates.wait_for_captures(capture.captured)
         return capture.start()
 
     def _source(self, unit: int, span: range) -> Source:
         state = self._store.states[unit]
-        begin, end = (index - state.extent.begin for index in (span.start, span.stop))
+        begin, end = (index - state.shard.begin for index in (span.start, span.stop))
         return Source(unit, state, begin, end, self._store.updates.of(unit))
 
     @property

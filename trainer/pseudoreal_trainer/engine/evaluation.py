@@ -60,7 +60,7 @@ class _Contexts:
         return [min(len(text), self.sequence) - 1 for text in self.texts]
 
 
-def write(
+def generate(
     engine: Engine, prompts: Sequence[Sequence[int]], count: int, sequence: int, sampling: Sampling, at_once: int
 ) -> list[list[int]]:
     """Return `count` tokens after each prompt of at least one token; the same on every rank. Every rank calls this.
@@ -71,12 +71,14 @@ def write(
     # One generator per prompt, so that its text depends neither on other prompts nor on the number of ranks.
     generators = [torch.Generator().manual_seed(sampling.seed + number) for number in range(len(texts))]
     for _ in range(count):
-        for text, token in zip(texts, _next(engine, texts, sequence, sampling, generators, at_once), strict=True):
+        for text, token in zip(
+            texts, _next_tokens(engine, texts, sequence, sampling, generators, at_once), strict=True
+        ):
             text.append(token)
     return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def _next(
+def _next_tokens(
     engine: Engine,
     texts: Sequence[Sequence[int]],
     sequence: int,

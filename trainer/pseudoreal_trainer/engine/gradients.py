@@ -137,7 +137,7 @@ class Gradients:
             self._accumulators[unit] = self._new_accumulator(unit)
         self._accumulators[unit].add(gradients)
 
-    def reduce(self, unit: int) -> PendingReduction:
+    def launch_reduction(self, unit: int) -> PendingReduction:
         """Complete the gradient of a unit and launch its sum over the ranks that use the unit.
 
         All of these ranks call this in plan order; the reduction thread only waits for the sum.
@@ -146,7 +146,7 @@ class Gradients:
         flat, accumulated = accumulator.complete(), self._streams.record_event()
         with self._streams.on(Stream.COLLECTIVE):
             self._streams.wait_event(accumulated)
-            result, inter_slice, work = self._sum(unit, flat)
+            result, inter_slice, work = self._launch_sum(unit, flat)
             return PendingReduction(
                 unit, result, inter_slice, accumulated, work, self._streams.record_event(), accumulator.buffer
             )
@@ -161,16 +161,16 @@ class Gradients:
         return GradientAccumulator(flat, self._modules.of(unit).views(flat), buffer)
 
     def _length(self, unit: int) -> int:
-        return self._store.states[unit].extent.length
+        return self._store.states[unit].shard.length
 
-    def _sum(self, unit: int, flat: Tensor) -> tuple[Tensor, Tensor | None, dist.Work | None]:
+    def _launch_sum(self, unit: int, flat: Tensor) -> tuple[Tensor, Tensor | None, dist.Work | None]:
         """Launch the sum of `flat`, [padded numel], over the ranks that hold the unit. Return this rank's part, the
         inter-replica slice if replicas have yet to be summed, and the work to wait for."""
         groups, ranks = self._groups.unit_groups(unit), self._layout.holders(unit)
         if ranks == 1:
             return flat, None, None
         if self._layout.shards(unit) == 1:
-            self._trace.move("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
+            self._trace.count_bytes("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
             return flat, None, dist.all_reduce(flat, group=groups.intra, async_op=True)
         # Sum directly into the memory in which the gradient stays, if it is on the device; otherwise into a new vector.
         result = self._store.states[unit].gradient_memory()
@@ -181,7 +181,7 @@ class Gradients:
         summed = result if inter_slice is None else inter_slice
         if groups.intra is None:
             return result, inter_slice, None
-        self._trace.move("collective", flat.nbytes - summed.nbytes)
+        self._trace.count_bytes("collective", flat.nbytes - summed.nbytes)
         return result, inter_slice, dist.reduce_scatter_tensor(summed, flat, group=groups.intra, async_op=True)
 
 
@@ -247,38 +247,38 @@ class ReductionThread:
 
     # Called by the main thread in plan order. Each enqueues a task for the reduction thread.
 
-    def begin(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Start training step `step`, counted from the job's start; error messages name it."""
-        self._thread.submit(lambda: self._begin(step))
+        self._thread.submit(lambda: self._begin_step(step))
 
-    def reduce(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> None:
+    def await_reduction(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> None:
         """Enqueue waiting for the sum of a unit's gradient and keeping it. `after`: update that frees the memory for
         the gradient; None: memory is free."""
         self._thread.submit(lambda: self._finish_reduction(record, pending, after))
 
-    def agree(
-        self, record: Agree, losses: Losses | None, loads: Tensor, *, stop: bool, finish: bool
+    def request_agreement(
+        self, record: Agree, losses: Losses | None, statistics: Tensor, *, stop: bool, finish: bool
     ) -> Future[Agreement]:
         """Enqueue the agreement on a step. `losses`: this rank's part of the batch's loss sums; None without the head.
-        `loads`: router statistics as in `end`; empty if `end` follows."""
+        `statistics`: router statistics as in `request_final_agreement`; empty if that follows."""
         computed = self._streams.record_event()
-        return self._thread.submit(lambda: self._agree(record, losses, loads, computed, (stop, finish)))
+        return self._thread.submit(lambda: self._agree(record, losses, statistics, computed, (stop, finish)))
 
     def request_terms(self, record: Update) -> Future[UpdateTerms | None]:
         """Enqueue the decision how the unit is updated; the future yields None if its update is skipped."""
         return self._thread.submit(lambda: self._update_terms(record.unit))
 
-    def end(self, loads: Tensor) -> Future[Agreement]:
+    def request_final_agreement(self, statistics: Tensor) -> Future[Agreement]:
         """Enqueue the final agreement of a step in which single units may be skipped or tokens of experts are counted.
-        It follows the sums of all gradients. `loads`: this rank's router statistics, [layers with experts, experts +
-        Tally.OTHERS]; empty without experts."""
+        It follows the sums of all gradients. `statistics`: router statistics of this rank, [layers with experts,
+        experts + Tally.OTHERS]; empty without experts."""
         computed = self._streams.record_event()
-        return self._thread.submit(lambda: self._end(loads, computed))
+        return self._thread.submit(lambda: self._agree_finally(statistics, computed))
 
     def close(self) -> None:
         self._thread.close()
 
-    def _begin(self, step: int) -> None:
+    def _begin_step(self, step: int) -> None:
         self._step, self._agreement = step, None
         self._squares.clear()
         self._skipped.clear()
@@ -294,7 +294,7 @@ class ReductionThread:
                     after.result()
                 state.keep_gradient(pending.result)
                 if not on_device:
-                    self._trace.move("d2h", pending.result.nbytes)
+                    self._trace.count_bytes("d2h", pending.result.nbytes)
                 # The copy is asynchronous: wait before the host reads the gradient and before the buffer is reused.
                 synchronize(self._streams.record_event())
         finally:
@@ -316,7 +316,7 @@ class ReductionThread:
 
     def _sum_over_replicas(self, unit: int, result: Tensor, inter_slice: Tensor) -> None:
         dist.reduce_scatter_tensor(result, inter_slice, group=self._groups.unit_groups(unit).inter_reduce)
-        self._trace.move("replicas", inter_slice.nbytes - result.nbytes)
+        self._trace.count_bytes("replicas", inter_slice.nbytes - result.nbytes)
 
     def _record_square(self, unit: int, gradient: Tensor) -> None:
         """Record the square of this rank's part of a gradient that is summed over all ranks, [length].
@@ -324,13 +324,13 @@ class ReductionThread:
         Replace the token counts in the range of the balancing bias by the change of the bias, which is excluded from
         the norm.
         """
-        balancing = self._store.states[unit].extent.balancing
+        balancing = self._store.states[unit].shard.balancing
         self._squares[unit] = square_of(gradient[: balancing.start])
         if len(bias := gradient[balancing]):
             bias.copy_(change_of_bias(bias, self._bias_update_rate))
 
     def _agree(
-        self, record: Agree, losses: Losses | None, loads: Tensor, computed: Event, requested: tuple[bool, bool]
+        self, record: Agree, losses: Losses | None, statistics: Tensor, computed: Event, requested: tuple[bool, bool]
     ) -> Agreement:
         # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.
         synchronize(computed)
@@ -342,22 +342,22 @@ class ReductionThread:
             if self._has_z_loss:
                 values.append(0.0 if losses is None or losses.z is None else float(losses.z))
             with self._heartbeat.waiting("agrees on the step"):
-                lists = values, loads.flatten().tolist()
+                lists = values, statistics.flatten().tolist()
                 sums, tokens = sums_of(lists, self._groups.device, self._groups.reduce_world)
             loss_sum, norm, stop, finish, *z_loss_sum = sums
             z = z_loss_sum[0] if self._has_z_loss else None
             agreement = Agreement(loss_sum, math.sqrt(norm), stop=stop > 0, finish=finish > 0, z_loss_sum=z)
             skipped = () if agreement.trains else tuple(range(self._layout.units))
-            self._choices = choices_of(tokens, len(loads))
-            load = ExpertLoad.of(tokens, layers=len(loads)) if agreement.trains else None
+            self._choices = choices_of(tokens, len(statistics))
+            load = ExpertLoad.of(tokens, layers=len(statistics)) if agreement.trains else None
             self._agreement = replace(agreement, skipped=skipped, load=load)
             return self._agreement
 
     def _own_square(self) -> float:
         """Return this rank's part of the squared norm."""
-        return sum(self._counted(unit, square) for unit, square in self._squares.items())
+        return sum(self._square_to_count(unit, square) for unit, square in self._squares.items())
 
-    def _counted(self, unit: int, square: float) -> float:
+    def _square_to_count(self, unit: int, square: float) -> float:
         """Return a square as this rank counts it: if all holders have the whole gradient, only the first one counts
         it."""
         return square if self._layout.shards(unit) > 1 or self._groups.part(unit) == 0 else 0.0
@@ -375,7 +375,7 @@ class ReductionThread:
         of_layers = zip(sets, self._choices, strict=True)
         counts = [counts for number, counts in of_layers if number == block_of(described.name)]
         idle = [expert for expert in described.experts if not any(count[expert] for count in counts)]
-        return elements_of(described, {*idle}, self._store.states[unit].extent.length * shards)
+        return elements_of(described, {*idle}, self._store.states[unit].shard.length * shards)
 
     def _clip_factor(self, unit: int) -> float | None:
         agreement = self._agreement
@@ -383,25 +383,26 @@ class ReductionThread:
         if not agreement.trains:
             return None
         if self._layout.clipping == "Global":
-            return self._factor(agreement.norm)
-        square = self._whole_square(unit)
+            return self._factor_for(agreement.norm)
+        square = self._square_of_unit(unit)
         # Largest value of the master dtype: the second moment of a larger gradient would not be finite.
-        if not square <= torch.finfo(self._store.states[unit].extent.master).max:
+        if not square <= torch.finfo(self._store.states[unit].shard.master).max:
             self._skip_or_fail(unit)
             return None
-        return self._factor(math.sqrt(square))
+        return self._factor_for(math.sqrt(square))
 
-    def _factor(self, norm: float) -> float:
+    def _factor_for(self, norm: float) -> float:
         bound = float(self._spec.clipping.norm)
         return 1.0 if self._layout.clipping == "None" else min(1.0, bound / (norm + _TINY))
 
-    def _whole_square(self, unit: int) -> float:
+    def _square_of_unit(self, unit: int) -> float:
         """Return the squared norm of the unit's gradient; only of this rank's part where no other rank needs it."""
         square = self._squares.pop(unit)
+        # Layout and settings are the same on all ranks that use the unit, so all of them or none reach the collective.
         if self._layout.holds_whole(unit) or (self._layout.clipping == "None" and not self._skips):
             return square
         with self._streams.on(Stream.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
-            counted = self._counted(unit, square)
+            counted = self._square_to_count(unit, square)
             ((whole,),) = sums_of([[counted]], self._groups.device, self._groups.reduce_users_of(unit))
             return whole
 
@@ -411,7 +412,7 @@ class ReductionThread:
             raise TrainingError(f"the gradient of {name} is not finite in step {self._step}; {REMEDY}")
         self._skipped.add(unit)
 
-    def _end(self, loads: Tensor, computed: Event) -> Agreement:
+    def _agree_finally(self, statistics: Tensor, computed: Event) -> Agreement:
         agreement = self._agreement
         assert agreement is not None, "every training plan contains Agree"
         if not agreement.trains:
@@ -419,10 +420,10 @@ class ReductionThread:
         mine = [float(unit in self._skipped) for unit in range(self._layout.units)]
         synchronize(computed)
         with self._streams.on(Stream.UPDATE), self._heartbeat.waiting("agrees on what the step left out and counted"):
-            lists = mine, loads.flatten().tolist()
+            lists = mine, statistics.flatten().tolist()
             counts, tokens = sums_of(lists, self._groups.device, self._groups.reduce_world)
         skipped = tuple(unit for unit, count in enumerate(counts) if count)
-        return replace(agreement, skipped=skipped, load=ExpertLoad.of(tokens, layers=len(loads)))
+        return replace(agreement, skipped=skipped, load=ExpertLoad.of(tokens, layers=len(statistics)))
 
 
 def sums_of(
@@ -430,8 +431,9 @@ def sums_of(
 ) -> list[list[float]]:
     """Return each list's values, summed over the group in float64. `group`: None for a single rank.
 
-    All lists are in flight together. No list changes the order of summation of another, and so not its bits. Call this
-    on a side stream: on the compute stream it would wait for all passes launched so far.
+    All lists are in flight together, launched in their order. A list has the same length on all ranks, so all of them
+    skip an empty one. No list changes the order of summation of another, and so not its bits. Call this on a side
+    stream: on the compute stream it would wait for all passes launched so far.
     """
     if group is None:
         return [[*values] for values in lists]
@@ -466,7 +468,10 @@ class UpdateThread:
 
     @property
     def before_next_gradient(self) -> Future[Event] | None:
-        """Update that must be done before the next gradient is kept; None: there is free memory for the gradient."""
+        """Update that must be done before the next gradient is kept; None: there is free memory for the gradient.
+
+        Read it after all earlier updates were enqueued and before the next one is: it counts updates in plan order.
+        """
         return self._newest[0] if len(self._newest) == KEPT_GRADIENTS else None
 
     def update(self, record: Update, rate: float) -> Future[Event]:
@@ -492,15 +497,16 @@ class UpdateThread:
         with self._heartbeat.updates.waiting_behind(self._heartbeat.reductions):
             agreed = terms.result()
         if agreed is None:
+            # Before this update is done: a later gradient that waits for it takes the bounce buffer.
             self._store.states[record.unit].drop_gradient()
             return None
         if capture is not None:
-            self._wait_for(capture, record)
+            self._wait_for_capture(capture, record)
         with self._trace.span("update", record), self._streams.on(Stream.UPDATE):
             self._store.states[record.unit].update(self._spec, rate, agreed.factor, agreed.idle)
             return self._streams.record_event()
 
-    def _wait_for(self, capture: Future[None], record: Update) -> None:
+    def _wait_for_capture(self, capture: Future[None], record: Update) -> None:
         begin = time.perf_counter()
         with self._trace.span("checkpoint", record, "hold"):
             capture.result()

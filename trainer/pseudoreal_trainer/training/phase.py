@@ -20,7 +20,7 @@ from pseudoreal_trainer.data.stream import rank_parts
 from pseudoreal_trainer.data.token_corpus import TokenCorpus, end_of_document_of
 from pseudoreal_trainer.data.tokenizer.kept import keep_tokenizer
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.gradient_similarity import LayerGradients, Probe
+from pseudoreal_trainer.engine.gradient_similarity import LayerGradients, SimilarityProbe
 from pseudoreal_trainer.engine.gradients import REMEDY, Agreement
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -118,7 +118,7 @@ def train_step(
     counted: Counts | None = None,
     stop: bool = False,
     finish: bool = False,
-    probe: Probe | None = None,
+    probe: SimilarityProbe | None = None,
 ) -> Agreement:
     """Run the step after `progress`, without changing `progress`.
 
@@ -225,7 +225,7 @@ class _Phase:
     def _rules(self) -> Rules:
         return Rules(self.config)
 
-    def _probe(self, *, measures: bool, checks: bool) -> Probe | None:
+    def _probe(self, *, measures: bool, checks: bool) -> SimilarityProbe | None:
         """Return the probe for the next step; None if the step is neither measured nor compared."""
         measure = self.config.measure
         if measures and measure is not None:

@@ -140,7 +140,7 @@ def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights 
     """
     for index, unit in enumerate(engine.units):
         if engine.state.has(index):
-            extent = engine.state.extent(index)
+            extent = engine.state.shard_range(index)
             if not isinstance(origin, Anew):
                 engine.state.put(index, _loaded(unit, extent, origin.checkpoint))
             elif imported is not None:

@@ -33,12 +33,12 @@ def _norm(case: Case, ranks: Ranks, folder: Path) -> float:
 
 
 def _all_ones() -> AbstractContextManager[object]:
-    begin_sum = Gradients._sum
+    launch_sum = Gradients._launch_sum
 
     def put(self: Gradients, unit: int, flat: Tensor) -> Any:
         givers, trained = self._layout.holders(unit), self._store.units[unit].trained
         flat.zero_()
         flat[:trained] = 1 / givers
-        return begin_sum(self, unit, flat)
+        return launch_sum(self, unit, flat)
 
-    return patch.object(Gradients, "_sum", put)
+    return patch.object(Gradients, "_launch_sum", put)

@@ -10,7 +10,7 @@ from pseudoreal_trainer.checkpoint.pieces import spans_of
 from pseudoreal_trainer.engine.blueprint import Blueprint
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.engine_state import UnitState
-from pseudoreal_trainer.engine.evaluation import write
+from pseudoreal_trainer.engine.evaluation import generate
 from pseudoreal_trainer.engine.gradient_similarity import LayerGradients
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -180,7 +180,7 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False, 
     result.state_bytes = {str(what): size for what, size in engine.state.memory_report().state.items()}
     result.evaluation = sum(engine.evaluate(CaseBatch(case, 0, data_rank, ranks.device), case.micro_batches).values())
     if writes:
-        result.written = write(engine, PROMPTS, WRITTEN, case.model.sequence_length, SAMPLING, at_once=2)
+        result.written = generate(engine, PROMPTS, WRITTEN, case.model.sequence_length, SAMPLING, at_once=2)
     result.captured = captured(engine)
     engine.close()
     if ranks.world == 1:
@@ -244,10 +244,10 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
     units = units_of(case.model, case.sharing)
     blueprint = Blueprint(case.model, case.optimizer, units, master, compute, compiled, folder / "disk", end)
     trace = Trace(ranks.rank)
-    trace.records = True
+    trace.is_recording = True
     engine = Engine(blueprint, process_groups_of(case.layout, ranks), trace)
     for index, unit in enumerate(engine.units):
         weights = initial_weights(unit, case.layout.unit_of_model(index), case.model, SEED, master)
         if engine.state.has(index):
-            engine.state.put(index, UnitState.fresh(weights, engine.state.extent(index)))
+            engine.state.put(index, UnitState.fresh(weights, engine.state.shard_range(index)))
     return engine

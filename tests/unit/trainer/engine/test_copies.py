@@ -16,8 +16,8 @@ from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, Vectors
-from pseudoreal_trainer.engine.state.pinned import PassingBuffers
+from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, Vectors
+from pseudoreal_trainer.engine.state.pinned import BounceBuffers
 from pseudoreal_trainer.engine.state.store import NewestUpdates
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.records import Drop, Fetch, Read
@@ -104,9 +104,9 @@ def _store(
 
 
 def _host_state(numel: int, value: float) -> MemoryState:
-    extent = Extent(0, numel, (UpdateRange(0, numel),), torch.float64, torch.float64)
+    shard = Shard(0, numel, (UpdateRange(0, numel),), torch.float64, torch.float64)
     weights = torch.full((numel,), value, dtype=torch.float64)
-    return MemoryState(extent, Vectors(weights, weights, torch.zeros_like(weights)), AdamW(), PassingBuffers([]))
+    return MemoryState(shard, Vectors(weights, weights, torch.zeros_like(weights)), AdamW(), BounceBuffers([]))
 
 
 def test_a_unit_is_read_between_the_end_of_its_fetch_and_its_drop(window: Window) -> None:
@@ -173,7 +173,7 @@ def test_a_fetch_that_waits_for_an_update_holds_up_no_pass_of_another_unit(windo
     with pytest.raises(NotResident, match="unit 2"):
         copies.flat(2)
     updating.set_result(None)
-    copies.begin_ready()
+    copies.start_ready()
     copies.bind(2, module)
     assert _all_are(copies.flat(2), 2.0)
 
@@ -187,7 +187,7 @@ def test_fetches_begin_in_the_order_of_the_plan(window_of_two: Window) -> None:
     with pytest.raises(NotResident, match="unit 2 has no working copy"):
         copies.flat(2)
     updating.set_result(None)
-    copies.begin_all()
+    copies.start_all()
     for unit in (1, 2):
         with pytest.raises(NotResident, match=f"unit {unit} is being fetched"):
             copies.flat(unit)
@@ -202,9 +202,9 @@ def test_a_disk_is_not_asked_for_a_unit_that_is_being_updated(window_of_two: Win
     copies._store.states[1] = state
     window_of_two.updates.replace(1, updating)
     copies.read(Read(1))
-    copies.begin_ready()
+    copies.start_ready()
     state.read_ahead.assert_not_called()
     updating.set_result(None)
     state.read_ahead = Mock()
-    copies.begin_ready()
+    copies.start_ready()
     state.read_ahead.assert_called_once_with(updating)

@@ -14,8 +14,8 @@ from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.router_statistics import NO_LOADS
-from pseudoreal_trainer.engine.state.memory import Extent
+from pseudoreal_trainer.engine.router_statistics import NO_ROUTER_STATISTICS
+from pseudoreal_trainer.engine.state.memory import Shard
 from pseudoreal_trainer.engine.state.store import GradientBuffers, NewestUpdates
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
@@ -28,7 +28,7 @@ from tests.unit.trainer.engine.cases import Case
 CPU = torch.device("cpu")
 LENGTH, BUFFERS = 4, 2
 PATIENCE = 60.0
-EXTENT = Extent(0, LENGTH, (UpdateRange(0, LENGTH),), torch.float32, torch.float32)
+SHARD = Shard(0, LENGTH, (UpdateRange(0, LENGTH),), torch.float32, torch.float32)
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _State:
     log: list[tuple[str, int]]
     kept: threading.Event = field(default_factory=threading.Event)
     may_update: threading.Event = field(default_factory=threading.Event)
-    extent: Extent = EXTENT
+    shard: Shard = SHARD
     failure: BaseException | None = None
 
     def gradient_memory(self) -> None:
@@ -82,13 +82,17 @@ class _Rank:
         self.gradients = Gradients(store, modules, groups, streams, trace)
         self.reductions = ReductionThread(self.case.optimizer, store, groups, streams, trace)
         self.updates = UpdateThread(self.case.optimizer, store, self.reductions, groups, streams, trace)
-        self.reductions.begin(1)
-        self.reductions.agree(Agree(), Losses(torch.tensor(1.0), None), NO_LOADS, stop=False, finish=False)
+        self.reductions.begin_step(1)
+        self.reductions.request_agreement(
+            Agree(), Losses(torch.tensor(1.0), None), NO_ROUTER_STATISTICS, stop=False, finish=False
+        )
 
     def backward(self, unit: int) -> None:
         """Run the records of a backward pass and its reduction and update, in a plan without global clipping."""
         self.gradients.accumulate(unit, [torch.ones(LENGTH)])
-        self.reductions.reduce(Reduce(unit), self.gradients.reduce(unit), self.updates.before_next_gradient)
+        self.reductions.await_reduction(
+            Reduce(unit), self.gradients.launch_reduction(unit), self.updates.before_next_gradient
+        )
         self.updates.update(Update(unit), 0.1)
 
     def close(self) -> None:
@@ -167,10 +171,10 @@ def test_the_main_thread_does_not_wait_for_a_buffer_after_a_failure(rank: _Rank)
 def test_every_later_task_ends_with_the_first_failure(rank: _Rank) -> None:
     rank.states[5].failure = OSError(5, "the disk has failed")
     rank.gradients.accumulate(5, [torch.ones(LENGTH)])
-    rank.reductions.reduce(Reduce(5), rank.gradients.reduce(5), None)
+    rank.reductions.await_reduction(Reduce(5), rank.gradients.launch_reduction(5), None)
     for later in (
         rank.updates.update(Update(5), 0.1),
-        rank.reductions.agree(Agree(), None, NO_LOADS, stop=False, finish=False),
+        rank.reductions.request_agreement(Agree(), None, NO_ROUTER_STATISTICS, stop=False, finish=False),
     ):
         with pytest.raises(OSError, match="the disk has failed"):
             later.result(PATIENCE)

@@ -98,7 +98,7 @@ def test_a_bias_has_no_moments_and_leaves_its_first_values(
 
 def test_with_global_clipping_loads_are_in_the_one_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No rank waits for a second agreement."""
-    monkeypatch.delattr(ReductionThread, "end")
+    monkeypatch.delattr(ReductionThread, "request_final_agreement")
     case = CASES[0]
     assert case.clipping == "Global"
     assert all(run_case(case, Ranks(0, 1, torch.device("cpu")), tmp_path).loads)

@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 
 def _fail_after_agreeing() -> None:
     """Let rank 0 fail in its first forward pass after it has enqueued its first `Agree`."""
-    forward, agree, agreed = Passes.forward, ReductionThread.agree, list[Agree]()
+    forward, agree, agreed = Passes.forward, ReductionThread.request_agreement, list[Agree]()
 
     def agrees(reductions: ReductionThread, step: Agree, *loss: Any, **asked: Any) -> Any:
         agreed.append(step)
@@ -26,7 +26,7 @@ def _fail_after_agreeing() -> None:
             raise OSError("the disk has failed")
         forward(passes, *step)
 
-    ReductionThread.agree, Passes.forward = agrees, fails  # type: ignore[method-assign, assignment]
+    ReductionThread.request_agreement, Passes.forward = agrees, fails  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.parametrize("clipping", ["None", "PerUnit", "Global"])

@@ -128,8 +128,10 @@ class DirectFile:
         self._requests, self._failure = Requests(), failure or FirstFailure()
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """Fill the memory of the pieces, with many requests at a time. After the return, or an error, no request is in
-        flight. Raises DiskError."""
+        """Fill the memory of the pieces, with many requests at a time. Raises DiskError.
+
+        The requests own the memory until the return; after an error, too, no request is in flight.
+        """
         self._requests.run([partial(self._read, *part) for part in _parts(pieces)])
 
     def write(self, pieces: Sequence[Piece]) -> None:

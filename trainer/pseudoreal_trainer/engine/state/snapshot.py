@@ -71,7 +71,7 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class KeptRing:
+class SnapshotRing:
     """Ring of a rank, kept from one checkpoint to the next: fresh memory costs more than the copies into it."""
 
     def __init__(self, memory: Allocator) -> None:
@@ -119,7 +119,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class _Portion:
+class _Chunk:
     """A chunk of one vector of a unit, in the buffer."""
 
     kind: Kind
@@ -127,7 +127,7 @@ class _Portion:
     """Elements of the chunk, a view of the buffer."""
 
 
-class Capture:
+class Snapshot:
     """One snapshot, with its two threads."""
 
     def __init__(self, sources: Sequence[Source], sink: Sink, ring: Ring, streams: Streams, trace: Trace) -> None:
@@ -135,21 +135,21 @@ class Capture:
         self.captured: Mapping[int, Future[None]] = {source.unit: Future() for source in sources}
         """Unit -> future that completes when the unit's state may change."""
         self._ring = ring
-        self._full: queue.SimpleQueue[_Portion | None] = queue.SimpleQueue()
+        self._full: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
 
     def start(self) -> Future[None]:
         """Start both threads. The returned future completes when the sink has everything, or raises the error of
         reading or writing."""
         threads = ThreadPoolExecutor(2, "capture", initializer=self._streams.enter_thread)
-        taken, written = threads.submit(self._take_all), threads.submit(self._write_all)
+        taken, written = threads.submit(self._copy_all), threads.submit(self._write_all)
         threads.shutdown(wait=False)
         return _both(taken, written)
 
-    def _take_all(self) -> None:
+    def _copy_all(self) -> None:
         try:
             for source in self._sources:
                 with self._trace.span("checkpoint", None, "capture", unit=source.unit):
-                    self._take(source)
+                    self._copy_unit(source)
                 self.captured[source.unit].set_result(None)
         except BaseException as error:
             for waited in self.captured.values():
@@ -159,19 +159,19 @@ class Capture:
         finally:
             self._full.put(None)
 
-    def _take(self, source: Source) -> None:
+    def _copy_unit(self, source: Source) -> None:
         with self._streams.on(Stream.COPY_OUT):
             self._streams.wait_event(source.updated.result())
-            count = min(PORTION_BYTES, self._ring.largest) // source.state.extent.master.itemsize
+            count = min(PORTION_BYTES, self._ring.largest) // source.state.shard.master.itemsize
             for kind in KINDS:
                 for begin in range(source.begin, source.end, count):
-                    self._full.put(self._portion(source.state, kind, begin, min(begin + count, source.end)))
+                    self._full.put(self._copy_chunk(source.state, kind, begin, min(begin + count, source.end)))
 
-    def _portion(self, state: State, kind: Kind, begin: int, end: int) -> _Portion:
-        dtype = state.extent.master
+    def _copy_chunk(self, state: State, kind: Kind, begin: int, end: int) -> _Chunk:
+        dtype = state.shard.master
         content = self._ring.take((end - begin) * dtype.itemsize).view(dtype)
         self._copy(state.part(kind, begin, end), content)
-        return _Portion(kind, content)
+        return _Chunk(kind, content)
 
     def _copy(self, part: Tensor, content: Tensor) -> None:
         if part.device.type == "cpu":
@@ -185,9 +185,9 @@ class Capture:
         """Pass all chunks to the sink. After a failure of the sink, only give memory back: a full disk must not hold up
         training."""
         failure: BaseException | None = None
-        while (portion := self._full.get()) is not None:
+        while (chunk := self._full.get()) is not None:
             if failure is None:
-                failure = _failure_of(lambda p=portion: self._sink.write(p.kind, p.content))  # type: ignore[misc]
+                failure = _failure_of(lambda p=chunk: self._sink.write(p.kind, p.content))  # type: ignore[misc]
             self._ring.give_back()
         if failure is not None:
             raise failure

@@ -15,8 +15,8 @@ from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import Event, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
-from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, State, Vectors
-from pseudoreal_trainer.engine.state.pinned import PassingBuffers, Region, allocator_for
+from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
+from pseudoreal_trainer.engine.state.pinned import BounceBuffers, PinnedArena, allocator_for
 from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import POOLS, Pool
 from pseudoreal_trainer.plan.memory.pinned_arena import STAGING, crossing
@@ -114,9 +114,9 @@ class UnitStore:
         self._sizes = Sizes(model, tuple(units), compute.itemsize, master.itemsize, micro_batch=1)
         self.memory = allocator_for(groups.device)
         """Allocator of host memory for copies to and from the device."""
-        self.region = Region(crossing(layout, self._sizes, self._rank), self.memory)
+        self.region = PinnedArena(crossing(layout, self._sizes, self._rank), self.memory)
         """Pinned arena through which states cross the bus."""
-        self._passing, self._adamw = PassingBuffers(self.region.all_of("passing")), AdamW()
+        self._passing, self._adamw = BounceBuffers(self.region.all_of("passing")), AdamW()
         self.resident = {unit: self._on_device(self._padded(unit), self._compute) for unit in self._staying}
         """Unit -> resident working copy, [padded numel], in the compute dtype."""
         self.whole_gradients: dict[int, Tensor] = {}
@@ -135,8 +135,8 @@ class UnitStore:
     def own_part(self, unit: int) -> Tensor:
         """Return this rank's part of a resident working copy, [length], as a view. If the unit's home is the device,
         its state uses the same memory."""
-        extent = self._extent(unit)
-        return self.resident[unit][extent.begin : extent.begin + extent.length]
+        shard = self._shard(unit)
+        return self.resident[unit][shard.begin : shard.begin + shard.length]
 
     def close(self) -> None:
         """Release resources that the process does not release by itself. Nothing may use them any more."""
@@ -146,16 +146,16 @@ class UnitStore:
 
     def _memory_state(self, unit: int) -> MemoryState:
         vectors = self._vectors_on_host(unit) if self._layout.home(unit) == "Host" else self._vectors_on_device(unit)
-        return MemoryState(self._extent(unit), vectors, self._adamw, self._passing)
+        return MemoryState(self._shard(unit), vectors, self._adamw, self._passing)
 
     def _disk_states(self, folder: Path, trace: Trace) -> dict[int, State]:
-        extents = {unit: self._extent(unit) for unit in self._local if self._layout.home(unit) == "Disk"}
-        if not extents:
+        shards = {unit: self._shard(unit) for unit in self._local if self._layout.home(unit) == "Disk"}
+        if not shards:
             return {}
-        staging = self._staging(extents)
+        staging = self._staging(shards)
         return open_disk_states(
             folder,
-            extents,
+            shards,
             staging,
             self._passing,
             self._adamw,
@@ -169,12 +169,12 @@ class UnitStore:
         shared = {pool: Staging(self.region.all_of(STAGING[pool])) for pool in POOLS}
         return {unit: shared[self._layout.pool_of(unit)] for unit in units}
 
-    def _extent(self, unit: int) -> Extent:
+    def _shard(self, unit: int) -> Shard:
         described, layout = self.units[unit], self._layout
         shards = layout.shards(unit)
-        shard = described.shard(self._groups.part(unit) if shards > 1 else 0, shards)
-        ranges = cut(update_ranges(described, self._optimizer), shard.start, shard.stop)
-        return Extent(shard.start, len(shard), ranges, self._master, self._compute)
+        elements = described.shard(self._groups.part(unit) if shards > 1 else 0, shards)
+        ranges = cut(update_ranges(described, self._optimizer), elements.start, elements.stop)
+        return Shard(elements.start, len(elements), ranges, self._master, self._compute)
 
     def _vectors_on_host(self, unit: int) -> Vectors:
         """Return the vectors of a unit whose home is the host. Vectors that cross the bus are in the pinned arena;
@@ -187,12 +187,12 @@ class UnitStore:
     def _vectors_on_device(self, unit: int) -> Vectors:
         """Return the vectors of a unit whose home is the device. Its shards are parts of the working copy and of the
         gradient, if these are resident and whole."""
-        layout, extent, padded = self._layout, self._extent(unit), self._padded(unit)
-        own = slice(extent.begin, extent.begin + extent.length)
-        weights = self.own_part(unit) if unit in self.resident else self._on_device(extent.length, self._compute)
-        masters = weights if self._master == self._compute else self._on_device(extent.length, self._master)
+        layout, shard, padded = self._layout, self._shard(unit), self._padded(unit)
+        own = slice(shard.begin, shard.begin + shard.length)
+        weights = self.own_part(unit) if unit in self.resident else self._on_device(shard.length, self._compute)
+        masters = weights if self._master == self._compute else self._on_device(shard.length, self._master)
         if layout.has_gradient_shard(unit):
-            gradient = self._on_device(extent.length, self._master)
+            gradient = self._on_device(shard.length, self._master)
         else:
             self.whole_gradients[unit] = self._on_device(padded, self._master)
             gradient = self.whole_gradients[unit][own]

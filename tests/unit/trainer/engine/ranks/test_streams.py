@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.activation_offload import StashedInputs
+from pseudoreal_trainer.engine.activation_offload import ActivationOffload
 from pseudoreal_trainer.engine.executor import StepExecutor
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.messages import Messages
@@ -43,7 +43,7 @@ def _synchronized(streams: RecordedStreams) -> list[Any]:
 def test_a_pass_is_called_when_the_one_two_before_it_has_ended(streams: RecordedStreams) -> None:
     limit, events = RunAheadLimit(streams, 2), []
     for number in range(5):
-        limit.called()
+        limit.pass_launched()
         events.append(streams.log[-1 if number < 2 else -2][1])
         assert _synchronized(streams) == events[: max(0, number - 1)], (
             "those of passes, in their order, and none too early"
@@ -53,12 +53,12 @@ def test_a_pass_is_called_when_the_one_two_before_it_has_ended(streams: Recorded
 
 def test_without_stash_and_pipeline_there_is_no_limit_within_a_step(streams: RecordedStreams) -> None:
     limit = RunAheadLimit(streams, None)
-    limit.called()
+    limit.pass_launched()
     assert not streams.log
 
 
-def _stash(streams: RecordedStreams, count: int) -> StashedInputs:
-    stashed = StashedInputs(streams, Trace(0), PlainMemory(), CPU)
+def _stash(streams: RecordedStreams, count: int) -> ActivationOffload:
+    stashed = ActivationOffload(streams, Trace(0), PlainMemory(), CPU)
     stashed.prepare(count, 4, torch.float32)
     return stashed
 
@@ -100,7 +100,7 @@ def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy
         stashed.unstash(Unstash(1, m))
         returned = next(who for what, who in reversed(streams.log) if what == "record_event")
         assert returned.stream == Stream.COPY_IN.value
-        again = stashed.returned((1, m))
+        again = stashed.take_reloaded((1, m))
         assert again is not None
         assert torch.equal(again, torch.full((1, 2, 2), float(m)))
         assert streams.log[-1] == ("wait_event", returned), "compute waits for the copy"
@@ -113,7 +113,7 @@ def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy
 def test_the_stash_takes_what_the_plan_says_from_the_first_step_on(order: str, tmp_path: Path) -> None:
     case = Case(stash=True, order=order, micro_batches=4)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    stashed, (plan,) = engine._executor._stashed, step_plan(case.layout)
+    stashed, (plan,) = engine._executor._offload, step_plan(case.layout)
     buffers: list[set[int]] = []
     for step in range(2):
         engine.train(CaseBatch(case, step, 0, CPU), Training(96, RATE, stop=False), step)

@@ -95,14 +95,14 @@ class _Slow(int):
 
 def test_bytes_that_two_threads_move_at_a_time_are_both_counted() -> None:
     trace = Trace(0)
-    other = threading.Thread(target=trace.move, args=("h2d", 1))
+    other = threading.Thread(target=trace.count_bytes, args=("h2d", 1))
 
     def meanwhile() -> None:
         other.start()
         # It either counts now, or has to wait for this thread; then this ends in vain.
         other.join(0.2)
 
-    trace.move("h2d", _Slow(2, meanwhile))
+    trace.count_bytes("h2d", _Slow(2, meanwhile))
     other.join()
     assert trace.moved["h2d"] == 3
 
@@ -111,11 +111,11 @@ def test_passes_on_a_gpu_are_recorded_when_they_are_executed(tmp_path: Path) -> 
     """The time of a pass is that of its execution, which comes after its launch; and no launch waits for the
     execution."""
     trace, streams = Trace(0, tmp_path), RecordedStreams(real=True)
-    trace.begin(1)
+    trace.begin_step(1)
     for m in range(2):
-        with trace.executed("compute", Forward(1, m), streams):
+        with trace.gpu_span("compute", Forward(1, m), streams):
             streams.record_event()
-    trace.begin(2)
+    trace.begin_step(2)
     assert not trace.events, "the GPU has not come to them"
     reached = [who for what, who in streams.log if what == "synchronize"]
     assert len(reached) == 1, "only the first moment of all is waited for"
@@ -129,8 +129,8 @@ def test_passes_on_a_gpu_are_recorded_when_they_are_executed(tmp_path: Path) -> 
 
 def test_on_a_cpu_a_pass_is_executed_when_it_is_called() -> None:
     trace, streams = Trace(0), RecordedStreams()
-    trace.records = True
-    with trace.executed("compute", Forward(1, 0), streams):
+    trace.is_recording = True
+    with trace.gpu_span("compute", Forward(1, 0), streams):
         pass
     assert [event["name"] for event in trace.events] == ["Forward"]
     assert not streams.log

@@ -12,7 +12,7 @@ from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import TokenBuffer, Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.memory import MemoryState
-from pseudoreal_trainer.engine.state.pinned import Block, PassingBuffers, PinnedMemory, PlainMemory, Region
+from pseudoreal_trainer.engine.state.pinned import Block, BounceBuffers, PinnedArena, PinnedMemory, PlainMemory
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 def test_6_5_billion_parameters_ask_once_and_to_the_byte() -> None:
     planned, fake = crossing(layout("Host"), SIZES, 0), FakeMemory()
-    region = Region(planned, fake)
+    region = PinnedArena(planned, fake)
     vectors = [region.vector("weights", unit, torch.bfloat16) for unit in range(len(SIZES.units))]
     vectors += [region.vector("gradient", unit, torch.float32) for unit in range(len(SIZES.units))]
     assert fake.asked == [6 * PARAMETERS]
@@ -124,7 +124,7 @@ def test_on_a_cpu_nothing_is_pinned_and_tokens_are_where_they_were(tmp_path: Pat
     assert engine.state.memory_report().pinned == 0
     assert engine._executor._tokens._block.size == 0
     tokens = torch.ones(1, 7, dtype=torch.int64)
-    assert engine._executor._tokens.bring(tokens) is tokens
+    assert engine._executor._tokens.to_device(tokens) is tokens
     engine.close()
 
 
@@ -135,7 +135,7 @@ def test_tokens_of_a_run_overwrite_those_of_the_one_before_when_these_are_copied
         room.prepare([(2, 4), (1, 4)])
         copies = [event for what, event in streams.log if what == "record_event"]
         assert [who for what, who in streams.log if what == "synchronize"] == copies[1::2], "the last copy of each run"
-        brought = [room.bring(torch.full((b, 5), 10 * number + b)) for b in (2, 1)]
+        brought = [room.to_device(torch.full((b, 5), 10 * number + b)) for b in (2, 1)]
         assert [found.unique().tolist() for found in brought] == [[10 * number + 2], [10 * number + 1]]
     room.prepare([(1, 4)])
     assert memory.asked == [8 * 15], "made once"
@@ -179,8 +179,8 @@ def test_a_gradient_that_is_not_wanted_gives_its_buffer_back(homes: str, tmp_pat
     case = Case(precision="bfloat16", homes=homes, clipping="None")
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
     state: Any = engine.state._store.states[1]
-    buffers: PassingBuffers = state._buffers if homes == "h" else state._disk.passing
-    gradient = torch.ones(state.extent.length)
+    buffers: BounceBuffers = state._buffers if homes == "h" else state._disk.passing
+    gradient = torch.ones(state.shard.length)
     for _ in range(3):
         state.keep_gradient(gradient)
         assert len(buffers._free) == 1

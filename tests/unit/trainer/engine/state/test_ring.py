@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
-from pseudoreal_trainer.engine.state.snapshot import KeptRing, Ring
+from pseudoreal_trainer.engine.state.snapshot import Ring, SnapshotRing
 
 from tests.support.patience import wait_for
 
@@ -68,7 +68,7 @@ def test_it_waits_while_there_is_no_room() -> None:
 
 @pytest.mark.parametrize("size", [16, 17, 1000])
 def test_its_size_is_what_was_asked_for_and_is_kept(size: int) -> None:
-    room = KeptRing(PlainMemory())
+    room = SnapshotRing(PlainMemory())
     ring = room.ring(size, crosses=False)
     assert ring.size == size
     assert room.ring(size - 1, crosses=False) is ring

@@ -1,4 +1,4 @@
-"""Capture of a step's state while training continues."""
+"""Snapshot of a step's state while training continues."""
 
 import threading
 from collections.abc import Iterator
