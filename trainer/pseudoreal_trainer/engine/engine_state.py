@@ -113,7 +113,7 @@ class EngineState:
         kept["weights"] += sum(flat.nbytes for flat in gathered)
         return MemoryReport(
             state=dict(kept),
-            pinned_arena=self._store.region.size,
+            pinned_arena=self._store.arena.size,
             pinned=self._store.memory.pinned,
             window=sum(slot.nbytes for slots in self._store.window.values() for slot in slots),
         )

@@ -71,19 +71,19 @@ def _run_on_zeros(passes: Passes, position: int, shape: Shape) -> None:
     else:
         tally = modules.tally(position - 1, 1, device)
         documents = None if passes.end_of_document is None else _documents(passes.end_of_document, shape, device)
-        compute = _spread if passes.layout.spreads(position) else _whole
+        compute = _expert_parallel_block if passes.layout.spreads(position) else _block
         outputs = compute(modules, hidden, position - 1, tally, documents)
         sources = [hidden, *trained, *([tally.sums] if tally else [])]
     torch.autograd.grad(outputs, sources, [torch.ones_like(output) for output in outputs])
 
 
-def _whole(
+def _block(
     modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None
 ) -> list[Tensor]:
     return [modules.block(hidden, layer, tally, documents)]
 
 
-def _spread(
+def _expert_parallel_block(
     modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None
 ) -> list[Tensor]:
     """Run the parts of an expert-parallel pass, as if all tokens had come to the first of this rank's experts."""

@@ -21,7 +21,7 @@ HELD = 2
 
 
 @pytest.mark.parametrize("homes", ["h", "D"])
-def test_passes_of_a_unit_that_is_here_do_not_wait_for_the_update_of_the_next_one(
+def test_passes_of_a_present_unit_do_not_wait_for_the_update_of_the_next_unit(
     homes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(homes=homes, window=2, clipping="Global", micro_batches=2)

@@ -63,7 +63,7 @@ def _window(size: int, folder: Path) -> Window:
     return Window(Copies(store, groups, streams, trace), store.updates, modules, trace)
 
 
-def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Path) -> None:
+def test_a_resident_copy_waits_for_the_update_of_the_previous_step(tmp_path: Path) -> None:
     case = Case(layers=1)
     units = units_of(case.model, Sharing(blocks=1))
     states, weights = {1: _host_state(units[1].numel, 1.0)}, torch.zeros(units[1].numel, dtype=torch.float64)
@@ -77,7 +77,7 @@ def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Pat
         copies.bind(1, module)
 
 
-def test_a_shards_memory_is_used_again_after_the_newest_drop_of_any_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_reuses_shard_memory_after_the_newest_drop_in_any_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shard dropped last is of the other pool, and the allocator reuses its memory first."""
     streams, pools = RecordedStreams(), {1: "Blocks", 2: "Experts", 3: "Blocks"}
     monkeypatch.setattr(Copies, "_gather", lambda *_: None)
@@ -109,7 +109,7 @@ def _host_state(numel: int, value: float) -> MemoryState:
     return MemoryState(shard, Vectors(weights, weights, torch.zeros_like(weights)), AdamW(), BounceBuffers([]))
 
 
-def test_a_unit_is_read_between_the_end_of_its_fetch_and_its_drop(window: Window) -> None:
+def test_weights_can_be_read_between_fetch_and_drop_only(window: Window) -> None:
     copies, module = window.copies, window.modules.of(1)
     with pytest.raises(NotResident, match="unit 1 has no working copy"):
         copies.flat(1)
@@ -123,7 +123,7 @@ def test_a_unit_is_read_between_the_end_of_its_fetch_and_its_drop(window: Window
         copies.bind(1, module)
 
 
-def test_a_module_gets_the_weights_of_the_unit_that_took_the_slot(window: Window) -> None:
+def test_a_module_is_bound_to_the_unit_that_occupies_the_slot(window: Window) -> None:
     copies, module = window.copies, window.modules.of(1)
     for unit in (1, 2, 1):
         copies.fetch(Fetch(unit))
@@ -132,7 +132,7 @@ def test_a_module_gets_the_weights_of_the_unit_that_took_the_slot(window: Window
         copies.drop(Drop(unit))
 
 
-def test_what_autograd_kept_is_found_in_the_copy_that_is_there(window: Window) -> None:
+def test_autograd_reads_saved_weights_from_the_current_working_copy(window: Window) -> None:
     """A graph made with one working copy runs backward with the next working copy of the same unit."""
     copies, module = window.copies, window.modules.of(1)
     copies.fetch(Fetch(1))
@@ -149,7 +149,7 @@ def test_what_autograd_kept_is_found_in_the_copy_that_is_there(window: Window) -
     assert any(gradient.any() for gradient in gradients)
 
 
-def test_a_fetch_waits_for_the_update_before_it(window: Window) -> None:
+def test_a_fetch_waits_for_the_units_update(window: Window) -> None:
     """The fetch also raises the error of a failed update."""
     failed: Future[Any] = Future()
     failed.set_exception(OSError("the disk is gone"))
@@ -164,7 +164,7 @@ def _all_are(tensor: Tensor, value: float) -> bool:
     return bool((tensor == value).all())
 
 
-def test_a_fetch_that_waits_for_an_update_holds_up_no_pass_of_another_unit(window_of_two: Window) -> None:
+def test_a_pending_fetch_does_not_delay_passes_of_other_units(window_of_two: Window) -> None:
     copies, module, updating = window_of_two.copies, window_of_two.modules.of(1), Future[Any]()
     window_of_two.updates.replace(2, updating)
     copies.fetch(Fetch(1))
@@ -178,7 +178,7 @@ def test_a_fetch_that_waits_for_an_update_holds_up_no_pass_of_another_unit(windo
     assert _all_are(copies.flat(2), 2.0)
 
 
-def test_fetches_begin_in_the_order_of_the_plan(window_of_two: Window) -> None:
+def test_fetches_start_in_plan_order(window_of_two: Window) -> None:
     """The other data ranks start fetches in the same order, although their units may be ready at other times."""
     copies, updating = window_of_two.copies, Future[Any]()
     window_of_two.updates.replace(1, updating)
@@ -195,7 +195,7 @@ def test_fetches_begin_in_the_order_of_the_plan(window_of_two: Window) -> None:
     assert begun == sorted(begun)
 
 
-def test_a_disk_is_not_asked_for_a_unit_that_is_being_updated(window_of_two: Window) -> None:
+def test_a_unit_is_not_read_from_disk_during_its_update(window_of_two: Window) -> None:
     """The update itself needs the threads of the disk."""
     copies, updating = window_of_two.copies, Future[Any]()
     state = Mock(wraps=copies._store.states[1])

@@ -84,7 +84,7 @@ def _losses(config: PhaseConfig) -> list[float]:
     return [json.loads(line)["loss"] for line in lines]
 
 
-def test_a_thousand_experts_a_layer_train_from_the_disk(
+def test_a_thousand_experts_per_layer_train_from_the_disk(
     job_body: dict[str, Any], config: Callable[..., PhaseConfig], tmp_path: Path
 ) -> None:
     whole, capped, disk = (

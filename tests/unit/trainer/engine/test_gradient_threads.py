@@ -127,7 +127,7 @@ def test_a_gradient_is_kept_and_its_buffer_given_back_while_another_unit_is_upda
     assert ("is updated", 5) not in rank.log
 
 
-def test_who_finds_no_buffer_free_gets_the_next_that_is_given_back() -> None:
+def test_gradient_buffers_serve_waiting_callers_in_order() -> None:
     buffers = GradientBuffers(LENGTH, 1, torch.float32, CPU)
     only = buffers.take().result()
     first, second = buffers.take(), buffers.take()
@@ -141,7 +141,7 @@ def test_who_finds_no_buffer_free_gets_the_next_that_is_given_back() -> None:
     assert buffers.take().result(0) is only
 
 
-def test_no_more_gradients_are_kept_than_the_memory_plan_has(rank: _Rank) -> None:
+def test_the_memory_plan_limits_the_number_of_kept_gradients(rank: _Rank) -> None:
     for unit in (5, 4, 3):
         rank.backward(unit)
         # Until one is free.
@@ -168,7 +168,7 @@ def test_the_main_thread_does_not_wait_for_a_buffer_after_a_failure(rank: _Rank)
     assert raised == ["[Errno 5] the disk has failed"]
 
 
-def test_every_later_task_ends_with_the_first_failure(rank: _Rank) -> None:
+def test_every_later_task_raises_the_first_failure(rank: _Rank) -> None:
     rank.states[5].failure = OSError(5, "the disk has failed")
     rank.gradients.accumulate(5, [torch.ones(LENGTH)])
     rank.reductions.await_reduction(Reduce(5), rank.gradients.launch_reduction(5), None)

@@ -63,7 +63,9 @@ def _synchronized_on(streams: RecordedStreams, stream: str) -> int:
     return next(i for i, (what, *who) in enumerate(streams.log) if what == "synchronize" and who[0].stream == stream)
 
 
-def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(streams: RecordedStreams, reductions: ReductionThread) -> None:
+def test_waiting_for_own_passes_does_not_count_as_waiting_for_other_ranks(
+    streams: RecordedStreams, reductions: ReductionThread
+) -> None:
     """The sum over the ranks counts as a wait. On a GPU both are still in progress when the side thread reaches
     them."""
     modules = Mock()

@@ -1,4 +1,4 @@
-"""All-to-all exchanges of rows between the ranks over which experts are spread. Main thread only.
+"""All-to-all exchanges of rows between expert-parallel ranks. Main thread only.
 
 A rank that has all experts of a layer exchanges rows with itself: the rows stay where they are.
 """

@@ -76,9 +76,6 @@ class Messages:
         self._trace.add("receive", incoming.begin, incoming.record)
         return incoming.buffer
 
-    def arrives(self, key: Key) -> bool:
-        return key in self._incoming
-
     def finish(self) -> None:
         """Wait until the other ranks have received everything that this rank sent."""
         if self._sent:

@@ -114,9 +114,9 @@ class UnitStore:
         self._sizes = Sizes(model, tuple(units), compute.itemsize, master.itemsize, micro_batch=1)
         self.memory = allocator_for(groups.device)
         """Allocator of host memory for copies to and from the device."""
-        self.region = PinnedArena(crossing(layout, self._sizes, self._rank), self.memory)
+        self.arena = PinnedArena(crossing(layout, self._sizes, self._rank), self.memory)
         """Pinned arena through which states cross the bus."""
-        self._passing, self._adamw = BounceBuffers(self.region.all_of("passing")), AdamW()
+        self._passing, self._adamw = BounceBuffers(self.arena.all_of("passing")), AdamW()
         self.resident = {unit: self._on_device(self._padded(unit), self._compute) for unit in self._staying}
         """Unit -> resident working copy, [padded numel], in the compute dtype."""
         self.whole_gradients: dict[int, Tensor] = {}
@@ -142,7 +142,7 @@ class UnitStore:
         """Release resources that the process does not release by itself. Nothing may use them any more."""
         for state in self.states.values():
             state.close()
-        self.region.close()
+        self.arena.close()
 
     def _memory_state(self, unit: int) -> MemoryState:
         vectors = self._vectors_on_host(unit) if self._layout.home(unit) == "Host" else self._vectors_on_device(unit)
@@ -166,7 +166,7 @@ class UnitStore:
 
     def _staging(self, units: Iterable[int]) -> dict[int, Staging]:
         """Return unit -> buffers that it shares with the other units of its pool."""
-        shared = {pool: Staging(self.region.all_of(STAGING[pool])) for pool in POOLS}
+        shared = {pool: Staging(self.arena.all_of(STAGING[pool])) for pool in POOLS}
         return {unit: shared[self._layout.pool_of(unit)] for unit in units}
 
     def _shard(self, unit: int) -> Shard:
@@ -179,10 +179,10 @@ class UnitStore:
     def _vectors_on_host(self, unit: int) -> Vectors:
         """Return the vectors of a unit whose home is the host. Vectors that cross the bus are in the pinned arena;
         other vectors are ordinary memory."""
-        weights = self.region.vector("weights", unit, self._compute)
+        weights = self.arena.vector("weights", unit, self._compute)
         masters = weights if self._master == self._compute else torch.zeros(len(weights), dtype=self._master)
         keeps = self._layout.keeps_gradients
-        return Vectors(masters, weights, self.region.vector("gradient", unit, self._master) if keeps else None)
+        return Vectors(masters, weights, self.arena.vector("gradient", unit, self._master) if keeps else None)
 
     def _vectors_on_device(self, unit: int) -> Vectors:
         """Return the vectors of a unit whose home is the device. Its shards are parts of the working copy and of the

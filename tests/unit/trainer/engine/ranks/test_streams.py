@@ -40,7 +40,7 @@ def _synchronized(streams: RecordedStreams) -> list[Any]:
     return [who for what, who in streams.log if what == "synchronize"]
 
 
-def test_a_pass_is_called_when_the_one_two_before_it_has_ended(streams: RecordedStreams) -> None:
+def test_run_ahead_limit_waits_for_the_pass_two_passes_earlier(streams: RecordedStreams) -> None:
     limit, events = RunAheadLimit(streams, 2), []
     for number in range(5):
         limit.pass_launched()
@@ -51,7 +51,7 @@ def test_a_pass_is_called_when_the_one_two_before_it_has_ended(streams: Recorded
     assert {event.stream for event in events} == {COMPUTE}
 
 
-def test_without_stash_and_pipeline_there_is_no_limit_within_a_step(streams: RecordedStreams) -> None:
+def test_run_ahead_is_unlimited_without_offload_and_pipeline(streams: RecordedStreams) -> None:
     limit = RunAheadLimit(streams, None)
     limit.pass_launched()
     assert not streams.log
@@ -63,7 +63,7 @@ def _stash(streams: RecordedStreams, count: int) -> ActivationOffload:
     return stashed
 
 
-def test_a_stashed_tensor_is_kept_until_it_is_copied_and_no_longer(streams: RecordedStreams) -> None:
+def test_activation_offload_keeps_a_tensor_until_its_copy_is_done(streams: RecordedStreams) -> None:
     stashed, tensors = _stash(streams, 6), []
     for m in range(6):
         inputs = [torch.full((1, 2, 2), float(m))]
@@ -79,7 +79,7 @@ def test_a_stashed_tensor_is_kept_until_it_is_copied_and_no_longer(streams: Reco
     assert not any(tensor() is not None for tensor in tensors)
 
 
-def test_a_stashed_tensor_is_there_while_its_copy_is_waited_for(
+def test_activation_offload_keeps_a_tensor_while_it_waits_for_the_copy(
     streams: RecordedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the allocator would give the tensor's memory away, and the copy would read other content."""
@@ -93,7 +93,9 @@ def test_a_stashed_tensor_is_there_while_its_copy_is_waited_for(
     assert alive == [True] * 6
 
 
-def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy(streams: RecordedStreams) -> None:
+def test_reloaded_activations_are_equal_and_their_host_buffer_is_reused_after_the_copy(
+    streams: RecordedStreams,
+) -> None:
     stashed = _stash(streams, 1)
     for m in range(3):
         stashed.stash(Stash(1, m), torch.full((1, 2, 2), float(m)))
@@ -110,7 +112,7 @@ def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy
 
 
 @pytest.mark.parametrize("order", ["Layered", "1F1B", "GPipe"])
-def test_the_stash_takes_what_the_plan_says_from_the_first_step_on(order: str, tmp_path: Path) -> None:
+def test_activation_offload_allocates_the_planned_bytes_once(order: str, tmp_path: Path) -> None:
     case = Case(stash=True, order=order, micro_batches=4)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
     stashed, (plan,) = engine._executor._offload, step_plan(case.layout)
@@ -140,7 +142,7 @@ def _sent(messages: Messages, m: int, work: Mock, monkeypatch: pytest.MonkeyPatc
     return weakref.ref(payload)
 
 
-def test_a_message_that_was_received_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_received_message_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL reports that a message was received."""
     messages, work = _messages(completed=True)
     first = _sent(messages, 0, work, monkeypatch)
@@ -150,7 +152,7 @@ def test_a_message_that_was_received_is_let_go_of(monkeypatch: pytest.MonkeyPatc
     assert second() is not None
 
 
-def test_a_message_whose_gradient_came_back_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_is_freed_once_its_gradient_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     """gloo reports nothing before the message is waited for."""
     messages, work = _messages(completed=False)
     tensors = [_sent(messages, m, work, monkeypatch) for m in range(2)]
@@ -162,7 +164,7 @@ def test_a_message_whose_gradient_came_back_is_let_go_of(monkeypatch: pytest.Mon
     work.wait.assert_called_once()
 
 
-def test_the_forecast_knows_that_answered_messages_are_gone() -> None:
+def test_memory_plan_excludes_answered_messages() -> None:
     """A first stage of 1F1B holds the messages in flight, not all messages that it ever sent."""
     peaks = []
     for count in (8, 16):
@@ -172,7 +174,7 @@ def test_the_forecast_knows_that_answered_messages_are_gone() -> None:
     assert peaks[0] == peaks[1]
 
 
-def test_passes_are_tried_before_the_first_message_is_awaited() -> None:
+def test_passes_are_warmed_up_before_the_first_receive() -> None:
     done: list[object] = []
     rank = Mock(_layout=Case(pipeline=2).layout, _streams=RecordedStreams(real=True))
     rank._warm_up.run = lambda *_: done.append("warm")
@@ -183,7 +185,7 @@ def test_passes_are_tried_before_the_first_message_is_awaited() -> None:
     assert len(done) == 3
 
 
-def test_passes_through_spread_experts_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expert_parallel_passes_are_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank is one of two, and needs the other for nothing."""
     case = Case(data=2, expert_ranks=2, options="Mixtral")
     monkeypatch.setattr(
@@ -198,7 +200,7 @@ def test_passes_through_spread_experts_are_tried(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("case", [Case(precision="float32"), Case(precision="float32", experts=6, homes="h")])
-def test_what_is_tried_changes_nothing(case: Case, tmp_path: Path) -> None:
+def test_warming_up_changes_no_loss(case: Case, tmp_path: Path) -> None:
     losses: list[list[float]] = []
     for warm in (False, True):
         engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)

@@ -63,7 +63,7 @@ def _passes_done(file: Path) -> dict[int, Counter[Pass]]:
     return done
 
 
-def test_every_pass_is_there_once_a_step(traces: Path, config: Callable[..., PhaseConfig]) -> None:
+def test_trace_has_every_pass_once_per_step(traces: Path, config: Callable[..., PhaseConfig]) -> None:
     for index, (before, end) in enumerate(zip((0, *STEPS), STEPS, strict=False)):
         phase = config(index)
         layout = phase_layout(phase, "cpu")
@@ -93,7 +93,7 @@ class _Slow(int):
         return int(self) + other
 
 
-def test_bytes_that_two_threads_move_at_a_time_are_both_counted() -> None:
+def test_trace_counts_bytes_of_concurrent_threads() -> None:
     trace = Trace(0)
     other = threading.Thread(target=trace.count_bytes, args=("h2d", 1))
 
@@ -107,7 +107,7 @@ def test_bytes_that_two_threads_move_at_a_time_are_both_counted() -> None:
     assert trace.moved["h2d"] == 3
 
 
-def test_passes_on_a_gpu_are_recorded_when_they_are_executed(tmp_path: Path) -> None:
+def test_trace_records_gpu_passes_at_their_execution_time(tmp_path: Path) -> None:
     """The time of a pass is that of its execution, which comes after its launch; and no launch waits for the
     execution."""
     trace, streams = Trace(0, tmp_path), RecordedStreams(real=True)
@@ -127,7 +127,7 @@ def test_passes_on_a_gpu_are_recorded_when_they_are_executed(tmp_path: Path) -> 
     assert {event["args"]["step"] for event in trace.events} == {1}
 
 
-def test_on_a_cpu_a_pass_is_executed_when_it_is_called() -> None:
+def test_trace_records_cpu_passes_at_their_call_time() -> None:
     trace, streams = Trace(0), RecordedStreams()
     trace.is_recording = True
     with trace.gpu_span("compute", Forward(1, 0), streams):

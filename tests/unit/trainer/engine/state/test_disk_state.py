@@ -102,7 +102,7 @@ def _compute_weights(state: State) -> Tensor:
     return weights
 
 
-def test_updates_are_those_in_memory(pairs: list[Pair]) -> None:
+def test_disk_state_updates_like_memory_state(pairs: list[Pair]) -> None:
     for step in range(3):
         for pair in pairs:
             gradient = _random(pair, 10 + step)
@@ -116,7 +116,7 @@ def test_updates_are_those_in_memory(pairs: list[Pair]) -> None:
             assert _whole(pair.disk, kind).any()
 
 
-def test_weights_in_the_compute_type_follow_the_masters(pairs: list[Pair]) -> None:
+def test_compute_weights_on_disk_follow_the_master_weights(pairs: list[Pair]) -> None:
     for pair in pairs:
         for state in (pair.disk, pair.memory):
             state.keep_gradient(_random(pair, 10))
@@ -130,7 +130,7 @@ def test_weights_in_the_compute_type_follow_the_masters(pairs: list[Pair]) -> No
         assert pair.memory.compute_weights().eq(1).all()
 
 
-def test_an_update_is_that_of_torch(pairs: list[Pair]) -> None:
+def test_disk_state_updates_like_torch_adamw(pairs: list[Pair]) -> None:
     """The reference is torch.optim.AdamW, with decayed and other elements as two parameters."""
     for pair, decayed in zip(pairs, DECAYED, strict=True):
         spec = Optimizer()
@@ -147,7 +147,7 @@ def test_an_update_is_that_of_torch(pairs: list[Pair]) -> None:
         assert torch.equal(_whole(pair.disk, "weights"), torch.cat([part.detach() for part in parts]))
 
 
-def test_idle_elements_stay_as_they_are(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_update_leaves_idle_elements_unchanged(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     idle = (range(64, CHUNK + 128), range(3 * CHUNK, 5 * CHUNK))
     pair, read = pairs[0], list[int]()
     read_chunk = disk_state.DiskState._read_chunk
@@ -176,7 +176,7 @@ def test_idle_elements_stay_as_they_are(pairs: list[Pair], monkeypatch: pytest.M
     assert sorted(set(read)) == [0, CHUNK, 2 * CHUNK, 5 * CHUNK], "chunks that are idle as a whole are not read"
 
 
-def test_a_shard_that_is_padding_behind_a_balancing_bias_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_disk_shard_of_padding_after_a_balancing_bias_stays_unchanged(tmp_path: Path) -> None:
     shard = Shard(960, 32, (), torch.float32, torch.bfloat16)
     passing = BounceBuffers([aligned_buffer(shard.length * 4)])
     staging = {0: Staging([aligned_buffer(shard.length * 2)])}
@@ -189,7 +189,7 @@ def test_a_shard_that_is_padding_behind_a_balancing_bias_stays_as_it_is(tmp_path
     state.close()
 
 
-def test_reading_ahead_waits_for_the_update(pairs: list[Pair]) -> None:
+def test_disk_state_reads_ahead_after_the_update(pairs: list[Pair]) -> None:
     failed: Future[None] = Future()
     failed.set_exception(OSError("the disk is gone"))
     pairs[0].disk.read_ahead(failed)

@@ -31,7 +31,7 @@ from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
 CPU = torch.device("cpu")
 
 
-def test_6_5_billion_parameters_ask_once_and_to_the_byte() -> None:
+def test_pinned_arena_of_6_5_billion_parameters_is_one_allocation_of_the_planned_size() -> None:
     planned, fake = crossing(layout("Host"), SIZES, 0), FakeMemory()
     region = PinnedArena(planned, fake)
     vectors = [region.vector("weights", unit, torch.bfloat16) for unit in range(len(SIZES.units))]
@@ -80,9 +80,7 @@ def save_while_it_trains(engine: Engine, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", ENGINES, ids=lambda case: case.name)
-def test_an_engine_pins_what_the_plan_says_to_the_byte_and_nothing_else(
-    case: Case, memory: FakeMemory, tmp_path: Path
-) -> None:
+def test_engine_pins_exactly_the_planned_bytes(case: Case, memory: FakeMemory, tmp_path: Path) -> None:
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
     region = crossing(case.layout, sizes_of(case), 0).size
     assert memory.pinned == engine.state.memory_report().pinned_arena == region
@@ -104,9 +102,7 @@ def test_an_engine_pins_what_the_plan_says_to_the_byte_and_nothing_else(
 
 
 @pytest.mark.parametrize("case", ENGINES[4:], ids=lambda case: case.name)
-def test_what_passes_through_pinned_memory_is_what_went_in(
-    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_pinned_memory_changes_no_loss(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     losses = []
     for on_gpu in (False, True):
         if on_gpu:
@@ -117,7 +113,7 @@ def test_what_passes_through_pinned_memory_is_what_went_in(
     assert losses[0] == losses[1]
 
 
-def test_on_a_cpu_nothing_is_pinned_and_tokens_are_where_they_were(tmp_path: Path) -> None:
+def test_on_a_cpu_nothing_is_pinned_and_tokens_are_not_copied(tmp_path: Path) -> None:
     case = Case(homes="hd", stash=True)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
     save_while_it_trains(engine, case)
@@ -128,7 +124,7 @@ def test_on_a_cpu_nothing_is_pinned_and_tokens_are_where_they_were(tmp_path: Pat
     engine.close()
 
 
-def test_tokens_of_a_run_overwrite_those_of_the_one_before_when_these_are_copied() -> None:
+def test_token_buffer_is_reused_after_the_copies_of_the_previous_run() -> None:
     streams, memory = RecordedStreams(real=True), FakeMemory(PlainMemory())
     room = TokenBuffer(streams, CPU, memory)
     for number in range(3):
@@ -146,10 +142,10 @@ def test_tokens_of_a_run_overwrite_those_of_the_one_before_when_these_are_copied
     assert memory.pinned == 0
 
 
-def test_copies_and_gradients_lie_in_the_region_and_masters_and_moments_do_not(tmp_path: Path) -> None:
+def test_pinned_arena_holds_compute_weights_and_gradients_but_no_masters_or_moments(tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes="h", clipping="Global")
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    memory = engine.state._store.region.memory
+    memory = engine.state._store.arena.memory
     region = range(memory.data_ptr(), memory.data_ptr() + len(memory))
     for state in engine.state._store.states.values():
         assert isinstance(state, MemoryState)
@@ -160,10 +156,10 @@ def test_copies_and_gradients_lie_in_the_region_and_masters_and_moments_do_not(t
 
 
 @pytest.mark.parametrize("clipping", ["PerUnit", "None"])
-def test_gradients_pass_through_the_buffers_of_the_plan(clipping: str, tmp_path: Path) -> None:
+def test_gradients_pass_through_the_planned_bounce_buffers(clipping: str, tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes="hD", clipping=clipping)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    count = len(engine.state._store.region.all_of("passing"))
+    count = len(engine.state._store.arena.all_of("passing"))
     assert count == 2
     train(engine, case)
     buffers = {id(state._buffers) for state in engine.state._store.states.values() if isinstance(state, MemoryState)}
@@ -175,7 +171,7 @@ def test_gradients_pass_through_the_buffers_of_the_plan(clipping: str, tmp_path:
 
 
 @pytest.mark.parametrize("homes", ["h", "D"])
-def test_a_gradient_that_is_not_wanted_gives_its_buffer_back(homes: str, tmp_path: Path) -> None:
+def test_a_dropped_gradient_gives_its_bounce_buffer_back(homes: str, tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes=homes, clipping="None")
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
     state: Any = engine.state._store.states[1]
@@ -212,7 +208,7 @@ def cudart(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def test_pinned_memory_is_registered_once_and_no_copy_uses_it_when_it_ends(cudart: list[Any]) -> None:
+def test_pinned_memory_is_registered_once_and_freed_after_pending_copies(cudart: list[Any]) -> None:
     gpu, size = torch.device("cuda", 0), 3 * 4096 + 5
     memory = PinnedMemory(gpu)
     taken = memory.allocate(size)
@@ -226,13 +222,13 @@ def test_pinned_memory_is_registered_once_and_no_copy_uses_it_when_it_ends(cudar
     assert cudart[1:] == [("register", begin, size, 0), ("wait for", gpu), ("unregister", begin)]
 
 
-def test_memory_that_cannot_be_pinned_is_missed_with_its_size(cudart: list[Any]) -> None:
+def test_failure_to_pin_memory_names_its_size(cudart: list[Any]) -> None:
     cudart[0] = 2
     with pytest.raises(TrainingError, match=r"8,192 bytes of host memory cannot be pinned .* \(CUDA error 2\)"):
         PinnedMemory(torch.device("cuda", 0)).allocate(8192)
 
 
-def test_a_block_is_given_back_once() -> None:
+def test_a_block_is_freed_once() -> None:
     memory = FakeMemory()
     block = Block(10, memory)
     for _ in range(2):

@@ -66,7 +66,7 @@ def _begin(engine: Engine, sink: Any, buffer_bytes: int) -> Any:
     return engine.state.capture({unit: spans[unit] for unit in engine.order_of_updates()}, sink, buffer_bytes)
 
 
-def test_the_captured_state_is_that_of_its_step_although_training_went_on(engine: Engine) -> None:
+def test_snapshot_has_the_state_of_its_step_while_training_continues(engine: Engine) -> None:
     """With room for the whole state, training never waits for the sink."""
     for step in (1, 2):
         _train(engine, step)
@@ -85,7 +85,7 @@ def test_the_captured_state_is_that_of_its_step_although_training_went_on(engine
         assert not torch.equal(now[kind], expected[kind]), "training went on"
 
 
-def test_with_little_room_training_waits_and_the_state_is_still_the_same(engine: Engine) -> None:
+def test_training_waits_for_a_small_snapshot_buffer_and_the_snapshot_is_correct(engine: Engine) -> None:
     for step in (1, 2):
         _train(engine, step)
     expected = _state(engine)
@@ -113,7 +113,7 @@ class _FailingSink:
         raise OSError(28, "No space left on device")
 
 
-def test_a_sink_that_fails_does_not_hold_training_up(engine: Engine) -> None:
+def test_a_failed_sink_does_not_stop_training(engine: Engine) -> None:
     _train(engine, 1)
     done = _begin(engine, _FailingSink(), buffer_bytes=512)
     for step in range(2, 5):
@@ -127,7 +127,7 @@ def _without_holds(engine: Engine) -> None:
     engine._executor.updates._captures.clear()
 
 
-def test_without_its_holds_the_captured_state_would_be_torn(engine: Engine) -> None:
+def test_snapshot_without_capture_barriers_would_mix_steps(engine: Engine) -> None:
     """The defect that the tests above would find: an update that does not wait for the capture."""
     _train(engine, 1)
     expected = _state(engine)
