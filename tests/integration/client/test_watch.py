@@ -15,7 +15,7 @@ import pytest
 from kubernetes import client
 
 from tests.integration.client.conftest import Terminal, make_pods, training
-from tests.integration.client.kubelet import Kubelet, kubelet
+from tests.integration.client.support.kubelet import Kubelet, kubelet
 from tests.support.cluster import Cluster, Job
 from tests.support.patience import wait_for
 from tests.support.trainer_log import line

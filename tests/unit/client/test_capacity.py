@@ -20,8 +20,8 @@ from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_trainer.estimate.report import plan_phase
 
 from tests.support.jobs import good_job
-from tests.unit.client.golden import golden
-from tests.unit.client.seen import UID
+from tests.unit.client.support.golden import golden
+from tests.unit.client.support.seen import UID
 
 Json = dict[str, Any]
 

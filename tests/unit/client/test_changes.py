@@ -9,7 +9,7 @@ from pseudoreal_client.refusal import ExitStatus, Refusal
 from pseudoreal_client.view.changes import Change, finish_phase, repeat_phase, resume, suspend
 from pseudoreal_client.view.seen import SeenJob
 
-from tests.unit.client.seen import TRAINING, at, job
+from tests.unit.client.support.seen import TRAINING, at, job
 
 Json = dict[str, Any]
 

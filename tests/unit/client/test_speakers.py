@@ -5,7 +5,7 @@ from pseudoreal_client.refusal import ExitStatus, Refusal
 from pseudoreal_client.view.speakers import has_begun, prefix, silence, speakers
 from pseudoreal_operator.observe.reading import read_pod
 
-from tests.unit.client.seen import TRAINING, job, pod
+from tests.unit.client.support.seen import TRAINING, job, pod
 
 SEEN = job(TRAINING, spec__phases__1__processesPerWorker=2)
 BODIES = [

@@ -10,8 +10,8 @@ from pseudoreal_client.view.seen import SeenJob
 from pseudoreal_client.view.story import story
 from pseudoreal_operator.observe.reading import read_pod
 
-from tests.unit.client.golden import golden
-from tests.unit.client.seen import NOW, TRAINING, UNSCHEDULABLE, at, body, condition, job, pod
+from tests.unit.client.support.golden import golden
+from tests.unit.client.support.seen import NOW, TRAINING, UNSCHEDULABLE, at, body, condition, job, pod
 
 Json = dict[str, Any]
 

@@ -23,9 +23,9 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import LEAVING, activation_peak, most_stashed
 from pseudoreal_trainer.plan.records import Flow, Forward, Receive, Send, Stash, Unstash
 
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.recorded import COMPUTE, RecordedEvent, RecordedStreams
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.recorded import COMPUTE, RecordedEvent, RecordedStreams
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
 from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
@@ -189,7 +189,8 @@ def test_expert_parallel_passes_are_warmed_up(tmp_path: Path, monkeypatch: pytes
     """The rank is one of two, and needs the other for nothing."""
     case = Case(data=2, expert_ranks=2, options="Mixtral")
     monkeypatch.setattr(
-        "tests.unit.trainer.engine.running.process_groups_of", lambda layout, ranks: ProcessGroups(layout, ranks)
+        "tests.unit.trainer.engine.support.running.process_groups_of",
+        lambda layout, ranks: ProcessGroups(layout, ranks),
     )
     engine = make_engine(case, Ranks(1, 2, CPU), tmp_path)
     batch = CaseBatch(case, 0, 1, CPU)
