@@ -86,8 +86,8 @@ class EngineState:
         meanwhile. The future completes when the sink has everything.
         """
         sources = [self._source(unit, span) for unit, span in spans.items()]
-        crosses = any(self._layout.home(unit) == "Device" for unit in spans)
-        ring = self._ring.ring(buffer_bytes, crosses=crosses)
+        crosses_bus = any(self._layout.home(unit) == "Device" for unit in spans)
+        ring = self._ring.of_size(buffer_bytes, crosses_bus=crosses_bus)
         capture = Snapshot(sources, sink, ring, self._streams, self._trace)
         # Before the next plan is executed: its updates must find the futures.
         self._updates.wait_for_captures(capture.captured)

@@ -55,7 +55,7 @@ class _GroupPass:
     """Arrival index of each row, [rows]."""
     rows: Tensor
     """Inputs in the order of the experts, [rows, H]."""
-    made: Tensor
+    outputs: Tensor
     """Outputs of the experts, [rows, H]."""
 
 
@@ -73,11 +73,11 @@ class _ArrivedRows:
     results: Tensor | None = None
     """Result to send back for each row, in arrival order; None: no group has had a row yet."""
 
-    def store(self, arrivals: Tensor, made: Tensor) -> None:
+    def store(self, arrivals: Tensor, results: Tensor) -> None:
         """Store the results of a group at the arrival indices of its rows."""
         if self.results is None:
-            self.results = made.new_empty(len(self.arrivals), made.shape[1])
-        self.results.index_copy_(0, arrivals, made)
+            self.results = results.new_empty(len(self.arrivals), results.shape[1])
+        self.results.index_copy_(0, arrivals, results)
 
 
 @dataclass
@@ -89,12 +89,12 @@ class _State:
     """Passes up to the experts, until `Forward` adds up; with a graph if graphs are kept."""
     inputs: dict[Key, tuple[Tensor, Tally | None]] = field(default_factory=dict)
     """For passes that keep their graph: the input, [B, T, H], and the tally, until the row counts are known."""
-    choices: dict[Key, Choice] = field(default_factory=dict)
+    routing_decisions: dict[Key, Choice] = field(default_factory=dict)
     """Routing decisions of training passes, until the backward pass has used them."""
     to_send: dict[Exchange, Tensor] = field(default_factory=dict)
     """Rows that an exchange will send, [rows, width]."""
-    at_experts: dict[Key, _ArrivedRows] = field(default_factory=dict)
-    mixed: dict[tuple[Key, int], _GroupPass] = field(default_factory=dict)
+    arrived_rows: dict[Key, _ArrivedRows] = field(default_factory=dict)
+    group_passes: dict[tuple[Key, int], _GroupPass] = field(default_factory=dict)
     """Passes of groups whose graphs are kept, by key and group."""
     graphs: dict[Key, _Graph] = field(default_factory=dict)
 
@@ -171,32 +171,32 @@ class ExpertParallelPasses:
         key = (record.position, record.micro_batch)
         if record.group == 0:
             rows = self._exchanges.take(Exchange(Leg.DISPATCH, *key))
-            self._state.at_experts[key] = _ArrivedRows(self._arrival_order(key), rows)
-        here = self._state.at_experts[key]
+            self._state.arrived_rows[key] = _ArrivedRows(self._arrival_order(key), rows)
+        arrived = self._state.arrived_rows[key]
         if self._has_rows(record):
             self._bind(self._experts_unit(record))
             with self._passes.computing(record):
                 if self._keeps_graph(run):
                     with self._passes.copies.saving():
-                        mixed = self._state.mixed[key, record.group] = self._group_pass(record, here)
+                        group_pass = self._state.group_passes[key, record.group] = self._group_pass(record, arrived)
                 else:
                     with torch.no_grad():
-                        mixed = self._group_pass(record, here)
-                here.store(mixed.arrivals, mixed.made.detach())
+                        group_pass = self._group_pass(record, arrived)
+                arrived.store(group_pass.arrivals, group_pass.outputs.detach())
         if self._is_last(record):
-            self._queue_results(Exchange(Leg.COMBINE, *key), here.rows)
+            self._queue_results(Exchange(Leg.COMBINE, *key), arrived.rows)
 
     @torch.no_grad()
     def forward(self, run: PlanRun, record: Forward) -> None:
         position, m = key = (record.position, record.micro_batch)
-        made = self._exchanges.take(Exchange(Leg.COMBINE, *key))
+        received = self._exchanges.take(Exchange(Leg.COMBINE, *key))
         with self._passes.computing(record):
             routed, counts = self._state.routed.pop(key), self._state.counts[key].of_experts
             weights = self._experts.weights_of_rows(routed.routes, counts)
-            mixed = self._experts.combined(made, weights, routed.routes.choice, counts)
-            run.inputs[position + 1, m] = routed.summed(mixed)
+            combined = self._experts.combined(received, weights, routed.routes.choice, counts)
+            run.inputs[position + 1, m] = routed.summed(combined)
         if run.training is not None:
-            self._state.choices[key] = routed.routes.choice
+            self._state.routing_decisions[key] = routed.routes.choice
 
     # Backward.
 
@@ -206,7 +206,7 @@ class ExpertParallelPasses:
         with self._passes.computing(record):
             source = self._passes.take_input(run, *key)
             tally = self._passes.new_tally(run, record.position, source)
-            routed = self._route_tokens(run, key, source, tally, self._state.choices[key])
+            routed = self._route_tokens(run, key, source, tally, self._state.routing_decisions[key])
             self._state.graphs[key], rows = self._graph_and_rows(key, routed, source, tally)
         self._state.to_send[Exchange(Leg.DISPATCH_AGAIN, *key)] = rows
 
@@ -215,17 +215,17 @@ class ExpertParallelPasses:
         if record.group == 0:
             again = Exchange(Leg.DISPATCH_AGAIN, *key)
             rows = None if self._keeps_graph(run) else self._exchanges.take(again)
-            self._state.at_experts[key] = _ArrivedRows(self._arrival_order(key), rows)
-        here, has_rows = self._state.at_experts[key], self._has_rows(record)
-        mixed = self._group_pass_with_graph(record, here) if has_rows else None
-        if here.gradients is None:
-            here.gradients = self._exchanges.take(Exchange(Leg.COMBINE_GRADIENT, *key))
+            self._state.arrived_rows[key] = _ArrivedRows(self._arrival_order(key), rows)
+        arrived, has_rows = self._state.arrived_rows[key], self._has_rows(record)
+        group_pass = self._group_pass_with_graph(record, arrived) if has_rows else None
+        if arrived.gradients is None:
+            arrived.gradients = self._exchanges.take(Exchange(Leg.COMBINE_GRADIENT, *key))
         with self._passes.computing(record):
-            gradients = [] if mixed is None else self._backward_of_experts(unit, mixed, here)
+            gradients = [] if group_pass is None else self._backward_of_experts(unit, group_pass, arrived)
             # Without rows nothing is added; the accumulator sets parameters without gradients to zero.
             self._passes.add_gradients(run, record.position, unit, gradients)
         if self._is_last(record):
-            self._queue_results(Exchange(Leg.DISPATCH_GRADIENT, *key), here.gradients)
+            self._queue_results(Exchange(Leg.DISPATCH_GRADIENT, *key), arrived.gradients)
 
     def backward(self, run: PlanRun, record: Backward) -> None:
         position, m = key = (record.position, record.micro_batch)
@@ -235,13 +235,13 @@ class ExpertParallelPasses:
             graph, gradient = self._state.graphs.pop(key), run.gradients.pop((position + 1, m))
             width, tally = gradient.shape[-1], graph.tally
             # The final sum passes its gradient unchanged to the residual stream and to the output of shared experts.
-            given = [gradient, received[:, :width], received[:, width].to(graph.weights.dtype), gradient]
+            gradients_of_outputs = [gradient, received[:, :width], received[:, width].to(graph.weights.dtype), gradient]
             trained = self._modules.of(unit).trained
             sources = [graph.input, *trained, *([tally.sums] if tally else [])]
-            first, *gradients = torch.autograd.grad(graph.outputs, sources, given[: len(graph.outputs)])
+            first, *gradients = torch.autograd.grad(graph.outputs, sources, gradients_of_outputs[: len(graph.outputs)])
             run.gradients[position, m] = first
             self._passes.add_gradients(run, position, unit, gradients[: len(trained)], *gradients[len(trained) :])
-        del self._state.choices[key], self._state.counts[key]
+        del self._state.routing_decisions[key], self._state.counts[key]
 
     # Helpers of these parts.
 
@@ -273,7 +273,7 @@ class ExpertParallelPasses:
 
     def _queue_results(self, exchange: Exchange, received: Tensor | None) -> None:
         """Queue the results of all groups, to be sent back; without rows, the empty tensor `received`, [0, width]."""
-        results = self._state.at_experts.pop((exchange.position, exchange.micro_batch)).results
+        results = self._state.arrived_rows.pop((exchange.position, exchange.micro_batch)).results
         if results is None:
             assert received is not None, "a rank without rows has received an empty tensor"
             results = received
@@ -304,49 +304,49 @@ class ExpertParallelPasses:
         routes, counts = routed.routes, self._state.counts[key].of_experts
         rows = self._experts.rows(routed.features, routes.choice, counts)
         weights = self._experts.weights_of_rows(routes, counts)
-        made = [routed.hidden, rows, weights, *([] if routed.shared is None else [routed.shared])]
-        graph = _Graph(source, tuple(map(get_gradient_edge, made)), weights.detach(), tally)
+        outputs = [routed.hidden, rows, weights, *([] if routed.shared is None else [routed.shared])]
+        graph = _Graph(source, tuple(map(get_gradient_edge, outputs)), weights.detach(), tally)
         return graph, rows.detach()
 
     def _gradients_of_rows(self, run: PlanRun, key: Key) -> Tensor:
         """Return for each row the gradient of its token's output, not yet weighted, and the row's weight, [rows, H +
         1]."""
         gradient = run.gradients[key[0] + 1, key[1]].flatten(0, 1)  # [N, H]
-        rows = self._experts.rows(gradient, self._state.choices[key], self._state.counts[key].of_experts)
+        rows = self._experts.rows(gradient, self._state.routing_decisions[key], self._state.counts[key].of_experts)
         return torch.cat([rows, self._state.graphs[key].weights.to(rows.dtype)[:, None]], dim=1)
 
     def _arrival_order(self, key: Key) -> Tensor:
         counts = self._state.counts[key]
         return by_expert(counts.table, sum(counts.arriving))
 
-    def _group_pass(self, record: ExpertForward | ExpertBackward, here: _ArrivedRows) -> _GroupPass:
+    def _group_pass(self, record: ExpertForward | ExpertBackward, arrived: _ArrivedRows) -> _GroupPass:
         """Compute the outputs of a group of this rank's experts for its rows."""
-        assert here.rows is not None, "rows arrive before a group computes"
+        assert arrived.rows is not None, "rows arrive before a group computes"
         counts, own = self._state.counts[record.position, record.micro_batch], self._slice_of_group(record)
         sizes, begin = counts.of_own[own], sum(counts.of_own[: own.start])
-        arrivals = here.arrivals[begin : begin + sum(sizes)]
-        rows = here.rows.index_select(0, arrivals)
+        arrivals = arrived.arrivals[begin : begin + sum(sizes)]
+        rows = arrived.rows.index_select(0, arrivals)
         if torch.is_grad_enabled():
             rows.requires_grad_()
-        made = self._experts.outputs(rows, counts.table[:, own].sum(dim=0), sizes)
-        return _GroupPass(arrivals, rows, made)
+        outputs = self._experts.outputs(rows, counts.table[:, own].sum(dim=0), sizes)
+        return _GroupPass(arrivals, rows, outputs)
 
-    def _group_pass_with_graph(self, record: ExpertBackward, here: _ArrivedRows) -> _GroupPass:
+    def _group_pass_with_graph(self, record: ExpertBackward, arrived: _ArrivedRows) -> _GroupPass:
         """Return the forward pass of a group with its graph, kept or recomputed."""
         self._bind(self._experts_unit(record))
-        if here.rows is None:
-            return self._state.mixed.pop(((record.position, record.micro_batch), record.group))
+        if arrived.rows is None:
+            return self._state.group_passes.pop(((record.position, record.micro_batch), record.group))
         with self._passes.computing(record):
-            return self._group_pass(record, here)
+            return self._group_pass(record, arrived)
 
-    def _backward_of_experts(self, unit: int, mixed: _GroupPass, here: _ArrivedRows) -> list[Tensor]:
+    def _backward_of_experts(self, unit: int, group_pass: _GroupPass, arrived: _ArrivedRows) -> list[Tensor]:
         """Backpropagate through a group of this rank's experts and return the gradients of their parameters. Store for
         each row the gradients of the row and of its weight, to be sent back."""
-        assert here.gradients is not None, "the gradients are taken before the first group's backward pass"
-        received = here.gradients.index_select(0, mixed.arrivals)
+        assert arrived.gradients is not None, "the gradients are taken before the first group's backward pass"
+        received = arrived.gradients.index_select(0, group_pass.arrivals)
         gradient, weights = received[:, :-1], received[:, -1:]
         trained = self._modules.of(unit).trained
-        of_rows, *gradients = torch.autograd.grad(mixed.made, [mixed.rows, *trained], gradient * weights)
-        of_weights = (gradient * mixed.made.detach()).sum(dim=1, keepdim=True)
-        here.store(mixed.arrivals, torch.cat([of_rows, of_weights], dim=1))
+        of_rows, *gradients = torch.autograd.grad(group_pass.outputs, [group_pass.rows, *trained], gradient * weights)
+        of_weights = (gradient * group_pass.outputs.detach()).sum(dim=1, keepdim=True)
+        arrived.store(group_pass.arrivals, torch.cat([of_rows, of_weights], dim=1))
         return gradients

@@ -1,6 +1,6 @@
 """Gradients of a step: accumulate, reduce, agree, clip, update.
 
-Three threads; the reduction and update threads have a FIFO queue each. Time runs down; an arrow is a task or a future.
+Three threads; the reduction and update threads have a FIFO queue each. Time runs down.
 
 main thread (`Gradients`)    reduction thread (`ReductionThread`)   update thread (`UpdateThread`)
 -------------------------    -------------------------------------  ---------------------------------
@@ -21,6 +21,9 @@ With global clipping the plan is Reduce(u) for all u, Agree, Update(u) for all u
 Otherwise Agree comes early with loss and flags only, and Update(u) follows Reduce(u); the clip factor of u may then
 take an all-reduce of |g|^2 over the ranks that use u. The last row is needed only after an early Agree, if updates may
 be skipped or the model has experts; in all other plans, the step ends with the result of Agree.
+
+Arrows to the right are tasks: `await_reduction`, `request_agreement`, `request_terms` and `request_final_agreement` of
+`ReductionThread`, `update` of `UpdateThread`. Arrows to the left are futures, and so are the terms of an update.
 
 Order: every rank enqueues in plan order, which for a unit is the same on all ranks that use it. The reduction thread
 has groups of its own (`reduce_world` and `reduce_users` of `ProcessGroups`, `inter_reduce` of `UnitGroups`), so all
@@ -460,7 +463,7 @@ class UpdateThread:
         self._spec, self._store, self._reductions = spec, store, reductions
         self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
         self._thread = WorkerThread("updates", self._heartbeat.failure, streams.enter_thread)
-        self._newest: deque[Future[Event]] = deque(maxlen=KEPT_GRADIENTS)
+        self._newest_updates: deque[Future[Event]] = deque(maxlen=KEPT_GRADIENTS)
         self._captures: dict[int, Future[None]] = {}
         """Unit -> capture that must be done before the unit's next update."""
         self.capture_wait_seconds = 0.0
@@ -472,7 +475,7 @@ class UpdateThread:
 
         Read it after all earlier updates were enqueued and before the next one is: it counts updates in plan order.
         """
-        return self._newest[0] if len(self._newest) == KEPT_GRADIENTS else None
+        return self._newest_updates[0] if len(self._newest_updates) == KEPT_GRADIENTS else None
 
     def update(self, record: Update, rate: float) -> Future[Event]:
         """Enqueue the unit's update with this learning rate. The future yields the event after which the new weights
@@ -480,7 +483,7 @@ class UpdateThread:
         # Requested in the main thread: the place in the reduction thread's queue is the place among its collectives.
         capture, terms = self._captures.pop(record.unit, None), self._reductions.request_terms(record)
         updated = self._thread.submit(lambda: self._update(record, rate, terms, capture))
-        self._newest.append(updated)
+        self._newest_updates.append(updated)
         self._store.updates.replace(record.unit, updated)
         return updated
 

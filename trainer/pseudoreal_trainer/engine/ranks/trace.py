@@ -23,7 +23,7 @@ class _Executed:
     """Kernels that a GPU executes between two CUDA events."""
 
     lane: str
-    done: Record
+    record: Record
     step: int
     begin: Any
     end: Any
@@ -51,7 +51,7 @@ class Trace:
 
     def begin_step(self, step: int) -> None:
         """Start the trace of a step: reset the byte counters, and write the file after the first steps."""
-        self._resolve()
+        self._append_finished()
         with self._counting:
             self._step, self.moved = step, Counter()
         self._steps += 1
@@ -61,7 +61,7 @@ class Trace:
     def close(self) -> None:
         """Write the file, unless it was written."""
         if self._folder is not None and self.is_recording:
-            self._resolve()
+            self._append_finished()
             self._folder.mkdir(parents=True, exist_ok=True)
             name = {"name": "process_name", "ph": "M", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}
             content = {"traceEvents": [name, *list(self.events)], "displayTimeUnit": "ms"}
@@ -69,19 +69,19 @@ class Trace:
             self.is_recording = False
 
     @contextmanager
-    def span(self, lane: str, done: Record | None, name: str = "", **facts: Any) -> Iterator[None]:
-        """Record the time of the context on a lane of the trace. `done`: plan record that the time belongs to."""
+    def span(self, lane: str, record: Record | None, name: str = "", **facts: Any) -> Iterator[None]:
+        """Record the time of the context on a lane of the trace. `record`: plan record that the time belongs to."""
         begin = time.perf_counter_ns()
         try:
             yield
         finally:
-            self.add(lane, begin, done, name, **facts)
+            self.add(lane, begin, record, name, **facts)
 
     @contextmanager
-    def gpu_span(self, lane: str, done: Record, streams: Streams) -> Iterator[None]:
+    def gpu_span(self, lane: str, record: Record, streams: Streams) -> Iterator[None]:
         """Record the time in which the GPU executes the kernels launched in the context on the current stream."""
         if not (self.is_recording and streams.are_real):
-            with self.span(lane, done):
+            with self.span(lane, record):
                 yield
             return
         if self._zero is None:
@@ -90,15 +90,15 @@ class Trace:
             self._zero = zero, time.perf_counter_ns()
         begin = streams.record_timed_event()
         yield
-        self._pending.append(_Executed(lane, done, self._step, begin, streams.record_timed_event()))
+        self._pending.append(_Executed(lane, record, self._step, begin, streams.record_timed_event()))
 
-    def _resolve(self) -> None:
+    def _append_finished(self) -> None:
         """Record the kernels that the GPU has finished. Waits for nothing, so that a failed rank can end at once."""
         left = []
         for executed in self._pending:
             if executed.end.query():
                 begin, end = (self._moment(event) for event in (executed.begin, executed.end))
-                self._append_event(executed.lane, (begin, end), executed.done, executed.step)
+                self._append_event(executed.lane, (begin, end), executed.record, executed.step)
             else:
                 left.append(executed)
         self._pending = left
@@ -108,17 +108,17 @@ class Trace:
         zero, at = self._zero
         return at + int(zero.elapsed_time(event) * 1e6)
 
-    def add(self, lane: str, begin: int, done: Record | None, name: str = "", **facts: Any) -> None:
+    def add(self, lane: str, begin: int, record: Record | None, name: str = "", **facts: Any) -> None:
         """Record the time from `begin`, in nanoseconds of time.perf_counter_ns, until now."""
         if self.is_recording:
-            self._append_event(lane, (begin, time.perf_counter_ns()), done, self._step, name, **facts)
+            self._append_event(lane, (begin, time.perf_counter_ns()), record, self._step, name, **facts)
 
     def _append_event(
-        self, lane: str, span: tuple[int, int], done: Record | None, step: int, name: str = "", **facts: Any
+        self, lane: str, span: tuple[int, int], record: Record | None, step: int, name: str = "", **facts: Any
     ) -> None:
-        if done is not None:
-            name = name or type(done).__name__
-            facts |= {key: _plain(getattr(done, key)) for key in done.__slots__}
+        if record is not None:
+            name = name or type(record).__name__
+            facts |= {key: _plain(getattr(record, key)) for key in record.__slots__}
         begin, end = span
         self.events.append(
             {

@@ -80,16 +80,16 @@ class SnapshotRing:
         self._block = Block(0, memory)
         self._ring: Ring | None = None
 
-    def ring(self, size: int, *, crosses: bool) -> Ring:
+    def of_size(self, size: int, *, crosses_bus: bool) -> Ring:
         """Return a ring of at least `size` bytes. The ring of the previous call must not be used any more.
 
-        `crosses`: whether some of the data comes over the bus; data that is on the host already needs no pinned memory.
+        `crosses_bus`: whether some of the data comes over the bus; data on the host needs no pinned memory.
         Call this between steps: pinning memory waits for all kernels of the device, and between steps no kernel waits
         for a message that depends on this rank's later calls.
         """
         if self._ring is None or self._ring.size < size:
             self.close()
-            self._block = Block(max(size, 2 * ALIGNMENT), self._memory if crosses else PlainMemory())
+            self._block = Block(max(size, 2 * ALIGNMENT), self._memory if crosses_bus else PlainMemory())
             self._ring = Ring(self._block.memory)
         return self._ring
 
@@ -135,7 +135,7 @@ class Snapshot:
         self.captured: Mapping[int, Future[None]] = {source.unit: Future() for source in sources}
         """Unit -> future that completes when the unit's state may change."""
         self._ring = ring
-        self._full: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
 
     def start(self) -> Future[None]:
         """Start both threads. The returned future completes when the sink has everything, or raises the error of
@@ -157,7 +157,7 @@ class Snapshot:
                     waited.set_exception(error)
             raise
         finally:
-            self._full.put(None)
+            self._chunks.put(None)
 
     def _copy_unit(self, source: Source) -> None:
         with self._streams.on(Stream.COPY_OUT):
@@ -165,7 +165,7 @@ class Snapshot:
             count = min(PORTION_BYTES, self._ring.largest) // source.state.shard.master.itemsize
             for kind in KINDS:
                 for begin in range(source.begin, source.end, count):
-                    self._full.put(self._copy_chunk(source.state, kind, begin, min(begin + count, source.end)))
+                    self._chunks.put(self._copy_chunk(source.state, kind, begin, min(begin + count, source.end)))
 
     def _copy_chunk(self, state: State, kind: Kind, begin: int, end: int) -> _Chunk:
         dtype = state.shard.master
@@ -185,17 +185,17 @@ class Snapshot:
         """Pass all chunks to the sink. After a failure of the sink, only give memory back: a full disk must not hold up
         training."""
         failure: BaseException | None = None
-        while (chunk := self._full.get()) is not None:
+        while (chunk := self._chunks.get()) is not None:
             if failure is None:
-                failure = _failure_of(lambda p=chunk: self._sink.write(p.kind, p.content))  # type: ignore[misc]
+                failure = _failure(lambda p=chunk: self._sink.write(p.kind, p.content))  # type: ignore[misc]
             self._ring.give_back()
         if failure is not None:
             raise failure
 
 
-def _failure_of(act: Callable[[], None]) -> BaseException | None:
+def _failure(write: Callable[[], None]) -> BaseException | None:
     try:
-        act()
+        write()
     except BaseException as error:
         return error
     return None

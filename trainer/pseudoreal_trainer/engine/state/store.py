@@ -117,7 +117,9 @@ class UnitStore:
         self.arena = PinnedArena(crossing(layout, self._sizes, self._rank), self.memory)
         """Pinned arena through which states cross the bus."""
         self._passing, self._adamw = BounceBuffers(self.arena.all_of("passing")), AdamW()
-        self.resident = {unit: self._on_device(self._padded(unit), self._compute) for unit in self._staying}
+        self.resident = {
+            unit: self._on_device(self._padded_numel(unit), self._compute) for unit in self._resident_units
+        }
         """Unit -> resident working copy, [padded numel], in the compute dtype."""
         self.whole_gradients: dict[int, Tensor] = {}
         """Unit -> resident whole gradient, [padded numel], in the master dtype."""
@@ -187,7 +189,7 @@ class UnitStore:
     def _vectors_on_device(self, unit: int) -> Vectors:
         """Return the vectors of a unit whose home is the device. Its shards are parts of the working copy and of the
         gradient, if these are resident and whole."""
-        layout, shard, padded = self._layout, self._shard(unit), self._padded(unit)
+        layout, shard, padded = self._layout, self._shard(unit), self._padded_numel(unit)
         own = slice(shard.begin, shard.begin + shard.length)
         weights = self.own_part(unit) if unit in self.resident else self._on_device(shard.length, self._compute)
         masters = weights if self._master == self._compute else self._on_device(shard.length, self._master)
@@ -205,19 +207,19 @@ class UnitStore:
         )
 
     @property
-    def _staying(self) -> list[int]:
+    def _resident_units(self) -> list[int]:
         return [unit for unit in self._local if not self._layout.moves(unit)]
 
     def _window(self, pool: Pool) -> list[Tensor]:
-        size = max(map(self._padded, self._layout.moving_units(self._rank, pool)), default=0)
+        size = max(map(self._padded_numel, self._layout.moving_units(self._rank, pool)), default=0)
         return [self._on_device(size, self._compute) for _ in range(self._layout.slots(self._rank, pool))]
 
     def _gradient_buffers(self, pool: Pool) -> GradientBuffers:
-        size = max(map(self._padded, self._layout.buffered_units(self._rank, pool)), default=0)
+        size = max(map(self._padded_numel, self._layout.buffered_units(self._rank, pool)), default=0)
         count = gradient_buffers(self._layout, self._rank, pool)
         return GradientBuffers(size, count, self._master, self._groups.device)
 
-    def _padded(self, unit: int) -> int:
+    def _padded_numel(self, unit: int) -> int:
         """Return the elements of all shards of a unit together, including padding after the last."""
         return self._sizes.whole(self._layout, unit)
 

@@ -69,7 +69,7 @@ def test_ring_waits_while_it_is_full() -> None:
 @pytest.mark.parametrize("size", [16, 17, 1000])
 def test_snapshot_ring_has_the_requested_size_and_is_reused(size: int) -> None:
     room = SnapshotRing(PlainMemory())
-    ring = room.ring(size, crosses=False)
+    ring = room.of_size(size, crosses_bus=False)
     assert ring.size == size
-    assert room.ring(size - 1, crosses=False) is ring
-    assert room.ring(size + 1, crosses=False).size == size + 1
+    assert room.of_size(size - 1, crosses_bus=False) is ring
+    assert room.of_size(size + 1, crosses_bus=False).size == size + 1
