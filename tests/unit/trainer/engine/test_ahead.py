@@ -40,11 +40,11 @@ def test_passes_of_a_present_unit_do_not_wait_for_the_update_of_the_next_unit(
     first = case.layers * case.micro_batches + case.micro_batches
     engine._executor.updates.wait_for_captures({HELD: gate})
 
-    def two_steps() -> None:
+    def train_two_steps() -> None:
         for step in range(2):
-            _step(engine, case, step)
+            _train_step(engine, case, step)
 
-    train = threading.Thread(target=two_steps, daemon=True)
+    train = threading.Thread(target=train_two_steps, daemon=True)
     train.start()
     train.join(SECONDS)
     assert gate.done(), f"the main thread waits for the update of unit {HELD}, after {passes[first:]}"
@@ -52,5 +52,5 @@ def test_passes_of_a_present_unit_do_not_wait_for_the_update_of_the_next_unit(
     engine.close()
 
 
-def _step(engine: Any, case: Case, step: int) -> None:
+def _train_step(engine: Any, case: Case, step: int) -> None:
     engine.train(CaseBatch(case, step, 0, CPU), Training(96, RATE, stop=False), step)

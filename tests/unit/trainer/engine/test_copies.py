@@ -44,30 +44,30 @@ class Window:
 
 @pytest.fixture
 def window(tmp_path: Path) -> Window:
-    return _window(1, tmp_path)
+    return _make_window(1, tmp_path)
 
 
 @pytest.fixture
 def window_of_two(tmp_path: Path) -> Window:
-    return _window(2, tmp_path)
+    return _make_window(2, tmp_path)
 
 
-def _window(size: int, folder: Path) -> Window:
+def _make_window(size: int, folder: Path) -> Window:
     case = Case(layers=2, homes="h", window=size)
     units = units_of(case.model, Sharing(blocks=2))
     trace, streams, groups = Trace(0, folder), Streams(CPU), ProcessGroups(case.layout, Ranks(0, 1, CPU))
-    states = {unit: _host_state(units[unit].numel, float(unit)) for unit in (1, 2)}
+    states = {unit: _make_host_state(units[unit].numel, float(unit)) for unit in (1, 2)}
     slots = [torch.zeros(units[1].numel, dtype=torch.float64) for _ in range(size)]
     modules = Modules(case.model, units, torch.float64, compiled=False)
-    store = _store(states, window=slots)
+    store = _make_store(states, window=slots)
     return Window(Copies(store, groups, streams, trace), store.updates, modules, trace)
 
 
 def test_a_resident_copy_waits_for_the_update_of_the_previous_step(tmp_path: Path) -> None:
     case = Case(layers=1)
     units = units_of(case.model, Sharing(blocks=1))
-    states, weights = {1: _host_state(units[1].numel, 1.0)}, torch.zeros(units[1].numel, dtype=torch.float64)
-    groups, store = ProcessGroups(case.layout, Ranks(0, 1, CPU)), _store(states, resident={1: weights})
+    states, weights = {1: _make_host_state(units[1].numel, 1.0)}, torch.zeros(units[1].numel, dtype=torch.float64)
+    groups, store = ProcessGroups(case.layout, Ranks(0, 1, CPU)), _make_store(states, resident={1: weights})
     copies = Copies(store, groups, Streams(CPU), Trace(0, tmp_path))
     module = Modules(case.model, units, torch.float64, compiled=False).of(1)
     failed: Future[Any] = Future()
@@ -83,7 +83,7 @@ def test_a_fetch_reuses_shard_memory_after_the_newest_drop_in_any_pool(monkeypat
     monkeypatch.setattr(Copies, "_gather", lambda *_: None)
     layout = Mock(pool_of=pools.__getitem__, moves=lambda _: True, is_common=lambda _: False, shards=lambda _: 2)
     groups = Mock(layout=layout, ranks=Mock(heartbeat=Heartbeat()))
-    store = _store({unit: _host_state(4, 1.0) for unit in pools})
+    store = _make_store({unit: _make_host_state(4, 1.0) for unit in pools})
     store.window = {pool: [torch.zeros(8)] for pool in ("Blocks", "Experts")}
     copies = Copies(store, groups, streams, Trace(0))
     for unit in (1, 2):
@@ -96,14 +96,14 @@ def test_a_fetch_reuses_shard_memory_after_the_newest_drop_in_any_pool(monkeypat
     assert ("wait_event", newest[1]) in streams.log
 
 
-def _store(
+def _make_store(
     states: dict[int, MemoryState], *, resident: Mapping[int, Tensor] | None = None, window: Sequence[Tensor] = ()
 ) -> Any:
     updates = NewestUpdates(states)
     return SimpleNamespace(states=states, updates=updates, resident=resident or {}, window={"Blocks": window})
 
 
-def _host_state(numel: int, value: float) -> MemoryState:
+def _make_host_state(numel: int, value: float) -> MemoryState:
     shard = Shard(0, numel, (UpdateRange(0, numel),), torch.float64, torch.float64)
     weights = torch.full((numel,), value, dtype=torch.float64)
     return MemoryState(shard, Vectors(weights, weights, torch.zeros_like(weights)), AdamW(), BounceBuffers([]))

@@ -81,7 +81,7 @@ def _gradients_of_layers(case: Case) -> list[dict[str, Tensor]]:
 def _expected(case: Case) -> LayerGradients:
     layers = _gradients_of_layers(case)
     assert case.following is not None, "it is measured for the next phase"
-    numbers, later = _of_those_that_share(case, case.sharing), _of_those_that_share(case, case.following)
+    numbers, later = _positions_that_share(case, case.sharing), _positions_that_share(case, case.following)
 
     def squares(group: list[int], name: str) -> list[float]:
         """Return one sum of squares, or one per expert."""
@@ -107,7 +107,7 @@ def _expected(case: Case) -> LayerGradients:
     return LayerGradients(shared, single, tuple(_cosine(case, layers, *pair) for pair in sorted(pairs)))
 
 
-def _of_those_that_share(case: Case, sharing: Sharing) -> tuple[int, ...]:
+def _positions_that_share(case: Case, sharing: Sharing) -> tuple[int, ...]:
     """Return the group of each layer; -1 for a layer with nothing to share."""
     groups = groups_of_layers(sharing, case.layers)
     needs_experts = case.part == "Experts"

@@ -109,7 +109,7 @@ def rank() -> Iterator[_Rank]:
     found.close()
 
 
-def _ends(act: Callable[[], Any]) -> None:
+def _assert_ends(act: Callable[[], Any]) -> None:
     """Assert that the call ends, whatever it raises."""
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
@@ -157,14 +157,14 @@ def test_the_main_thread_does_not_wait_for_a_buffer_after_a_failure(rank: _Rank)
 
     raised: list[str] = []
 
-    def all_units() -> None:
+    def run_backward_of_all_units() -> None:
         try:
             for unit in (5, 4, 3, 2, 1):
                 rank.backward(unit)
         except OSError as error:
             raised.append(str(error))
 
-    _ends(all_units)
+    _assert_ends(run_backward_of_all_units)
     assert raised == ["[Errno 5] the disk has failed"]
 
 

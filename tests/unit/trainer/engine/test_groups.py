@@ -97,7 +97,7 @@ def _chosen(case: Case) -> list[set[int]]:
     return found
 
 
-def _hit(case: Case, rank: int) -> set[int]:
+def _groups_with_tokens(case: Case, rank: int) -> set[int]:
     """Return the groups of this rank's experts that receive tokens from its expert group, or from any rank if states
     are sharded."""
     first = rank - rank % case.expert_ranks
@@ -114,7 +114,7 @@ def test_an_expert_group_is_fetched_twice_if_it_has_tokens_and_otherwise_never(
 ) -> None:
     """The bytes over the bus are those of groups with tokens, and no others."""
     for rank, result in enumerate(engine_results[case]):
-        hit = _hit(case, rank)
+        hit = _groups_with_tokens(case, rank)
         assert 0 < len(hit) < case.expert_groups, "some groups get tokens, others do not"
         events = [event for event in result.events if event["args"]["step"] == 0 and event["name"] == "Fetch"]
         experts = [event["args"]["unit"] for event in events if case.layout.pool_of(event["args"]["unit"]) == "Experts"]

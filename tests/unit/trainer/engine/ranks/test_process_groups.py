@@ -52,7 +52,7 @@ def layout_of(pipeline: int, data: int, **changes: Any) -> Layout:
 def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[ProcessGroups, Recorder]]]:
     """Returns the groups of each rank, and the recorder of its calls to torch."""
 
-    def of_all(layout: Layout, device: torch.device) -> list[tuple[ProcessGroups, Recorder]]:
+    def groups_of_all_ranks(layout: Layout, device: torch.device) -> list[tuple[ProcessGroups, Recorder]]:
         found = []
         for rank in range(layout.pipeline * layout.data):
             recorder = Recorder(rank)
@@ -62,7 +62,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Process
             found.append((process_groups._create(layout, ranks), recorder))
         return found
 
-    return of_all
+    return groups_of_all_ranks
 
 
 LAYOUTS = [
@@ -230,10 +230,10 @@ def test_all_p2p_channels_are_connected_in_one_order(
         on_cpu = Ranks(groups.ranks.rank, groups.ranks.world, CPU)
         process_groups._connect_channels(ProcessGroups(layout, on_cpu, p2p=groups.p2p))
         calls.append(own)
-    _finish(calls)
+    _run_collectives(calls)
 
 
-def _finish(calls: list[list[tuple[str, frozenset[int]]]]) -> None:
+def _run_collectives(calls: list[list[tuple[str, frozenset[int]]]]) -> None:
     while any(calls):
         for rank, own in enumerate(calls):
             if own and (met := _partner(rank, own[0], calls)) is not None:

@@ -36,7 +36,7 @@ def streams() -> RecordedStreams:
     return RecordedStreams()
 
 
-def _synchronized(streams: RecordedStreams) -> list[Any]:
+def _synchronized_events(streams: RecordedStreams) -> list[Any]:
     return [who for what, who in streams.log if what == "synchronize"]
 
 
@@ -45,7 +45,7 @@ def test_run_ahead_limit_waits_for_the_pass_two_passes_earlier(streams: Recorded
     for number in range(5):
         limit.pass_launched()
         events.append(streams.log[-1 if number < 2 else -2][1])
-        assert _synchronized(streams) == events[: max(0, number - 1)], (
+        assert _synchronized_events(streams) == events[: max(0, number - 1)], (
             "those of passes, in their order, and none too early"
         )
     assert {event.stream for event in events} == {COMPUTE}
@@ -57,22 +57,22 @@ def test_run_ahead_is_unlimited_without_offload_and_pipeline(streams: RecordedSt
     assert not streams.log
 
 
-def _stash(streams: RecordedStreams, count: int) -> ActivationOffload:
+def _make_offload(streams: RecordedStreams, count: int) -> ActivationOffload:
     stashed = ActivationOffload(streams, Trace(0), PlainMemory(), CPU)
     stashed.prepare(count, 4, torch.float32)
     return stashed
 
 
 def test_activation_offload_keeps_a_tensor_until_its_copy_is_done(streams: RecordedStreams) -> None:
-    stashed, tensors = _stash(streams, 6), []
+    stashed, tensors = _make_offload(streams, 6), []
     for m in range(6):
         inputs = [torch.full((1, 2, 2), float(m))]
         tensors.append(weakref.ref(inputs[0]))
         stashed.stash(Stash(1, m), inputs.pop())
         gc.collect()
         assert sum(tensor() is not None for tensor in tensors) <= LEAVING
-        assert len(_synchronized(streams)) == max(0, m + 1 - LEAVING)
-    assert {event.stream for event in _synchronized(streams)} == {Stream.COPY_OUT.value}, (
+        assert len(_synchronized_events(streams)) == max(0, m + 1 - LEAVING)
+    assert {event.stream for event in _synchronized_events(streams)} == {Stream.COPY_OUT.value}, (
         "it waits for copies, not for passes"
     )
     stashed.finish()
@@ -83,7 +83,7 @@ def test_activation_offload_keeps_a_tensor_while_it_waits_for_the_copy(
     streams: RecordedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the allocator would give the tensor's memory away, and the copy would read other content."""
-    stashed, tensors, alive = _stash(streams, 6), deque[Any](), []
+    stashed, tensors, alive = _make_offload(streams, 6), deque[Any](), []
     monkeypatch.setattr(RecordedEvent, "synchronize", lambda _: alive.append(tensors.popleft()() is not None))
     for m in range(6):
         inputs = [torch.full((1, 2, 2), float(m))]
@@ -96,7 +96,7 @@ def test_activation_offload_keeps_a_tensor_while_it_waits_for_the_copy(
 def test_reloaded_activations_are_equal_and_their_host_buffer_is_reused_after_the_copy(
     streams: RecordedStreams,
 ) -> None:
-    stashed = _stash(streams, 1)
+    stashed = _make_offload(streams, 1)
     for m in range(3):
         stashed.stash(Stash(1, m), torch.full((1, 2, 2), float(m)))
         stashed.unstash(Unstash(1, m))
@@ -135,7 +135,7 @@ def _messages(completed: bool) -> tuple[Messages, Mock]:
     return Messages(groups, torch.float32, Trace(0)), work
 
 
-def _sent(messages: Messages, m: int, work: Mock, monkeypatch: pytest.MonkeyPatch) -> "weakref.ref[torch.Tensor]":
+def _send(messages: Messages, m: int, work: Mock, monkeypatch: pytest.MonkeyPatch) -> "weakref.ref[torch.Tensor]":
     monkeypatch.setattr(torch.distributed, "isend", lambda *_, **__: work)
     payload = torch.ones(1, 2, 2)
     messages.send(Send(Flow.ACTIVATION, 2, m, 1), payload)
@@ -145,9 +145,9 @@ def _sent(messages: Messages, m: int, work: Mock, monkeypatch: pytest.MonkeyPatc
 def test_a_received_message_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL reports that a message was received."""
     messages, work = _messages(completed=True)
-    first = _sent(messages, 0, work, monkeypatch)
+    first = _send(messages, 0, work, monkeypatch)
     assert first() is not None
-    second = _sent(messages, 1, work, monkeypatch)
+    second = _send(messages, 1, work, monkeypatch)
     assert first() is None
     assert second() is not None
 
@@ -155,7 +155,7 @@ def test_a_received_message_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_message_is_freed_once_its_gradient_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     """gloo reports nothing before the message is waited for."""
     messages, work = _messages(completed=False)
-    tensors = [_sent(messages, m, work, monkeypatch) for m in range(2)]
+    tensors = [_send(messages, m, work, monkeypatch) for m in range(2)]
     assert all(tensor() is not None for tensor in tensors)
     monkeypatch.setattr(torch.distributed, "irecv", lambda *_, **__: Mock())
     messages.receive(Receive(Flow.GRADIENT, 2, 0, 1), (1, 2, 2))

@@ -32,7 +32,7 @@ def make(length: int, master: torch.dtype, compute: torch.dtype, decayed: int) -
     return Slices(weights, first, second.square_(), gradient, copy, ranges_of(length, decayed))
 
 
-def three_passes(slices: Slices, steps: int, scale: float) -> None:
+def update_in_three_passes(slices: Slices, steps: int, scale: float) -> None:
     """Clip, update and cast, each over the whole vector, with torch's public update."""
     gradient = slices.gradient * scale
     for one in slices.ranges:
@@ -81,7 +81,7 @@ def test_adamw_in_one_pass_equals_three_kernels_to_the_bit(
     before = one.gradient.clone()
     for step in range(3):
         optimizer.update(SPEC, one, torch.tensor(float(step)), RATE, scale)
-        three_passes(three, step, scale)
+        update_in_three_passes(three, step, scale)
     assert torch.equal(one.gradient, before), "only read"
     for name in ("weights", "first_moment", "second_moment", "compute"):
         mine, theirs = getattr(one, name), getattr(three, name)
@@ -179,7 +179,7 @@ class _Memory:
         return self._bytes + BLOCK * sum(self._blocks.values())
 
 
-def touched(act: Callable[[], object], length: int) -> float:
+def count_touched_bytes_per_element(act: Callable[[], object], length: int) -> float:
     """Return the bytes of memory per element, with a cache for eight pieces of a vector."""
     memory = _Memory(8 * 4 * PIECE)
     with pytest.MonkeyPatch.context() as patch:
@@ -205,7 +205,9 @@ def test_adamw_in_one_pass_touches_the_fewest_bytes_per_element(
     monkeypatch.setattr(memory, "PIECE", PIECE)
     length = 24 * PIECE
     slices = make(length, torch.float32, getattr(torch, compute), length)
-    counted = touched(lambda: one_thread.update(SPEC, slices, torch.tensor(0.0), RATE, SCALE), length)
+    counted = count_touched_bytes_per_element(
+        lambda: one_thread.update(SPEC, slices, torch.tensor(0.0), RATE, SCALE), length
+    )
     assert most <= counted < 1.02 * most
 
 
@@ -213,7 +215,9 @@ def test_three_kernels_touch_42_bytes_per_element() -> None:
     """Checks the counter against the known bytes of three passes."""
     length = 24 * PIECE
     slices = make(length, torch.float32, torch.bfloat16, length)
-    counted = touched(lambda: memory._whole(memory._Kernel(SPEC, torch.tensor(1.0), RATE, SCALE), slices), length)
+    counted = count_touched_bytes_per_element(
+        lambda: memory._whole(memory._Kernel(SPEC, torch.tensor(1.0), RATE, SCALE), slices), length
+    )
     assert 42 <= counted < 1.02 * 42
 
 

@@ -61,7 +61,7 @@ def _state(engine: Engine) -> dict[Kind, Tensor]:
     return {kind: torch.cat([parts[unit][1] for unit in order]) for kind, parts in found.items()}
 
 
-def _begin(engine: Engine, sink: Any, buffer_bytes: int) -> Any:
+def _start_snapshot(engine: Engine, sink: Any, buffer_bytes: int) -> Any:
     spans = spans_of(engine.groups.layout, engine.units, 0)
     return engine.state.capture({unit: spans[unit] for unit in engine.order_of_updates()}, sink, buffer_bytes)
 
@@ -72,7 +72,7 @@ def test_snapshot_has_the_state_of_its_step_while_training_continues(engine: Eng
         _train(engine, step)
     expected = _state(engine)
     sink = _SlowSink()
-    done = _begin(engine, sink, buffer_bytes=1 << 20)
+    done = _start_snapshot(engine, sink, buffer_bytes=1 << 20)
     for step in range(3, 3 + LATER):
         _train(engine, step)
     engine.state.wait_for_updates()
@@ -90,7 +90,7 @@ def test_training_waits_for_a_small_snapshot_buffer_and_the_snapshot_is_correct(
         _train(engine, step)
     expected = _state(engine)
     sink = _SlowSink()
-    done = _begin(engine, sink, buffer_bytes=512)
+    done = _start_snapshot(engine, sink, buffer_bytes=512)
 
     def later_steps() -> None:
         for step in range(3, 3 + LATER):
@@ -115,7 +115,7 @@ class _FailingSink:
 
 def test_a_failed_sink_does_not_stop_training(engine: Engine) -> None:
     _train(engine, 1)
-    done = _begin(engine, _FailingSink(), buffer_bytes=512)
+    done = _start_snapshot(engine, _FailingSink(), buffer_bytes=512)
     for step in range(2, 5):
         _train(engine, step)
     engine.state.wait_for_updates()
@@ -123,7 +123,7 @@ def test_a_failed_sink_does_not_stop_training(engine: Engine) -> None:
         done.result(DEADLINE)
 
 
-def _without_holds(engine: Engine) -> None:
+def _remove_capture_barriers(engine: Engine) -> None:
     engine._executor.updates._captures.clear()
 
 
@@ -132,8 +132,8 @@ def test_snapshot_without_capture_barriers_would_mix_steps(engine: Engine) -> No
     _train(engine, 1)
     expected = _state(engine)
     sink = _SlowSink()
-    done = _begin(engine, sink, buffer_bytes=512)
-    _without_holds(engine)
+    done = _start_snapshot(engine, sink, buffer_bytes=512)
+    _remove_capture_barriers(engine)
     for step in range(2, 5):
         _train(engine, step)
     engine.state.wait_for_updates()
