@@ -1,4 +1,4 @@
-"""All-to-all exchanges of rows between the ranks over which experts are spread. Main thread only.
+"""All-to-all exchanges of rows between expert-parallel ranks. Main thread only.
 
 A rank that has all experts of a layer exchanges rows with itself: the rows stay where they are.
 """
@@ -35,7 +35,7 @@ class RowCounts:
 
 
 @dataclass(frozen=True)
-class _UnderWay:
+class _PendingExchange:
     """An exchange in flight."""
 
     rows: Tensor
@@ -46,16 +46,20 @@ class _UnderWay:
     begin: int
 
 
-class Exchanges:
-    """Exchanges that a rank has started and not used yet. All ranks of a group start them in plan order."""
+class ExpertExchanges:
+    """Exchanges that a rank has started and not used yet.
+
+    All ranks of a group call the methods in plan order: the exchanges of a group are in flight at the same time, and
+    the backend matches them by their order alone.
+    """
 
     def __init__(self, groups: ProcessGroups, trace: Trace) -> None:
         self._groups, self._group, self._trace = groups, groups.expert, trace
         self._heartbeat = groups.ranks.heartbeat
         self._own = groups.layout.mesh.expert_coordinate(groups.ranks.rank)
-        self._under_way: dict[Exchange, _UnderWay] = {}
+        self._pending: dict[Exchange, _PendingExchange] = {}
 
-    def count(self, record: Count, counts: Tensor) -> list[RowCounts]:
+    def exchange_counts(self, record: Count, counts: Tensor) -> list[RowCounts]:
         """Exchange row counts with the other expert ranks. Return them for each micro-batch.
 
         counts [micro-batches, experts]: rows of this rank's tokens. The only place where the host waits for the device,
@@ -70,7 +74,7 @@ class Exchanges:
                 dist.all_to_all_single(arriving, sent, group=self._group)
             on_host = torch.stack([sent, arriving]).cpu()
         self._trace.add("exchange", begin, record)
-        self._trace.move("experts", sent.nbytes - sent[0].nbytes)
+        self._trace.count_bytes("experts", sent.nbytes - sent[0].nbytes)
         return [_row_counts(on_host[:, :, m], arriving[:, m]) for m in range(record.micro_batches)]
 
     def groups_with_rows(self, record: Count, counts: Sequence[RowCounts]) -> list[bool]:
@@ -86,27 +90,27 @@ class Exchanges:
             rows = rows.to(self._groups.device)
             with self._heartbeat.waiting(f"agrees on the groups of experts at position {record.position}"):
                 dist.all_reduce(rows, group=group)
-            self._trace.move("experts", 2 * (group.size() - 1) * rows.nbytes // group.size())
+            self._trace.count_bytes("experts", 2 * (group.size() - 1) * rows.nbytes // group.size())
         return [number > 0 for number in rows.tolist()]
 
-    def begin(self, record: Exchange, rows: Tensor, counts: RowCounts) -> None:
+    def start(self, record: Exchange, rows: Tensor, counts: RowCounts) -> None:
         """Start to exchange rows, [rows to send, width], in the order of their destination ranks."""
-        coming, going = counts.arriving, counts.sent
+        incoming, outgoing = counts.arriving, counts.sent
         if record.leg not in _TO_EXPERTS:
-            coming, going = going, coming
+            incoming, outgoing = outgoing, incoming
         begin = time.perf_counter_ns()
         if self._group is None:
-            self._under_way[record] = _UnderWay(rows, None, rows, begin)
+            self._pending[record] = _PendingExchange(rows, None, rows, begin)
             return
-        here = rows.new_empty(sum(coming), rows.shape[1])
-        work = dist.all_to_all_single(here, rows, [*coming], [*going], group=self._group, async_op=True)
-        self._under_way[record] = _UnderWay(here, work, rows, begin)
-        others = len(rows) - going[self._own]
-        self._trace.move("experts", others * rows.shape[1] * rows.itemsize)
+        here = rows.new_empty(sum(incoming), rows.shape[1])
+        work = dist.all_to_all_single(here, rows, [*incoming], [*outgoing], group=self._group, async_op=True)
+        self._pending[record] = _PendingExchange(here, work, rows, begin)
+        others = len(rows) - outgoing[self._own]
+        self._trace.count_bytes("experts", others * rows.shape[1] * rows.itemsize)
 
     def take(self, record: Exchange) -> Tensor:
         """Wait for the received rows and return them, [rows, width], in the order of their source ranks."""
-        exchange = self._under_way.pop(record)
+        exchange = self._pending.pop(record)
         if exchange.work is not None:
             with self._heartbeat.waiting(f"exchanges tokens of position {record.position} ({record.leg.value})"):
                 exchange.work.wait()

@@ -1,6 +1,6 @@
 """Gradients of a step: accumulate, reduce, agree, clip, update.
 
-Three threads; the reduction and update threads have a FIFO queue each. Time runs down; an arrow is a task or a future.
+Three threads; the reduction and update threads have a FIFO queue each. Time runs down.
 
 main thread (`Gradients`)    reduction thread (`ReductionThread`)   update thread (`UpdateThread`)
 -------------------------    -------------------------------------  ---------------------------------
@@ -22,6 +22,9 @@ Otherwise Agree comes early with loss and flags only, and Update(u) follows Redu
 take an all-reduce of |g|^2 over the ranks that use u. The last row is needed only after an early Agree, if updates may
 be skipped or the model has experts; in all other plans, the step ends with the result of Agree.
 
+Arrows to the right are tasks: `await_reduction`, `request_agreement`, `request_terms` and `request_final_agreement` of
+`ReductionThread`, `update` of `UpdateThread`. Arrows to the left are futures, and so are the terms of an update.
+
 Order: every rank enqueues in plan order, which for a unit is the same on all ranks that use it. The reduction thread
 has groups of its own (`reduce_world` and `reduce_users` of `ProcessGroups`, `inter_reduce` of `UnitGroups`), so all
 ranks launch its collectives in one order.
@@ -35,9 +38,9 @@ Agreement: the clip factor of a unit, and whether it is skipped, are the same on
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,13 +49,11 @@ from pseudoreal_api.spec.model import TopK
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
-from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias, choices_of
-from pseudoreal_trainer.engine.gradient_accumulator import GradientAccumulator
 from pseudoreal_trainer.engine.norms import square_of
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, synchronize
-from pseudoreal_trainer.engine.ranks.sums import sums_of
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.router_statistics import ExpertLoad, change_of_bias, choices_of
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.engine.worker_thread import WorkerThread
 from pseudoreal_trainer.errors import TrainingError
@@ -67,6 +68,40 @@ _TINY = 1e-6
 """Added to the norm so that the clip factor stays finite, as in torch.nn.utils.clip_grad_norm_."""
 
 REMEDY = "lower spec.optimizer.learningRate or raise warmupSteps"
+
+
+@dataclass
+class GradientAccumulator:
+    """Sum of the gradients of passes, one per micro-batch or chunk of the loss."""
+
+    flat: Tensor
+    """Memory of the gradient, [padded numel], in the master dtype; the first part overwrites its content."""
+    views: list[Tensor]
+    """Views of `flat`, one per parameter, with its shape."""
+    buffer: Tensor | None = None
+    """Buffer that `flat` is a part of, to be given back; None: the accumulator has its own memory."""
+    _started: set[int] = field(default_factory=set)
+    """Indices of the parameters to which a part was added."""
+
+    def add(self, gradients: Sequence[Tensor | None]) -> None:
+        """Add the gradients of one pass: one per parameter, in order and with its shape, in the compute dtype. None:
+        the pass does not use the parameter."""
+        for index, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            if index in self._started:
+                self.views[index].add_(gradient)
+            else:
+                self.views[index].copy_(gradient)
+                self._started.add(index)
+
+    def complete(self) -> Tensor:
+        """Return the whole gradient, [padded numel]: zero for parameters that no pass used, and in the padding."""
+        for index, view in enumerate(self.views):
+            if index not in self._started:
+                view.zero_()
+        self.flat[sum(view.numel() for view in self.views) :].zero_()
+        return self.flat
 
 
 @dataclass(frozen=True)
@@ -105,7 +140,7 @@ class Gradients:
             self._accumulators[unit] = self._new_accumulator(unit)
         self._accumulators[unit].add(gradients)
 
-    def reduce(self, unit: int) -> PendingReduction:
+    def launch_reduction(self, unit: int) -> PendingReduction:
         """Complete the gradient of a unit and launch its sum over the ranks that use the unit.
 
         All of these ranks call this in plan order; the reduction thread only waits for the sum.
@@ -114,7 +149,7 @@ class Gradients:
         flat, accumulated = accumulator.complete(), self._streams.record_event()
         with self._streams.on(Stream.COLLECTIVE):
             self._streams.wait_event(accumulated)
-            result, inter_slice, work = self._sum(unit, flat)
+            result, inter_slice, work = self._launch_sum(unit, flat)
             return PendingReduction(
                 unit, result, inter_slice, accumulated, work, self._streams.record_event(), accumulator.buffer
             )
@@ -129,16 +164,16 @@ class Gradients:
         return GradientAccumulator(flat, self._modules.of(unit).views(flat), buffer)
 
     def _length(self, unit: int) -> int:
-        return self._store.states[unit].extent.length
+        return self._store.states[unit].shard.length
 
-    def _sum(self, unit: int, flat: Tensor) -> tuple[Tensor, Tensor | None, dist.Work | None]:
+    def _launch_sum(self, unit: int, flat: Tensor) -> tuple[Tensor, Tensor | None, dist.Work | None]:
         """Launch the sum of `flat`, [padded numel], over the ranks that hold the unit. Return this rank's part, the
         inter-replica slice if replicas have yet to be summed, and the work to wait for."""
         groups, ranks = self._groups.unit_groups(unit), self._layout.holders(unit)
         if ranks == 1:
             return flat, None, None
         if self._layout.shards(unit) == 1:
-            self._trace.move("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
+            self._trace.count_bytes("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
             return flat, None, dist.all_reduce(flat, group=groups.intra, async_op=True)
         # Sum directly into the memory in which the gradient stays, if it is on the device; otherwise into a new vector.
         result = self._store.states[unit].gradient_memory()
@@ -149,7 +184,7 @@ class Gradients:
         summed = result if inter_slice is None else inter_slice
         if groups.intra is None:
             return result, inter_slice, None
-        self._trace.move("collective", flat.nbytes - summed.nbytes)
+        self._trace.count_bytes("collective", flat.nbytes - summed.nbytes)
         return result, inter_slice, dist.reduce_scatter_tensor(summed, flat, group=groups.intra, async_op=True)
 
 
@@ -215,38 +250,38 @@ class ReductionThread:
 
     # Called by the main thread in plan order. Each enqueues a task for the reduction thread.
 
-    def begin(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Start training step `step`, counted from the job's start; error messages name it."""
-        self._thread.submit(lambda: self._begin(step))
+        self._thread.submit(lambda: self._begin_step(step))
 
-    def reduce(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> None:
+    def await_reduction(self, record: Reduce, pending: PendingReduction, after: Future[Any] | None) -> None:
         """Enqueue waiting for the sum of a unit's gradient and keeping it. `after`: update that frees the memory for
         the gradient; None: memory is free."""
         self._thread.submit(lambda: self._finish_reduction(record, pending, after))
 
-    def agree(
-        self, record: Agree, losses: Losses | None, loads: Tensor, *, stop: bool, finish: bool
+    def request_agreement(
+        self, record: Agree, losses: Losses | None, statistics: Tensor, *, stop: bool, finish: bool
     ) -> Future[Agreement]:
         """Enqueue the agreement on a step. `losses`: this rank's part of the batch's loss sums; None without the head.
-        `loads`: router statistics as in `end`; empty if `end` follows."""
+        `statistics`: router statistics as in `request_final_agreement`; empty if that follows."""
         computed = self._streams.record_event()
-        return self._thread.submit(lambda: self._agree(record, losses, loads, computed, (stop, finish)))
+        return self._thread.submit(lambda: self._agree(record, losses, statistics, computed, (stop, finish)))
 
     def request_terms(self, record: Update) -> Future[UpdateTerms | None]:
         """Enqueue the decision how the unit is updated; the future yields None if its update is skipped."""
         return self._thread.submit(lambda: self._update_terms(record.unit))
 
-    def end(self, loads: Tensor) -> Future[Agreement]:
+    def request_final_agreement(self, statistics: Tensor) -> Future[Agreement]:
         """Enqueue the final agreement of a step in which single units may be skipped or tokens of experts are counted.
-        It follows the sums of all gradients. `loads`: this rank's router statistics, [layers with experts, experts +
-        Tally.OTHERS]; empty without experts."""
+        It follows the sums of all gradients. `statistics`: router statistics of this rank, [layers with experts,
+        experts + Tally.OTHERS]; empty without experts."""
         computed = self._streams.record_event()
-        return self._thread.submit(lambda: self._end(loads, computed))
+        return self._thread.submit(lambda: self._agree_finally(statistics, computed))
 
     def close(self) -> None:
         self._thread.close()
 
-    def _begin(self, step: int) -> None:
+    def _begin_step(self, step: int) -> None:
         self._step, self._agreement = step, None
         self._squares.clear()
         self._skipped.clear()
@@ -262,7 +297,7 @@ class ReductionThread:
                     after.result()
                 state.keep_gradient(pending.result)
                 if not on_device:
-                    self._trace.move("d2h", pending.result.nbytes)
+                    self._trace.count_bytes("d2h", pending.result.nbytes)
                 # The copy is asynchronous: wait before the host reads the gradient and before the buffer is reused.
                 synchronize(self._streams.record_event())
         finally:
@@ -284,7 +319,7 @@ class ReductionThread:
 
     def _sum_over_replicas(self, unit: int, result: Tensor, inter_slice: Tensor) -> None:
         dist.reduce_scatter_tensor(result, inter_slice, group=self._groups.unit_groups(unit).inter_reduce)
-        self._trace.move("replicas", inter_slice.nbytes - result.nbytes)
+        self._trace.count_bytes("replicas", inter_slice.nbytes - result.nbytes)
 
     def _record_square(self, unit: int, gradient: Tensor) -> None:
         """Record the square of this rank's part of a gradient that is summed over all ranks, [length].
@@ -292,13 +327,13 @@ class ReductionThread:
         Replace the token counts in the range of the balancing bias by the change of the bias, which is excluded from
         the norm.
         """
-        balancing = self._store.states[unit].extent.balancing
+        balancing = self._store.states[unit].shard.balancing
         self._squares[unit] = square_of(gradient[: balancing.start])
         if len(bias := gradient[balancing]):
             bias.copy_(change_of_bias(bias, self._bias_update_rate))
 
     def _agree(
-        self, record: Agree, losses: Losses | None, loads: Tensor, computed: Event, requested: tuple[bool, bool]
+        self, record: Agree, losses: Losses | None, statistics: Tensor, computed: Event, requested: tuple[bool, bool]
     ) -> Agreement:
         # Not inside `waiting`: time for this rank's own kernels must not look like waiting for other ranks.
         synchronize(computed)
@@ -310,22 +345,22 @@ class ReductionThread:
             if self._has_z_loss:
                 values.append(0.0 if losses is None or losses.z is None else float(losses.z))
             with self._heartbeat.waiting("agrees on the step"):
-                lists = values, loads.flatten().tolist()
+                lists = values, statistics.flatten().tolist()
                 sums, tokens = sums_of(lists, self._groups.device, self._groups.reduce_world)
             loss_sum, norm, stop, finish, *z_loss_sum = sums
             z = z_loss_sum[0] if self._has_z_loss else None
             agreement = Agreement(loss_sum, math.sqrt(norm), stop=stop > 0, finish=finish > 0, z_loss_sum=z)
             skipped = () if agreement.trains else tuple(range(self._layout.units))
-            self._choices = choices_of(tokens, len(loads))
-            load = ExpertLoad.of(tokens, layers=len(loads)) if agreement.trains else None
+            self._choices = choices_of(tokens, len(statistics))
+            load = ExpertLoad.of(tokens, layers=len(statistics)) if agreement.trains else None
             self._agreement = replace(agreement, skipped=skipped, load=load)
             return self._agreement
 
     def _own_square(self) -> float:
         """Return this rank's part of the squared norm."""
-        return sum(self._counted(unit, square) for unit, square in self._squares.items())
+        return sum(self._square_to_count(unit, square) for unit, square in self._squares.items())
 
-    def _counted(self, unit: int, square: float) -> float:
+    def _square_to_count(self, unit: int, square: float) -> float:
         """Return a square as this rank counts it: if all holders have the whole gradient, only the first one counts
         it."""
         return square if self._layout.shards(unit) > 1 or self._groups.part(unit) == 0 else 0.0
@@ -343,7 +378,7 @@ class ReductionThread:
         of_layers = zip(sets, self._choices, strict=True)
         counts = [counts for number, counts in of_layers if number == block_of(described.name)]
         idle = [expert for expert in described.experts if not any(count[expert] for count in counts)]
-        return elements_of(described, {*idle}, self._store.states[unit].extent.length * shards)
+        return elements_of(described, {*idle}, self._store.states[unit].shard.length * shards)
 
     def _clip_factor(self, unit: int) -> float | None:
         agreement = self._agreement
@@ -351,25 +386,26 @@ class ReductionThread:
         if not agreement.trains:
             return None
         if self._layout.clipping == "Global":
-            return self._factor(agreement.norm)
-        square = self._whole_square(unit)
+            return self._factor_for(agreement.norm)
+        square = self._square_of_unit(unit)
         # Largest value of the master dtype: the second moment of a larger gradient would not be finite.
-        if not square <= torch.finfo(self._store.states[unit].extent.master).max:
+        if not square <= torch.finfo(self._store.states[unit].shard.master).max:
             self._skip_or_fail(unit)
             return None
-        return self._factor(math.sqrt(square))
+        return self._factor_for(math.sqrt(square))
 
-    def _factor(self, norm: float) -> float:
+    def _factor_for(self, norm: float) -> float:
         bound = float(self._spec.clipping.norm)
         return 1.0 if self._layout.clipping == "None" else min(1.0, bound / (norm + _TINY))
 
-    def _whole_square(self, unit: int) -> float:
+    def _square_of_unit(self, unit: int) -> float:
         """Return the squared norm of the unit's gradient; only of this rank's part where no other rank needs it."""
         square = self._squares.pop(unit)
+        # Layout and settings are the same on all ranks that use the unit, so all of them or none reach the collective.
         if self._layout.holds_whole(unit) or (self._layout.clipping == "None" and not self._skips):
             return square
         with self._streams.on(Stream.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
-            counted = self._counted(unit, square)
+            counted = self._square_to_count(unit, square)
             ((whole,),) = sums_of([[counted]], self._groups.device, self._groups.reduce_users_of(unit))
             return whole
 
@@ -379,7 +415,7 @@ class ReductionThread:
             raise TrainingError(f"the gradient of {name} is not finite in step {self._step}; {REMEDY}")
         self._skipped.add(unit)
 
-    def _end(self, loads: Tensor, computed: Event) -> Agreement:
+    def _agree_finally(self, statistics: Tensor, computed: Event) -> Agreement:
         agreement = self._agreement
         assert agreement is not None, "every training plan contains Agree"
         if not agreement.trains:
@@ -387,10 +423,29 @@ class ReductionThread:
         mine = [float(unit in self._skipped) for unit in range(self._layout.units)]
         synchronize(computed)
         with self._streams.on(Stream.UPDATE), self._heartbeat.waiting("agrees on what the step left out and counted"):
-            lists = mine, loads.flatten().tolist()
+            lists = mine, statistics.flatten().tolist()
             counts, tokens = sums_of(lists, self._groups.device, self._groups.reduce_world)
         skipped = tuple(unit for unit, count in enumerate(counts) if count)
-        return replace(agreement, skipped=skipped, load=ExpertLoad.of(tokens, layers=len(loads)))
+        return replace(agreement, skipped=skipped, load=ExpertLoad.of(tokens, layers=len(statistics)))
+
+
+def sums_of(
+    lists: Sequence[Sequence[float]], device: torch.device, group: dist.ProcessGroup | None
+) -> list[list[float]]:
+    """Return each list's values, summed over the group in float64. `group`: None for a single rank.
+
+    All lists are in flight together, launched in their order. A list has the same length on all ranks, so all of them
+    skip an empty one. No list changes the order of summation of another, and so not its bits. Call this on a side
+    stream: on the compute stream it would wait for all passes launched so far.
+    """
+    if group is None:
+        return [[*values] for values in lists]
+    summed = [torch.tensor(values, dtype=torch.float64).to(device) for values in lists]
+    works = [dist.all_reduce(values, group=group, async_op=True) for values in summed if len(values)]
+    for work in works:
+        assert work is not None, "this rank is part of the group"
+        work.wait()
+    return [values.tolist() for values in summed]
 
 
 class UpdateThread:
@@ -408,25 +463,33 @@ class UpdateThread:
         self._spec, self._store, self._reductions = spec, store, reductions
         self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
         self._thread = WorkerThread("updates", self._heartbeat.failure, streams.enter_thread)
-        self._newest: deque[Future[Event]] = deque(maxlen=KEPT_GRADIENTS)
-        self.captures: dict[int, Future[None]] = {}
+        self._newest_updates: deque[Future[Event]] = deque(maxlen=KEPT_GRADIENTS)
+        self._captures: dict[int, Future[None]] = {}
         """Unit -> capture that must be done before the unit's next update."""
         self.capture_wait_seconds = 0.0
         """Total seconds that updates have waited for captures."""
 
     @property
     def before_next_gradient(self) -> Future[Event] | None:
-        """Update that must be done before the next gradient is kept; None: there is free memory for the gradient."""
-        return self._newest[0] if len(self._newest) == KEPT_GRADIENTS else None
+        """Update that must be done before the next gradient is kept; None: there is free memory for the gradient.
+
+        Read it after all earlier updates were enqueued and before the next one is: it counts updates in plan order.
+        """
+        return self._newest_updates[0] if len(self._newest_updates) == KEPT_GRADIENTS else None
 
     def update(self, record: Update, rate: float) -> Future[Event]:
         """Enqueue the unit's update with this learning rate. The future yields the event after which the new weights
         can be read."""
         # Requested in the main thread: the place in the reduction thread's queue is the place among its collectives.
-        capture, terms = self.captures.pop(record.unit, None), self._reductions.request_terms(record)
+        capture, terms = self._captures.pop(record.unit, None), self._reductions.request_terms(record)
         updated = self._thread.submit(lambda: self._update(record, rate, terms, capture))
-        self._newest.append(updated)
+        self._newest_updates.append(updated)
+        self._store.updates.replace(record.unit, updated)
         return updated
+
+    def wait_for_captures(self, captured: Mapping[int, Future[None]]) -> None:
+        """Make the next update of each unit wait until the unit's state is captured."""
+        self._captures |= captured
 
     def close(self) -> None:
         self._thread.close()
@@ -437,15 +500,16 @@ class UpdateThread:
         with self._heartbeat.updates.waiting_behind(self._heartbeat.reductions):
             agreed = terms.result()
         if agreed is None:
+            # Before this update is done: a later gradient that waits for it takes the bounce buffer.
             self._store.states[record.unit].drop_gradient()
             return None
         if capture is not None:
-            self._wait_for(capture, record)
+            self._wait_for_capture(capture, record)
         with self._trace.span("update", record), self._streams.on(Stream.UPDATE):
             self._store.states[record.unit].update(self._spec, rate, agreed.factor, agreed.idle)
             return self._streams.record_event()
 
-    def _wait_for(self, capture: Future[None], record: Update) -> None:
+    def _wait_for_capture(self, capture: Future[None], record: Update) -> None:
         begin = time.perf_counter()
         with self._trace.span("checkpoint", record, "hold"):
             capture.result()

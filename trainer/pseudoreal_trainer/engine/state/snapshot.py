@@ -6,6 +6,8 @@ buffer is full.
 """
 
 import queue
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,9 +19,82 @@ from torch import Tensor
 from pseudoreal_trainer.engine.ranks.streams import Stream, Streams, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.memory import State
-from pseudoreal_trainer.engine.state.ring import Ring
+from pseudoreal_trainer.engine.state.pinned import Allocator, Block, PlainMemory
 from pseudoreal_trainer.plan.memory.tiers import PORTION_BYTES
 from pseudoreal_trainer.plan.units import KINDS, Kind
+
+ALIGNMENT = 8
+"""Alignment in bytes that suits elements of every dtype."""
+
+
+class Ring:
+    """A ring buffer: one thread takes memory from it, another gives the memory back, oldest first."""
+
+    def __init__(self, memory: Tensor) -> None:
+        """`memory`: bytes, [size]; room for at least two elements."""
+        self._bytes = memory
+        self._end = self._used = 0
+        self._lengths: deque[int] = deque()
+        """Bytes of each taken chunk, oldest first, including bytes left unused before it at the end of the buffer."""
+        self._changed = threading.Condition()
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return len(self._bytes)
+
+    @property
+    def largest(self) -> int:
+        """Largest chunk in bytes: two such chunks always fit, wherever the first one lies."""
+        return len(self._bytes) // 2 // ALIGNMENT * ALIGNMENT
+
+    def take(self, size: int) -> Tensor:
+        """Return memory for a chunk, [size] bytes, once it is free. `size` is at most `largest`."""
+        capacity, length = len(self._bytes), _aligned(size)
+        left_out = 0 if self._end + length <= capacity else capacity - self._end
+        with self._changed:
+            self._changed.wait_for(lambda: self._used + left_out + length <= capacity)
+            begin = (self._end + left_out) % capacity
+            self._end = begin + length
+            self._used += left_out + length
+            self._lengths.append(left_out + length)
+        return self._bytes[begin : begin + size]
+
+    def give_back(self) -> None:
+        """Give back the oldest chunk."""
+        with self._changed:
+            self._used -= self._lengths.popleft()
+            self._changed.notify()
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class SnapshotRing:
+    """Ring of a rank, kept from one checkpoint to the next: fresh memory costs more than the copies into it."""
+
+    def __init__(self, memory: Allocator) -> None:
+        """`memory`: allocator of host memory for copies to and from the device."""
+        self._memory = memory
+        self._block = Block(0, memory)
+        self._ring: Ring | None = None
+
+    def of_size(self, size: int, *, crosses_bus: bool) -> Ring:
+        """Return a ring of at least `size` bytes. The ring of the previous call must not be used any more.
+
+        `crosses_bus`: whether some of the data comes over the bus; data on the host needs no pinned memory.
+        Call this between steps: pinning memory waits for all kernels of the device, and between steps no kernel waits
+        for a message that depends on this rank's later calls.
+        """
+        if self._ring is None or self._ring.size < size:
+            self.close()
+            self._block = Block(max(size, 2 * ALIGNMENT), self._memory if crosses_bus else PlainMemory())
+            self._ring = Ring(self._block.memory)
+        return self._ring
+
+    def close(self) -> None:
+        self._block.close()
 
 
 class Sink(Protocol):
@@ -44,7 +119,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class _Portion:
+class _Chunk:
     """A chunk of one vector of a unit, in the buffer."""
 
     kind: Kind
@@ -52,7 +127,7 @@ class _Portion:
     """Elements of the chunk, a view of the buffer."""
 
 
-class Capture:
+class Snapshot:
     """One snapshot, with its two threads."""
 
     def __init__(self, sources: Sequence[Source], sink: Sink, ring: Ring, streams: Streams, trace: Trace) -> None:
@@ -60,21 +135,21 @@ class Capture:
         self.captured: Mapping[int, Future[None]] = {source.unit: Future() for source in sources}
         """Unit -> future that completes when the unit's state may change."""
         self._ring = ring
-        self._full: queue.SimpleQueue[_Portion | None] = queue.SimpleQueue()
+        self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
 
     def start(self) -> Future[None]:
         """Start both threads. The returned future completes when the sink has everything, or raises the error of
         reading or writing."""
         threads = ThreadPoolExecutor(2, "capture", initializer=self._streams.enter_thread)
-        taken, written = threads.submit(self._take_all), threads.submit(self._write_all)
+        taken, written = threads.submit(self._copy_all), threads.submit(self._write_all)
         threads.shutdown(wait=False)
         return _both(taken, written)
 
-    def _take_all(self) -> None:
+    def _copy_all(self) -> None:
         try:
             for source in self._sources:
                 with self._trace.span("checkpoint", None, "capture", unit=source.unit):
-                    self._take(source)
+                    self._copy_unit(source)
                 self.captured[source.unit].set_result(None)
         except BaseException as error:
             for waited in self.captured.values():
@@ -82,21 +157,21 @@ class Capture:
                     waited.set_exception(error)
             raise
         finally:
-            self._full.put(None)
+            self._chunks.put(None)
 
-    def _take(self, source: Source) -> None:
+    def _copy_unit(self, source: Source) -> None:
         with self._streams.on(Stream.COPY_OUT):
             self._streams.wait_event(source.updated.result())
-            count = min(PORTION_BYTES, self._ring.largest) // source.state.extent.master.itemsize
+            count = min(PORTION_BYTES, self._ring.largest) // source.state.shard.master.itemsize
             for kind in KINDS:
                 for begin in range(source.begin, source.end, count):
-                    self._full.put(self._portion(source.state, kind, begin, min(begin + count, source.end)))
+                    self._chunks.put(self._copy_chunk(source.state, kind, begin, min(begin + count, source.end)))
 
-    def _portion(self, state: State, kind: Kind, begin: int, end: int) -> _Portion:
-        dtype = state.extent.master
+    def _copy_chunk(self, state: State, kind: Kind, begin: int, end: int) -> _Chunk:
+        dtype = state.shard.master
         content = self._ring.take((end - begin) * dtype.itemsize).view(dtype)
         self._copy(state.part(kind, begin, end), content)
-        return _Portion(kind, content)
+        return _Chunk(kind, content)
 
     def _copy(self, part: Tensor, content: Tensor) -> None:
         if part.device.type == "cpu":
@@ -110,17 +185,17 @@ class Capture:
         """Pass all chunks to the sink. After a failure of the sink, only give memory back: a full disk must not hold up
         training."""
         failure: BaseException | None = None
-        while (portion := self._full.get()) is not None:
+        while (chunk := self._chunks.get()) is not None:
             if failure is None:
-                failure = _failure_of(lambda p=portion: self._sink.write(p.kind, p.content))  # type: ignore[misc]
+                failure = _failure(lambda p=chunk: self._sink.write(p.kind, p.content))  # type: ignore[misc]
             self._ring.give_back()
         if failure is not None:
             raise failure
 
 
-def _failure_of(act: Callable[[], None]) -> BaseException | None:
+def _failure(write: Callable[[], None]) -> BaseException | None:
     try:
-        act()
+        write()
     except BaseException as error:
         return error
     return None

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pseudoreal_api.resolved.layers import sets_of
 from torch import Tensor
 
-from pseudoreal_trainer.engine.gradient_accumulator import GradientAccumulator
+from pseudoreal_trainer.engine.gradients import GradientAccumulator
 from pseudoreal_trainer.engine.norms import dot
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.model.modules import Modules
@@ -95,7 +95,7 @@ def _positions(numbers: Sequence[int | None]) -> dict[int, tuple[int, ...]]:
     }
 
 
-class Probe:
+class SimilarityProbe:
     """One measured step of one rank. All ranks make the same calls in the order of their plans."""
 
     def __init__(
@@ -120,14 +120,14 @@ class Probe:
         if unit not in self._groups.layout.shared_units(position):
             return
         if (position, unit) not in self._accumulators:
-            self._accumulators[position, unit] = self._begin(unit)
+            self._accumulators[position, unit] = self._new_accumulator(unit)
         self._accumulators[position, unit].add(gradients)
 
-    def finish(self, position: int) -> None:
+    def measure(self, position: int) -> None:
         """Reduce and measure the gradients of a position after its last micro-batch. Positions come from the top down.
         Collective over the data ranks of a pipeline rank."""
         for unit in self._groups.layout.shared_units(position):
-            gradient = self._reduced(position, unit)
+            gradient = self._reduce(position, unit)
             self._squares.add(position, unit, gradient)
             self._cosines.add(position, unit, gradient)
 
@@ -147,20 +147,20 @@ class Probe:
             correlations=tuple(_cosine(*pair) for pair in of_pairs.view(products.shape).tolist()),
         )
 
-    def _begin(self, unit: int) -> GradientAccumulator:
+    def _new_accumulator(self, unit: int) -> GradientAccumulator:
         parts = self._groups.layout.data_holders(unit)
         padded = self._units[unit].shard_length(parts) * parts
         flat = torch.empty(padded, dtype=self._dtype, device=self._groups.device)
         return GradientAccumulator(flat, self._modules.of(unit).views(flat))
 
-    def _reduced(self, position: int, unit: int) -> Tensor:
+    def _reduce(self, position: int, unit: int) -> Tensor:
         """Return this data rank's shard of the position's gradient, summed over the ranks of this pipeline rank that
         hold the unit, [shard]."""
         flat, unit_groups = self._accumulators.pop((position, unit)).complete(), self._groups.data_unit_groups(unit)
         # The data ranks of a pipeline rank have one plan, so they finish positions and reduce units in one order.
         for group in filter(None, (unit_groups.intra, unit_groups.inter)):
             part = torch.empty(len(flat) // group.size(), dtype=flat.dtype, device=flat.device)
-            with _wait(self._groups, f"the sum of layer {position}"):
+            with _waiting(self._groups, f"the sum of layer {position}"):
                 dist.reduce_scatter_tensor(part, flat, group=group)
             flat = part
         return flat
@@ -181,7 +181,7 @@ class GroupSquares:
         """Group -> parameters of the shared unit, with all experts."""
         self._sums: dict[tuple[LayerGroup, int], Tensor] = {}
         """(group, unit) -> sum of the gradients of this rank's layers so far, [shard]; removed once it is squared."""
-        most = max((sum(map(_sums, parameters)) for parameters in self._parameters.values()), default=0)
+        most = max((sum(map(_sum_count, parameters)) for parameters in self._parameters.values()), default=0)
         self.squares = torch.zeros(len(layer_groups), most, dtype=torch.float64, device=groups.device)
         """[groups, sums], of this data rank's shard. One pipeline rank has the values of a group, the others have
         zeros. Rows with fewer sums than others end with zeros."""
@@ -202,12 +202,12 @@ class GroupSquares:
         for row, group in enumerate(self._layer_groups):
             ranks = self._ranks(group)
             for unit in group.units if len(ranks) > 1 else ():
-                total = torch.zeros(self._shard(unit), dtype=self._dtype, device=self._groups.device)
+                total = torch.zeros(self._shard_length(unit), dtype=self._dtype, device=self._groups.device)
                 if (group, unit) in self._sums:
                     total += self._sums.pop((group, unit))
                 # Every pipeline rank takes part, even without a layer of the group: the ranks share one communicator,
                 # and all of them walk the groups in one order, after their last message on it.
-                with _wait(self._groups, f"the sum of unit {unit}"):
+                with _waiting(self._groups, f"the sum of unit {unit}"):
                     dist.all_reduce(total, group=self._groups.probe)
                 if self._groups.pipeline_rank == min(ranks):
                     self._add(row, self._squared(group, unit, total))
@@ -219,9 +219,9 @@ class GroupSquares:
         for group, values in zip(self._layer_groups, squares, strict=True):
             if group.is_shared == are_shared:
                 parameters = self._parameters[group]
-                for parameter, begin in zip(parameters, _begins(parameters), strict=True):
+                for parameter, begin in zip(parameters, _offsets(parameters), strict=True):
                     if not parameter.is_balancing:
-                        found.setdefault(parameter.name, []).append(values[begin : begin + _sums(parameter)])
+                        found.setdefault(parameter.name, []).append(values[begin : begin + _sum_count(parameter)])
         return {
             name: [sum(of_groups) / len(of_groups) for of_groups in zip(*values, strict=True)]
             for name, values in found.items()
@@ -234,7 +234,7 @@ class GroupSquares:
         """Return the pipeline ranks that have layers of the group."""
         return {self._groups.layout.rank_of(position) for position in group.positions}
 
-    def _shard(self, unit: int) -> int:
+    def _shard_length(self, unit: int) -> int:
         return self._own[unit].shard_length(self._groups.layout.data_holders(unit))
 
     def _squared(self, group: LayerGroup, unit: int, gradient: Tensor) -> Tensor:
@@ -244,24 +244,24 @@ class GroupSquares:
         layout = self._groups.layout
         shard = self._own[unit].shard(layout.data_part(unit, self._groups.ranks.rank), layout.data_holders(unit))
         own = {part.name: part for part in parts_of(self._own[unit], shard)}
-        squares = torch.zeros(sum(map(_sums, parameters)), dtype=torch.float64, device=gradient.device)
-        for parameter, column in zip(parameters, _begins(parameters), strict=True):
+        squares = torch.zeros(sum(map(_sum_count, parameters)), dtype=torch.float64, device=gradient.device)
+        for parameter, column in zip(parameters, _offsets(parameters), strict=True):
             if (part := own.get(parameter.name)) is not None:
                 shift = part.offset - shard.start - part.begin
-                for number, elements in by_expert(part.begin, part.end, parameter.numel // _sums(parameter)):
+                for number, elements in by_expert(part.begin, part.end, parameter.numel // _sum_count(parameter)):
                     of_one = gradient[elements.start + shift : elements.stop + shift]
                     squares[column + number] = dot(of_one, of_one)
         return squares
 
 
-def _sums(parameter: Parameter) -> int:
+def _sum_count(parameter: Parameter) -> int:
     """Return the number of sums for a tensor: one, or one per expert of a stacked tensor."""
     return 1 if parameter.experts is None else len(parameter.experts)
 
 
-def _begins(parameters: Sequence[Parameter]) -> list[int]:
+def _offsets(parameters: Sequence[Parameter]) -> list[int]:
     """Return the index of each parameter's first sum, among the sums of all parameters."""
-    return [*accumulate(map(_sums, parameters[:-1]), initial=0)]
+    return [*accumulate(map(_sum_count, parameters[:-1]), initial=0)]
 
 
 class NeighbourCosines:
@@ -290,7 +290,7 @@ class NeighbourCosines:
         layout = self._groups.layout
         if (above := layout.position_above(position)) is not None:
             key = (position, unit)
-            other = self._received(above, gradient) if self._is_elsewhere(above) else self._above.pop(key)
+            other = self._receive(above, gradient) if self._is_elsewhere(above) else self._above.pop(key)
             products = [dot(gradient, gradient), dot(other, other), dot(gradient, other)]
             self.products[self._rows[position]] += torch.stack(products)
         if (below := layout.position_below(position)) is None:
@@ -301,7 +301,7 @@ class NeighbourCosines:
             self._above[below, unit] = gradient
 
     def wait_for_sends(self) -> None:
-        with _wait(self._groups, "what it sent"):
+        with _waiting(self._groups, "what it sent"):
             for work, _ in self._sent:
                 work.wait()
         self._sent.clear()
@@ -319,15 +319,15 @@ class NeighbourCosines:
         assert work is not None, "this rank is part of the group"
         self._sent.append((work, gradient))
 
-    def _received(self, position: int, like: Tensor) -> Tensor:
+    def _receive(self, position: int, like: Tensor) -> Tensor:
         """Receive the gradient of a layer on another pipeline rank, [shard]."""
         other = torch.empty_like(like)
-        with _wait(self._groups, f"the gradient of layer {position}"):
+        with _waiting(self._groups, f"the gradient of layer {position}"):
             dist.recv(other, self._groups.world_rank(self._groups.layout.rank_of(position)), group=self._groups.probe)
         return other
 
 
-def _wait(groups: ProcessGroups, what: str) -> AbstractContextManager[object]:
+def _waiting(groups: ProcessGroups, what: str) -> AbstractContextManager[object]:
     return groups.ranks.heartbeat.waiting(f"measures {what}")
 
 

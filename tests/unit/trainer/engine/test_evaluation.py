@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_trainer.engine.evaluation_assignment import assign_sequences
+from pseudoreal_trainer.engine.evaluation import assign_sequences
 from pseudoreal_trainer.model.sampling import generate
 from pseudoreal_trainer.model.transformer import build_model, load_into
 
@@ -44,7 +44,7 @@ want(CASES, written=True)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_it_is_what_a_plain_model_writes(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_engine_generates_the_text_of_a_plain_model(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     results = engine_results[case]
     expected = reference.write(case, results[0].weights)
     assert len({*chain.from_iterable(expected)}) > 3, "it is drawn at random"
@@ -53,7 +53,9 @@ def test_it_is_what_a_plain_model_writes(case: Case, engine_results: dict[Case, 
 
 
 @pytest.mark.parametrize("case", [*DENSE, *WITH_EXPERTS], ids=lambda case: case.name)
-def test_it_is_what_sampling_from_a_checkpoint_writes(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_engine_generates_the_text_of_sampling_from_a_checkpoint(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
     """Padding after a text does not affect the text."""
     model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
     load_into(model, engine_results[case][0].weights)
@@ -63,7 +65,7 @@ def test_it_is_what_sampling_from_a_checkpoint_writes(case: Case, engine_results
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 9))
-def test_every_sequence_counts_once_and_every_rank_takes_part(count: int, data: int, at_once: int) -> None:
+def test_every_sequence_counts_on_one_rank_and_all_ranks_run_equally_often(count: int, data: int, at_once: int) -> None:
     ranks = [list(assign_sequences(count, data, rank, at_once)) for rank in range(data)]
     counted = [sequence.index for runs in ranks for run in runs for sequence in run if sequence.counts]
     assert sorted(counted) == list(range(count))

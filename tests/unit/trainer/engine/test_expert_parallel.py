@@ -67,12 +67,12 @@ want(CLOSE)
 
 
 @pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
-def test_spread_experts_train_as_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_expert_parallel_training_equals_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     assert_trained_alike(sound(engine_results, case), case)
 
 
 @pytest.mark.parametrize("case", TWO_RANKS, ids=lambda case: case.name)
-def test_an_evaluation_goes_through_spread_experts(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_expert_parallel_evaluation_equals_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     expected = reference.evaluate(case, sound(engine_results, case).weights)
     assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
 
@@ -111,7 +111,7 @@ def _rows(case: Case) -> dict[int, list[list[int]]]:
 
 
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
-def test_bytes_of_exchanges_are_those_of_the_rows_that_leave(
+def test_exchanges_move_the_bytes_of_the_rows_sent_to_other_ranks(
     case: Case, engine_results: dict[Case, list[Result]]
 ) -> None:
     """Forward, rows are sent once; backward, twice if they are recomputed. Gradients are sent with the rows'
@@ -134,7 +134,7 @@ def test_bytes_of_exchanges_are_those_of_the_rows_that_leave(
 
 
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
-def test_exchanges_of_a_step(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_a_step_has_the_planned_exchanges(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     """Five exchanges per layer and micro-batch, four if graphs are kept. In layered order the host waits for counts
     once per layer, however many micro-batches there are."""
     for rank, result in enumerate(engine_results[case]):
@@ -146,7 +146,7 @@ def test_exchanges_of_a_step(case: Case, engine_results: dict[Case, list[Result]
             assert names.count("Route") == layers * case.micro_batches
 
 
-def test_experts_are_fetched_and_reduced_as_often_with_more_micro_batches(
+def test_experts_are_fetched_and_reduced_equally_often_with_more_micro_batches(
     engine_results: dict[Case, list[Result]],
 ) -> None:
     few, many = (engine_results[case] for case in COUNTED[:2])

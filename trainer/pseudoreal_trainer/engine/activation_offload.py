@@ -34,7 +34,7 @@ class _Stashed:
     done: Event
 
 
-class StashedInputs:
+class ActivationOffload:
     """Inputs on the host, on their way there, and on their way back. Main thread only."""
 
     def __init__(self, streams: Streams, trace: Trace, memory: Allocator, device: torch.device) -> None:
@@ -43,10 +43,10 @@ class StashedInputs:
         self._block = Block(0, memory)
         self._free: list[tuple[Tensor, Event]] = []
         """Host buffers, [numel] each, with the event after which the previous input is no longer read."""
-        self._made = (0, 0, torch.float32)
+        self._prepared = (0, 0, torch.float32)
         self._leaving: deque[_Moving] = deque()
         self._on_host: dict[Key, _Stashed] = {}
-        self._returning: dict[Key, _Moving] = {}
+        self._reloading: dict[Key, _Moving] = {}
 
     def prepare(self, count: int, numel: int, dtype: torch.dtype) -> None:
         """Allocate buffers for `count` inputs of at most `numel` elements each, unless they exist.
@@ -54,14 +54,15 @@ class StashedInputs:
         Call this before the first pass of a run: pinning memory waits for all kernels of the device, and one of them
         may wait for a message that depends on this rank's later calls.
         """
-        if self._made != (count, numel, dtype):
+        if self._prepared != (count, numel, dtype):
             self.close()
-            self._made, self._block = (count, numel, dtype), Block(count * numel * dtype.itemsize, self._memory)
+            self._prepared, self._block = (count, numel, dtype), Block(count * numel * dtype.itemsize, self._memory)
             self._free = [(buffer, None) for buffer in self._block.memory.view(dtype).view(count, numel)]
 
     def stash(self, record: Stash, tensor: Tensor) -> None:
         """Start to copy an input, [B, T, H], to the host; its device memory is free once the copy is done."""
         computed = self._streams.record_event()
+        # The copy back of the buffer's previous input may still be reading it: `read` orders this copy after that one.
         buffer, read = self._free.pop()
         with self._streams.on(Stream.COPY_OUT):
             self._streams.wait_event(computed)
@@ -69,8 +70,8 @@ class StashedInputs:
             buffer[: tensor.numel()].view(tensor.shape).copy_(tensor, non_blocking=True)
             copied = self._streams.record_event()
         self._on_host[record.position, record.micro_batch] = _Stashed(tensor.shape, buffer, copied)
-        self._leave(_Moving(tensor, copied))
-        self._trace.move("d2h", tensor.nbytes)
+        self._keep_until_copied(_Moving(tensor, copied))
+        self._trace.count_bytes("d2h", tensor.nbytes)
 
     def unstash(self, record: Unstash) -> None:
         """Start to copy an input back to the device."""
@@ -83,16 +84,16 @@ class StashedInputs:
             self._streams.wait_event(stashed.done)
             tensor.copy_(stashed.buffer[: tensor.numel()].view(stashed.shape), non_blocking=True)
             copied = self._streams.record_event()
-        self._returning[record.position, record.micro_batch] = _Moving(tensor, copied)
+        self._reloading[record.position, record.micro_batch] = _Moving(tensor, copied)
         self._free.append((stashed.buffer, copied))
-        self._trace.move("h2d", tensor.nbytes)
+        self._trace.count_bytes("h2d", tensor.nbytes)
 
-    def returned(self, key: Key) -> Tensor | None:
+    def take_reloaded(self, key: Key) -> Tensor | None:
         """Return a reloaded input, [B, T, H], for passes that are launched from now on; None: the input was not
         reloaded."""
-        if key not in self._returning:
+        if key not in self._reloading:
             return None
-        returning = self._returning.pop(key)
+        returning = self._reloading.pop(key)
         self._streams.wait_event(returning.done)
         return returning.tensor
 
@@ -105,7 +106,7 @@ class StashedInputs:
         """Free the buffers; no copy may use them any more."""
         self._block.close()
 
-    def _leave(self, moving: _Moving) -> None:
+    def _keep_until_copied(self, moving: _Moving) -> None:
         """Keep the tensor until it is copied.
 
         Its memory belongs to the compute stream, which does not know of the copy. If the allocator had to notice the

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from pseudoreal_trainer.engine.activation_offload import Key
 from pseudoreal_trainer.engine.passes import Passes, PlanRun
-from pseudoreal_trainer.engine.ranks.exchanges import Exchanges, RowCounts
-from pseudoreal_trainer.engine.stash import Key
+from pseudoreal_trainer.engine.ranks.all_to_all import ExpertExchanges, RowCounts
 from pseudoreal_trainer.model.block import Routed
 from pseudoreal_trainer.model.experts import Choice, Experts, Tally
 from pseudoreal_trainer.model.grouped import by_expert
@@ -48,36 +48,36 @@ class _Graph:
 
 
 @dataclass(frozen=True)
-class _Mixed:
+class _GroupPass:
     """Forward pass of a group of this rank's experts."""
 
-    places: Tensor
+    arrivals: Tensor
     """Arrival index of each row, [rows]."""
     rows: Tensor
     """Inputs in the order of the experts, [rows, H]."""
-    made: Tensor
+    outputs: Tensor
     """Outputs of the experts, [rows, H]."""
 
 
 @dataclass
-class _AtExperts:
+class _ArrivedRows:
     """Rows of a micro-batch at this rank's experts, in one direction, from the first group of experts to the last."""
 
-    places: Tensor
+    arrivals: Tensor
     """Arrival indices of the rows of the first expert, then of the second, ...: [rows]."""
     rows: Tensor | None
     """Rows in arrival order, [rows, H]; None in a backward pass whose graphs were kept."""
     gradients: Tensor | None = None
     """For each row the gradient of its token's output and, in the last column, the row's weight, in arrival order,
     [rows, H + 1]; None in the forward pass, and until the gradients are taken."""
-    back: Tensor | None = None
+    results: Tensor | None = None
     """Result to send back for each row, in arrival order; None: no group has had a row yet."""
 
-    def give_back(self, places: Tensor, made: Tensor) -> None:
+    def store(self, arrivals: Tensor, results: Tensor) -> None:
         """Store the results of a group at the arrival indices of its rows."""
-        if self.back is None:
-            self.back = made.new_empty(len(self.places), made.shape[1])
-        self.back.index_copy_(0, places, made)
+        if self.results is None:
+            self.results = results.new_empty(len(self.arrivals), results.shape[1])
+        self.results.index_copy_(0, arrivals, results)
 
 
 @dataclass
@@ -87,22 +87,22 @@ class _State:
     counts: dict[Key, RowCounts] = field(default_factory=dict)
     routed: dict[Key, Routed] = field(default_factory=dict)
     """Passes up to the experts, until `Forward` adds up; with a graph if graphs are kept."""
-    begun: dict[Key, tuple[Tensor, Tally | None]] = field(default_factory=dict)
+    inputs: dict[Key, tuple[Tensor, Tally | None]] = field(default_factory=dict)
     """For passes that keep their graph: the input, [B, T, H], and the tally, until the row counts are known."""
-    choices: dict[Key, Choice] = field(default_factory=dict)
+    routing_decisions: dict[Key, Choice] = field(default_factory=dict)
     """Routing decisions of training passes, until the backward pass has used them."""
-    leaving: dict[Exchange, Tensor] = field(default_factory=dict)
+    to_send: dict[Exchange, Tensor] = field(default_factory=dict)
     """Rows that an exchange will send, [rows, width]."""
-    at_experts: dict[Key, _AtExperts] = field(default_factory=dict)
-    mixed: dict[tuple[Key, int], _Mixed] = field(default_factory=dict)
+    arrived_rows: dict[Key, _ArrivedRows] = field(default_factory=dict)
+    group_passes: dict[tuple[Key, int], _GroupPass] = field(default_factory=dict)
     """Passes of groups whose graphs are kept, by key and group."""
     graphs: dict[Key, _Graph] = field(default_factory=dict)
 
 
-class SpreadPasses:
+class ExpertParallelPasses:
     """Parts of a rank's expert-parallel passes. Call `begin` before each run of a plan."""
 
-    def __init__(self, passes: Passes, exchanges: Exchanges) -> None:
+    def __init__(self, passes: Passes, exchanges: ExpertExchanges) -> None:
         self._passes, self._exchanges, self._modules = passes, exchanges, passes.modules
         self._layout = passes.layout
         self._state = _State()
@@ -137,66 +137,66 @@ class SpreadPasses:
         source = run.inputs[key] if is_needed_again else run.inputs.pop(key)
         with self._passes.computing(record):
             if keeps_graph:
-                tally = self._passes.tally(run, record.position, source)
-                self._state.begun[key] = (source.requires_grad_(), tally)
+                tally = self._passes.new_tally(run, record.position, source)
+                self._state.inputs[key] = (source.requires_grad_(), tally)
                 with self._passes.copies.saving():
-                    self._state.routed[key] = self._routed(run, key, source, tally)
+                    self._state.routed[key] = self._route_tokens(run, key, source, tally)
             else:
                 with torch.no_grad():
-                    self._state.routed[key] = self._routed(run, key, source)
-        run.choices_of_step.add(record.position, self._state.routed[key].routes.choice)
+                    self._state.routed[key] = self._route_tokens(run, key, source)
+        run.choice_counts.add(record.position, self._state.routed[key].routes.choice)
 
     def _count(self, record: Count) -> None:
         keys = [(record.position, m) for m in range(record.first, record.first + record.micro_batches)]
         chosen = [self._state.routed[key].routes.choice.counts.flatten() for key in keys]
-        counts = self._exchanges.count(record, torch.stack(chosen))
+        counts = self._exchanges.exchange_counts(record, torch.stack(chosen))
         self._state.counts.update(zip(keys, counts, strict=True))
         if self._layout.asks_for_groups(record.position):
             _, *groups = self._layout.units_of(record.position)
             have_rows = self._exchanges.groups_with_rows(record, counts)
-            self._passes.copies.want(record.position, dict(zip(groups, have_rows, strict=True)))
+            self._passes.copies.record_routed_groups(record.position, dict(zip(groups, have_rows, strict=True)))
 
     def _exchange(self, run: PlanRun, record: Exchange) -> None:
         key = (record.position, record.micro_batch)
         if record.leg is Leg.DISPATCH:
-            rows = self._dispatched(key)
+            rows = self._rows_to_dispatch(key)
         elif record.leg is Leg.COMBINE_GRADIENT:
             self._passes.await_message(run, Flow.GRADIENT, key[0] + 1, key[1])
             rows = self._gradients_of_rows(run, key)
         else:
-            rows = self._state.leaving.pop(record)
-        self._exchanges.begin(record, rows, self._state.counts[key])
+            rows = self._state.to_send.pop(record)
+        self._exchanges.start(record, rows, self._state.counts[key])
 
     def _expert_forward(self, run: PlanRun, record: ExpertForward) -> None:
         key = (record.position, record.micro_batch)
         if record.group == 0:
             rows = self._exchanges.take(Exchange(Leg.DISPATCH, *key))
-            self._state.at_experts[key] = _AtExperts(self._places(key), rows)
-        here = self._state.at_experts[key]
+            self._state.arrived_rows[key] = _ArrivedRows(self._arrival_order(key), rows)
+        arrived = self._state.arrived_rows[key]
         if self._has_rows(record):
             self._bind(self._experts_unit(record))
             with self._passes.computing(record):
                 if self._keeps_graph(run):
                     with self._passes.copies.saving():
-                        mixed = self._state.mixed[key, record.group] = self._mixed(record, here)
+                        group_pass = self._state.group_passes[key, record.group] = self._group_pass(record, arrived)
                 else:
                     with torch.no_grad():
-                        mixed = self._mixed(record, here)
-                here.give_back(mixed.places, mixed.made.detach())
+                        group_pass = self._group_pass(record, arrived)
+                arrived.store(group_pass.arrivals, group_pass.outputs.detach())
         if self._is_last(record):
-            self._leave(Exchange(Leg.COMBINE, *key), here.rows)
+            self._queue_results(Exchange(Leg.COMBINE, *key), arrived.rows)
 
     @torch.no_grad()
     def forward(self, run: PlanRun, record: Forward) -> None:
         position, m = key = (record.position, record.micro_batch)
-        made = self._exchanges.take(Exchange(Leg.COMBINE, *key))
+        received = self._exchanges.take(Exchange(Leg.COMBINE, *key))
         with self._passes.computing(record):
             routed, counts = self._state.routed.pop(key), self._state.counts[key].of_experts
             weights = self._experts.weights_of_rows(routed.routes, counts)
-            mixed = self._experts.combined(made, weights, routed.routes.choice, counts)
-            run.inputs[position + 1, m] = routed.summed(mixed)
+            combined = self._experts.combined(received, weights, routed.routes.choice, counts)
+            run.inputs[position + 1, m] = routed.summed(combined)
         if run.training is not None:
-            self._state.choices[key] = routed.routes.choice
+            self._state.routing_decisions[key] = routed.routes.choice
 
     # Backward.
 
@@ -205,43 +205,43 @@ class SpreadPasses:
         self._bind_block(record.position)
         with self._passes.computing(record):
             source = self._passes.take_input(run, *key)
-            tally = self._passes.tally(run, record.position, source)
-            routed = self._routed(run, key, source, tally, self._state.choices[key])
-            self._state.graphs[key], rows = self._graph(key, routed, source, tally)
-        self._state.leaving[Exchange(Leg.DISPATCH_AGAIN, *key)] = rows
+            tally = self._passes.new_tally(run, record.position, source)
+            routed = self._route_tokens(run, key, source, tally, self._state.routing_decisions[key])
+            self._state.graphs[key], rows = self._graph_and_rows(key, routed, source, tally)
+        self._state.to_send[Exchange(Leg.DISPATCH_AGAIN, *key)] = rows
 
     def _expert_backward(self, run: PlanRun, record: ExpertBackward) -> None:
         key, unit = (record.position, record.micro_batch), self._experts_unit(record)
         if record.group == 0:
             again = Exchange(Leg.DISPATCH_AGAIN, *key)
             rows = None if self._keeps_graph(run) else self._exchanges.take(again)
-            self._state.at_experts[key] = _AtExperts(self._places(key), rows)
-        here, has_rows = self._state.at_experts[key], self._has_rows(record)
-        mixed = self._mixed_again(record, here) if has_rows else None
-        if here.gradients is None:
-            here.gradients = self._exchanges.take(Exchange(Leg.COMBINE_GRADIENT, *key))
+            self._state.arrived_rows[key] = _ArrivedRows(self._arrival_order(key), rows)
+        arrived, has_rows = self._state.arrived_rows[key], self._has_rows(record)
+        group_pass = self._group_pass_with_graph(record, arrived) if has_rows else None
+        if arrived.gradients is None:
+            arrived.gradients = self._exchanges.take(Exchange(Leg.COMBINE_GRADIENT, *key))
         with self._passes.computing(record):
-            gradients = [] if mixed is None else self._through_experts(unit, mixed, here)
+            gradients = [] if group_pass is None else self._backward_of_experts(unit, group_pass, arrived)
             # Without rows nothing is added; the accumulator sets parameters without gradients to zero.
             self._passes.add_gradients(run, record.position, unit, gradients)
         if self._is_last(record):
-            self._leave(Exchange(Leg.DISPATCH_GRADIENT, *key), here.gradients)
+            self._queue_results(Exchange(Leg.DISPATCH_GRADIENT, *key), arrived.gradients)
 
     def backward(self, run: PlanRun, record: Backward) -> None:
         position, m = key = (record.position, record.micro_batch)
         unit = self._bind_block(position)
-        came = self._exchanges.take(Exchange(Leg.DISPATCH_GRADIENT, *key))
+        received = self._exchanges.take(Exchange(Leg.DISPATCH_GRADIENT, *key))
         with self._passes.computing(record):
             graph, gradient = self._state.graphs.pop(key), run.gradients.pop((position + 1, m))
             width, tally = gradient.shape[-1], graph.tally
             # The final sum passes its gradient unchanged to the residual stream and to the output of shared experts.
-            given = [gradient, came[:, :width], came[:, width].to(graph.weights.dtype), gradient]
+            gradients_of_outputs = [gradient, received[:, :width], received[:, width].to(graph.weights.dtype), gradient]
             trained = self._modules.of(unit).trained
             sources = [graph.input, *trained, *([tally.sums] if tally else [])]
-            first, *gradients = torch.autograd.grad(graph.outputs, sources, given[: len(graph.outputs)])
+            first, *gradients = torch.autograd.grad(graph.outputs, sources, gradients_of_outputs[: len(graph.outputs)])
             run.gradients[position, m] = first
             self._passes.add_gradients(run, position, unit, gradients[: len(trained)], *gradients[len(trained) :])
-        del self._state.choices[key], self._state.counts[key]
+        del self._state.routing_decisions[key], self._state.counts[key]
 
     # Helpers of these parts.
 
@@ -261,7 +261,7 @@ class SpreadPasses:
     def _is_last(self, record: ExpertForward | ExpertBackward) -> bool:
         return record.group == self._layout.expert_groups - 1
 
-    def _own(self, record: ExpertForward | ExpertBackward) -> slice:
+    def _slice_of_group(self, record: ExpertForward | ExpertBackward) -> slice:
         """Return the slice of this rank's experts that belongs to the group."""
         of_own = self._state.counts[record.position, record.micro_batch].of_own
         of_each = len(of_own) // self._layout.expert_groups
@@ -269,84 +269,84 @@ class SpreadPasses:
 
     def _has_rows(self, record: ExpertForward | ExpertBackward) -> bool:
         """Return whether rows arrived for the group. Without rows, its weights may not have been fetched."""
-        return any(self._state.counts[record.position, record.micro_batch].of_own[self._own(record)])
+        return any(self._state.counts[record.position, record.micro_batch].of_own[self._slice_of_group(record)])
 
-    def _leave(self, exchange: Exchange, came: Tensor | None) -> None:
-        """Queue the results of all groups for the exchange back; without rows, the empty tensor `came`, [0, width]."""
-        back = self._state.at_experts.pop((exchange.position, exchange.micro_batch)).back
-        if back is None:
-            assert came is not None, "a rank without rows has received an empty tensor"
-            back = came
-        self._state.leaving[exchange] = back
+    def _queue_results(self, exchange: Exchange, received: Tensor | None) -> None:
+        """Queue the results of all groups, to be sent back; without rows, the empty tensor `received`, [0, width]."""
+        results = self._state.arrived_rows.pop((exchange.position, exchange.micro_batch)).results
+        if results is None:
+            assert received is not None, "a rank without rows has received an empty tensor"
+            results = received
+        self._state.to_send[exchange] = results
 
     def _bind(self, unit: int) -> int:
         self._passes.copies.bind(unit, self._modules.of(unit))
         return unit
 
-    def _routed(
+    def _route_tokens(
         self, run: PlanRun, key: Key, source: Tensor, tally: Tally | None = None, choice: Choice | None = None
     ) -> Routed:
         position, m = key
         return self._modules.routed(source, position - 1, tally, self._passes.documents(run, m), choice)
 
-    def _dispatched(self, key: Key) -> Tensor:
+    def _rows_to_dispatch(self, key: Key) -> Tensor:
         """Return the rows of a micro-batch's tokens, [rows, H]."""
         routed = self._state.routed[key]
-        if key in self._state.begun:
+        if key in self._state.inputs:
             with self._passes.copies.saving():
-                self._state.graphs[key], rows = self._graph(key, routed, *self._state.begun.pop(key))
+                self._state.graphs[key], rows = self._graph_and_rows(key, routed, *self._state.inputs.pop(key))
             return rows
         with torch.no_grad():
             return self._experts.rows(routed.features, routed.routes.choice, self._state.counts[key].of_experts)
 
-    def _graph(self, key: Key, routed: Routed, source: Tensor, tally: Tally | None) -> tuple[_Graph, Tensor]:
+    def _graph_and_rows(self, key: Key, routed: Routed, source: Tensor, tally: Tally | None) -> tuple[_Graph, Tensor]:
         """Return the graph of a pass up to the experts, and the rows to dispatch, [rows, H]."""
         routes, counts = routed.routes, self._state.counts[key].of_experts
         rows = self._experts.rows(routed.features, routes.choice, counts)
         weights = self._experts.weights_of_rows(routes, counts)
-        made = [routed.hidden, rows, weights, *([] if routed.shared is None else [routed.shared])]
-        graph = _Graph(source, tuple(map(get_gradient_edge, made)), weights.detach(), tally)
+        outputs = [routed.hidden, rows, weights, *([] if routed.shared is None else [routed.shared])]
+        graph = _Graph(source, tuple(map(get_gradient_edge, outputs)), weights.detach(), tally)
         return graph, rows.detach()
 
     def _gradients_of_rows(self, run: PlanRun, key: Key) -> Tensor:
         """Return for each row the gradient of its token's output, not yet weighted, and the row's weight, [rows, H +
         1]."""
         gradient = run.gradients[key[0] + 1, key[1]].flatten(0, 1)  # [N, H]
-        rows = self._experts.rows(gradient, self._state.choices[key], self._state.counts[key].of_experts)
+        rows = self._experts.rows(gradient, self._state.routing_decisions[key], self._state.counts[key].of_experts)
         return torch.cat([rows, self._state.graphs[key].weights.to(rows.dtype)[:, None]], dim=1)
 
-    def _places(self, key: Key) -> Tensor:
+    def _arrival_order(self, key: Key) -> Tensor:
         counts = self._state.counts[key]
         return by_expert(counts.table, sum(counts.arriving))
 
-    def _mixed(self, record: ExpertForward | ExpertBackward, here: _AtExperts) -> _Mixed:
+    def _group_pass(self, record: ExpertForward | ExpertBackward, arrived: _ArrivedRows) -> _GroupPass:
         """Compute the outputs of a group of this rank's experts for its rows."""
-        assert here.rows is not None, "rows arrive before a group computes"
-        counts, own = self._state.counts[record.position, record.micro_batch], self._own(record)
+        assert arrived.rows is not None, "rows arrive before a group computes"
+        counts, own = self._state.counts[record.position, record.micro_batch], self._slice_of_group(record)
         sizes, begin = counts.of_own[own], sum(counts.of_own[: own.start])
-        places = here.places[begin : begin + sum(sizes)]
-        rows = here.rows.index_select(0, places)
+        arrivals = arrived.arrivals[begin : begin + sum(sizes)]
+        rows = arrived.rows.index_select(0, arrivals)
         if torch.is_grad_enabled():
             rows.requires_grad_()
-        made = self._experts.outputs(rows, counts.table[:, own].sum(dim=0), sizes)
-        return _Mixed(places, rows, made)
+        outputs = self._experts.outputs(rows, counts.table[:, own].sum(dim=0), sizes)
+        return _GroupPass(arrivals, rows, outputs)
 
-    def _mixed_again(self, record: ExpertBackward, here: _AtExperts) -> _Mixed:
+    def _group_pass_with_graph(self, record: ExpertBackward, arrived: _ArrivedRows) -> _GroupPass:
         """Return the forward pass of a group with its graph, kept or recomputed."""
         self._bind(self._experts_unit(record))
-        if here.rows is None:
-            return self._state.mixed.pop(((record.position, record.micro_batch), record.group))
+        if arrived.rows is None:
+            return self._state.group_passes.pop(((record.position, record.micro_batch), record.group))
         with self._passes.computing(record):
-            return self._mixed(record, here)
+            return self._group_pass(record, arrived)
 
-    def _through_experts(self, unit: int, mixed: _Mixed, here: _AtExperts) -> list[Tensor]:
+    def _backward_of_experts(self, unit: int, group_pass: _GroupPass, arrived: _ArrivedRows) -> list[Tensor]:
         """Backpropagate through a group of this rank's experts and return the gradients of their parameters. Store for
         each row the gradients of the row and of its weight, to be sent back."""
-        assert here.gradients is not None, "the gradients are taken before the first group's backward pass"
-        came = here.gradients.index_select(0, mixed.places)
-        gradient, weights = came[:, :-1], came[:, -1:]
+        assert arrived.gradients is not None, "the gradients are taken before the first group's backward pass"
+        received = arrived.gradients.index_select(0, group_pass.arrivals)
+        gradient, weights = received[:, :-1], received[:, -1:]
         trained = self._modules.of(unit).trained
-        of_rows, *gradients = torch.autograd.grad(mixed.made, [mixed.rows, *trained], gradient * weights)
-        of_weights = (gradient * mixed.made.detach()).sum(dim=1, keepdim=True)
-        here.give_back(mixed.places, torch.cat([of_rows, of_weights], dim=1))
+        of_rows, *gradients = torch.autograd.grad(group_pass.outputs, [group_pass.rows, *trained], gradient * weights)
+        of_weights = (gradient * group_pass.outputs.detach()).sum(dim=1, keepdim=True)
+        arrived.store(group_pass.arrivals, torch.cat([of_rows, of_weights], dim=1))
         return gradients

@@ -1,21 +1,40 @@
-"""Text that the model writes while it is trained, in any layout and with any homes.
+"""Evaluations during training: sequences for each data rank, and text that the model generates.
 
-Each token takes one evaluation of all prompts, each prompt in a pass as long as a training sequence, like the windows
-of a validation. So writing needs no more memory than validation, compiles or tries no other shape, and the same weights
-write the same tokens on any number of ranks. Padding after a prompt's last token cannot affect that token: attention is
-causal, and a full expert has accepted earlier tokens.
+Text is generated in any layout and with any homes. Each token takes one evaluation of all prompts, each prompt in a
+pass as long as a training sequence, like the windows of a validation. So generation needs no more memory than
+validation, compiles and tries no other shape, and the same weights generate the same tokens on any number of ranks.
+Padding after a prompt's last token cannot affect that token: attention is causal, and a full expert has accepted
+earlier tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.evaluation_assignment import assign_sequences
 from pseudoreal_trainer.model.sampling import Sampling, draw
 from pseudoreal_trainer.plan.memory.pinned_arena import Shape
+
+
+@dataclass(frozen=True)
+class AssignedSequence:
+    """A sequence that a data rank evaluates in a run of the engine."""
+
+    index: int
+    """Index of the sequence."""
+    counts: bool
+    """Whether this rank's result counts; if not, another rank's does, and this rank only takes part in the
+    collectives."""
+
+
+def assign_sequences(count: int, data: int, data_rank: int, at_once: int) -> Iterator[list[AssignedSequence]]:
+    """Yield the sequences of one of `data` ranks, at most `at_once` per run. Every rank has as many runs, and as many
+    sequences in each. Each of the `count` sequences counts on one rank."""
+    own = [first + data_rank for first in range(0, count, data)]
+    for begin in range(0, len(own), at_once):
+        yield [AssignedSequence(min(index, count - 1), index < count) for index in own[begin : begin + at_once]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +60,7 @@ class _Contexts:
         return [min(len(text), self.sequence) - 1 for text in self.texts]
 
 
-def write(
+def generate(
     engine: Engine, prompts: Sequence[Sequence[int]], count: int, sequence: int, sampling: Sampling, at_once: int
 ) -> list[list[int]]:
     """Return `count` tokens after each prompt of at least one token; the same on every rank. Every rank calls this.
@@ -52,12 +71,14 @@ def write(
     # One generator per prompt, so that its text depends neither on other prompts nor on the number of ranks.
     generators = [torch.Generator().manual_seed(sampling.seed + number) for number in range(len(texts))]
     for _ in range(count):
-        for text, token in zip(texts, _next(engine, texts, sequence, sampling, generators, at_once), strict=True):
+        for text, token in zip(
+            texts, _next_tokens(engine, texts, sequence, sampling, generators, at_once), strict=True
+        ):
             text.append(token)
     return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def _next(
+def _next_tokens(
     engine: Engine,
     texts: Sequence[Sequence[int]],
     sequence: int,
@@ -67,9 +88,11 @@ def _next(
 ) -> list[int]:
     """Return the next token of each text; the same on every rank."""
     groups = engine.groups
+    # Not the end of a document: each end would add a document, which is computed separately.
+    padding = 1 if engine.blueprint.end_of_document == 0 else 0
     drawn = torch.zeros(len(texts), dtype=torch.int64, device=groups.device)
     for own in assign_sequences(len(texts), groups.layout.data, groups.data_rank, at_once):
-        contexts = _Contexts([texts[assigned.index] for assigned in own], sequence, engine.padding)
+        contexts = _Contexts([texts[assigned.index] for assigned in own], sequence, padding)
         for m, logits in engine.logits(contexts, contexts.lasts).items():
             if own[m].counts:
                 drawn[own[m].index] = draw(logits, sampling, generators[own[m].index])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias
+from pseudoreal_trainer.engine.gradients import ReductionThread
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.updates import ReductionThread
+from pseudoreal_trainer.engine.router_statistics import ExpertLoad, change_of_bias
 from torch import Tensor
 
 from tests.support.routers import Routers
@@ -62,7 +62,9 @@ def _reference(case: Case) -> tuple[dict[str, Tensor], list[list[Tensor]], list[
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_biases_and_reports_are_those_of_plain_loops(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_balancing_biases_and_expert_load_equal_the_plain_loop(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
     weights, counts, others = _reference(case)
     found = engine_results[case][0]
     for name, expected in weights.items():
@@ -79,9 +81,7 @@ def test_biases_and_reports_are_those_of_plain_loops(case: Case, engine_results:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in UNBIASED], ids=lambda case: case.name)
-def test_a_bias_has_no_moments_and_leaves_its_first_values(
-    case: Case, engine_results: dict[Case, list[Result]]
-) -> None:
+def test_a_balancing_bias_changes_and_has_no_moments(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     found = engine_results[case][0]
     biases = [name for name in found.weights if name.endswith("balancing_bias")]
     assert len(biases) == sum(name.endswith("router.weight") for name in found.weights)
@@ -91,15 +91,17 @@ def test_a_bias_has_no_moments_and_leaves_its_first_values(
         assert float(found.weights[name].sum()) == pytest.approx(0, abs=1e-14)
 
 
-def test_with_global_clipping_loads_are_in_the_one_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_global_clipping_the_expert_load_comes_with_the_one_agreement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No rank waits for a second agreement."""
-    monkeypatch.delattr(ReductionThread, "end")
+    monkeypatch.delattr(ReductionThread, "request_final_agreement")
     case = CASES[0]
     assert case.clipping == "Global"
     assert all(run_case(case, Ranks(0, 1, torch.device("cpu")), tmp_path).loads)
 
 
-def test_the_change_of_a_bias() -> None:
+def test_change_of_bias_moves_each_bias_towards_the_mean_load() -> None:
     """Five experts with a mean of 4: two have more, two have less, one has the mean. Then three against one, with a
     mean that is subtracted."""
     found = change_of_bias(torch.tensor([9.0, 4.0, 0.0, 5.0, 2.0]), 0.5)
@@ -110,7 +112,7 @@ def test_the_change_of_a_bias() -> None:
     assert not change_of_bias(torch.full((6,), 7.0), 1.0).any()
 
 
-def test_what_is_reported_of_a_load() -> None:
+def test_expert_load_reports_the_distribution_of_tokens() -> None:
     """Two layers of three experts: their choices, refused choices, the entropy, and the auxiliary loss."""
     found = ExpertLoad.of([6.0, 0.0, 0.0, 2.0, 3.0, 0.25, 2.0, 2.0, 2.0, 1.0, 1.5, 0.5], layers=2)
     assert found == ExpertLoad(

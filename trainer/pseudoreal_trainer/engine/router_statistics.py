@@ -14,11 +14,11 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.model.experts import Choice, Tally
 from pseudoreal_trainer.plan.records import SumChoices
 
-NO_LOADS = torch.empty(0, 0, dtype=torch.float64)
+NO_ROUTER_STATISTICS = torch.empty(0, 0, dtype=torch.float64)
 """[layers with experts, sums] of a model without experts."""
 
 
-class StepChoices:
+class ChoiceCounts:
     """How often the tokens of a step choose each expert of a position, without balancing biases.
 
     First this rank's counts, then the sums over ranks. Counts are whole numbers, so it does not matter how a batch is
@@ -38,14 +38,17 @@ class StepChoices:
             self._counts[position] = counts.clone() if before is None else before + counts
 
     def begin_sum(self, record: SumChoices, groups: ProcessGroups, trace: Trace) -> None:
-        """Launch the sum over the data ranks; `finish` waits for it."""
+        """Launch the sum over the data ranks; `finish` waits for it.
+
+        `router_counts` is used only here, in plan order, which is the same for all data ranks of a pipeline rank.
+        """
         if groups.router_counts is None:
             return
         counts, begin = self._counts[record.position], time.perf_counter_ns()
         work = dist.all_reduce(counts, group=groups.router_counts, async_op=True)
         assert work is not None, "this rank is part of the group"
         self._under_way[record.position] = work, begin
-        trace.move("collective", 2 * (groups.layout.data - 1) * counts.nbytes // groups.layout.data)
+        trace.count_bytes("collective", 2 * (groups.layout.data - 1) * counts.nbytes // groups.layout.data)
 
     def finish(self, position: int, groups: ProcessGroups, trace: Trace) -> None:
         """Wait for the position's sum, if one was launched."""

@@ -28,7 +28,7 @@ STACK = 256 << 10
 """Stack of each thread in bytes, which counts as data."""
 
 
-def _configured(job_body: dict[str, Any], config: Callable[..., PhaseConfig], name: str, home: str) -> PhaseConfig:
+def _make_config(job_body: dict[str, Any], config: Callable[..., PhaseConfig], name: str, home: str) -> PhaseConfig:
     spec = job_body["spec"]
     spec["model"] = {
         "layers": LAYERS,
@@ -61,7 +61,7 @@ def _train(config: PhaseConfig, folder: Path, limit: int = resource.RLIM_INFINIT
     file.write_text(config.to_json())
     port = free_port()
 
-    def bounded() -> None:
+    def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (STACK, STACK))
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
@@ -74,7 +74,9 @@ def _train(config: PhaseConfig, folder: Path, limit: int = resource.RLIM_INFINIT
         command = [sys.executable, "-m", "pseudoreal_trainer.cli.rank", str(file)]
         log = (folder / f"{file.stem}-{rank}.log").open("w")
         started.append(
-            subprocess.Popen(command, env=environment() | own, preexec_fn=bounded, stdout=log, stderr=subprocess.STDOUT)
+            subprocess.Popen(
+                command, env=environment() | own, preexec_fn=limit_memory, stdout=log, stderr=subprocess.STDOUT
+            )
         )
     return [process.wait(timeout=900) for process in started]
 
@@ -84,11 +86,11 @@ def _losses(config: PhaseConfig) -> list[float]:
     return [json.loads(line)["loss"] for line in lines]
 
 
-def test_a_thousand_experts_a_layer_train_from_the_disk(
+def test_a_thousand_experts_per_layer_train_from_the_disk(
     job_body: dict[str, Any], config: Callable[..., PhaseConfig], tmp_path: Path
 ) -> None:
     whole, capped, disk = (
-        _configured(job_body, config, *each) for each in (("whole", "Device"), ("capped", "Device"), ("disk", "Disk"))
+        _make_config(job_body, config, *each) for each in (("whole", "Device"), ("capped", "Device"), ("disk", "Disk"))
     )
     parameters = sum(unit.numel for unit in units_of(whole.model, Sharing(blocks=LAYERS)) if unit.is_experts)
     state = STATE_OF_A_PARAMETER * parameters // RANKS

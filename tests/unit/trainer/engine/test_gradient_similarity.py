@@ -9,7 +9,7 @@ import pytest
 import torch
 from pseudoreal_api.resolved.layers import groups_of_layers
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.engine.probe import LayerGradients, LayerGroup, groups_of
+from pseudoreal_trainer.engine.gradient_similarity import LayerGradients, LayerGroup, groups_of
 from pseudoreal_trainer.model.transformer import Transformer, build_model
 from pseudoreal_trainer.plan.layout import Layout
 from torch import Tensor
@@ -81,7 +81,7 @@ def _gradients_of_layers(case: Case) -> list[dict[str, Tensor]]:
 def _expected(case: Case) -> LayerGradients:
     layers = _gradients_of_layers(case)
     assert case.following is not None, "it is measured for the next phase"
-    numbers, later = _of_those_that_share(case, case.sharing), _of_those_that_share(case, case.following)
+    numbers, later = _positions_that_share(case, case.sharing), _positions_that_share(case, case.following)
 
     def squares(group: list[int], name: str) -> list[float]:
         """Return one sum of squares, or one per expert."""
@@ -107,7 +107,7 @@ def _expected(case: Case) -> LayerGradients:
     return LayerGradients(shared, single, tuple(_cosine(case, layers, *pair) for pair in sorted(pairs)))
 
 
-def _of_those_that_share(case: Case, sharing: Sharing) -> tuple[int, ...]:
+def _positions_that_share(case: Case, sharing: Sharing) -> tuple[int, ...]:
     """Return the group of each layer; -1 for a layer with nothing to share."""
     groups = groups_of_layers(sharing, case.layers)
     needs_experts = case.part == "Experts"
@@ -125,7 +125,9 @@ def _cosine(case: Case, layers: list[dict[str, Tensor]], one: int, other: int) -
 
 
 @pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
-def test_it_agrees_with_autograd_on_copies(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_gradient_similarity_agrees_with_autograd_on_unshared_copies(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
     expected, found = _expected(case), engine_results[case][0].measured[0]
     for measured, known in ((found.shared, expected.shared), (found.single, expected.single)):
         assert measured.keys() == known.keys()
@@ -136,21 +138,21 @@ def test_it_agrees_with_autograd_on_copies(case: Case, engine_results: dict[Case
 
 
 @pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
-def test_all_ranks_have_the_same(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_gradient_similarity_is_the_same_on_all_ranks(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     assert len(engine_results[case]) == case.world
     assert all(result.measured == engine_results[case][0].measured for result in engine_results[case])
     assert len(engine_results[case][0].measured) == STEPS
 
 
 @pytest.mark.parametrize("case", MEASURED[:9], ids=lambda case: case.name)
-def test_measuring_changes_nothing(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_measuring_gradient_similarity_changes_no_weight(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     losses, weights = reference.train(case)
     assert engine_results[case][0].losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
     for name, expected in weights.items():
         torch.testing.assert_close(engine_results[case][0].weights[name], expected, rtol=0, atol=1e-12)
 
 
-def test_groups_of_this_phase_and_the_next() -> None:
+def test_layer_groups_follow_the_sharing_of_this_phase_and_the_next() -> None:
     """Layers 0, 2 and 5 have block 0, layers 1 and 3 block 1. Layer 4 has its own block, which is measured already."""
     layout = Layout(layer_blocks=(0, 1, 0, 1, 2, 0), pipeline=1, data=1, micro_batches=1)
     assert groups_of(layout, (0, 1, 2, 1, 3, 2)) == (
@@ -162,7 +164,7 @@ def test_groups_of_this_phase_and_the_next() -> None:
     )
 
 
-def test_experts_have_groups_of_their_own() -> None:
+def test_experts_have_layer_groups_of_their_own() -> None:
     """Layers 1 and 3 have experts, and share only these; layers 0 and 2 are dense. The unit after the blocks is the
     experts' unit."""
     layout = Layout(layer_blocks=(0, 1, 2, 3), layer_experts=(None, 7, None, 7), pipeline=1, data=1, micro_batches=1)

@@ -9,14 +9,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.balance import NO_LOADS
+from pseudoreal_trainer.engine.gradients import Gradients, ReductionThread, UpdateThread
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.state.memory import Extent
-from pseudoreal_trainer.engine.state.store import GradientBuffers
-from pseudoreal_trainer.engine.updates import Gradients, ReductionThread, UpdateThread
+from pseudoreal_trainer.engine.router_statistics import NO_ROUTER_STATISTICS
+from pseudoreal_trainer.engine.state.memory import Shard
+from pseudoreal_trainer.engine.state.store import GradientBuffers, NewestUpdates
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
 from pseudoreal_trainer.plan.units import units_of
@@ -28,7 +28,7 @@ from tests.unit.trainer.engine.support.cases import Case
 CPU = torch.device("cpu")
 LENGTH, BUFFERS = 4, 2
 PATIENCE = 60.0
-EXTENT = Extent(0, LENGTH, (UpdateRange(0, LENGTH),), torch.float32, torch.float32)
+SHARD = Shard(0, LENGTH, (UpdateRange(0, LENGTH),), torch.float32, torch.float32)
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _State:
     log: list[tuple[str, int]]
     kept: threading.Event = field(default_factory=threading.Event)
     may_update: threading.Event = field(default_factory=threading.Event)
-    extent: Extent = EXTENT
+    shard: Shard = SHARD
     failure: BaseException | None = None
 
     def gradient_memory(self) -> None:
@@ -72,17 +72,27 @@ class _Rank:
         modules.of.return_value.views = lambda flat: [flat]
         self.buffers = GradientBuffers(LENGTH, BUFFERS, torch.float32, CPU)
         buffers = {"Blocks": self.buffers}
-        store: Any = SimpleNamespace(units=units, states=self.states, whole_gradients={}, gradient_buffers=buffers)
+        store: Any = SimpleNamespace(
+            units=units,
+            states=self.states,
+            updates=NewestUpdates(self.states),
+            whole_gradients={},
+            gradient_buffers=buffers,
+        )
         self.gradients = Gradients(store, modules, groups, streams, trace)
         self.reductions = ReductionThread(self.case.optimizer, store, groups, streams, trace)
         self.updates = UpdateThread(self.case.optimizer, store, self.reductions, groups, streams, trace)
-        self.reductions.begin(1)
-        self.reductions.agree(Agree(), Losses(torch.tensor(1.0), None), NO_LOADS, stop=False, finish=False)
+        self.reductions.begin_step(1)
+        self.reductions.request_agreement(
+            Agree(), Losses(torch.tensor(1.0), None), NO_ROUTER_STATISTICS, stop=False, finish=False
+        )
 
     def backward(self, unit: int) -> None:
         """Run the records of a backward pass and its reduction and update, in a plan without global clipping."""
         self.gradients.accumulate(unit, [torch.ones(LENGTH)])
-        self.reductions.reduce(Reduce(unit), self.gradients.reduce(unit), self.updates.before_next_gradient)
+        self.reductions.await_reduction(
+            Reduce(unit), self.gradients.launch_reduction(unit), self.updates.before_next_gradient
+        )
         self.updates.update(Update(unit), 0.1)
 
     def close(self) -> None:
@@ -99,7 +109,7 @@ def rank() -> Iterator[_Rank]:
     found.close()
 
 
-def _ends(act: Callable[[], Any]) -> None:
+def _assert_ends(act: Callable[[], Any]) -> None:
     """Assert that the call ends, whatever it raises."""
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
@@ -117,7 +127,7 @@ def test_a_gradient_is_kept_and_its_buffer_given_back_while_another_unit_is_upda
     assert ("is updated", 5) not in rank.log
 
 
-def test_who_finds_no_buffer_free_gets_the_next_that_is_given_back() -> None:
+def test_gradient_buffers_serve_waiting_callers_in_order() -> None:
     buffers = GradientBuffers(LENGTH, 1, torch.float32, CPU)
     only = buffers.take().result()
     first, second = buffers.take(), buffers.take()
@@ -131,7 +141,7 @@ def test_who_finds_no_buffer_free_gets_the_next_that_is_given_back() -> None:
     assert buffers.take().result(0) is only
 
 
-def test_no_more_gradients_are_kept_than_the_memory_plan_has(rank: _Rank) -> None:
+def test_the_memory_plan_limits_the_number_of_kept_gradients(rank: _Rank) -> None:
     for unit in (5, 4, 3):
         rank.backward(unit)
         # Until one is free.
@@ -147,24 +157,24 @@ def test_the_main_thread_does_not_wait_for_a_buffer_after_a_failure(rank: _Rank)
 
     raised: list[str] = []
 
-    def all_units() -> None:
+    def run_backward_of_all_units() -> None:
         try:
             for unit in (5, 4, 3, 2, 1):
                 rank.backward(unit)
         except OSError as error:
             raised.append(str(error))
 
-    _ends(all_units)
+    _assert_ends(run_backward_of_all_units)
     assert raised == ["[Errno 5] the disk has failed"]
 
 
-def test_every_later_task_ends_with_the_first_failure(rank: _Rank) -> None:
+def test_every_later_task_raises_the_first_failure(rank: _Rank) -> None:
     rank.states[5].failure = OSError(5, "the disk has failed")
     rank.gradients.accumulate(5, [torch.ones(LENGTH)])
-    rank.reductions.reduce(Reduce(5), rank.gradients.reduce(5), None)
+    rank.reductions.await_reduction(Reduce(5), rank.gradients.launch_reduction(5), None)
     for later in (
         rank.updates.update(Update(5), 0.1),
-        rank.reductions.agree(Agree(), None, NO_LOADS, stop=False, finish=False),
+        rank.reductions.request_agreement(Agree(), None, NO_ROUTER_STATISTICS, stop=False, finish=False),
     ):
         with pytest.raises(OSError, match="the disk has failed"):
             later.result(PATIENCE)

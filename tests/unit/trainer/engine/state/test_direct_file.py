@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.state.direct_file import REQUEST_BYTES, DirectFile, DiskError, aligned_buffer
-from pseudoreal_trainer.engine.state.requests import DEPTH, Requests
+from pseudoreal_trainer.engine.state.direct_file import (
+    DEPTH,
+    REQUEST_BYTES,
+    DirectFile,
+    DiskError,
+    Requests,
+    aligned_buffer,
+)
 
 PATIENCE = 60
 """Seconds after which an event that never comes counts as missing."""
@@ -37,7 +43,9 @@ def _meeting(call: Callable[..., int], meeting: threading.Barrier, sizes: list[i
 
 
 @pytest.mark.parametrize("name", ["preadv", "pwritev"])
-def test_a_large_unit_keeps_the_disk_busy(name: str, file: DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_read_keeps_all_requests_in_flight(
+    name: str, file: DirectFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No request ends before sixteen are in flight; with fewer at a time, none would ever end."""
     sizes: list[int] = []
     monkeypatch.setattr(os, name, _meeting(getattr(os, name), threading.Barrier(DEPTH), sizes))
@@ -47,13 +55,13 @@ def test_a_large_unit_keeps_the_disk_busy(name: str, file: DirectFile, monkeypat
     assert sizes == [REQUEST_BYTES] * (LARGE // REQUEST_BYTES), "and every byte once"
 
 
-def test_vectors_of_a_chunk_are_read_at_the_same_time(file: DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_of_a_chunk_are_read_concurrently(file: DirectFile, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = 4
     monkeypatch.setattr(os, "preadv", _meeting(os.preadv, threading.Barrier(vectors), []))
     file.read([(place * REQUEST_BYTES, aligned_buffer(REQUEST_BYTES)) for place in range(vectors)])
 
 
-def test_what_was_written_with_many_requests_is_read(file: DirectFile) -> None:
+def test_direct_file_reads_what_it_wrote_in_many_requests(file: DirectFile) -> None:
     written, found = aligned_buffer(LARGE), aligned_buffer(LARGE)
     written.copy_(torch.randint(0, 256, (LARGE,), dtype=torch.uint8))
     file.write([(0, written)])
@@ -63,7 +71,7 @@ def test_what_was_written_with_many_requests_is_read(file: DirectFile) -> None:
 
 @pytest.mark.parametrize("failing", [0, 1, DEPTH - 1, DEPTH, 3 * DEPTH - 1])
 @pytest.mark.parametrize("name", ["preadv", "pwritev"])
-def test_any_request_that_fails_is_heard_of_when_none_is_under_way(
+def test_a_failed_request_is_raised_when_no_request_is_in_flight(
     name: str, failing: int, file: DirectFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call, under_way, lock = getattr(os, name), [0], threading.Lock()
@@ -86,7 +94,7 @@ def test_any_request_that_fails_is_heard_of_when_none_is_under_way(
     assert under_way == [0], "who gets the buffer next is alone with it"
 
 
-def test_requests_that_are_slow_are_waited_for_after_a_failure() -> None:
+def test_slow_requests_are_awaited_after_a_failure() -> None:
     requests, begun, failed, ended = Requests(), threading.Event(), threading.Event(), []
 
     def fail() -> None:
@@ -107,7 +115,7 @@ def test_requests_that_are_slow_are_waited_for_after_a_failure() -> None:
     requests.close()
 
 
-def test_a_failure_does_not_stop_what_comes_later() -> None:
+def test_requests_work_after_an_earlier_failure() -> None:
     requests, done = Requests(), []
 
     def fail() -> None:

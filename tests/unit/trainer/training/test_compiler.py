@@ -13,8 +13,8 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.phase import Compile
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.state import compiler
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.training import start
 from pseudoreal_trainer.training.phase import train_phase
 
 
@@ -24,7 +24,7 @@ def _headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "Python.h").touch()
     paths = SimpleNamespace(get_path=lambda _: str(tmp_path / "include"))
-    monkeypatch.setattr(compiler, "sysconfig", paths)
+    monkeypatch.setattr(start, "sysconfig", paths)
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CC", raising=False)
@@ -39,7 +39,7 @@ def _install(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["gcc", "clang"])
 def test_a_machine_that_can_compile_is_taken(name: str, tmp_path: Path) -> None:
     _install(tmp_path, name)
-    compiler.require_compiler()
+    start.require_compiler()
 
 
 def test_without_a_compiler_the_sentence_says_what_to_do() -> None:
@@ -47,21 +47,21 @@ def test_without_a_compiler_the_sentence_says_what_to_do() -> None:
         InvalidJobError,
         match=r"^compile\.mode Blocks needs a C compiler, .* neither gcc nor clang; .*compile\.mode None",
     ):
-        compiler.require_compiler()
+        start.require_compiler()
 
 
 def test_a_compiler_of_ones_own_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, "gcc")
     monkeypatch.setenv("CC", "icx")
     with pytest.raises(InvalidJobError, match="CC names icx, which is not there"):
-        compiler.require_compiler()
+        start.require_compiler()
 
 
 def test_without_headers_the_sentence_names_the_file(tmp_path: Path) -> None:
     _install(tmp_path, "gcc")
     (tmp_path / "include" / "Python.h").unlink()
     with pytest.raises(InvalidJobError, match=r"needs Python's headers, but .*Python\.h is not there"):
-        compiler.require_compiler()
+        start.require_compiler()
 
 
 def test_a_phase_is_refused_before_its_volume_is_touched(config: Callable[..., PhaseConfig]) -> None:

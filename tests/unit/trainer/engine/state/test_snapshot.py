@@ -1,4 +1,4 @@
-"""Capture of a step's state while training continues."""
+"""Snapshot of a step's state while training continues."""
 
 import threading
 from collections.abc import Iterator
@@ -61,21 +61,21 @@ def _state(engine: Engine) -> dict[Kind, Tensor]:
     return {kind: torch.cat([parts[unit][1] for unit in order]) for kind, parts in found.items()}
 
 
-def _begin(engine: Engine, sink: Any, buffer_bytes: int) -> Any:
+def _start_snapshot(engine: Engine, sink: Any, buffer_bytes: int) -> Any:
     spans = spans_of(engine.groups.layout, engine.units, 0)
-    return engine.capture({unit: spans[unit] for unit in engine.order_of_updates()}, sink, buffer_bytes)
+    return engine.state.capture({unit: spans[unit] for unit in engine.order_of_updates()}, sink, buffer_bytes)
 
 
-def test_the_captured_state_is_that_of_its_step_although_training_went_on(engine: Engine) -> None:
+def test_snapshot_has_the_state_of_its_step_while_training_continues(engine: Engine) -> None:
     """With room for the whole state, training never waits for the sink."""
     for step in (1, 2):
         _train(engine, step)
     expected = _state(engine)
     sink = _SlowSink()
-    done = _begin(engine, sink, buffer_bytes=1 << 20)
+    done = _start_snapshot(engine, sink, buffer_bytes=1 << 20)
     for step in range(3, 3 + LATER):
         _train(engine, step)
-    engine.settle()
+    engine.state.wait_for_updates()
     assert not done.done()
     sink.go.set()
     done.result(DEADLINE)
@@ -85,12 +85,12 @@ def test_the_captured_state_is_that_of_its_step_although_training_went_on(engine
         assert not torch.equal(now[kind], expected[kind]), "training went on"
 
 
-def test_with_little_room_training_waits_and_the_state_is_still_the_same(engine: Engine) -> None:
+def test_training_waits_for_a_small_snapshot_buffer_and_the_snapshot_is_correct(engine: Engine) -> None:
     for step in (1, 2):
         _train(engine, step)
     expected = _state(engine)
     sink = _SlowSink()
-    done = _begin(engine, sink, buffer_bytes=512)
+    done = _start_snapshot(engine, sink, buffer_bytes=512)
 
     def later_steps() -> None:
         for step in range(3, 3 + LATER):
@@ -105,7 +105,7 @@ def test_with_little_room_training_waits_and_the_state_is_still_the_same(engine:
     done.result(DEADLINE)
     for kind in KINDS:
         assert torch.equal(sink.flat(kind), expected[kind]), kind
-    assert engine.capture_wait_seconds > 0
+    assert engine.state.capture_wait_seconds > 0
 
 
 class _FailingSink:
@@ -113,30 +113,30 @@ class _FailingSink:
         raise OSError(28, "No space left on device")
 
 
-def test_a_sink_that_fails_does_not_hold_training_up(engine: Engine) -> None:
+def test_a_failed_sink_does_not_stop_training(engine: Engine) -> None:
     _train(engine, 1)
-    done = _begin(engine, _FailingSink(), buffer_bytes=512)
+    done = _start_snapshot(engine, _FailingSink(), buffer_bytes=512)
     for step in range(2, 5):
         _train(engine, step)
-    engine.settle()
+    engine.state.wait_for_updates()
     with pytest.raises(OSError, match="No space left"):
         done.result(DEADLINE)
 
 
-def _without_holds(engine: Engine) -> None:
-    engine._updates.captures.clear()
+def _remove_capture_barriers(engine: Engine) -> None:
+    engine._executor.updates._captures.clear()
 
 
-def test_without_its_holds_the_captured_state_would_be_torn(engine: Engine) -> None:
+def test_snapshot_without_capture_barriers_would_mix_steps(engine: Engine) -> None:
     """The defect that the tests above would find: an update that does not wait for the capture."""
     _train(engine, 1)
     expected = _state(engine)
     sink = _SlowSink()
-    done = _begin(engine, sink, buffer_bytes=512)
-    _without_holds(engine)
+    done = _start_snapshot(engine, sink, buffer_bytes=512)
+    _remove_capture_barriers(engine)
     for step in range(2, 5):
         _train(engine, step)
-    engine.settle()
+    engine.state.wait_for_updates()
     sink.go.set()
     done.result(DEADLINE)
     assert any(not torch.equal(sink.flat(kind), expected[kind]) for kind in KINDS)

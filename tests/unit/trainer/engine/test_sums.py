@@ -6,13 +6,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from pseudoreal_trainer.engine.ranks.sums import sums_of
+from pseudoreal_trainer.engine.gradients import sums_of
 from torch import Tensor
 
 CPU = torch.device("cpu")
 
 
-def test_sums_of_several_lists_are_under_way_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_of_several_lists_are_in_flight_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty list needs no sum. Each list is a collective of its own, because the order of summation depends on the
     content of a collective."""
     asked: list[Any] = []
