@@ -8,7 +8,6 @@ import click
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.view import Pod
 
-from pseudoreal_client.cluster.api import PODS
 from pseudoreal_client.cluster.connect import Connection
 from pseudoreal_client.commands.options import job_argument, on_cluster
 from pseudoreal_client.refusal import Refusal
@@ -90,7 +89,7 @@ class _Reader:
 
     def _look(self, *, previous: bool, job: SeenJob | None = None) -> tuple[SeenJob, list[Pod]]:
         job = job or self._job()
-        bodies = self.connection.api.each(PODS, job.namespace, job.selector)
+        bodies = self.connection.api.each("Pod", job.namespace, job.selector)
         return job, speakers(job, bodies, self.rank, previous=previous)
 
     def _print(self, job: SeenJob, pod: Pod, *, follow: bool) -> None:

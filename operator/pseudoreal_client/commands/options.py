@@ -6,8 +6,8 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import click
+from pseudoreal_api.base import KIND
 
-from pseudoreal_client.cluster.api import JOBS
 from pseudoreal_client.cluster.connect import Where, connect
 from pseudoreal_client.refusal import Refusal
 
@@ -46,7 +46,7 @@ def names_of_jobs(context: click.Context, _: click.Parameter, incomplete: str) -
     given = context.params
     try:
         connection = connect(Where(given.get("namespace"), given.get("context"), given.get("kubeconfig")))
-        jobs = connection.api.each(JOBS, connection.namespace)
+        jobs = connection.api.each(KIND, connection.namespace)
     except Refusal:
         # Shell completion must not print errors.
         return []

@@ -23,7 +23,6 @@ from pseudoreal_client.capacity.levels import levels_of
 from pseudoreal_client.capacity.nodes import Node, read_nodes
 from pseudoreal_client.capacity.verdict import Verdict
 from pseudoreal_client.capacity.wishes import limits_too_small, need_of, stages_left, wish_of
-from pseudoreal_client.cluster.api import NODES, PODS
 from pseudoreal_client.cluster.connect import Connection, Where, connect
 from pseudoreal_client.commands.options import cluster_options, names_of_jobs
 from pseudoreal_client.files.job_file import only_job, read_job_file
@@ -99,9 +98,9 @@ def _verdicts(connection: Connection, planned: _Planned, phase: str | None) -> l
 
 
 def _nodes(connection: Connection, uid: str) -> list[Node]:
-    nodes = connection.api.each(NODES, None)
+    nodes = connection.api.each("Node", None)
     try:
-        pods = connection.api.each(PODS, None, fields="status.phase!=Succeeded,status.phase!=Failed")
+        pods = connection.api.each("Pod", None, fields="status.phase!=Succeeded,status.phase!=Failed")
     except Refusal as refusal:
         if refusal.status is not ExitStatus.FORBIDDEN:
             raise

@@ -8,7 +8,6 @@ import click
 import yaml
 from pseudoreal_api.base import API_VERSION, KIND
 
-from pseudoreal_client.cluster.api import EVENTS, JOBS, PODS
 from pseudoreal_client.cluster.connect import Connection
 from pseudoreal_client.commands.options import job_argument, now, on_cluster
 from pseudoreal_client.view.description import description
@@ -56,7 +55,7 @@ def _jobs(connection: Connection, name: str | None, *, everywhere: bool) -> list
         return [connection.api.job(connection.namespace, name)]
     # Items of a list lack kind and apiVersion.
     head = {"apiVersion": API_VERSION, "kind": KIND}
-    return [head | body for body in connection.api.each(JOBS, None if everywhere else connection.namespace)]
+    return [head | body for body in connection.api.each(KIND, None if everywhere else connection.namespace)]
 
 
 @click.command()
@@ -65,7 +64,7 @@ def _jobs(connection: Connection, name: str | None, *, everywhere: bool) -> list
 def describe(connection: Connection, name: str) -> None:
     """Say all there is to know of the job NAME: phases, ranks and their nodes, faults, conditions, events."""
     job = SeenJob(connection.api.job(connection.namespace, name))
-    pods = job.current_pods(connection.api.each(PODS, job.namespace, job.selector))
-    events = connection.api.each(EVENTS, job.namespace, fields=f"involvedObject.uid={job.uid}")
+    pods = job.current_pods(connection.api.each("Pod", job.namespace, job.selector))
+    events = connection.api.each("Event", job.namespace, fields=f"involvedObject.uid={job.uid}")
     for line in description(job, pods, events, now()):
         click.echo(line)

@@ -8,7 +8,6 @@ from pseudoreal_operator.observe.view import Pod
 from rich.console import Console
 from rich.live import Live
 
-from pseudoreal_client.cluster.api import PODS
 from pseudoreal_client.cluster.connect import Connection
 from pseudoreal_client.commands.options import job_argument, now, on_cluster
 from pseudoreal_client.commands.telling import LOOK_SECONDS, check_success, tell_until_end
@@ -61,7 +60,7 @@ class _Watcher:
     def look(self) -> Look:
         api = self.connection.api
         job = SeenJob(api.job(self.connection.namespace, self.name))
-        executions = job.executions(api.each(PODS, job.namespace, job.selector))
+        executions = job.executions(api.each("Pod", job.namespace, job.selector))
         notes: list[str] = []
         for pods in executions:
             self._read_log(job, pods, notes, is_newest=pods is executions[-1])

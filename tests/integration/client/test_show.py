@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pseudoreal_client.cluster import api
+from pseudoreal_api.base import KIND
+from pseudoreal_api.kubernetes_requests import COLLECTIONS
 from pseudoreal_dev.cluster import binaries
 
 from tests.integration.client.conftest import Terminal, make_pods, training
@@ -99,8 +100,7 @@ class TestWhatCannotBe:
 
     def test_it_is_not_installed(self, terminal: Terminal, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """The API server answers requests for an unknown group as it does without the CRD."""
-        absent = api.Kind("apis/elsewhere.dev/v1alpha1", "pseudorealjobs")
-        monkeypatch.setattr("pseudoreal_client.cluster.api.JOBS", absent)
+        monkeypatch.setitem(COLLECTIONS, KIND, ("apis/elsewhere.dev/v1alpha1", "pseudorealjobs"))
         result = terminal(command, "llm")
         assert result.exit_code == 6
         assert "helm install pseudoreal" in result.stderr

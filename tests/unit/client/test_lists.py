@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 from kubernetes.client import ApiClient
+from pseudoreal_api.base import KIND
 from pseudoreal_client.cluster import api as module
-from pseudoreal_client.cluster.api import JOBS, Api
+from pseudoreal_client.cluster.api import Api
 from pseudoreal_client.cluster.connect import Connection
 from pseudoreal_client.command import main
 from pseudoreal_client.commands import options
@@ -80,7 +81,7 @@ def name_of(text: str) -> str:
 def listed(server: Server) -> tuple[list[str], list[str]]:
     """Return the names of the listed objects, and the warnings about others."""
     warnings: list[str] = []
-    found = Api(cast(ApiClient, server), warnings.append).each(JOBS, None)
+    found = Api(cast(ApiClient, server), warnings.append).each(KIND, None)
     return [body["metadata"]["name"] for body in found], warnings
 
 
