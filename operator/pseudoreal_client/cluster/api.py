@@ -1,4 +1,4 @@
-"""Requests of the commands to the API server, JSON in and JSON out. Every failure is a `Refusal` with a sentence.
+"""Requests of the commands to the API server, JSON in and JSON out. Every failure is a `CommandError` with a sentence.
 
 Anyone allowed to write an object decides its size and depth. A list unreadable as a whole is therefore read in smaller
 pages. An unreadable object is reported by name, and all others are shown.
@@ -14,11 +14,11 @@ from pseudoreal_api.base import KIND
 from pseudoreal_api.kubernetes_requests import Request, plural_of
 from pseudoreal_api.names import CONTAINER
 from pseudoreal_operator.foreign import clean
+from pseudoreal_trainer.cli.common import CommandError
 from pydantic_core import from_json
 from urllib3.exceptions import HTTPError
 
 from pseudoreal_client.cluster.failures import Asked, failure, no_answer
-from pseudoreal_client.refusal import Refusal
 
 Json = dict[str, Any]
 
@@ -41,7 +41,7 @@ class _Call:
     """Seconds without a byte of the answer after which the cluster counts as unreachable; None: no limit."""
 
 
-class Conflict(Refusal):
+class Conflict(CommandError):
     """The object has changed since it was read."""
 
 
@@ -88,7 +88,7 @@ class Api:
         try:
             page = self._read(call)
         except _Unreadable as error:
-            raise Refusal(f"the cluster's answer to list {call.asked.kind} cannot be read: {error}") from error
+            raise CommandError(f"the cluster's answer to list {call.asked.kind} cannot be read: {error}") from error
         for body in page["items"]:
             name, namespace = body["metadata"]["name"], body["metadata"].get("namespace")
             place = f" in namespace {namespace}" if namespace else ""
@@ -148,7 +148,7 @@ class Api:
             return self._read(call)
         except _Unreadable as error:
             asked = call.asked
-            raise Refusal(f"{asked.kind} {asked.name} {asked.place} cannot be read: {error}") from error
+            raise CommandError(f"{asked.kind} {asked.name} {asked.place} cannot be read: {error}") from error
 
     def _read(self, call: _Call) -> Json:
         """Return the JSON of the response. Raises _Unreadable."""
@@ -188,7 +188,7 @@ class Api:
             text = answer.data.decode(errors="replace")
         except (HTTPError, OSError) as error:
             raise no_answer(self._host, call.asked, error) from error
-        kind = Conflict if answer.status == 409 and request.method == "PATCH" else Refusal
+        kind = Conflict if answer.status == 409 and request.method == "PATCH" else CommandError
         raise failure(answer.status, text, call.asked, kind)
 
     @property

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import click
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.view import Pod
+from pseudoreal_trainer.cli.common import CommandError
 
 from pseudoreal_client.cluster.connect import Connection
 from pseudoreal_client.commands.options import job_argument, on_cluster
-from pseudoreal_client.refusal import Refusal
 from pseudoreal_client.view.seen import SeenJob
 from pseudoreal_client.view.speakers import has_begun, prefix, silence, speakers
 
@@ -45,7 +45,7 @@ class _Reader:
     name: str
     rank: int | None
     tail: int | None
-    failures: list[Refusal] = field(default_factory=list)
+    failures: list[CommandError] = field(default_factory=list)
     _readers: dict[str, threading.Thread] = field(default_factory=dict)
     """Reader threads by pod name."""
 
@@ -57,7 +57,7 @@ class _Reader:
             raise self.failures[0]
 
     def follow(self) -> None:
-        """Print the logs until the job is over. Raises Refusal if a log could not be read."""
+        """Print the logs until the job is over. Raises CommandError if a log could not be read."""
         try:
             while True:
                 over = self._begin_readers()
@@ -75,7 +75,7 @@ class _Reader:
         job = self._job()
         try:
             _, pods = self._look(previous=False, job=job)
-        except Refusal:
+        except CommandError:
             pods = []
         for pod in filter(has_begun, pods):
             if pod.name not in self._readers:
@@ -101,6 +101,6 @@ class _Reader:
             for line in self.connection.api.log(job.namespace, pod.name, follow=follow, tail=self.tail):
                 # One write per line: the threads share the terminal.
                 click.echo(f"{head}{clean(line, _MOST_CHARACTERS)}")
-        except Refusal as refusal:
-            self.failures.append(refusal)
-            click.echo(f"{head}{refusal.sentence}", err=True)
+        except CommandError as error:
+            self.failures.append(error)
+            click.echo(f"{head}{error.message}", err=True)

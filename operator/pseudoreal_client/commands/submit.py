@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pseudoreal_trainer.cli.common import CommandError
+from pseudoreal_trainer.cli.job_file import JobFile, invalid, only_job, read_job_file
+from pseudoreal_trainer.cli.yaml_positions import Document
 
 from pseudoreal_client.cluster.connect import Connection
 from pseudoreal_client.cluster.failures import Rejected
 from pseudoreal_client.commands.options import on_cluster
 from pseudoreal_client.commands.telling import tell_until_end
-from pseudoreal_client.files.job_file import JobFile, invalid, only_job, read_job_file
-from pseudoreal_client.files.located import Document
-from pseudoreal_client.refusal import Refusal
 
 Json = dict[str, Any]
 
@@ -38,10 +38,10 @@ def submit(connection: Connection, file: Path, wait: bool) -> None:
 
 
 def _namespace(body: Json, connection: Connection, file: str) -> str:
-    """Return the namespace of the file, or else of the command line. Raises Refusal if they differ."""
+    """Return the namespace of the file, or else of the command line. Raises CommandError if they differ."""
     own = body["metadata"].get("namespace")
     if own and connection.is_named and own != connection.namespace:
-        raise Refusal(f"{file} says namespace {own}, and -n says {connection.namespace}; remove one of them")
+        raise CommandError(f"{file} says namespace {own}, and -n says {connection.namespace}; remove one of them")
     return str(own or connection.namespace)
 
 
@@ -49,4 +49,4 @@ def _create(connection: Connection, file: JobFile, job: Document, namespace: str
     try:
         return connection.api.create_job(job.body, namespace, dry_run=dry_run)
     except Rejected as rejected:
-        raise invalid([job.fault(cause).text(file.name) for cause in rejected.causes or [rejected.sentence]]) from None
+        raise invalid([job.fault(cause).text(file.name) for cause in rejected.causes or [rejected.message]]) from None

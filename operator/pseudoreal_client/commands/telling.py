@@ -3,10 +3,10 @@
 import time
 
 import click
+from pseudoreal_trainer.cli.common import CommandError
 
 from pseudoreal_client.cluster.connect import Connection
 from pseudoreal_client.commands.options import now
-from pseudoreal_client.refusal import Refusal
 from pseudoreal_client.view.seen import SeenJob
 from pseudoreal_client.view.story import story
 
@@ -14,7 +14,7 @@ LOOK_SECONDS = 2.0
 
 
 def tell_until_end(connection: Connection, namespace: str, name: str) -> None:
-    """Print a line whenever the job's summary has changed. Raises Refusal if the job fails."""
+    """Print a line whenever the job's summary has changed. Raises CommandError if the job fails."""
     told: str | None = None
     try:
         while True:
@@ -27,11 +27,13 @@ def tell_until_end(connection: Connection, namespace: str, name: str) -> None:
                 break
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
-        raise Refusal(f"the job goes on; pseudoreal watch {name} -n {namespace} shows it") from None
+        raise CommandError(f"the job goes on; pseudoreal watch {name} -n {namespace} shows it") from None
     check_success(job)
 
 
 def check_success(job: SeenJob) -> None:
-    """Raise Refusal if the job has failed."""
+    """Raise CommandError if the job has failed."""
     if job.status.state == "Failed":
-        raise Refusal(f"job {job.name} failed; pseudoreal describe {job.name} -n {job.namespace} says what to change")
+        raise CommandError(
+            f"job {job.name} failed; pseudoreal describe {job.name} -n {job.namespace} says what to change"
+        )

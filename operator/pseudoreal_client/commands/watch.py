@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 import click
 from pseudoreal_operator.observe.view import Pod
+from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 from rich.console import Console
 from rich.live import Live
 
 from pseudoreal_client.cluster.connect import Connection
 from pseudoreal_client.commands.options import job_argument, now, on_cluster
 from pseudoreal_client.commands.telling import LOOK_SECONDS, check_success, tell_until_end
-from pseudoreal_client.refusal import ExitStatus, Refusal
 from pseudoreal_client.view.dashboard import Look, dashboard
 from pseudoreal_client.view.history import History
 from pseudoreal_client.view.seen import SeenJob
@@ -68,14 +68,14 @@ class _Watcher:
         return Look(job, executions[-1] if executions else [], self.history, notes, now())
 
     def look_again(self, before: Look) -> Look:
-        """Return the current look; while the cluster does not answer, the previous one with a note. Raises Refusal if
-        the job is gone."""
+        """Return the current look; while the cluster does not answer, the previous one with a note. Raises CommandError
+        if the job is gone."""
         try:
             return self.look()
-        except Refusal as refusal:
-            if refusal.status is ExitStatus.NOT_FOUND:
+        except CommandError as error:
+            if error.exit_code == ExitStatus.NOT_FOUND:
                 raise
-            return Look(before.job, before.pods, self.history, [refusal.sentence], now())
+            return Look(before.job, before.pods, self.history, [error.message], now())
 
     def _read_log(self, job: SeenJob, pods: list[Pod], notes: list[str], *, is_newest: bool) -> None:
         """Add the log of the pod with rank 0 to the history; the log of an earlier execution is read once."""
@@ -86,5 +86,5 @@ class _Watcher:
         since = None if before is None else round(time.monotonic() - before) + _OVERLAP_SECONDS
         try:
             self.history.read(self.connection.api.log(job.namespace, first.name, tail=_LINES, since_seconds=since))
-        except Refusal as refusal:
-            notes.append(f"the curve has only what the status says: {refusal.sentence}")
+        except CommandError as error:
+            notes.append(f"the curve has only what the status says: {error.message}")

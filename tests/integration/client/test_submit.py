@@ -48,7 +48,7 @@ def test_what_is_wrong_in_the_file_is_said_without_asking(user: Terminal, file: 
 def test_what_only_the_cluster_finds_wrong_is_said_with_its_place(
     terminal: Terminal, cluster: Cluster, file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pseudoreal_client.files.job_file.faults_of", lambda _: [])
+    monkeypatch.setattr("pseudoreal_trainer.cli.job_file.faults_of", lambda _: [])
     path = file(spec__phases__1__until={"step": 5})
     result = terminal("submit", path)
     assert result.exit_code == 78

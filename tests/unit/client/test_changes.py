@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from pseudoreal_client.refusal import ExitStatus, Refusal
 from pseudoreal_client.view.changes import Change, finish_phase, repeat_phase, resume, suspend
 from pseudoreal_client.view.seen import SeenJob
+from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 
 from tests.unit.client.seen import TRAINING, at, job
 
@@ -36,14 +36,14 @@ def test_a_patch_is_only_for_the_version_that_was_read() -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_job_that_has_ended_stays_as_it_is(name: str) -> None:
-    with pytest.raises(Refusal, match=r"llm has ended \(Complete\).*continueFrom"):
+    with pytest.raises(CommandError, match=r"llm has ended \(Complete\).*continueFrom"):
         EVERY[name](job(OVER))
 
 
 def test_what_is_so_already_is_refused() -> None:
-    with pytest.raises(Refusal, match="suspended already"):
+    with pytest.raises(CommandError, match="suspended already"):
         suspend(job(TRAINING, spec__suspend=True))
-    with pytest.raises(Refusal, match="not suspended; its state is Training"):
+    with pytest.raises(CommandError, match="not suspended; its state is Training"):
         resume(job(TRAINING))
 
 
@@ -71,23 +71,23 @@ def test_ids_are_new_and_older_requests_stay() -> None:
 
 def test_a_request_that_is_open_is_not_made_twice() -> None:
     for request, kind in ((finish_phase, "FinishPhase"), (repeat_phase, "RepeatPhase")):
-        with pytest.raises(Refusal, match="request mine asks that of phase real already"):
+        with pytest.raises(CommandError, match="request mine asks that of phase real already"):
             request(job(TRAINING, spec__requests=asked(kind, "real")), "real")
     # An open request of the other kind does not conflict.
     assert repeat_phase(job(TRAINING, spec__requests=asked("FinishPhase", "real")), "real")
 
 
 def test_phases_that_are_unknown_complete_or_not_begun_are_refused() -> None:
-    with pytest.raises(Refusal, match="no phase fake; its phases are pseudo, real") as refused:
+    with pytest.raises(CommandError, match="no phase fake; its phases are pseudo, real") as refused:
         finish_phase(job(TRAINING), "fake")
-    assert refused.value.status is ExitStatus.NOT_FOUND
-    with pytest.raises(Refusal, match="pseudo of llm is complete; pseudoreal repeat-phase llm pseudo -n team"):
+    assert refused.value.exit_code is ExitStatus.NOT_FOUND
+    with pytest.raises(CommandError, match="pseudo of llm is complete; pseudoreal repeat-phase llm pseudo -n team"):
         finish_phase(job(TRAINING), "pseudo")
-    with pytest.raises(Refusal, match="no phase of llm trains; name one of pseudo, real"):
+    with pytest.raises(CommandError, match="no phase of llm trains; name one of pseudo, real"):
         finish_phase(job(), None)
     delinking = TRAINING | {"phases": [TRAINING["phases"][0], {"name": "real", "state": "Delinking"}]}
     for seen in (job(), job(delinking)):
-        with pytest.raises(Refusal, match="real of llm has not begun"):
+        with pytest.raises(CommandError, match="real of llm has not begun"):
             repeat_phase(seen, "real")
 
 
@@ -103,5 +103,5 @@ def test_when_the_list_is_full_served_requests_make_room() -> None:
     served = TRAINING | {"servedRequests": [f"r{number}" for number in range(98)]}
     change = finish_phase(job(served, spec__requests=many), "real")
     assert [request["id"] for request in change.spec["requests"]] == ["r98", "r99", "finish-real-1"]
-    with pytest.raises(Refusal, match="100 open requests"):
+    with pytest.raises(CommandError, match="100 open requests"):
         finish_phase(job(TRAINING, spec__requests=many), "real")

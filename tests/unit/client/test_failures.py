@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_client.cluster.api import Conflict
 from pseudoreal_client.cluster.failures import Asked, Rejected, failure, no_answer
-from pseudoreal_client.refusal import ExitStatus, Refusal
+from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 
 GET = Asked("get", "PseudoRealJob", "llm", "team")
 LIST = Asked("list", "pseudorealjobs", "", None)
@@ -17,24 +17,24 @@ CASES: dict[str, tuple[int, Any, Asked, ExitStatus, str]] = {
     "no right": (403, {"reason": "Forbidden", "message": "no"}, GET, ExitStatus.FORBIDDEN, "role `view` in namespace"),
     "no right to create": (403, {"reason": "Forbidden", "message": "no"}, CREATE, ExitStatus.FORBIDDEN, "role `edit`"),
     "no right to all": (403, {"reason": "Forbidden", "message": "no"}, LIST, ExitStatus.FORBIDDEN, "with -n"),
-    "a quota": (403, {"reason": "Forbidden", "message": QUOTA}, CREATE, ExitStatus.REFUSED, "exceeded quota: small"),
+    "a quota": (403, {"reason": "Forbidden", "message": QUOTA}, CREATE, ExitStatus.FAILED, "exceeded quota: small"),
     "not installed": (404, "404 page not found\n", LIST, ExitStatus.NOT_INSTALLED, "helm install"),
     "no such job": (404, {"details": {"name": "llm"}}, GET, ExitStatus.NOT_FOUND, "no PseudoRealJob llm in namespace"),
     "no such namespace": (404, {"details": {"name": "team"}}, CREATE, ExitStatus.NOT_FOUND, "no namespace team"),
-    "taken": (409, {"reason": "AlreadyExists"}, CREATE, ExitStatus.REFUSED, "already"),
-    "overload": (429, {"message": "slow down"}, GET, ExitStatus.REFUSED, "slow down"),
-    "no JSON": (503, "<html>\x1b[31m", GET, ExitStatus.REFUSED, "<html>␛[31m"),
-    "JSON that is no object": (500, [1], GET, ExitStatus.REFUSED, "500"),
+    "taken": (409, {"reason": "AlreadyExists"}, CREATE, ExitStatus.FAILED, "already"),
+    "overload": (429, {"message": "slow down"}, GET, ExitStatus.FAILED, "slow down"),
+    "no JSON": (503, "<html>\x1b[31m", GET, ExitStatus.FAILED, "<html>␛[31m"),
+    "JSON that is no object": (500, [1], GET, ExitStatus.FAILED, "500"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_failure_is_one_sentence(name: str) -> None:
     code, said, asked, status, words = CASES[name]
-    refusal = failure(code, said if isinstance(said, str) else json.dumps(said), asked, Refusal)
-    assert refusal.status == status
-    assert words in refusal.sentence
-    assert "\n" not in refusal.sentence
+    refusal = failure(code, said if isinstance(said, str) else json.dumps(said), asked, CommandError)
+    assert refusal.exit_code == status
+    assert words in refusal.message
+    assert "\n" not in refusal.message
 
 
 def test_a_conflict_of_two_writers_is_known_as_such() -> None:
@@ -49,17 +49,17 @@ def test_what_the_schema_refuses_names_its_fields() -> None:
         {"field": "<nil>", "message": "alone"},
     ]
     said = json.dumps({"message": "is invalid", "details": {"causes": causes}})
-    refusal = failure(422, said, CREATE, Refusal)
+    refusal = failure(422, said, CREATE, CommandError)
     assert isinstance(refusal, Rejected)
     assert refusal.causes == [
         "spec.phases[0].workers: Invalid value: 0: must be greater",
         "spec.model.layers 3 is odd",
         "alone",
     ]
-    assert refusal.status == 78
+    assert refusal.exit_code == 78
 
 
 def test_silence_names_the_host() -> None:
     refusal = no_answer("https://far:6443", GET, OSError("refused"))
-    assert "the cluster at https://far:6443 does not answer (get PseudoRealJob: refused)" in refusal.sentence
-    assert refusal.status == 3
+    assert "the cluster at https://far:6443 does not answer (get PseudoRealJob: refused)" in refusal.message
+    assert refusal.exit_code == 3

@@ -12,9 +12,9 @@ from pseudoreal_api.base import KIND
 from pseudoreal_client.cluster import api as module
 from pseudoreal_client.cluster.api import Api
 from pseudoreal_client.cluster.connect import Connection
-from pseudoreal_client.command import main
 from pseudoreal_client.commands import options
-from pseudoreal_client.refusal import Refusal
+from pseudoreal_trainer.cli.command import main
+from pseudoreal_trainer.cli.common import CommandError
 
 from tests.support.jobs import good_job
 
@@ -113,7 +113,7 @@ def test_large_objects_are_listed_one_by_one_and_one_that_is_too_large_is_named(
 
 def test_a_job_that_is_asked_for_by_its_name_and_cannot_be_read_is_a_refusal() -> None:
     with pytest.raises(
-        Refusal, match=r"PseudoRealJob poison in namespace team cannot be read: it is no JSON, or nested"
+        CommandError, match=r"PseudoRealJob poison in namespace team cannot be read: it is no JSON, or nested"
     ):
         Api(cast(ApiClient, Server([deep("poison")])), print).job("team", "poison")
 

@@ -1,9 +1,9 @@
 """Which pods' logs are selected."""
 
 import pytest
-from pseudoreal_client.refusal import ExitStatus, Refusal
 from pseudoreal_client.view.speakers import has_begun, prefix, silence, speakers
 from pseudoreal_operator.observe.reading import read_pod
+from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 
 from tests.unit.client.seen import TRAINING, job, pod
 
@@ -58,13 +58,13 @@ def test_a_prefix_says_phase_execution_and_ranks() -> None:
     ],
 )
 def test_nobody_to_speak_is_said(rank: int | None, previous: bool, bodies: int, says: str) -> None:
-    with pytest.raises(Refusal, match=says) as refused:
+    with pytest.raises(CommandError, match=says) as refused:
         names(rank, previous, bodies)
-    assert refused.value.status is ExitStatus.NOT_FOUND
+    assert refused.value.exit_code is ExitStatus.NOT_FOUND
 
 
 def test_a_job_without_pods_is_said_to_have_none() -> None:
-    with pytest.raises(Refusal, match="no pods of any execution of llm"):
+    with pytest.raises(CommandError, match="no pods of any execution of llm"):
         speakers(SEEN, [], None, previous=False)
 
 

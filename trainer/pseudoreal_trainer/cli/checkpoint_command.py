@@ -1,21 +1,19 @@
-"""The commands `pseudoreal inspect`, `verify`, `delink`, `export` and `prune`. Folders may be s3:// URLs.
+"""The commands `pseudoreal sample`, `inspect`, `verify`, `delink`, `export` and `prune`. Folders may be s3:// URLs.
 
 Exit codes: 0; 1 for a corrupt checkpoint; 2 for a wrong command line (click's own); 78 for an impossible request.
 """
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 import click
 from pseudoreal_api.base import DnsLabel, Quantity
 from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, sets_of
 from pseudoreal_api.spec.phase import OptimizerState, SharedPart, Sharing
-from pseudoreal_api.wire.messages import ExitCode
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import track
@@ -29,6 +27,7 @@ from pseudoreal_trainer.checkpoint.retention import removable
 from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, StoragePath, storage_path
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
+from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 from pseudoreal_trainer.convert.formats import FORMATS
 from pseudoreal_trainer.convert.huggingface import Options
 from pseudoreal_trainer.convert.tokenizer_files import Source
@@ -87,13 +86,63 @@ CHECKPOINT = _CheckpointFolder()
 
 
 class Command(click.Command):
-    """Command with the project's own errors printed as plain sentences, without a traceback."""
+    """Command on a checkpoint: an error ends it with exit code 78, a corrupt checkpoint with 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except (InvalidJobError, TrainingError) as error:
-            _refuse(error)
+            raise _command_error(error) from error
+
+
+def _command_error(error: Exception) -> CommandError:
+    is_corrupt = isinstance(error, CorruptCheckpoint)
+    return CommandError(str(error), ExitStatus.FAILED if is_corrupt else ExitStatus.INVALID_JOB)
+
+
+@click.command(cls=Command)
+@click.argument("checkpoint", type=CHECKPOINT)
+@click.option("--prompt", default="\n", help="Text to go on from.")
+@click.option("--tokens", "count", default=300, show_default=True, type=click.IntRange(min=1))
+@click.option("--tokenizer", "path", help="tokenizer.json or its folder. Default: the job's.")
+@click.option("--temperature", default=0.8, show_default=True, type=click.FloatRange(min=0), help="0: no chance.")
+@click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(0, 1, min_open=True))
+@click.option("--seed", default=0, show_default=True)
+def sample(
+    checkpoint: Opened,
+    prompt: str,
+    count: int,
+    path: str | None,
+    temperature: float,
+    top_p: float,
+    seed: int,
+) -> None:
+    """Print text that the model in the folder or s3:// URL CHECKPOINT writes."""
+    from pseudoreal_trainer.data.tokenizer.kept import kept_tokenizer
+    from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, load_tokenizer
+    from pseudoreal_trainer.model.sampling import Sampling, generate, readable
+    from pseudoreal_trainer.model.transformer import Transformer
+    from pseudoreal_trainer.training.start import load_weights
+
+    manifest = checkpoint.manifest
+    with kept_tokenizer(checkpoint.store.work_directory) as kept:
+        if manifest.consumed is not None and path is None and kept is None:
+            raise click.UsageError("the model was trained on token files; name their tokenizer with --tokenizer")
+        tokenizer = load_tokenizer(path or kept or BYTES)
+    if tokenizer.vocabulary > manifest.model.vocabulary_size:
+        raise click.UsageError(
+            f"the tokenizer has {tokenizer.vocabulary:,} tokens and the model {manifest.model.vocabulary_size:,}; give"
+            " the one that made its token files"
+        )
+    tokens = tokenizer.encode(prompt).tolist()
+    if not tokens:
+        raise click.UsageError("the prompt is empty; give it a character at least")
+    checkpoint.store.verify(manifest)
+    model = Transformer(manifest.model, manifest.sharing)
+    load_weights(model, checkpoint.reader)
+    sampling = Sampling(tokenizer.vocabulary, temperature, top_p, seed)
+    written = generate(model, tokens, count, manifest.model.sequence_length, sampling)
+    click.echo(prompt + readable(tokenizer.decode(written)))
 
 
 @click.command(cls=Command)
@@ -134,8 +183,7 @@ def verify(checkpoint: Opened) -> None:
     """Compare the files of the checkpoint in the folder CHECKPOINT with their digests. Exit code 1 when one differs."""
     fault = _faults(checkpoint)
     if fault is not None:
-        click.echo(f"{fault}{_last_good(checkpoint)}", err=True)
-        sys.exit(ExitCode.FAILED)
+        raise CommandError(f"{fault}{_last_good(checkpoint)}")
     files, size = len(checkpoint.manifest.files), readable_bytes(checkpoint.manifest.bytes)
     click.echo(f"{checkpoint.manifest.name}: {files} files, {size}, all as the manifest says")
 
@@ -208,7 +256,7 @@ def delink(
             manifest = materialize(checkpoint.store.reader(manifest), target, _tracked)
         checkpoint.store.commit(manifest)
     except ValueError as error:
-        _refuse(error)
+        raise _command_error(error) from error
     click.echo(str(target))
 
 
@@ -271,12 +319,12 @@ def export(
         checkpoint.store.verify(checkpoint.manifest)
         output.mkdir(parents=True)
     except (ValueError, OSError) as error:
-        _refuse(error)
+        raise _command_error(error) from error
     try:
         with kept_tokenizer(checkpoint.store.work_directory) as kept:
             FORMATS[name](checkpoint.reader, output, _tracked, replace(options, tokenizer=tokenizer or kept))
     except (ValueError, OSError, TrainingError) as error:
-        _refuse(_not_whole(output, error))
+        raise _command_error(_not_whole(output, error)) from error
     if name == "huggingface" and not (output / TOKENIZER_FILE).exists():
         click.echo("no tokenizer is written: give that of the token files, by --tokenizer", err=True)
     click.echo(str(output))
@@ -305,11 +353,3 @@ def _tracked(items: Any, what: str) -> Any:
     # On stderr, because stdout may go to another program.
     console = Console(stderr=True)
     return track(items, what, console=console, transient=True, disable=not console.is_terminal)
-
-
-def _refuse(error: Exception) -> NoReturn:
-    click.echo(str(error), err=True)
-    sys.exit(ExitCode.FAILED if isinstance(error, CorruptCheckpoint) else ExitCode.INVALID_JOB)
-
-
-COMMANDS: tuple[click.Command, ...] = (inspect, verify, delink, export, prune)

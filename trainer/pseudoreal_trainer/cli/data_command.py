@@ -1,13 +1,11 @@
 """The commands `pseudoreal data train-tokenizer`, `prepare` and `inspect`."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from pseudoreal_api.wire.messages import ExitCode
 from rich.console import Console
 
 from pseudoreal_trainer.cli.data_progress import PrepareDisplay, sampling
@@ -19,24 +17,13 @@ from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, TOKENIZER_FILE, l
 from pseudoreal_trainer.data.tokenizer.train import LEAST_VOCABULARY, train_tokenizer, write_tokenizer
 from pseudoreal_trainer.data.tokens.inspection import Inspection, first_documents, inspect, verify
 from pseudoreal_trainer.data.tokens.native import MOST_SHARD_BYTES
-from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.quantity import readable_bytes
 from pseudoreal_trainer.threads import usable_processors
 
 _SAMPLE_BYTES = 1 << 30
 _SHOWN_TOKENS = 100
 """Maximal number of tokens shown of a document."""
-
-
-class _Command(click.Command):
-    """Command with the project's own errors printed as plain sentences, without a traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (InvalidJobError, TrainingError) as error:
-            click.echo(str(error), err=True)
-            sys.exit(ExitCode.INVALID_JOB if isinstance(error, InvalidJobError) else ExitCode.FAILED)
 
 
 @click.group()
@@ -49,7 +36,7 @@ _FIELD = click.option("--text-field", default="text", show_default=True, help="F
 _TOKENIZER_HELP = f"A {TOKENIZER_FILE}, a folder that holds one, or `{BYTES}`."
 
 
-@data.command("train-tokenizer", cls=_Command)
+@data.command("train-tokenizer")
 @_INPUTS
 @click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="A folder.")
 @click.option("--vocabulary-size", required=True, type=click.IntRange(min=LEAST_VOCABULARY))
@@ -77,7 +64,7 @@ INPUTS are files and folders: {KINDS}. A run that was interrupted goes on where 
 """
 
 
-@data.command("prepare", cls=_Command, help=_PREPARE_HELP)
+@data.command("prepare", help=_PREPARE_HELP)
 @_INPUTS
 @click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="A folder.")
 @click.option("--tokenizer", required=True, help=_TOKENIZER_HELP)
@@ -148,7 +135,7 @@ def _summary(done: Prepared) -> str:
     return ", ".join(said)
 
 
-@data.command("inspect", cls=_Command)
+@data.command("inspect")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 @click.option("--tokenizer", help=f"{_TOKENIZER_HELP} With it the first documents are shown.")
 @click.option("--end-of-document", type=click.IntRange(min=0), help="As for `pseudoreal data prepare`.")
@@ -205,6 +192,3 @@ def _texts(found: Inspection, path: str, end_of_document: int | None, count: int
         raise InvalidJobError(f"{path} is not the tokenizer of these files: its SHA-256 is {tokenizer.sha256}")
     shown = first_documents(found, count, tokenizer.end_of_document, _SHOWN_TOKENS)
     return [tokenizer.decode(tokens.astype(np.uint32)) for tokens in shown]
-
-
-COMMANDS: tuple[click.Command, ...] = (data,)

@@ -1,6 +1,7 @@
 """The commands `pseudoreal plan` and `pseudoreal measure-hardware`."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,14 @@ from pseudoreal_api.wire.messages import ExitCode
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from pseudoreal_trainer.cli.common import (
+    ClusterOptions,
+    CommandError,
+    ExitStatus,
+    cluster_options,
+    load,
+    names_of_jobs,
+)
 from pseudoreal_trainer.cli.fastest_layouts import FastestLayouts, fastest_layouts, show_fastest
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_display import show, show_course
@@ -31,16 +40,19 @@ _SHOWN = 3
 """Number of layouts shown for a phase with layout Auto; the phase would take the first one."""
 
 
+_JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+"""Pattern of the names of jobs, which differ from file names: they have neither dots nor slashes."""
+
+
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("job", shell_complete=names_of_jobs)
+@click.option("--on-cluster", is_flag=True, help="Compare a file with the nodes of the cluster as well.")
 @click.option("--phase", help="Plan this phase alone.")
 @click.option(
     "--hardware", type=click.Path(path_type=Path), help="Profile of a machine: with it, seconds are predicted."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
-@click.option(
-    "--picture", "picture_file", type=click.Path(path_type=Path), help="Draw the step of each phase as an SVG."
-)
+@click.option("--picture", type=click.Path(path_type=Path), help="Draw the step of each phase as an SVG.")
 @click.option(
     "--days",
     type=click.FloatRange(0, min_open=True),
@@ -51,22 +63,48 @@ _SHOWN = 3
     type=click.IntRange(1, 100),
     help="Search for that many of the fastest layouts of each phase that fit, and say these instead; needs --hardware.",
 )
+@cluster_options
 def plan(
-    file: Path,
+    cluster: ClusterOptions,
+    job: str,
+    on_cluster: bool,
     phase: str | None,
     hardware: Path | None,
     as_json: bool,
-    picture_file: Path | None,
+    picture: Path | None,
     days: float | None,
     fastest: int | None,
 ) -> None:
-    """Say what each phase of the PseudoRealJob in FILE needs, without running it.
+    """Say what each phase of a job needs, and whether a cluster has it.
 
-    Bytes on each tier and rank, bytes on each link and step, the share of time in which ranks wait, and, with the
-    profile of a machine, the time of a step and what bounds it. The corpus need not be there.
+    JOB is a file, or the name of a job on the cluster. A file is planned alone, without a cluster, unless --on-cluster
+    is given: bytes on each tier and rank, bytes on each link and step, the share of time in which ranks wait, and, with
+    the profile of a machine, the time of a step and what bounds it. The corpus need not be there. On a cluster the
+    forecast of each stage that is left is compared with what the nodes have, and with what is free on them.
 
-    Ends with exit code 78 when a phase does not fit its budget or the machine.
+    Ends with exit code 78 when a phase does not fit, and with 1 when it would fit if other pods ended.
     """
+    is_name = _JOB_NAME.fullmatch(job) is not None and not Path(job).exists()
+    if not is_name and not on_cluster:
+        _plan_file(Path(job), phase, hardware, picture, days, fastest, as_json=as_json)
+        return
+    for name, value in {"hardware": hardware, "picture": picture, "days": days, "fastest": fastest}.items():
+        if value is not None:
+            raise click.UsageError(f"--{name} is for a file alone")
+    plan_on_cluster = load("pseudoreal_client.commands.plan_on_cluster:plan_on_cluster", "plan")
+    plan_on_cluster(cluster, job if is_name else Path(job), phase, as_json=as_json)
+
+
+def _plan_file(
+    file: Path,
+    phase: str | None,
+    hardware: Path | None,
+    picture_file: Path | None,
+    days: float | None,
+    fastest: int | None,
+    *,
+    as_json: bool,
+) -> None:
     try:
         profile = read_profile(hardware) if hardware else None
         phases = _phases(file, phase, profile)
@@ -80,8 +118,7 @@ def plan(
         phases = _settled(phases, searched)
         planned = list(_planned(phases, profile))
     except ValueError as error:
-        click.echo(str(error), err=True)
-        sys.exit(ExitCode.INVALID_JOB)
+        raise CommandError(str(error), ExitStatus.INVALID_JOB) from error
     _say(planned, searched, as_json=as_json)
     if profile is not None and not as_json:
         show_course(Console(), _courses([config for config, _ in phases], planned), days)
@@ -241,6 +278,3 @@ def measure_hardware(output: Path) -> None:
         profile = measure_machine(progress)
     output.write_text(yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False))
     click.echo(f"{output}: {profile.name}; use it with: pseudoreal plan JOB.yaml --hardware {output}")
-
-
-COMMANDS: tuple[click.Command, ...] = (plan, measure_hardware)

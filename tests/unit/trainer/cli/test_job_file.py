@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from pseudoreal_client.command import main
-from pseudoreal_client.files.job_file import faults_of, read_job_file
-from pseudoreal_client.files.located import UnreadableYaml, read_documents
+from pseudoreal_trainer.cli.command import main
+from pseudoreal_trainer.cli.job_file import faults_of, read_job_file
+from pseudoreal_trainer.cli.yaml_positions import UnreadableYaml, read_documents
 
 from tests.support.jobs import BadJob, bad_jobs
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pseudoreal_client.files.job_file import invalid, read_job_file
+from pseudoreal_trainer.cli.job_file import invalid, read_job_file
 
 
 @click.command()
