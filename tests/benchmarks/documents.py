@@ -14,10 +14,10 @@ import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.data.documents import count_documents
-from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.model.attention import Documents, documents_of
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
+from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 

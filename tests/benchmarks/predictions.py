@@ -19,11 +19,11 @@ from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_dev.machine.progress import progress
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.forecast.memory.sizes import Sizes
-from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
-from pseudoreal_trainer.forecast.time.predict import predict
+from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
+from pseudoreal_trainer.estimate.time.predict import predict
 from pseudoreal_trainer.measure.machine import measure_machine
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import units_of
 from pydantic import BaseModel, TypeAdapter
 from torch.multiprocessing.spawn import spawn

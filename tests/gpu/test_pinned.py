@@ -8,16 +8,16 @@ import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.forecast.memory.activations import activation_peak
-from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.memory.activations import activation_peak
+from pseudoreal_trainer.plan.memory.tiers import held
 from pseudoreal_trainer.plan.units import Kind
 from torch import Tensor
 
 from tests.gpu.conftest import Figure
 from tests.unit.trainer.engine.cases import RATE, Case
 from tests.unit.trainer.engine.running import CaseBatch, make_engine
-from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
 
 pytestmark = pytest.mark.gpu
 

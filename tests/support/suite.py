@@ -71,9 +71,9 @@ _LONG = (
     Part("cluster", ("tests/e2e",)),
     Part("api-server", ("tests/integration",)),
     # Tests of both want results of the same ranks.
-    Part("engine", (f"{_TRAINER}/engine", f"{_TRAINER}/forecast")),
+    Part("engine", (f"{_TRAINER}/engine", f"{_TRAINER}/estimate", f"{_TRAINER}/plan")),
     Part("checkpoints", (f"{_TRAINER}/checkpoint", f"{_TRAINER}/cli")),
-    Part("training", tuple(f"{_TRAINER}/{name}" for name in ("training", "pod", "preflight", "heartbeat", "measure"))),
+    Part("training", tuple(f"{_TRAINER}/{name}" for name in ("training", "runtime", "preflight", "measure"))),
 )
 PARTS = (*_LONG, Part("units", ("tests/unit",), ignored=tuple(chain.from_iterable(part.folders for part in _LONG[2:]))))
 """Parts in starting order: the longest first, so none of them runs alone at the end."""
@@ -81,7 +81,7 @@ ONEDNN_LEVEL = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
 """ATEN_CPU_CAPABILITY -> ONEDNN_MAX_CPU_ISA of the same processors, from the oldest."""
 SOLO = Part(
     "solo",
-    (*(f"{_TRAINER}/{name}" for name in ("heartbeat", "preflight", "training")), "tests/unit/operator/lifecycle"),
+    (*(f"{_TRAINER}/{name}" for name in ("runtime", "preflight", "training")), "tests/unit/operator/lifecycle"),
     marks="solo",
 )
 

@@ -13,7 +13,7 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.manifests.objects import children
 from pseudoreal_operator.observe.stages import Stage, StageKind, all_stages
 from pseudoreal_operator.settings import Settings
-from pseudoreal_trainer.forecast.report import PhaseReport
+from pseudoreal_trainer.estimate.report import PhaseReport
 from pseudoreal_trainer.quantity import readable_bytes
 
 from pseudoreal_client.capacity.fit import Wish

@@ -12,10 +12,10 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.observe.stages import Stage, StageKind
 from pseudoreal_trainer.cli.common import ClusterOptions, CommandError, ExitStatus
 from pseudoreal_trainer.cli.job_file import parse_job
-from pseudoreal_trainer.forecast.memory.sizes import Device
-from pseudoreal_trainer.forecast.report import PlannedPhase, plan_phase
-from pseudoreal_trainer.forecast.search.auto import choose, is_auto, laid_out
-from pseudoreal_trainer.forecast.time.assumed import assumed_profile
+from pseudoreal_trainer.estimate.report import PlannedPhase, plan_phase
+from pseudoreal_trainer.estimate.search.auto import choose, is_auto, laid_out
+from pseudoreal_trainer.estimate.time.assumed import assumed_profile
+from pseudoreal_trainer.plan.sizes import Device
 
 from pseudoreal_client.capacity.fit import fit
 from pseudoreal_client.capacity.levels import levels_of

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
+from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
 from pydantic import BaseModel
 from torch import Tensor
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from pseudoreal_api.spec.model import Model
-from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, Speeds, Transfer
+from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, Speeds, Transfer
 from pseudoreal_trainer.measure import transfers
 from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import Cell, measure_cell

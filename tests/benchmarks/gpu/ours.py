@@ -12,12 +12,12 @@ from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.forecast.memory.homes import activation_peaks
-from pseudoreal_trainer.forecast.memory.memory import held
-from pseudoreal_trainer.forecast.memory.sizes import Sizes
-from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
-from pseudoreal_trainer.forecast.time.predict import predict
+from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
+from pseudoreal_trainer.estimate.time.predict import predict
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.memory.homes import activation_peaks
+from pseudoreal_trainer.plan.memory.tiers import held
+from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import Kind, Unit, units_of
 from torch import Tensor
 

@@ -13,7 +13,7 @@ from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.updates import Agreement
-from pseudoreal_trainer.forecast.memory.from_config import phase_layout
+from pseudoreal_trainer.plan.memory.from_config import phase_layout
 from pseudoreal_trainer.training.start import fill, open_engine
 from torch import Tensor
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 from pseudoreal_api.wire.messages import ProgressReport
-from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
-from pseudoreal_trainer.heartbeat.record import HeartbeatFile
-from pseudoreal_trainer.pod.metrics_server import serving_metrics
-from pseudoreal_trainer.pod.pod_folder import PodFolder
+from pseudoreal_trainer.runtime.heartbeat import Heartbeat
+from pseudoreal_trainer.runtime.metrics_server import serving_metrics
+from pseudoreal_trainer.runtime.pod_folder import PodFolder
+from pseudoreal_trainer.runtime.record import HeartbeatFile
 
 from tests.integration.operator.endpoint import Reporter, at, progress
 from tests.support import prometheus

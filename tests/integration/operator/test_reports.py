@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 from pseudoreal_api.wire.reports import ReportAnswer, SavedCheckpoint
-from pseudoreal_trainer.pod.endpoint import Endpoint, Refused
+from pseudoreal_trainer.runtime.endpoint import Endpoint, Refused
 
 from tests.integration.operator.endpoint import Reporter, at
 from tests.support.cluster import Cluster, Job

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_trainer.forecast.memory.memory import held
-from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.plan.memory.tiers import held
+from pseudoreal_trainer.plan.sizes import Sizes
 
 from tests.benchmarks.gpu.budget import MOST_SECONDS, STOP_SECONDS, fits, within
 from tests.benchmarks.gpu.case import Request, _Runner

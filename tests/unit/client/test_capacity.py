@@ -17,7 +17,7 @@ from pseudoreal_client.capacity.nodes import Node, read_nodes, requests_of
 from pseudoreal_client.capacity.verdict import Verdict
 from pseudoreal_client.capacity.wishes import Need, limits_too_small, stages_left, wish_of
 from pseudoreal_operator.observe.stages import StageKind
-from pseudoreal_trainer.forecast.report import plan_phase
+from pseudoreal_trainer.estimate.report import plan_phase
 
 from tests.support.jobs import good_job
 from tests.unit.client.golden import golden

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from pseudoreal_trainer.gpu_environment import gpu_environment
-from pseudoreal_trainer.launch.place import Place
-from pseudoreal_trainer.launch.ranks import torchrun_environment
-from pseudoreal_trainer.pod.pod_folder import PodFolder
+from pseudoreal_trainer.runtime.place import Place
+from pseudoreal_trainer.runtime.pod_folder import PodFolder
+from pseudoreal_trainer.runtime.ranks import torchrun_environment
 
 
 def test_a_pod_without_gpus_is_told_nothing(config: Any, tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 import pseudoreal_trainer
 
 PACKAGE = Path(pseudoreal_trainer.__file__).parent
-ROOMS = {"plan", "forecast", "heartbeat", "pod", "launch", "data", "checkpoint", "cli"}
+ROOMS = {"plan", "estimate", "runtime", "storage", "data", "checkpoint", "cli"}
+NEEDS_TORCH = PACKAGE / "runtime" / "rendezvous"
 
 
 def test_what_needs_no_torch_loads_none() -> None:
-    files = [file.relative_to(PACKAGE) for room in ROOMS for file in (PACKAGE / room).rglob("*.py")]
+    found = [file for room in ROOMS for file in (PACKAGE / room).rglob("*.py")]
+    files = [file.relative_to(PACKAGE) for file in found if not file.is_relative_to(NEEDS_TORCH)]
     modules = {".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files}
     assert modules > ROOMS
     imports = [f"import pseudoreal_trainer.{module}" for module in sorted(modules)]

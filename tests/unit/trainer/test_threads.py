@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from pseudoreal_trainer import threads
-from pseudoreal_trainer.launch.place import Place
-from pseudoreal_trainer.launch.ranks import torchrun_environment
-from pseudoreal_trainer.pod.pod_folder import PodFolder
+from pseudoreal_trainer.runtime.place import Place
+from pseudoreal_trainer.runtime.pod_folder import PodFolder
+from pseudoreal_trainer.runtime.ranks import torchrun_environment
 from pseudoreal_trainer.threads import threads_of, usable_processors
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 
 
 @dataclass(frozen=True)

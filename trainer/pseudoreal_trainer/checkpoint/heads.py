@@ -17,11 +17,11 @@ from pydantic import ValidationError
 
 from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, Head, Manifest
 from pseudoreal_trainer.checkpoint.manifest_text import head_in, is_end, manifest_in
-from pseudoreal_trainer.checkpoint.storage.files import FileStorage
-from pseudoreal_trainer.checkpoint.storage.objects import read_beginnings
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.files import FileStorage
+from pseudoreal_trainer.storage.objects import read_beginnings
+from pseudoreal_trainer.storage.path import ObjectPath, StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 
 MANIFEST = "manifest.json"
 _BEGINNING_BYTES, _ENDING_BYTES = 1 << 14, 16

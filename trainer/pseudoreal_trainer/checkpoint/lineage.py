@@ -11,10 +11,10 @@ from pseudoreal_api.resolved.config import DiscardConfig, PhaseConfig
 from pydantic import Field, ValidationError
 
 from pseudoreal_trainer.checkpoint.heads import unknown
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath, storage_path
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.path import StoragePath, storage_path
+from pseudoreal_trainer.storage.storage import storage_of
 
 LINEAGE = "lineage.json"
 

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Piece, StoredTensor
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.plan.parts import Part
 from pseudoreal_trainer.plan.units import KINDS
+from pseudoreal_trainer.storage.path import StoragePath
 
 _T = TypeVar("_T")
 Tracked = Callable[[Iterable[_T], str], Iterable[_T]]

@@ -10,9 +10,9 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.lineage import continued_stores
 from pseudoreal_trainer.checkpoint.manifest import Head, Manifest, checkpoint_name
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.storage.path import ObjectPath
 
 log = structlog.get_logger()
 

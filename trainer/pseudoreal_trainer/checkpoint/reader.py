@@ -18,11 +18,11 @@ from pseudoreal_trainer.checkpoint.manifest import (
     StoredTensor,
     entry_name,
 )
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
 from pseudoreal_trainer.checkpoint.visible import open_as_seen
 from pseudoreal_trainer.plan.parts import by_expert
 from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, in_block, unit_of
+from pseudoreal_trainer.storage.path import StoragePath
 
 _PORTION = 1 << 22
 """Elements of a tensor in memory at a time, when a tensor is read in chunks."""

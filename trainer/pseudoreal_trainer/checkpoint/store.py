@@ -21,10 +21,10 @@ from pseudoreal_trainer.checkpoint.manifest import FileDigest, Head, Manifest
 from pseudoreal_trainer.checkpoint.manifest_text import manifest_text
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.retention import removable
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath, storage_path
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.visible import await_size, read_as_seen
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.path import StoragePath, storage_path
+from pseudoreal_trainer.storage.storage import storage_of
 
 _VERIFIED_AT_ONCE, _ASKED_AT_ONCE = 2, 16
 """Number of files verified at a time, and number of files whose sizes are requested at a time."""

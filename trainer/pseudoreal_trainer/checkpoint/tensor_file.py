@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pseudoreal_trainer.checkpoint.manifest import FileDigest
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import Content, storage_of
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import Content, storage_of
 
 Array = NDArray[Any]
 

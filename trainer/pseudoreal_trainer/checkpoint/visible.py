@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import structlog
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 
 _MOST_SECONDS = 120.0
 _AGAIN_SECONDS = 0.5

@@ -6,10 +6,10 @@ from itertools import chain
 from typing import Any
 
 from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, FileDigest, entry_name
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.plan.parts import Part
 from pseudoreal_trainer.plan.units import Kind
+from pseudoreal_trainer.storage.path import StoragePath
 
 _MOMENTS: tuple[Kind, ...] = ("first_moment", "second_moment")
 

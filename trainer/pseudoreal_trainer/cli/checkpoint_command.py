@@ -24,8 +24,6 @@ from pseudoreal_trainer.checkpoint.manifest import Head, Manifest
 from pseudoreal_trainer.checkpoint.materialize import materialize
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.retention import removable
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, StoragePath, storage_path
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 from pseudoreal_trainer.convert.formats import FORMATS
@@ -35,6 +33,8 @@ from pseudoreal_trainer.data.tokenizer.kept import kept_tokenizer, tokenizer_fil
 from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.quantity import readable_bytes
+from pseudoreal_trainer.storage.path import ObjectPath, StoragePath, storage_path
+from pseudoreal_trainer.storage.storage import storage_of
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from rich.console import Console
 from rich.table import Table
 
-from pseudoreal_trainer.forecast.memory.sizes import Device
-from pseudoreal_trainer.forecast.report import PhaseReport, plan_phase
-from pseudoreal_trainer.forecast.search.search import Found, Search
-from pseudoreal_trainer.forecast.search.space import chosen
-from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
+from pseudoreal_trainer.estimate.report import PhaseReport, plan_phase
+from pseudoreal_trainer.estimate.search.search import Found, Search
+from pseudoreal_trainer.estimate.search.space import chosen
+from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
+from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.quantity import readable_bytes
 
 

@@ -26,14 +26,14 @@ from pseudoreal_trainer.cli.fastest_layouts import FastestLayouts, fastest_layou
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_display import show, show_course
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.forecast.course import PhaseCourse
-from pseudoreal_trainer.forecast.memory.sizes import Device
-from pseudoreal_trainer.forecast.picture import Panel, picture
-from pseudoreal_trainer.forecast.report import PlannedPhase, plan_phase
-from pseudoreal_trainer.forecast.search.auto import device_of, is_auto, profile_of
-from pseudoreal_trainer.forecast.search.space import chosen
-from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, read_profile
+from pseudoreal_trainer.estimate.course import PhaseCourse
+from pseudoreal_trainer.estimate.picture import Panel, picture
+from pseudoreal_trainer.estimate.report import PlannedPhase, plan_phase
+from pseudoreal_trainer.estimate.search.auto import device_of, is_auto, profile_of
+from pseudoreal_trainer.estimate.search.space import chosen
+from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, read_profile
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.threads import threads_of
 
 _SHOWN = 3

@@ -6,10 +6,10 @@ from itertools import groupby
 from rich.console import Console
 from rich.table import Table
 
-from pseudoreal_trainer.forecast.course import PhaseCourse, what_must_change
-from pseudoreal_trainer.forecast.placement.flows import Exchange
-from pseudoreal_trainer.forecast.report import ImbalanceReport, PhaseReport, RankReport
-from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, Traffic
+from pseudoreal_trainer.estimate.course import PhaseCourse, what_must_change
+from pseudoreal_trainer.estimate.report import ImbalanceReport, PhaseReport, RankReport
+from pseudoreal_trainer.plan.placement.flows import Exchange
+from pseudoreal_trainer.plan.traffic import TRAFFIC, Traffic
 from pseudoreal_trainer.quantity import readable_bytes
 
 _NAMES: dict[Traffic, str] = {

@@ -21,17 +21,17 @@ from pseudoreal_api.wire.messages import Outcome, TerminationMessage
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
-from pseudoreal_trainer.launch.in_place import run_in_place
-from pseudoreal_trainer.launch.ranks import Launch
-from pseudoreal_trainer.launch.settled import settled
-from pseudoreal_trainer.launch.stop import Stop, Stopped
 from pseudoreal_trainer.logs import configure_logs
-from pseudoreal_trainer.pod.endpoint import endpoint_of_pod
-from pseudoreal_trainer.pod.metrics_server import metrics_port, serving_metrics
-from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY, ended_badly, write_termination
-from pseudoreal_trainer.pod.pod_folder import PodFolder, memory_directory
-from pseudoreal_trainer.pod.reporting import reporting
-from pseudoreal_trainer.rendezvous.secret import check_secret
+from pseudoreal_trainer.runtime.endpoint import endpoint_of_pod
+from pseudoreal_trainer.runtime.in_place import run_in_place
+from pseudoreal_trainer.runtime.metrics_server import metrics_port, serving_metrics
+from pseudoreal_trainer.runtime.outcome import OUTCOME_DIRECTORY, ended_badly, write_termination
+from pseudoreal_trainer.runtime.pod_folder import PodFolder, memory_directory
+from pseudoreal_trainer.runtime.ranks import Launch
+from pseudoreal_trainer.runtime.rendezvous.secret import check_secret
+from pseudoreal_trainer.runtime.reporting import reporting
+from pseudoreal_trainer.runtime.settled import settled
+from pseudoreal_trainer.runtime.stop import Stop, Stopped
 
 WORKER = "pseudoreal_trainer.cli.rank"
 _NEWEST_SECONDS = 10.0

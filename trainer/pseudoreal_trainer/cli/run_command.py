@@ -10,7 +10,6 @@ from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pydantic.alias_generators import to_camel
 from rich.console import Console
 
-from pseudoreal_trainer.checkpoint.storage.path import SCHEME, storage_path
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 from pseudoreal_trainer.cli.display import Display, summary
 from pseudoreal_trainer.cli.job_file import parse_job
@@ -18,6 +17,7 @@ from pseudoreal_trainer.cli.local_run import LocalRun, PodFailed, use_endpoint
 from pseudoreal_trainer.cli.run_directory import RunDirectory, open_run
 from pseudoreal_trainer.data.corpus import corpus_files
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.path import SCHEME, storage_path
 from pseudoreal_trainer.training.kept_metrics import METRICS_FILE, metrics_of
 
 _RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend", "managed_by")

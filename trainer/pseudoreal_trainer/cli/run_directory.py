@@ -13,10 +13,10 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pydantic import ValidationError
 
 from pseudoreal_trainer.checkpoint.manifest import Head
-from pseudoreal_trainer.checkpoint.storage.durable import write_atomically
-from pseudoreal_trainer.checkpoint.storage.path import storage_path
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.durable import write_atomically
+from pseudoreal_trainer.storage.path import storage_path
 
 _CHANGEABLE = ("logging", "pod", "scheduling", "restart", "hang", "deadlines", "cleanUp", "requests", "suspend")
 """Spec fields open to change between two runs, as in a cluster during suspension of the job."""

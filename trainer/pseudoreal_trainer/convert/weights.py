@@ -16,8 +16,6 @@ from pseudoreal_api.spec.checkpoint import BlockOrigins
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
 from pseudoreal_trainer.convert.architectures import HEAD, Architecture, Places, architecture_of
 from pseudoreal_trainer.convert.errors import NotExportable, Unfit
@@ -28,6 +26,8 @@ from pseudoreal_trainer.convert.selection import layers_of_blocks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.plan.parts import by_expert
 from pseudoreal_trainer.plan.units import are_experts, block_of, in_block, units_of
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _COMPUTED = ".rotary_emb.inv_freq"

@@ -12,8 +12,8 @@ from pseudoreal_api.base import ApiModel
 from pseudoreal_api.spec.data import Data
 from pydantic import Field
 
-from pseudoreal_trainer.checkpoint.storage.files import FileStorage
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.storage.files import FileStorage
 
 Bytes = NDArray[np.uint8]
 

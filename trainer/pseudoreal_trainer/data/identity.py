@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.data.tokens.runs import TokenFiles, read_bytes, size_of
+from pseudoreal_trainer.storage.path import StoragePath
 
 _END_BYTES = 1 << 20
 """Bytes at each end of a file without a digest that are part of its identity."""

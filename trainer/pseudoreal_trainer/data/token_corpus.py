@@ -7,7 +7,6 @@ from pathlib import Path
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.data import TokenFiles as Spec
 
-from pseudoreal_trainer.checkpoint.storage.path import SCHEME, StoragePath, storage_path
 from pseudoreal_trainer.data.corpus import Corpus, CorpusIdentity, load_corpus
 from pseudoreal_trainer.data.identity import joined_identity, token_identity
 from pseudoreal_trainer.data.sources import Source, open_source
@@ -17,6 +16,7 @@ from pseudoreal_trainer.data.tokens.opening import token_files
 from pseudoreal_trainer.data.tokens.reader import Tokens
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.path import SCHEME, StoragePath, storage_path
 
 _PATTERNS = {"Native": "", "Megatron": "**/*.bin", "Nanotron": "**/*.ds", "NumPy": "**/*.npy", "Raw": "**/*.bin"}
 

@@ -32,14 +32,14 @@ from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.engine.tokens import TokenBuffer
 from pseudoreal_trainer.engine.updates import Agreement, Gradients, ReductionThread, UpdateThread
 from pseudoreal_trainer.engine.warm_up import warm_up
-from pseudoreal_trainer.forecast.memory.activations import most_stashed
-from pseudoreal_trainer.forecast.memory.crossing import takes_tokens
 from pseudoreal_trainer.model.experts import Tally
 from pseudoreal_trainer.model.head import soft_cap_of
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.lower import evaluation_plan, measuring_plan, step_plan
+from pseudoreal_trainer.plan.memory.activations import most_stashed
+from pseudoreal_trainer.plan.memory.pinned_arena import takes_tokens
 from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.records import (
     Agree,

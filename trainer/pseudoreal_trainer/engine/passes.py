@@ -19,12 +19,12 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.stash import Key, StashedInputs
 from pseudoreal_trainer.engine.tokens import TokenBuffer
 from pseudoreal_trainer.engine.updates import Agreement, Gradients
-from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.model.attention import Documents, documents_of
 from pseudoreal_trainer.model.experts import KeptChoice, Tally
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.memory.pinned_arena import Shape
 from pseudoreal_trainer.plan.records import Backward, Flow, Forward, Record
 
 

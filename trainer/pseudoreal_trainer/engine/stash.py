@@ -9,7 +9,7 @@ from torch import Tensor
 from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block
-from pseudoreal_trainer.forecast.memory.activations import LEAVING
+from pseudoreal_trainer.plan.memory.activations import LEAVING
 from pseudoreal_trainer.plan.records import Stash, Unstash
 
 Key = tuple[int, int]

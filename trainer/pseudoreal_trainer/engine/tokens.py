@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.streams import Event, Streams, synchronize
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block
-from pseudoreal_trainer.forecast.memory.crossing import Shape, token_bytes
+from pseudoreal_trainer.plan.memory.pinned_arena import Shape, token_bytes
 
 
 class TokenBuffer:

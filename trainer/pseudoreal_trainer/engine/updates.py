@@ -56,9 +56,9 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.engine.worker_thread import WorkerThread
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.forecast.memory.crossing import KEPT_GRADIENTS
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.model.modules import Modules
+from pseudoreal_trainer.plan.memory.pinned_arena import KEPT_GRADIENTS
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
 from pseudoreal_trainer.plan.units import block_of
 from pseudoreal_trainer.plan.update_ranges import elements_of

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.passes import Batch, Passes
-from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.model.attention import Documents, documents_of
 from pseudoreal_trainer.model.experts import Tally
 from pseudoreal_trainer.model.modules import Modules
+from pseudoreal_trainer.plan.memory.pinned_arena import Shape
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
 

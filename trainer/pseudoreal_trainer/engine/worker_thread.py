@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from pseudoreal_trainer.heartbeat.first_failure import FirstFailure
+from pseudoreal_trainer.runtime.first_failure import FirstFailure
 
 _T = TypeVar("_T")
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.evaluation_assignment import assign_sequences
-from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.model.sampling import Sampling, draw
+from pseudoreal_trainer.plan.memory.pinned_arena import Shape
 
 
 @dataclass(frozen=True)

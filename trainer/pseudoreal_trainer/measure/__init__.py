@@ -1,4 +1,4 @@
 """Measurement of a machine: the figures of a hardware profile, from the operations of the engine.
 
-Predictions from these figures are in `forecast`.
+Predictions from these figures are in `estimate`.
 """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
-from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, Speeds
+from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, Speeds
 from pseudoreal_trainer.measure.rank import measure, result, tasks
 from pseudoreal_trainer.threads import usable_processors
 

@@ -9,15 +9,15 @@ from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor
 
-from pseudoreal_trainer.forecast.memory.graphs import Graphs
-from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
-from pseudoreal_trainer.forecast.time.hardware import PassSpeed, Precision
+from pseudoreal_trainer.estimate.time.hardware import PassSpeed, Precision
 from pseudoreal_trainer.measure.scratch import scratch_share
 from pseudoreal_trainer.measure.timing import seconds_of
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.head import Head
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.rotary import rotary
+from pseudoreal_trainer.plan.memory.graphs import Graphs
+from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.forecast.time.hardware import Collectives, PassSpeed, Speeds, Transfer
+from pseudoreal_trainer.estimate.time.hardware import Collectives, PassSpeed, Speeds, Transfer
 from pseudoreal_trainer.measure import transfers
 from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import is_slow, measure_cell, rows

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.forecast.time.hardware import Transfer
+from pseudoreal_trainer.estimate.time.hardware import Transfer
 
 _LEAST_SECONDS = 0.06
 _LEAST_TIMES, _MOST_TIMES = 2, 200

@@ -15,7 +15,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.direct_file import DirectFile, Piece, aligned_buffer
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.engine.state.pinned import allocator_for
-from pseudoreal_trainer.forecast.time.hardware import Collectives, Transfer
+from pseudoreal_trainer.estimate.time.hardware import Collectives, Transfer
 from pseudoreal_trainer.measure.timing import line_through, seconds_of, seconds_together
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 

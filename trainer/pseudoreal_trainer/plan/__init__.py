@@ -1,4 +1,4 @@
 """A training step as data: units and their homes, the layout, orders of passes, records, and the checker.
 
-`forecast` computes the cost of a step, `engine` executes it. Never imports torch.
+`memory` computes its bytes, `estimate` its seconds, `engine` executes it. Never imports torch.
 """

@@ -2,7 +2,7 @@
 
 LOGIT_BYTES = 256 << 20
 """Most bytes of logits in memory at a time, in the dtype of the loss. Several tensors of this size exist at once
-(`forecast.memory.graphs`). More bytes would mean fewer chunks; each chunk costs a sum over the head's whole matrix."""
+(`plan.memory.graphs`). More bytes would mean fewer chunks; each chunk costs a sum over the head's whole matrix."""
 
 
 def most_tokens(vocabulary: int, width: int) -> int:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pseudoreal_trainer.forecast.memory.crossing import Shape
+from pseudoreal_trainer.plan.memory.pinned_arena import Shape
 from pseudoreal_trainer.training.reading import Samples
 
 

@@ -8,9 +8,9 @@ from pseudoreal_api.resolved.config import PhaseConfig
 
 from pseudoreal_trainer.data.documents import Counts
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.forecast.memory.from_config import phase_sizes
-from pseudoreal_trainer.forecast.memory.sizes import Sizes
-from pseudoreal_trainer.forecast.time.utilisation import peak_operations, step_operations
+from pseudoreal_trainer.plan.memory.from_config import phase_sizes
+from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.plan.utilisation import peak_operations, step_operations
 from pseudoreal_trainer.training.start import device_kind
 
 

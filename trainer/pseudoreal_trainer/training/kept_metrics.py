@@ -11,9 +11,9 @@ from pathlib import Path
 
 import structlog
 
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.path import ObjectPath, StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 
 METRICS_FILE = "metrics.jsonl"
 _FOLDER, _PART = "metrics", "lines.jsonl"

@@ -15,9 +15,9 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import PROGRESS_EVENT, CheckpointCost, ProgressReport, Sample
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, storage_path
-from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
-from pseudoreal_trainer.pod.pod_folder import PodFolder
+from pseudoreal_trainer.runtime.heartbeat import Heartbeat
+from pseudoreal_trainer.runtime.pod_folder import PodFolder
+from pseudoreal_trainer.storage.path import ObjectPath, storage_path
 from pseudoreal_trainer.training.kept_metrics import METRICS_FILE, KeptMetrics
 from pseudoreal_trainer.training.schedule import phase_rate
 from pseudoreal_trainer.training.sinks.background import finish

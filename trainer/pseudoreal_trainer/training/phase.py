@@ -26,8 +26,8 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.compiler import require_compiler
 from pseudoreal_trainer.engine.updates import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.forecast.memory.from_config import phase_layout
-from pseudoreal_trainer.pod.pod_folder import PodFolder, membership_of_ranks
+from pseudoreal_trainer.plan.memory.from_config import phase_layout
+from pseudoreal_trainer.runtime.pod_folder import PodFolder, membership_of_ranks
 from pseudoreal_trainer.training import events
 from pseudoreal_trainer.training.batches import StreamBatch
 from pseudoreal_trainer.training.ending import Rules

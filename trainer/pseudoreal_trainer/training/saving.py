@@ -24,7 +24,6 @@ from torch import Tensor
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest
 from pseudoreal_trainer.checkpoint.pieces import spans_of, tensors_of
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.engine.engine import Engine
@@ -32,6 +31,7 @@ from pseudoreal_trainer.engine.worker_thread import WorkerThread
 from pseudoreal_trainer.errors import PeerFailed, TrainingError
 from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.units import Kind
+from pseudoreal_trainer.storage.path import StoragePath
 
 _T = TypeVar("_T")
 _LAST_SECONDS = 1.0

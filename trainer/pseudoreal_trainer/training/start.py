@@ -18,18 +18,18 @@ from torch import Tensor
 from pseudoreal_trainer.checkpoint.manifest import Ending
 from pseudoreal_trainer.checkpoint.origin import Anew, Continued, Origin
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.storage.path import storage_path
 from pseudoreal_trainer.convert.weights import Weights, open_weights
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.forecast.memory.sizes import Device
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.transformer import Transformer, load_into
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.parts import Part, parts_of
+from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit, units_of
+from pseudoreal_trainer.storage.path import storage_path
 from pseudoreal_trainer.training.progress import Progress
 
 log = structlog.get_logger()

@@ -23,11 +23,11 @@ from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.evaluation_assignment import assign_sequences
 from pseudoreal_trainer.engine.writing import write
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.forecast.memory.evaluation import sequences_at_once
-from pseudoreal_trainer.forecast.memory.from_config import phase_sizes
-from pseudoreal_trainer.forecast.memory.sizes import Device
 from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.memory.evaluation import sequences_at_once
+from pseudoreal_trainer.plan.memory.from_config import phase_sizes
+from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.training.batches import WindowBatch
 
 

@@ -20,7 +20,7 @@ from pseudoreal_operator.endpoint.certificate import HOLD_SECONDS, Certificate, 
 from pseudoreal_operator.endpoint.server import Reports, bounded
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import ReportServer
-from pseudoreal_trainer.pod.endpoint import Endpoint
+from pseudoreal_trainer.runtime.endpoint import Endpoint
 from structlog.testing import capture_logs
 
 from tests.unit.operator.endpoint.clock import HandClock

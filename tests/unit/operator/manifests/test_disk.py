@@ -7,9 +7,9 @@ from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_operator.manifests.disk import claim_size, size_limit
-from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_sizes, placed_layout
-from pseudoreal_trainer.forecast.memory.homes import activation_peaks
-from pseudoreal_trainer.forecast.memory.memory import held
+from pseudoreal_trainer.plan.memory.from_config import fixed_layout, phase_sizes, placed_layout
+from pseudoreal_trainer.plan.memory.homes import activation_peaks
+from pseudoreal_trainer.plan.memory.tiers import held
 from pseudoreal_trainer.plan.units import units_of
 
 from tests.unit.operator.world import make_job

@@ -17,7 +17,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.forecast.memory.from_config import phase_layout
+from pseudoreal_trainer.plan.memory.from_config import phase_layout
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.training.phase import train_step
 from pseudoreal_trainer.training.saving import Saver

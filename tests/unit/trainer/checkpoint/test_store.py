@@ -11,9 +11,9 @@ import pytest
 from pseudoreal_api.resolved.config import DiscardConfig
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Link, Manifest
-from pseudoreal_trainer.checkpoint.storage.files import FileStorage
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, remove
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.files import FileStorage
 
 from tests.unit.trainer.checkpoint.by_hand import manifest_of, save
 

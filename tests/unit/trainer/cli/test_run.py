@@ -21,12 +21,12 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.cli.local_run import LocalRun
 from pseudoreal_trainer.cli.run_command import ignored_fields, read_job
-from pseudoreal_trainer.launch.place import Place
-from pseudoreal_trainer.launch.ranks import SHUTDOWN_TIMEOUT, torchrun_environment
 from pseudoreal_trainer.plan.units import KINDS
-from pseudoreal_trainer.pod.heartbeats import rank_heartbeats
-from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
-from pseudoreal_trainer.pod.pod_folder import PodFolder
+from pseudoreal_trainer.runtime.heartbeats import rank_heartbeats
+from pseudoreal_trainer.runtime.outcome import OUTCOME_DIRECTORY
+from pseudoreal_trainer.runtime.place import Place
+from pseudoreal_trainer.runtime.pod_folder import PodFolder
+from pseudoreal_trainer.runtime.ranks import SHUTDOWN_TIMEOUT, torchrun_environment
 from torch.distributed.run import config_from_args, parse_args
 
 from tests.support.checkpoints import newest

@@ -17,7 +17,7 @@ from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.forecast.memory.from_config import phase_layout
+from pseudoreal_trainer.plan.memory.from_config import phase_layout
 from pseudoreal_trainer.training.saving import Saver
 from pseudoreal_trainer.training.start import fill, first_progress, open_engine, open_imported
 

@@ -10,19 +10,19 @@ import torch
 from click.testing import CliRunner
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.storage.files import FileContent
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.units import KINDS
+from pseudoreal_trainer.storage.files import FileContent
 from pseudoreal_trainer.training.start import load_weights
 from structlog.testing import capture_logs
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.checkpoint.storage.object_server import Bucket
 from tests.unit.trainer.convert.published import FAMILIES, LENGTH, begin, begin_with, edit, tensors
+from tests.unit.trainer.storage.object_server import Bucket
 
 TOKENS = torch.randint(260, (2, LENGTH), generator=torch.Generator().manual_seed(1))
 LLAMA = FAMILIES["Llama"]

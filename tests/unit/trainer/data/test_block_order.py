@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.spec.phase import Batch
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
 from pseudoreal_trainer.data.block_order import BlockOrder, groups_of, order_of_objects, shuffled_by_blocks
 from pseudoreal_trainer.data.order import continued, stretch
 from pseudoreal_trainer.data.sources import MixedStream, Source, blocks_of, open_source
@@ -17,6 +16,7 @@ from pseudoreal_trainer.data.tokens import spans
 from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
 from pseudoreal_trainer.data.tokens.spans import ObjectSpans
+from pseudoreal_trainer.storage.path import ObjectPath
 
 from tests.support.depth import DEPTH
 from tests.unit.trainer.data.slow_permutation import permuted

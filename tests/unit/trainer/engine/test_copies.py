@@ -18,11 +18,11 @@ from pseudoreal_trainer.engine.ranks.streams import Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, Vectors
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
-from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.records import Drop, Fetch, Read
 from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
+from pseudoreal_trainer.runtime.heartbeat import Heartbeat
 from torch import Tensor
 
 from tests.unit.trainer.engine.cases import Case

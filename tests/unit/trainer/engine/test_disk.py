@@ -13,7 +13,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.engine.state.direct_file import DirectFile, DiskError, aligned_buffer
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.forecast.memory.crossing import PAGE
+from pseudoreal_trainer.plan.memory.pinned_arena import PAGE
 
 from tests.support.checkpoints import assert_same, newest_of
 from tests.support.small_volume import mounted

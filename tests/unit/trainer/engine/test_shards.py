@@ -7,14 +7,14 @@ here gradients are float32, too) and the plan's prediction, and padding has no e
 import pytest
 import torch
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.forecast.memory.memory import unit_state
-from pseudoreal_trainer.forecast.memory.sizes import Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.memory.tiers import unit_state
+from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
 from tests.unit.trainer.engine.running import Result, want
-from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
 
 N = 3
 """Divides no unit: every last shard is padded."""

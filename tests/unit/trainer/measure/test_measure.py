@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
-from pseudoreal_trainer.forecast.memory.graphs import Graphs
-from pseudoreal_trainer.forecast.time.hardware import Precision, pass_speed, read_profile
+from pseudoreal_trainer.estimate.time.hardware import Precision, pass_speed, read_profile
 from pseudoreal_trainer.measure import machine, passes, rank, transfers
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
 from pseudoreal_trainer.measure.scratch import most_on_cpu, scratch_share
 from pseudoreal_trainer.measure.timing import line_through, seconds_of
+from pseudoreal_trainer.plan.memory.graphs import Graphs
 
 from tests.support.processes import Forked, preload, succeed
-from tests.unit.trainer.forecast.time.profiles import profile
+from tests.unit.trainer.estimate.time.profiles import profile
 
 preload("tests.support.warm")
 

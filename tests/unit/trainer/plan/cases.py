@@ -4,8 +4,8 @@ from typing import Any
 
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Home, Sharing
-from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
 

@@ -5,9 +5,9 @@ import random
 from itertools import product
 
 import pytest
-from pseudoreal_trainer.forecast.time.costs import UnitTime
-from pseudoreal_trainer.forecast.time.predict import idle_share
-from pseudoreal_trainer.forecast.time.timeline import timeline
+from pseudoreal_trainer.estimate.time.costs import UnitTime
+from pseudoreal_trainer.estimate.time.predict import idle_share
+from pseudoreal_trainer.estimate.time.timeline import timeline
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.records import Fetch, Plan, Reduce, Send

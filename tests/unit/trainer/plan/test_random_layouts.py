@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.resolved.resolve import check_interleaved
 from pseudoreal_api.spec.phase import Home
-from pseudoreal_trainer.forecast.time.costs import UnitTime
-from pseudoreal_trainer.forecast.time.timeline import timeline
+from pseudoreal_trainer.estimate.time.costs import UnitTime
+from pseudoreal_trainer.estimate.time.timeline import timeline
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import measuring_plan, step_plan

@@ -16,12 +16,12 @@ from pseudoreal_api.spec.network import Preflight
 from pseudoreal_trainer.cli import rank as program
 from pseudoreal_trainer.engine.ranks.ranks import device_of_rank
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
 from pseudoreal_trainer.preflight import measure
 from pseudoreal_trainer.preflight import start as preflight_start
 from pseudoreal_trainer.preflight.check import Limits, Self
 from pseudoreal_trainer.preflight.check import check as check_rank
 from pseudoreal_trainer.preflight.findings import Verdict
+from pseudoreal_trainer.runtime.outcome import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
 
 from tests.support.ports import free_port
 from tests.unit.trainer.preflight.rank import PATIENT, QUICK, start, wrong

@@ -17,9 +17,9 @@ from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.runtime.heartbeat import Heartbeat
 from pseudoreal_trainer.training.saving import Saver
 
 LAYERS = 80

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.forecast.memory.from_config import phase_layout
-from pseudoreal_trainer.forecast.report import plan_phase
+from pseudoreal_trainer.estimate.report import plan_phase
+from pseudoreal_trainer.plan.memory.from_config import phase_layout
 from pseudoreal_trainer.plan.units import units_of
 
 from tests.support.checkpoints import metrics, newest_of

@@ -18,7 +18,7 @@ from pseudoreal_trainer.cli import pod, rank
 from pseudoreal_trainer.data.sources import MixedStream
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.state.disk import DiskState
-from pseudoreal_trainer.pod.outcome import TERMINATION_LOG, ended_badly
+from pseudoreal_trainer.runtime.outcome import TERMINATION_LOG, ended_badly
 from pseudoreal_trainer.training import metrics
 from pseudoreal_trainer.training.sinks.background import Background
 

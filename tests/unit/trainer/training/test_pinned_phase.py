@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.forecast.report import plan_phase
+from pseudoreal_trainer.estimate.report import plan_phase
 
 from tests.unit.trainer.engine.state.fake_memory import pretend_gpu
 

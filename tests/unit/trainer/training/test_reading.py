@@ -17,7 +17,7 @@ from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.forecast.memory.from_config import phase_layout
+from pseudoreal_trainer.plan.memory.from_config import phase_layout
 from pseudoreal_trainer.training.progress import Progress
 from pseudoreal_trainer.training.reading import open_reading
 

@@ -11,10 +11,10 @@ import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint import visible
 from pseudoreal_trainer.checkpoint.origin import Anew, Resumed, find_origin
-from pseudoreal_trainer.checkpoint.storage.files import FileStorage
 from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.files import FileStorage
 
 from tests.support.forked import run_ranks
 

@@ -11,17 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.forecast.memory.activations import activation_peak
-from pseudoreal_trainer.forecast.memory.evaluation import evaluation_peak, sequences_at_once
-from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
+from pseudoreal_trainer.plan.memory.activations import activation_peak
+from pseudoreal_trainer.plan.memory.evaluation import evaluation_peak, sequences_at_once
+from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.training.validation import Validation
 
 from tests.unit.trainer.engine.cases import Case
 from tests.unit.trainer.engine.running import make_engine
-from tests.unit.trainer.forecast.memory.allocations import allocated
+from tests.unit.trainer.plan.memory.allocations import allocated
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"))
 CASES = [

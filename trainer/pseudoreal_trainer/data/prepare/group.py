@@ -14,7 +14,6 @@ from typing import Protocol
 from pseudoreal_api.base import ApiModel
 from pydantic import ValidationError
 
-from pseudoreal_trainer.checkpoint.storage.durable import write_atomically
 from pseudoreal_trainer.data.prepare import shards
 from pseudoreal_trainer.data.prepare.encoding import Encoder, Faults
 from pseudoreal_trainer.data.prepare.formats.records import Record
@@ -24,6 +23,7 @@ from pseudoreal_trainer.data.prepare.shards import Target, gather
 from pseudoreal_trainer.data.tokenizer.tokenizer import Tokenizer
 from pseudoreal_trainer.data.tokens.native import INDEX, Shard, finished_shard, token_type
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.durable import write_atomically
 
 RECORDS = "prepared"
 """Folder, beside the shards, with one file per group."""

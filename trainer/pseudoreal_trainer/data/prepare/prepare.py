@@ -10,7 +10,6 @@ from pathlib import Path
 from pseudoreal_api.base import ApiModel
 from pydantic import ValidationError
 
-from pseudoreal_trainer.checkpoint.storage.durable import write_atomically
 from pseudoreal_trainer.data.prepare.group import GroupRecord, Work
 from pseudoreal_trainer.data.prepare.inputs import Group, find_inputs, groups_of
 from pseudoreal_trainer.data.prepare.settings import Settings
@@ -18,6 +17,7 @@ from pseudoreal_trainer.data.prepare.workers import TokenizerPath, Totals, prepa
 from pseudoreal_trainer.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pseudoreal_trainer.data.tokens.native import VERSION, Index, token_type, write_index
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.durable import write_atomically
 
 PLAN = "prepare.json"
 

@@ -8,10 +8,10 @@ from tempfile import TemporaryDirectory
 
 from pseudoreal_api.resolved.config import PhaseConfig
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath, storage_path
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.path import StoragePath, storage_path
+from pseudoreal_trainer.storage.storage import storage_of
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 BESIDE = (TOKENIZER_CONFIG, "special_tokens_map.json", "generation_config.json", "chat_template.jinja")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles, damaged, read_bytes, size_of
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.path import StoragePath
 
 _MAGIC = b"\x93NUMPY"
 _MOST_HEADER_BYTES = 10_000

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles, check_size, damaged, read_bytes, size_of
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.path import StoragePath
 
 _HEADER = struct.Struct("<9sQBQQ")
 _MAGIC, _VERSION = b"MMIDIDX\0\0", 1

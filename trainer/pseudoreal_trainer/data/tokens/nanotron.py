@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles, check_size, damaged, read_bytes, size_of
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 
 _TYPES: dict[str, np.dtype[Any]] = {"2": np.dtype("<u2"), "4": np.dtype("<u4")}
 _ENDS = np.dtype("<u8")

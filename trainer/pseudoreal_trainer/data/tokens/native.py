@@ -21,11 +21,11 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from pseudoreal_api.base import ApiModel
 from pydantic import Field, ValidationError, model_validator
 
-from pseudoreal_trainer.checkpoint.storage.durable import sync, write_atomically
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles, check_size
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.durable import sync, write_atomically
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 
 VERSION: Literal[1] = 1
 INDEX = "index.json"

@@ -2,14 +2,14 @@
 
 from typing import Literal
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.data.tokens.arrays import numpy_files, raw_files
 from pseudoreal_trainer.data.tokens.megatron import megatron_files
 from pseudoreal_trainer.data.tokens.nanotron import nanotron_files
 from pseudoreal_trainer.data.tokens.native import native_files
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 
 Format = Literal["Native", "Megatron", "Nanotron", "NumPy", "Raw"]
 RawType = Literal["uint8", "uint16", "uint32", "int32", "int64"]

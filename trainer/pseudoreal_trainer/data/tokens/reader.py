@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
 from pseudoreal_trainer.data.tokens.spans import FileSpans, ObjectSpans, Span, SpanReader
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.path import ObjectPath
 
 Tokens = NDArray[np.int32]
 Starts = NDArray[np.int64]

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
 
 
 @dataclass(frozen=True)

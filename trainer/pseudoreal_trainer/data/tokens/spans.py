@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from pseudoreal_trainer.checkpoint.storage.objects import read_ranges
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
 from pseudoreal_trainer.data.tokens.runs import Run
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.storage.objects import read_ranges
+from pseudoreal_trainer.storage.path import ObjectPath
 
 MOST_OPEN_IN_ALL = 512
 """Most open files of all sources: systems allow a process at least 1,024 descriptors of all kinds."""

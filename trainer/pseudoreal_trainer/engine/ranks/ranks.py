@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
+from pseudoreal_trainer.runtime.heartbeat import Heartbeat
 
 
 @dataclass(frozen=True)

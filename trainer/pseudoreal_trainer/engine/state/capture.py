@@ -18,7 +18,7 @@ from pseudoreal_trainer.engine.ranks.streams import Stream, Streams, Updated, sy
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.memory import State
 from pseudoreal_trainer.engine.state.ring import Ring
-from pseudoreal_trainer.forecast.memory.memory import PORTION_BYTES
+from pseudoreal_trainer.plan.memory.tiers import PORTION_BYTES
 from pseudoreal_trainer.plan.units import KINDS, Kind
 
 

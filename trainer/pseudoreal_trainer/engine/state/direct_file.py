@@ -12,9 +12,9 @@ from torch import Tensor
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
 from pseudoreal_trainer.engine.state.requests import Requests
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.forecast.memory.crossing import PAGE
-from pseudoreal_trainer.forecast.memory.memory import aligned
-from pseudoreal_trainer.heartbeat.first_failure import FirstFailure
+from pseudoreal_trainer.plan.memory.pinned_arena import PAGE
+from pseudoreal_trainer.plan.memory.tiers import aligned
+from pseudoreal_trainer.runtime.first_failure import FirstFailure
 
 REQUEST_BYTES = 1 << 20
 """Largest request in bytes: enough for a disk to be fast, and few enough to cut a chunk into many requests."""

@@ -16,11 +16,11 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.direct_file import DirectFile, aligned_buffer
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, Purpose, Slices, State
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
-from pseudoreal_trainer.forecast.memory.crossing import PAGE
-from pseudoreal_trainer.forecast.memory.memory import CHUNK_ELEMENTS, CHUNKS_AT_A_TIME, PORTION_ROOM, aligned
-from pseudoreal_trainer.heartbeat.first_failure import FirstFailure
+from pseudoreal_trainer.plan.memory.pinned_arena import PAGE
+from pseudoreal_trainer.plan.memory.tiers import CHUNK_ELEMENTS, CHUNKS_AT_A_TIME, PORTION_ROOM, aligned
 from pseudoreal_trainer.plan.units import Kind
 from pseudoreal_trainer.plan.update_ranges import UpdateRange, cut, without
+from pseudoreal_trainer.runtime.first_failure import FirstFailure
 
 Section = Kind | Literal["compute", "gradient"]
 _PURPOSES: dict[Section, Purpose] = {

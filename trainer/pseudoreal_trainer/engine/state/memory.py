@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.streams import Event
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
-from pseudoreal_trainer.forecast.memory.memory import PIECE_ELEMENTS
+from pseudoreal_trainer.plan.memory.tiers import PIECE_ELEMENTS
 from pseudoreal_trainer.plan.units import VECTOR, Kind
 from pseudoreal_trainer.plan.update_ranges import UpdateRange, without
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.forecast.memory.crossing import Crossing, Use
+from pseudoreal_trainer.plan.memory.pinned_arena import Crossing, Use
 
 
 class Allocator(Protocol):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.data.tokens import megatron
 from pseudoreal_trainer.data.tokens.arrays import numpy_files, raw_files
 from pseudoreal_trainer.data.tokens.megatron import documents_without_end, megatron_files, read_index, verify
@@ -16,6 +15,7 @@ from pseudoreal_trainer.data.tokens.nanotron import nanotron_files
 from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.path import StoragePath
 
 from tests.support.depth import DEPTH
 from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX, NUMPY_HEADER

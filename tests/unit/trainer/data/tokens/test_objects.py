@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
-from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.data.tokens import spans
 from pseudoreal_trainer.data.tokens.megatron import megatron_files
 from pseudoreal_trainer.data.tokens.native import native_files, verify
@@ -17,10 +15,12 @@ from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.data.tokens.runs import Run
 from pseudoreal_trainer.data.tokens.spans import Blocks, ObjectSpans, Span
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.storage.path import ObjectPath
+from pseudoreal_trainer.storage.storage import storage_of
 
-from tests.unit.trainer.checkpoint.storage.object_server import Bucket
 from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
 from tests.unit.trainer.data.written import write_native
+from tests.unit.trainer.storage.object_server import Bucket
 
 BLOCK, AT_ONCE, MOST = 16, 5, 4
 """Bytes of a block, number of blocks requested at a time, and number of blocks cached."""

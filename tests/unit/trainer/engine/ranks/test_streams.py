@@ -20,14 +20,14 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.stash import StashedInputs
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
 from pseudoreal_trainer.engine.warm_up import warm_up
-from pseudoreal_trainer.forecast.memory.activations import LEAVING, activation_peak, most_stashed
 from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.memory.activations import LEAVING, activation_peak, most_stashed
 from pseudoreal_trainer.plan.records import Flow, Forward, Receive, Send, Stash, Unstash
 
 from tests.unit.trainer.engine.cases import RATE, Case
 from tests.unit.trainer.engine.recorded import COMPUTE, RecordedEvent, RecordedStreams
 from tests.unit.trainer.engine.running import CaseBatch, make_engine
-from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.forecast.memory.from_config import phase_layout
 from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.memory.from_config import phase_layout
 from pseudoreal_trainer.plan.records import Backward, Forward
 
 from tests.support.forked import start_rank

@@ -15,10 +15,10 @@ from pseudoreal_trainer.engine.state.memory import MemoryState
 from pseudoreal_trainer.engine.state.pinned import Block, PassingBuffers, PinnedMemory, PlainMemory, Region
 from pseudoreal_trainer.engine.tokens import TokenBuffer
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.forecast.memory.activations import activation_peak
-from pseudoreal_trainer.forecast.memory.crossing import crossing
-from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.memory.activations import activation_peak
+from pseudoreal_trainer.plan.memory.pinned_arena import crossing
+from pseudoreal_trainer.plan.memory.tiers import held
 from pseudoreal_trainer.plan.units import Kind
 from torch import Tensor
 
@@ -26,8 +26,8 @@ from tests.unit.trainer.engine.cases import RATE, Case
 from tests.unit.trainer.engine.recorded import RecordedStreams
 from tests.unit.trainer.engine.running import CaseBatch, make_engine
 from tests.unit.trainer.engine.state.fake_memory import FakeMemory, pretend_gpu
-from tests.unit.trainer.forecast.memory.large_model import PARAMETERS, SIZES, TOKENS, layout
-from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.plan.memory.large_model import PARAMETERS, SIZES, TOKENS, layout
+from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,163 @@
+"""Step time predictions against hand calculations, on machines with one slow part at a time."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
+from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
+from pseudoreal_trainer.estimate.time.predict import Prediction, predict
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.records import Backward, Fetch, Forward, Reduce
+from pseudoreal_trainer.plan.sizes import Sizes
+
+from tests.unit.trainer.estimate.time.profiles import profile
+from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
+
+L, N = 6, 2
+SIZES = make_sizes(L)
+
+
+def seconds(layout: Layout, hardware: HardwareProfile, sizes: Sizes = SIZES) -> float:
+    return predict(layout, sizes, hardware, "float32").timeline.seconds
+
+
+def block_flops(sizes: Sizes = SIZES) -> int:
+    """Return the operations of a block's forward pass of a micro-batch: per token, 2 per matrix weight and 2 T H for
+    causal attention. A token meets one expert of each prototype; all experts have the same size."""
+    model = sizes.model
+    parameters = {unit.name: [p for p in unit.parameters if p.is_matrix] for unit in sizes.units}
+    matrices = sum(p.numel for p in parameters["blocks.0"])
+    if model.experts:
+        of_all = sum(p.numel for p in parameters["blocks.0.experts"])
+        matrices += of_all // model.experts.count * model.experts.prototypes
+    return sizes.micro_batch * model.sequence_length * (2 * matrices + 2 * model.sequence_length * model.hidden_size)
+
+
+@pytest.mark.parametrize(("recompute", "forwards"), [(True, 4), (False, 3)])
+def test_compute_alone(recompute: bool, forwards: int) -> None:
+    """A backward pass costs two forward passes, or three with recomputation."""
+    layout = make_layout(L, 1, N, recompute=recompute)
+    assert seconds(layout, profile(flops=block_flops())) == pytest.approx(L * N * forwards)
+
+
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
+@pytest.mark.parametrize("experts", [{"count": 12}, {"count": 12, "prototypes": 4}, {"count": 1}])
+def test_a_token_costs_the_experts_that_it_meets(experts: dict[str, Any], activation: str) -> None:
+    sizes = make_sizes(L, experts=experts, feedForward={"size": 96, "activation": activation})
+    layout = make_layout(L, pipeline=1, micro_batches=N, layer_experts=tuple(range(L)))
+    assert seconds(layout, profile(flops=block_flops(sizes)), sizes) == pytest.approx(L * N * 4)
+    assert block_flops(sizes) >= block_flops(make_sizes(L, feedForward={"size": 96, "activation": activation}))
+
+
+def test_a_step_does_not_begin_before_the_loss_of_the_one_before_is_known() -> None:
+    assert seconds(make_layout(L, 2, N), profile(agree_seconds=7)) == pytest.approx(7)
+
+
+def weights(sizes: Sizes = SIZES) -> int:
+    return sum(unit.numel for unit in sizes.units)
+
+
+def test_transfers_that_nothing_hides() -> None:
+    host = make_layout(L, 1, N, homes=everywhere("Host", L))
+    fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
+    assert seconds(host, profile(h2d=4)) == pytest.approx(fetched)
+    assert seconds(host, profile(d2h=4)) == pytest.approx(weights())
+    sharded = make_layout(L, 1, N, data=2, sharding="Full")
+    assert seconds(sharded, profile(reduce_scatter=4)) == pytest.approx(weights() / 2, rel=0.01)
+
+
+def test_compute_hides_half_as_much_copying() -> None:
+    """Each block computes 4 N forward passes; its copies take half of the time. Only the first unit's fetch stays
+    visible."""
+    layout = make_layout(L, 1, N, homes=everywhere("Host", L))
+    compute = L * N * 4
+    speed = 2 * 4 * weights() / (compute / 2)
+    predicted = seconds(layout, profile(flops=block_flops(), h2d=speed))
+    assert compute < predicted < 1.1 * compute
+    assert seconds(layout, profile(flops=block_flops(), h2d=speed / 4)) > 1.5 * compute
+
+
+def test_without_overlap_copies_are_added() -> None:
+    layout = make_layout(L, 1, N, homes=everywhere("Host", L))
+    alone = seconds(layout, profile(flops=block_flops(), overlaps=False))
+    fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
+    speed = 4 * fetched / 10.0
+    assert seconds(layout, profile(flops=block_flops(), overlaps=False, h2d=speed)) == pytest.approx(alone + 10)
+
+
+@pytest.mark.parametrize("clipping", ["Global", "PerUnit"])
+def test_updates_on_the_host_overlap_compute_on_a_gpu_and_not_on_shared_cores(clipping: str) -> None:
+    layout = make_layout(L, 1, N, homes=everywhere("Host", L), clipping=clipping)
+    compute = L * N * 4
+    slow: dict[str, Any] = {"update_on_host_seconds_per_element": compute / 2 / weights(), "flops": block_flops()}
+    beside, shared = (seconds(layout, profile(overlaps=overlaps, **slow)) for overlaps in (True, False))
+    assert beside < 1.35 * compute
+    assert shared == pytest.approx(1.5 * compute, rel=0.02)
+
+
+def test_ranks_share_the_cores_that_there_are() -> None:
+    """Four ranks on the cores for two take twice as long."""
+    layout = make_layout(L, 2, 8, data=2)
+    two, four = (profile(flops=block_flops(), overlaps=False, ranks=ranks) for ranks in (2, 4))
+    assert seconds(layout, two) == pytest.approx(2 * seconds(layout, four), rel=0.15)
+
+
+def test_a_disk_that_is_slower_than_the_optimizer_bounds_the_update() -> None:
+    layout = make_layout(L, 1, N, homes=everywhere("Disk", L))
+    slow = profile(disk_read=16, update_on_host_seconds_per_element=0.5)
+    fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
+    assert weights() < seconds(layout, slow) < weights() + fetched / 4 + 1
+
+
+@pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
+def test_a_block_of_two_pipeline_ranks_is_summed_and_gathered_over_both(home: str) -> None:
+    """Once per step each rank sends half of the block's gradient to the other, and gets half of the weights back."""
+    sizes = make_sizes(L, 1)
+    layout = make_layout(L, 2, N, layer_blocks=(0,) * L, order="GPipe", homes=("Device", home, "Device"))
+    half = 4 * sizes.units[1].shard_length(2)
+    summing, gathering = (
+        MeasuredCosts(slow, layout, sizes, "float32") for slow in (profile(reduce_scatter=1.0), profile(all_gather=1.0))
+    )
+    assert summing.network(Reduce(1)) == gathering.network(Fetch(1)) == pytest.approx(half)
+    if home == "Device":
+        slow = profile(reduce_scatter=1.0, all_gather=1.0)
+        assert seconds(layout, slow, sizes) == pytest.approx(2 * half)
+
+
+def found(layout: Layout, hardware: HardwareProfile) -> Prediction:
+    return predict(layout, SIZES, hardware, "float32")
+
+
+def test_the_bottleneck_is_named() -> None:
+    host = make_layout(L, 1, N, homes=everywhere("Host", L))
+    sharded = make_layout(L, 1, N, data=2, sharding="Full")
+    cases = [
+        (found(host, profile(flops=1)), "the forward and backward passes of pipeline rank 0 take 100%"),
+        (found(host, profile(h2d=1)), "the copies from host to device of pipeline rank 0 take 100%"),
+        (found(sharded, profile(all_gather=1)), "the collectives between data ranks of pipeline rank 0 take 100%"),
+        (found(make_layout(L, 6, 1), profile(flops=1)), "waiting: no part is busy for half of the step"),
+    ]
+    for prediction, words in cases:
+        assert words in prediction.bottleneck
+
+
+def test_idle_share_of_a_pipeline_is_that_of_unit_time_when_nothing_else_takes_time() -> None:
+    p, v, n = 3, 2, 6
+    extra = (p - 1) / (v * n)
+    assert found(make_layout(p * v, p, n), profile(flops=1)).idle_share == pytest.approx(extra / (1 + extra))
+
+
+def test_tokens_that_hide_a_transfer() -> None:
+    """With this many tokens, compute and the transfer take equally long."""
+    layout = make_layout(L, 1, N, homes=everywhere("Host", L))
+    hardware = profile(flops=block_flops() / 10, h2d=4.0, update_on_host_seconds_per_element=1.0)
+    tokens = found(layout, hardware).tokens_to_hide
+    now = SIZES.micro_batch * SIZES.model.sequence_length * N
+    costs = MeasuredCosts(hardware, layout, SIZES, "float32")
+    compute = sum(
+        costs.compute(kind(layer, m)) for kind in (Forward, Backward) for layer in range(1, L + 1) for m in (0, 1)
+    )
+    fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
+    assert tokens["h2d"] == pytest.approx(now * fetched / compute, abs=1)
+    assert tokens["optimizer"] == pytest.approx(now * weights() / compute, abs=1)
+    assert "disk_read" not in tokens

@@ -1,0 +1,162 @@
+"""Planned bytes against the engine's own counters of moved bytes, and against the allocator."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.passes import Training
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.memory.activations import activation_peak
+from pseudoreal_trainer.plan.memory.tiers import held
+from pseudoreal_trainer.plan.traffic import TRAFFIC, traffic_bytes
+
+from tests.support.forked import run_ranks
+from tests.unit.trainer.engine.cases import RATE, Case
+from tests.unit.trainer.engine.running import CaseBatch, Result, make_engine, want
+from tests.unit.trainer.plan.memory.allocations import allocated
+from tests.unit.trainer.plan.memory.pipeline_peak import measure
+from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
+
+CPU = torch.device("cpu")
+EVEN = json.dumps({"experts": {"type": "TopK", "count": 4, "topK": {"perToken": 4, "size": 8}}})
+"""Every token goes to all experts, so all ranks' experts get the same number of tokens."""
+LINKED = [
+    *(Case(homes=homes, clipping=clipping) for homes in ("h", "D") for clipping in ("Global", "PerUnit")),
+    Case(homes="hDd", precision="bfloat16", stash=True, micro_batches=3, window=3),
+    Case(order="1F1B", homes="D", micro_batches=4, window=1),
+    *(Case(data=2, sharding=sharding, homes="dhD") for sharding in ("None", "Optimizer", "Gradients", "Full")),
+    Case(data=2, sharding="Full", precision="bfloat16", homes="dhD", clipping="Global"),
+    *(Case(data=4, replicas=2, sharding=sharding, homes="dhD") for sharding in ("Optimizer", "Full")),
+    Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="Global"),
+    *(Case(pipeline=4, blocks=1, sharding=s, homes="dhD", precision="bfloat16") for s in ("None", "Full")),
+    Case(pipeline=2, data=2, replicas=2, sharding="Full", blocks=1, homes="h", clipping="Global"),
+    Case(pipeline=2, order="Interleaved", homes="hD", micro_batches=4, stash=True),
+    Case(data=2, sharding="Full", homes="dhD", experts=6, prototypes=2, activation="SwiGLU"),
+    Case(data=2, sharding="Full", homes="dhD", options="Qwen3MoE", clipping="Global"),
+    *(Case(data=2, expert_ranks=2, drawn=EVEN, homes="dhD", clipping=c) for c in ("Global", "PerUnit")),
+    Case(data=2, expert_ranks=2, drawn=EVEN, recompute=False, order="1F1B", micro_batches=4, homes="D"),
+    *(Case(data=4, expert_ranks=2, drawn=EVEN, sharding=s, homes="dhD") for s in ("None", "Full")),
+    Case(data=4, replicas=2, expert_ranks=2, drawn=EVEN, sharding="Full", homes="h", precision="bfloat16"),
+    Case(pipeline=2, data=2, expert_ranks=2, drawn=EVEN, part="Experts", blocks=1, homes="D"),
+    *(Case(drawn=EVEN, expert_groups=g, homes="hD", window=1) for g in (2, 4)),
+    *(Case(data=2, expert_ranks=2, drawn=EVEN, expert_groups=2, homes="dhD", recompute=r) for r in (True, False)),
+    Case(data=4, replicas=2, expert_ranks=2, drawn=EVEN, expert_groups=2, sharding="Full", homes="hd", stash=True),
+    Case(data=2, drawn=EVEN, expert_groups=2, sharding="Full", homes="dhD", clipping="Global"),
+    Case(tied=True, pipeline=2, homes="D", clipping="Global"),
+    Case(tied=True, data=2, sharding="Full", homes="hD"),
+]
+CHOOSING = json.dumps({"experts": {"type": "TopK", "count": 9, "topK": {"perToken": 8, "size": 1}}})
+"""A routing decision is as large as three inputs of a layer."""
+BALANCED = {"perToken": 4, "size": 8, "auxiliaryLoss": "0.2", "balanceOver": "Step", "biasUpdateRate": "0.1"}
+OVER_STEPS = json.dumps({"experts": {"type": "TopK", "count": 4, "topK": BALANCED, "denseLayers": [1]}})
+LINKED += [
+    *(Case(data=d, drawn=OVER_STEPS, sharding="Full", micro_batches=n, homes="h") for d, n in ((1, 2), (2, 2), (3, 4))),
+    Case(data=4, replicas=2, expert_ranks=2, drawn=OVER_STEPS, sharding="Full"),
+    Case(pipeline=2, data=2, expert_ranks=2, drawn=OVER_STEPS, order="GPipe"),
+]
+want(LINKED)
+ONE_RANK = [
+    Case(precision="float32", micro_batches=6),
+    Case(precision="float64", micro_batches=6, homes="h"),
+    Case(precision="bfloat16", micro_batches=6, activation="SwiGLU"),
+    Case(precision="float32", order="1F1B", micro_batches=6, homes="hd", window=1),
+    Case(precision="float32", recompute=False, micro_batches=6, homes="h"),
+    Case(precision="float32", blocks=2, micro_batches=6, homes="h"),
+    Case(precision="float32", clipping="PerUnit", layers=8, micro_batches=12),
+    Case(precision="float32", micro_batches=6, homes="h", experts=6, prototypes=2),
+    *(Case(precision="float32", micro_batches=6, homes="hd", options=name) for name in ("Qwen2", "OLMo2", "Qwen3MoE")),
+    *(Case(precision="float32", micro_batches=12, homes="h", drawn=CHOOSING, recompute=r) for r in (True, False)),
+    Case(precision="float32", micro_batches=12, homes="h", experts=8, prototypes=8),
+    Case(precision="float32", micro_batches=6, homes="h", drawn=OVER_STEPS),
+    *(Case(precision="float32", micro_batches=6, homes="h", drawn=EVEN, expert_groups=g, window=1) for g in (2, 4)),
+    Case(precision="float32", micro_batches=6, homes="h", drawn=EVEN, expert_groups=2, recompute=False),
+    Case(precision="bfloat16", micro_batches=2, homes="h", experts=4, prototypes=4, expert_groups=4, window=1),
+    Case(precision="float32", micro_batches=6, vocabulary=3000, loss_chunk=8),
+    Case(precision="float32", micro_batches=6, homes="h", documents=True),
+    Case(precision="float32", recompute=False, micro_batches=6, documents=True),
+    Case(precision="bfloat16", micro_batches=6, vocabulary=3000, loss_chunk=7, homes="h", tied=True),
+]
+
+
+@pytest.mark.parametrize("case", LINKED, ids=lambda case: case.name)
+def test_bytes_that_move(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    plan = step_plan(case.layout)
+    for rank, result in enumerate(engine_results[case]):
+        expected = traffic_bytes(case.layout, sizes_of(case), plan[rank // case.data])
+        assert expected.total() > 0
+        for moved in result.moved:
+            assert {traffic: moved.get(traffic, 0) for traffic in TRAFFIC} == {
+                traffic: expected[traffic] for traffic in TRAFFIC
+            }
+
+
+@pytest.mark.parametrize("case", ONE_RANK, ids=lambda case: case.name)
+def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
+    """The bytes include device and host, which on the CPU are one memory; the disk is excluded."""
+    engines: list[Engine] = []
+    kept = allocated(lambda: engines.append(make_engine(case, Ranks(0, 1, CPU), tmp_path)), tmp_path).left
+    (engine,) = engines
+    batch = CaseBatch(case, 0, 0, CPU)
+
+    def step() -> None:
+        engine.train(batch, Training(100, RATE, stop=False), 1)
+        engine.settle()
+
+    step()
+    most = allocated(step, tmp_path).tensors
+    crossing = engine.crossing_bytes()
+    engine.close()
+    # Buffers of the threads that scale gradients are allocated at their first use.
+    tiers = held(case.layout, replace(sizes_of(case), threads=0), 0)
+    peak = activation_peak(case.layout, sizes_of(case), 0, step_plan(case.layout)[0])
+    # The pinned arena is not allocated by torch's allocator.
+    assert kept + crossing == pytest.approx(tiers.device + tiers.host, rel=0.01)
+    assert most == pytest.approx(peak.device, rel=0.1)
+
+
+SPREAD = [
+    *(
+        Case(data=2, expert_ranks=2, drawn=EVEN, precision=p, micro_batches=6, homes="h")
+        for p in ("float32", "bfloat16")
+    ),
+    Case(data=2, expert_ranks=2, drawn=EVEN, precision="float32", micro_batches=6, recompute=False),
+    Case(data=2, expert_ranks=2, experts=4, prototypes=4, precision="float32", micro_batches=6, activation="SwiGLU"),
+    *(
+        Case(data=2, expert_ranks=2, drawn=EVEN, expert_groups=2, precision="float32", micro_batches=6, recompute=r)
+        for r in (True, False)
+    ),
+]
+PIPELINES = [
+    *(Case(pipeline=2, precision="float32", order=order, micro_batches=8) for order in ("Layered", "1F1B", "GPipe")),
+    Case(pipeline=2, precision="float32", recompute=False, order="1F1B", micro_batches=8),
+]
+
+
+@pytest.fixture(scope="module")
+def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[int]]:
+    """Case -> peak bytes of each rank."""
+    folder = tmp_path_factory.mktemp("peaks")
+    cases = [*PIPELINES, *SPREAD]
+    run_ranks(measure, 2, cases, folder)
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return {case: [of_rank[index] for of_rank in found] for index, case in enumerate(cases)}
+
+
+@pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
+def test_most_bytes_of_a_stage(case: Case, peaks: dict[Case, list[int]]) -> None:
+    """At the peak, consumed messages are freed and the next ones are already posted."""
+    for rank, steps in enumerate(step_plan(case.layout)):
+        assert peaks[case][rank] == pytest.approx(
+            activation_peak(case.layout, sizes_of(case), rank, steps).device, rel=0.1
+        )
+
+
+@pytest.mark.parametrize("case", SPREAD, ids=lambda case: case.name)
+def test_most_bytes_where_experts_are_spread(case: Case, peaks: dict[Case, list[int]]) -> None:
+    (steps,) = step_plan(case.layout)
+    for most in peaks[case]:
+        assert most == pytest.approx(activation_peak(case.layout, sizes_of(case), 0, steps).device, rel=0.12)

@@ -1,0 +1,215 @@
+"""Bytes of state under each kind of sharding, counted by hand per parameter."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pseudoreal_trainer.plan.buffers import gradient_buffers
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.memory.activations import activation_peak
+from pseudoreal_trainer.plan.memory.graphs import Graphs
+from pseudoreal_trainer.plan.memory.tiers import Tiers, held, unit_state
+from pseudoreal_trainer.plan.sizes import Device, Sizes
+
+from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
+
+D = 4
+"""Number of data ranks; divides the parameters of a block."""
+
+STATE: list[tuple[str, str, str, dict[str, float]]] = [
+    # sharding, compute, home -> bytes per parameter on each tier: weights, moments, gradient, working copy
+    ("None", "float32", "Device", {"device": 4 + 8 + 4}),
+    ("None", "bfloat16", "Device", {"device": 4 + 8 + 4 + 2}),
+    ("None", "float64", "Device", {"device": 8 + 16 + 8}),
+    ("Optimizer", "float32", "Device", {"device": 4 + 8 / D + 4}),
+    ("Optimizer", "bfloat16", "Device", {"device": 2 + (4 + 8) / D + 4}),
+    ("Gradients", "float32", "Device", {"device": 4 + 8 / D + 4 / D}),
+    ("Gradients", "bfloat16", "Device", {"device": 2 + (4 + 8 + 4) / D}),
+    ("Full", "float32", "Device", {"device": (4 + 8 + 4) / D}),
+    ("Full", "bfloat16", "Device", {"device": (4 + 8 + 4 + 2) / D}),
+    ("None", "float32", "Host", {"host": 4 + 8 + 4}),
+    ("Full", "float32", "Host", {"host": (4 + 8 + 4) / D}),
+    ("Optimizer", "bfloat16", "Host", {"host": (4 + 8 + 4 + 2) / D}),
+    ("Full", "float32", "Disk", {"disk": (4 + 8 + 4) / D}),
+    ("Full", "bfloat16", "Disk", {"disk": (4 + 8 + 4 + 2) / D}),
+]
+
+
+@pytest.mark.parametrize(("sharding", "compute", "home", "expected"), STATE)
+def test_state_of_a_block(sharding: str, compute: str, home: Any, expected: dict[str, float]) -> None:
+    sizes = make_sizes(compute=compute)
+    layout = make_layout(data=D, sharding=sharding, homes=everywhere(home, 4))
+    block = sizes.units[1].numel
+    assert block % D == 0
+    assert unit_state(layout, sizes, 1) == Tiers(**{tier: round(b * block) for tier, b in expected.items()})
+
+
+COMMON: list[tuple[str, str, str, dict[str, float]]] = [
+    # The same for a block used by two pipeline ranks of two data ranks; its working copy stays until the end of the
+    # step.
+    ("None", "float32", "Device", {"device": 4 + 8 / D + 4}),
+    ("None", "bfloat16", "Device", {"device": 2 + (4 + 8) / D + 4}),
+    ("Optimizer", "float32", "Device", {"device": 4 + 8 / D + 4}),
+    ("Gradients", "bfloat16", "Device", {"device": 2 + (4 + 8 + 4) / D}),
+    ("Full", "bfloat16", "Device", {"device": 2 + (4 + 8 + 4) / D}),
+    ("None", "float32", "Host", {"device": 4, "host": (4 + 8 + 4) / D}),
+    ("Full", "bfloat16", "Host", {"device": 2, "host": (4 + 8 + 4 + 2) / D}),
+    ("None", "bfloat16", "Disk", {"device": 2, "disk": (4 + 8 + 4 + 2) / D}),
+]
+
+
+@pytest.mark.parametrize(("sharding", "compute", "home", "expected"), COMMON)
+def test_state_of_a_block_of_two_pipeline_ranks(
+    sharding: str, compute: str, home: Any, expected: dict[str, float]
+) -> None:
+    sizes = make_sizes(blocks=1, compute=compute)
+    layout = make_layout(data=D // 2, sharding=sharding, layer_blocks=(0,) * 4, homes=everywhere(home, 1))
+    block = sizes.units[1].numel
+    assert unit_state(layout, sizes, 1) == Tiers(**{tier: round(b * block) for tier, b in expected.items()})
+
+
+@pytest.mark.parametrize("pipeline", [1, 2, 4, 8])
+def test_moments_of_shared_blocks_shrink_with_the_pipeline(pipeline: int) -> None:
+    sizes = make_sizes(8, blocks=1, compute="bfloat16")
+    layout = make_layout(8, pipeline, layer_blocks=(0,) * 8, homes=everywhere("Host", 1))
+    block = sizes.units[1].shard_length(pipeline) * pipeline
+    assert unit_state(layout, sizes, 1).host == (4 + 8 + 4 + 2) * block // pipeline
+
+
+def test_a_unit_on_disk_keeps_no_gradient_there_when_its_update_follows_at_once() -> None:
+    sizes = make_sizes()
+    layout = make_layout(homes=everywhere("Disk", 4), clipping="PerUnit")
+    assert unit_state(layout, sizes, 1).disk == 12 * sizes.units[1].numel
+
+
+def test_shards_are_padded_to_one_length() -> None:
+    sizes = make_sizes()
+    layout = make_layout(data=3, sharding="Full")
+    head = sizes.units[-1].numel
+    assert head % (3 * 16)
+    assert unit_state(layout, sizes, layout.units - 1).device == 16 * 16 * (head // (3 * 16) + 1)
+
+
+def test_the_window_has_room_for_as_many_units_as_move() -> None:
+    sizes, block = make_sizes(8), make_sizes(8).units[1].numel
+    for moving, window, slots in ((0, 2, 0), (1, 2, 1), (2, 2, 2), (8, 2, 2), (8, 5, 5), (8, 99, 8)):
+        homes = ("Device", *("Host",) * moving, *("Device",) * (8 - moving), "Device")
+        layout = make_layout(8, 1, homes=homes, window=window)
+        rest = sum(unit_state(layout, sizes, unit).device for unit in range(layout.units))
+        buffers = min(2, moving)
+        assert held(layout, sizes, 0).device - rest == (slots + buffers) * 4 * block
+
+
+def test_staging_for_the_disk_does_not_grow_with_the_units_on_it() -> None:
+    sizes = make_sizes(8)
+    few, all_ = (make_layout(8, 1, homes=("Host",) * (10 - n) + ("Disk",) * n) for n in (2, 9))
+    states = [sum(unit_state(lo, sizes, unit).host for unit in range(lo.units)) for lo in (few, all_)]
+    assert held(few, sizes, 0).host - states[0] == held(all_, sizes, 0).host - states[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (make_layout(6, 1, homes=everywhere("Host", 6)), 2),
+        (make_layout(6, 1, homes=everywhere("Host", 6), order="GPipe", micro_batches=3), 8),
+        # With one micro-batch, breadth-first and depth-first orders coincide.
+        (make_layout(6, 1, 1, homes=everywhere("Host", 6), order="GPipe"), 2),
+        (make_layout(6, 1), 0),
+        # Blocks 0, 1, 2 are each used twice in turn: three gradients accumulate at the same time, and one more is
+        # reduced.
+        (make_layout(6, 1, layer_blocks=(0, 1, 2, 0, 1, 2), homes=("Host",) * 5), 4),
+        (make_layout(6, 1, layer_blocks=(0, 0, 1, 1, 2, 2), homes=("Host",) * 5), 2),
+    ],
+)
+def test_gradients_that_grow_at_the_same_time_have_room(layout: Layout, expected: int) -> None:
+    assert gradient_buffers(layout, 0, "Blocks") == expected
+
+
+@pytest.mark.parametrize(
+    ("blocks", "order", "gradients"),
+    # For 6 layers: whole gradients in flight, plus four vectors per shared block.
+    [
+        ((0,) * 6, "Layered", 1 + 4),
+        ((0, 1, 2) * 2, "Layered", 1 + 12),
+        ((0,) * 6, "GPipe", 6 + 4),
+        (range(6), "Layered", 0),
+    ],
+)
+def test_measuring_has_room(blocks: tuple[int, ...], order: str, gradients: int) -> None:
+    sizes = make_sizes(6, len(set(blocks)))
+    layout = make_layout(6, 1, layer_blocks=tuple(blocks), order=order)
+    more = held(replace(layout, measures=True), sizes, 0).device - held(layout, sizes, 0).device
+    assert more == gradients * 4 * sizes.units[1].numel
+
+
+@pytest.mark.parametrize(("window", "bytes_of_mask"), [(None, 0), (16, 0), (15, 4 * 16 * 16)])
+def test_all_windows_have_one_mask_if_they_are_shorter_than_a_sequence(window: int | None, bytes_of_mask: int) -> None:
+    attention: dict[str, Any] = {"heads": 2} | ({"window": {"size": window, "layers": [1, 2]}} if window else {})
+    layout = make_layout(6, 1)
+    more = held(layout, make_sizes(6, attention=attention), 0).device - held(layout, make_sizes(6), 0).device
+    assert more == bytes_of_mask
+
+
+def test_checkpoints_pass_through_host_memory() -> None:
+    layout, sizes = make_layout(6, 1), make_sizes(6)
+    assert held(layout, replace(sizes, checkpoint_buffer=1000), 0).host == held(layout, sizes, 0).host + 1000
+
+
+@pytest.mark.parametrize(
+    ("device", "home", "clipping", "scaled"),
+    [
+        ("cpu", "Device", "PerUnit", True),
+        ("cpu", "Disk", "None", False),
+        ("cuda", "Disk", "Global", True),
+        ("cuda", "Device", "Global", False),
+    ],
+)
+def test_each_thread_that_updates_on_the_host_has_room_for_clipped_gradients(
+    device: Device, home: Any, clipping: str, scaled: bool
+) -> None:
+    layout, sizes = make_layout(6, 1, homes=everywhere(home, 6), clipping=clipping), make_sizes(6, device=device)
+    few, many = (held(layout, replace(sizes, threads=threads), 0) for threads in (1, 5))
+    assert many.host - few.host == (4 * 2**20 if scaled else 0)
+    assert replace(many, host=0) == replace(few, host=0)
+
+
+def walked(layout: Layout, sizes: Sizes) -> tuple[int, int]:
+    peak = activation_peak(layout, sizes, 0, step_plan(layout)[0])
+    return peak.device, peak.host
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_inputs_of_all_micro_batches_are_alive_at_the_turn(n: int) -> None:
+    """method.md 2.5: the memory cost of the layered order."""
+    sizes, layout = make_sizes(6), make_layout(6, 1, n)
+    graphs = Graphs(sizes, sizes.most_tokens(1))
+    head = n * 7 * graphs.boundary + graphs.head_backward
+    # The head has turned one input into a gradient per micro-batch.
+    last_block = n * 7 * graphs.boundary + graphs.block_backward
+    assert walked(layout, sizes)[0] == max(head, last_block)
+
+
+def test_depth_first_with_as_many_warm_up_passes_keeps_one_micro_batch() -> None:
+    sizes = make_sizes(6)
+    graphs = Graphs(sizes, sizes.most_tokens(1))
+    for n in (1, 5):
+        most = 7 * graphs.boundary + max(graphs.head_backward, graphs.block_backward)
+        assert walked(make_layout(6, 1, n, order="1F1B"), sizes)[0] == most
+
+
+def test_stashed_inputs_wait_on_the_host() -> None:
+    sizes, layout = make_sizes(6), make_layout(6, 1, 4)
+    boundary = Graphs(sizes, sizes.most_tokens(1)).boundary
+    device, _ = walked(layout, sizes)
+    stashed, on_host = walked(replace(layout, stash=True), sizes)
+    assert on_host == 6 * 4 * boundary
+    assert device - stashed >= (6 - 2) * 4 * boundary
+
+
+def test_kept_graphs_cost_more_than_inputs() -> None:
+    sizes, n, layers = make_sizes(6), 3, 6
+    graphs = Graphs(sizes, sizes.most_tokens(1))
+    kept, _ = walked(make_layout(6, 1, n, recompute=False), sizes)
+    assert kept > n * layers * graphs.block
+    assert kept < n * layers * (graphs.block + 2 * graphs.boundary) + graphs.block_backward + graphs.head_backward

@@ -1,0 +1,44 @@
+"""Contents of a pod's folder that survive a restart of its ranks in place."""
+
+import os
+from math import nan
+from pathlib import Path
+
+from pseudoreal_api.wire.messages import InPlace, TerminationMessage
+from pseudoreal_trainer.runtime.crash import read_crashes
+from pseudoreal_trainer.runtime.heartbeats import pod_report
+from pseudoreal_trainer.runtime.outcome import collect_outcomes, leave_outcome
+from pseudoreal_trainer.runtime.pod_folder import PodFolder
+from pseudoreal_trainer.runtime.record import HeartbeatFile
+
+WHY = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without a word")
+
+
+def _begin(folder: PodFolder) -> None:
+    HeartbeatFile(folder.heartbeat(0), os.getpid(), 4).write("computing", "a step", 0.0, 7, 0, nan, nan)
+
+
+def test_what_the_ranks_before_left_is_not_taken_for_that_of_the_ranks_to_come(tmp_path: Path) -> None:
+    folder = PodFolder(tmp_path)
+    assert (folder.has_ranks(), folder.in_place()) == (False, None)
+    _begin(folder)
+    leave_outcome(tmp_path, 0, TerminationMessage(outcome="Failed", phase="real", execution=1))
+    (tmp_path / "0.crash").write_text("Fatal Python error: Aborted\n")
+    folder.leave_checkpoint("real-7", 7)
+    folder.ask_to_finish()
+    assert folder.has_ranks()
+    folder.make_room(WHY)
+    assert (folder.has_ranks(), collect_outcomes(tmp_path), read_crashes(tmp_path, 1)) == (False, [], {})
+    assert folder.is_asked_to_finish()
+    report = pod_report(folder)
+    assert (report.ranks, report.in_place) == ([], WHY)
+    assert report.checkpoint is not None
+    _begin(folder)
+    assert [rank.rank for rank in pod_report(folder).ranks] == [4]
+
+
+def test_what_the_operator_says_of_other_pods_is_kept(tmp_path: Path) -> None:
+    folder = PodFolder(tmp_path)
+    assert folder.restarts_elsewhere() == 0
+    folder.leave_restarts_elsewhere(2)
+    assert (folder.restarts_elsewhere(), folder.has_ranks()) == (2, False)

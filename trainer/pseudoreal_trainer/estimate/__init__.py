@@ -1,0 +1,4 @@
+"""Estimates for a plan, before anything runs: seconds in `time`, the fastest layout in `search`; text and picture.
+
+The bytes of a plan are in `plan.memory`. No module imports torch.
+"""

@@ -1,0 +1,189 @@
+"""The fastest layouts of a phase, best first. Pure.
+
+Layouts wait in a priority queue ordered by a lower bound on their seconds. A layout that reaches the front is
+simulated, and waits again with its simulated seconds. The first simulated layout to reach the front is therefore the
+fastest of all, and most layouts are never simulated. With a budget that moves units, the first bound assumes the
+nearest possible homes; a layout that reaches the front waits once more with the bound for its own homes, whose choice
+needs a plan of the step.
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.phase import Home
+
+from pseudoreal_trainer.estimate.search.bound import least_seconds
+from pseudoreal_trainer.estimate.search.fit import activations_fit, least_state_fits, state_fits
+from pseudoreal_trainer.estimate.search.space import Choice, StateChoice, choices, chosen
+from pseudoreal_trainer.estimate.shortfalls import shortfalls
+from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
+from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
+from pseudoreal_trainer.estimate.time.predict import STEPS
+from pseudoreal_trainer.estimate.time.timeline import timeline
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.memory.from_config import fixed_layout, phase_sizes
+from pseudoreal_trainer.plan.memory.homes import Peaks, activation_peaks, choose_homes, nearest_homes
+from pseudoreal_trainer.plan.sizes import Device, Sizes
+
+Homes = tuple[Home, ...]
+"""Home of each unit."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A layout that fits, and the seconds of its step."""
+
+    choice: Choice
+    seconds: float
+
+
+@dataclass
+class Counts:
+    """Statistics of a search."""
+
+    layouts: int = 0
+    too_large: int = 0
+    simulated: int = 0
+
+
+class Search:
+    """The search among the layouts of one phase."""
+
+    def __init__(self, config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int) -> None:
+        self._config, self._profile = config, profile
+        self._least = profile if config.offload.budget is None else _with_fastest_updates(profile)
+        """The machine used for lower bounds: a budget may move a unit to where its update is faster."""
+        self._device, self._threads = device, threads
+        self._sizes: dict[int, Sizes] = {}
+        """Number of expert ranks -> sizes with a rank's own part of the units."""
+        self._peaks: dict[Choice, Peaks] = {}
+        """Activation peaks, shared by layouts that differ only in sharding and replicas: building the plan of a step
+        takes the longest."""
+        self._alike: dict[tuple[int, bool], Layout] = {}
+        """The first layout of each assignment of layers to pipeline ranks; later ones share its cached properties."""
+        self._nearest: dict[StateChoice, Homes | None] = {}
+        self._homes: dict[Choice, Homes | None] = {}
+        """Homes, shared by layouts that differ only in replicas; None: they do not fit."""
+        self.counts = Counts()
+
+    def fastest(self) -> Iterator[Found]:
+        """Yield the layouts that fit, fastest first; among equally fast ones, the simplest first. Raises ValueError if
+        the profile lacks a figure that the phase needs."""
+        waiting = [entry for choice in choices(self._config) if (entry := self._begun(choice)) is not None]
+        heapq.heapify(waiting)
+        while waiting:
+            entry = heapq.heappop(waiting)
+            if entry.simulated:
+                yield Found(entry.choice, entry.seconds)
+            elif (further := self._further(entry)) is not None:
+                heapq.heappush(waiting, further)
+            else:
+                self.counts.too_large += 1
+
+    def _begun(self, choice: Choice) -> "_Entry | None":
+        """Return a choice with its first bound; None if it cannot fit."""
+        self.counts.layouts += 1
+        state = choice.of_state
+        if state not in self._nearest:
+            self._nearest[state] = self._nearest_homes(choice)
+        homes = self._nearest[state]
+        if homes is None:
+            self.counts.too_large += 1
+            return None
+        sizes = self._sizes_of(choice)
+        layout = self._fixed_layout(choice).with_homes(homes)
+        bound = least_seconds(layout, sizes, self._costs(layout, sizes, self._least))
+        return _Entry(bound, choice.simplicity, choice)
+
+    def _nearest_homes(self, choice: Choice) -> Homes | None:
+        """Return the nearest possible homes; None if the state cannot fit."""
+        layout, sizes, offload = self._fixed_layout(choice), self._sizes_of(choice), self._config.offload
+        if not least_state_fits(self._config, layout, sizes, self._profile):
+            return None
+        return layout.homes if offload.budget is None else nearest_homes(offload, layout, sizes)
+
+    def _further(self, entry: "_Entry") -> "_Entry | None":
+        """Return the entry after its next step: own homes and their bound, or the simulation. None if the layout does
+        not fit."""
+        if entry.layout is not None:
+            return self._simulated(entry, entry.layout)
+        layout = self._fitting(entry.choice)
+        if layout is None:
+            return None
+        if self._config.offload.budget is None:
+            return self._simulated(entry, layout)
+        sizes = self._sizes_of(entry.choice)
+        bound = least_seconds(layout, sizes, self._costs(layout, sizes, self._profile))
+        return replace(entry, seconds=max(bound, entry.seconds), layout=layout)
+
+    def _fixed_layout(self, choice: Choice) -> Layout:
+        layout = fixed_layout(chosen(self._config, choice), self._sizes_of(choice))
+        return layout.as_in(self._alike.setdefault((choice.pipeline, choice.is_modular), layout))
+
+    def _fitting(self, choice: Choice) -> Layout | None:
+        """Return the layout of a choice; None if it does not fit."""
+        # Bytes do not depend on the number of replicas.
+        of_bytes = replace(choice, replicas=1)
+        if of_bytes not in self._homes:
+            self._homes[of_bytes] = self._fitting_homes(choice)
+        homes = self._homes[of_bytes]
+        return None if homes is None else self._fixed_layout(choice).with_homes(homes)
+
+    def _fitting_homes(self, choice: Choice) -> Homes | None:
+        config, sizes, fixed = self._config, self._sizes_of(choice), self._fixed_layout(choice)
+        if not state_fits(config, fixed, sizes, self._profile):
+            return None
+        kind = replace(choice, sharding="None", replicas=1)
+        if kind not in self._peaks:
+            self._peaks[kind] = activation_peaks(fixed, sizes)
+        peaks = self._peaks[kind]
+        if not activations_fit(config, fixed, sizes, peaks, self._profile):
+            return None
+        layout = fixed.with_homes(choose_homes(config.offload, fixed, sizes, peaks))
+        return None if shortfalls(config, layout, sizes, peaks, self._profile) else layout.homes
+
+    def _simulated(self, entry: "_Entry", layout: Layout) -> "_Entry":
+        self.counts.simulated += 1
+        costs = self._costs(layout, self._sizes_of(entry.choice), self._profile)
+        line = timeline(layout, step_plan(layout), costs, STEPS)
+        # Where ranks do not wait for each other, one of few steps may have started during the step before.
+        return replace(entry, seconds=max(line.seconds, entry.seconds), simulated=True, layout=None)
+
+    def _costs(self, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> MeasuredCosts:
+        return MeasuredCosts(profile, layout, sizes, self._config.precision.compute)
+
+    def _sizes_of(self, choice: Choice) -> Sizes:
+        if choice.expert_ranks not in self._sizes:
+            config = chosen(self._config, choice)
+            self._sizes[choice.expert_ranks] = phase_sizes(config, self._device, self._threads)
+        micro_batch = self._config.batch.sequences // choice.micro_batches
+        return replace(self._sizes[choice.expert_ranks], micro_batch=micro_batch)
+
+
+def _with_fastest_updates(profile: HardwareProfile) -> HardwareProfile:
+    """Return the machine with updates on devices that are no slower than updates on hosts."""
+    speeds = [
+        known.model_copy(
+            update={
+                "update_on_device_seconds_per_element": min(
+                    known.update_on_device_seconds_per_element, known.update_on_host_seconds_per_element
+                )
+            }
+        )
+        for known in profile.speeds
+    ]
+    return profile.model_copy(update={"speeds": speeds})
+
+
+@dataclass(order=True, frozen=True)
+class _Entry:
+    seconds: float
+    """Seconds of a step: a lower bound, or the simulated time."""
+    simplicity: tuple[int, ...]
+    choice: Choice = field(compare=False)
+    layout: Layout | None = field(default=None, compare=False)
+    """The layout with its own homes, if a budget moved units and `seconds` is the bound for these homes."""
+    simulated: bool = False

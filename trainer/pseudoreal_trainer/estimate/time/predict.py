@@ -1,0 +1,101 @@
+"""Step time, idle share and bottleneck of a phase on given hardware. Pure."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from math import ceil
+
+from pseudoreal_trainer.estimate.time.costs import Load, MeasuredCosts
+from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, Precision
+from pseudoreal_trainer.estimate.time.timeline import (
+    COLLECTIVE,
+    COMPUTE,
+    COPY_IN,
+    COPY_OUT,
+    DISK,
+    EXCHANGE,
+    SIDE,
+    Timeline,
+    timeline,
+)
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.records import Fetch, Pass, Plan, Read, Reduce, Update
+from pseudoreal_trainer.plan.sizes import Sizes
+
+STEPS = 3
+"""Number of simulated steps: updates overlap the next step, so a single step is not representative."""
+_BUSY = 0.5
+"""Least busy share of a bottleneck; below it, no lane is the bottleneck, and the time is lost in waiting."""
+
+_WORDS = {
+    COMPUTE: "the forward and backward passes",
+    SIDE: "the reductions' ends and the updates",
+    COPY_IN: "the copies from host to device",
+    COPY_OUT: "the copies from device to host",
+    COLLECTIVE: "the collectives between data ranks",
+    EXCHANGE: "the exchanges of tokens with experts",
+    DISK: "the reads from disk",
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    timeline: Timeline
+    idle_share: float
+    bottleneck: str
+    tokens_to_hide: dict[Load, int]
+    """Load that occurs once per step, for any number of tokens -> number of tokens per step, over all ranks, above
+    which compute takes longer than the load."""
+
+
+def predict(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> Prediction:
+    """Return the prediction for a phase. Raises ValueError if the profile lacks a figure that the phase needs."""
+    costs = MeasuredCosts(profile, layout, sizes, compute)
+    plan = step_plan(layout)
+    line = timeline(layout, plan, costs, STEPS)
+    idle = idle_share(line, layout.pipeline)
+    tokens = _tokens_to_hide(layout, sizes, plan, costs)
+    return Prediction(line, idle, _bottleneck(layout, line, idle), tokens)
+
+
+def idle_share(line: Timeline, ranks: int) -> float:
+    """Return the share of the step in which a pipeline rank's first thread is idle; the mean over the ranks."""
+    busy = busy_seconds(line)
+    return 1 - sum(busy[rank, COMPUTE] for rank in range(ranks)) / (ranks * line.seconds) if line.seconds else 0.0
+
+
+def busy_seconds(line: Timeline) -> defaultdict[tuple[int, str], float]:
+    """Return the seconds that each lane is busy within the step."""
+    found: defaultdict[tuple[int, str], float] = defaultdict(float)
+    for task, span in zip(line.tasks, line.spans, strict=True):
+        if task.record is not None:
+            found[task.lane] += max(0.0, min(span.end, line.seconds) - max(span.begin, 0.0))
+    return found
+
+
+def _bottleneck(layout: Layout, line: Timeline, idle: float) -> str:
+    busy = busy_seconds(line)
+    (rank, lane), seconds = max(busy.items(), key=lambda item: item[1])
+    share = seconds / line.seconds
+    what = f"{_WORDS.get(lane, 'the messages')} of pipeline rank {rank} take {share:.0%} of the step"
+    if share >= _BUSY:
+        return what
+    return (
+        f"waiting: no part is busy for half of the step, {what}, and pipeline ranks wait {idle:.0%} of it for each"
+        f" other and for copies; larger micro-batches, more than {layout.micro_batches} of them, or a larger"
+        f" offload.window than {layout.window} may help"
+    )
+
+
+def _tokens_to_hide(layout: Layout, sizes: Sizes, plan: Plan, costs: MeasuredCosts) -> dict[Load, int]:
+    tokens = sizes.micro_batch * sizes.model.sequence_length * layout.micro_batches
+    worst: dict[Load, float] = {}
+    for records in plan:
+        compute = sum(costs.compute(record) for record in records if isinstance(record, Pass))
+        once: defaultdict[Load, float] = defaultdict(float)
+        for record in records:
+            if isinstance(record, Read | Fetch | Reduce | Update):
+                for load, seconds in costs.loads(record).items():
+                    once[load] += seconds
+        worst |= {load: max(worst.get(load, 0.0), seconds / compute) for load, seconds in once.items() if seconds > 0}
+    return {load: ceil(tokens * ratio) for load, ratio in worst.items()}

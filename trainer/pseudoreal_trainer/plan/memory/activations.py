@@ -1,0 +1,135 @@
+"""Bytes of activations over a step: a walk through a rank's plan. Pure."""
+
+from dataclasses import replace
+from itertools import accumulate
+
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.memory.expert_parallel import Change, SpreadBytes
+from pseudoreal_trainer.plan.memory.graphs import graphs_by_position
+from pseudoreal_trainer.plan.memory.tiers import Tiers
+from pseudoreal_trainer.plan.records import (
+    Backward,
+    Count,
+    Forward,
+    RankPlan,
+    Receive,
+    Record,
+    Stash,
+    SumChoices,
+    Unstash,
+)
+from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.plan.spread import Part
+
+LEAVING = 2
+"""Number of boundary activations on a GPU whose copy to the host is still pending, besides the newest one."""
+
+
+def most_stashed(records: RankPlan) -> int:
+    """Return the most boundary activations that are on the host at a time."""
+    changes = (isinstance(record, Stash) - isinstance(record, Unstash) for record in records)
+    return max(accumulate(changes), default=0)
+
+
+def activation_peak(layout: Layout, sizes: Sizes, rank: int, records: RankPlan) -> Tiers:
+    """Return the peak bytes of activations, including the temporary tensors of a running pass, on the data rank with
+    the largest part of a micro-batch."""
+    tokens = sizes.most_tokens(layout.data)
+    walk = _Walk(layout, sizes, tokens, rank)
+    for record in records:
+        walk.take(record)
+    leaving = LEAVING * sizes.boundary(tokens) if layout.stash and sizes.device == "cuda" else 0
+    on_host = most_stashed(records) * sizes.boundary_on_host(tokens)
+    return Tiers(walk.peak + leaving, on_host, pinned=on_host if sizes.device == "cuda" else 0)
+
+
+class _Walk:
+    def __init__(self, layout: Layout, sizes: Sizes, tokens: int, rank: int) -> None:
+        self._layout, self._rank, self._boundary = layout, rank, sizes.boundary(tokens)
+        self._graphs = graphs_by_position(sizes, tokens, layout.loss_chunk)
+        self._changes: dict[tuple[int, Part], Change] = {}
+        """Bytes changed by the parts of a pass through expert-parallel experts, by kind of layer and part."""
+        self._held = self.peak = 0
+        """Device bytes held now, and their maximum so far."""
+
+    def take(self, record: Record) -> None:
+        match record:
+            case Receive():
+                self._hold(self._boundary)
+            case _ if (change := self._of_spread(record)) is not None:
+                self._hold(change.held, briefly=change.briefly)
+                self._hold(-change.freed)
+            case Forward():
+                # The output is the next position's input, or a message that lives until its gradient arrives.
+                self._hold(self._boundary + self._kept_graph(record.position) + self._kept_choice(record.position))
+            case Backward():
+                # Recomputation saves the routing decision again as part of the new graph, so the copy kept since the
+                # forward pass is freed.
+                self._hold(-self._answered(record.position) - self._kept_choice(record.position))
+                self._hold(0, briefly=self._during_backward(record.position))
+                self._hold(-self._freed_by_backward(record.position))
+            case SumChoices(position):
+                self._hold(self._graphs[position].counts)
+            case Stash():
+                self._hold(-self._boundary)
+            case Unstash():
+                self._hold(self._boundary)
+
+    def _of_spread(self, record: Record) -> Change | None:
+        """Return the bytes changed by a part of a pass through expert-parallel experts; None for any other record."""
+        if not isinstance(record, Part) or isinstance(record, Count) or not self._layout.spreads(record.position):
+            return None
+        graphs, keeps_graph = self._graphs[record.position], self._keeps_graph(record.position)
+        # Layers of one kind share one graphs object.
+        kind = id(graphs), replace(record, position=0, micro_batch=0)
+        if kind not in self._changes:
+            spread = SpreadBytes(graphs, keeps_graph, self._layout.expert_ranks, self._layout.expert_groups)
+            self._changes[kind] = spread.change(record)
+        change = self._changes[kind]
+        if isinstance(record, Backward):
+            change = replace(change, freed=change.freed + self._answered(record.position))
+        return change
+
+    def _hold(self, change: int, *, briefly: int = 0) -> None:
+        self._held += change
+        self.peak = max(self.peak, self._held + briefly)
+
+    def _during_backward(self, position: int) -> int:
+        if position == 0:
+            return self._graphs[position].embedding_backward
+        if position == self._layout.head:
+            return self._graphs[position].head_backward
+        return self._graphs[position].block_backward - (
+            self._kept_graph(position) + self._boundary if self._keeps_graph(position) else 0
+        )
+
+    def _answered(self, position: int) -> int:
+        """Return the bytes of an output that was sent to another rank, unless it is part of a graph."""
+        was_sent = position < self._layout.head and not self._is_here(position + 1)
+        return self._boundary if was_sent and not self._keeps_graph(position) else 0
+
+    def _freed_by_backward(self, position: int) -> int:
+        """Return the bytes that the backward pass of a position frees: its graph, its input and the gradient of its
+        output, minus the new gradient of its input."""
+        inputs = int(position > 0)
+        if position > 0 and self._is_here(position - 1) and self._keeps_graph(position - 1):
+            # The input is also the output saved in the graph of the position before.
+            inputs -= 1
+        if self._keeps_graph(position):
+            inputs += 1
+        gradients = int(position < self._layout.head) - int(position > 0)
+        return self._kept_graph(position) + (inputs + gradients) * self._boundary
+
+    def _kept_graph(self, position: int) -> int:
+        return self._graphs[position].block if self._keeps_graph(position) else 0
+
+    def _kept_choice(self, position: int) -> int:
+        """Return the bytes of the routing decision that a pass keeps for its recomputation."""
+        is_kept = self._layout.has_experts(position) and not self._keeps_graph(position)
+        return self._graphs[position].choice if is_kept else 0
+
+    def _keeps_graph(self, position: int) -> bool:
+        return not self._layout.recompute and 0 < position < self._layout.head
+
+    def _is_here(self, position: int) -> bool:
+        return self._layout.rank_of(position) == self._rank

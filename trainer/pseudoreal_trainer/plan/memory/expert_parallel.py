@@ -1,0 +1,174 @@
+"""Bytes of the parts of passes through expert-parallel experts. Pure.
+
+Rows sent to other ranks stay in memory as long as the rows received; a rank that has all experts exchanges rows with
+itself, and has one copy. A group of experts holds its share of a micro-batch's rows at a time; the rows received for
+all groups, and the rows to send back, live from the first group to the last.
+
+The number of rows that a rank's experts receive depends on the data. Here all experts receive equally many, and none
+refuses any: a rank whose experts receive twice as many needs twice the bytes of rows.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from pseudoreal_trainer.plan.memory.graphs import Graphs
+from pseudoreal_trainer.plan.records import (
+    Backward,
+    Exchange,
+    ExpertBackward,
+    ExpertForward,
+    Forward,
+    Leg,
+    Recompute,
+    Route,
+)
+from pseudoreal_trainer.plan.spread import Part
+
+_INDEX_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Change:
+    """Change of the device's bytes by a record."""
+
+    held: int = 0
+    """Bytes allocated by the record; they stay afterwards, except for `freed`."""
+    briefly: int = 0
+    """Additional temporary bytes while the record runs."""
+    freed: int = 0
+    """Bytes free after the record."""
+
+
+@dataclass(frozen=True)
+class SpreadBytes:
+    """The parts of passes of a layer over some tokens."""
+
+    graphs: Graphs
+    keeps_graph: bool
+    ranks: int
+    """Number of ranks over which the experts are spread."""
+    groups: int
+    """Number of groups of a rank's experts."""
+
+    def change(self, record: Part) -> Change:
+        match record:
+            case Route():
+                return Change(held=self._routed + self.graphs.choice + (self._dense if self.keeps_graph else 0))
+            case Exchange(leg):
+                return self._exchanged(leg)
+            case ExpertForward(group=group):
+                return self._forward_of(group)
+            case Forward():
+                # Rows that came back, weighted, and in the order of the tokens. The routing decision stays.
+                return Change(self._boundary, briefly=2 * self._rows, freed=self._copies * self._rows + self._routed)
+            case Recompute():
+                return Change(self._dense + self._rows, briefly=self._rows)
+            case ExpertBackward(group=group):
+                return self._backward_of(group)
+            case Backward():
+                return Change(
+                    briefly=max(0, self._during_dense - self._dense),
+                    # The input and the gradient of the output are freed; the gradient of the input replaces one of
+                    # them.
+                    freed=self._copies * self._weighted_rows + self._dense + self.graphs.choice + self._boundary,
+                )
+        return Change()
+
+    @property
+    def _copies(self) -> int:
+        """Number of copies of exchanged rows in memory: as sent and as received."""
+        return 2 if self.ranks > 1 else 1
+
+    def _exchanged(self, leg: Leg) -> Change:
+        """Return the change by an exchange: the rows received, and the rows sent if the exchange creates them."""
+        size = self._weighted_rows if leg in (Leg.COMBINE_GRADIENT, Leg.DISPATCH_GRADIENT) else self._rows
+        makes = leg in (Leg.DISPATCH, Leg.COMBINE_GRADIENT)
+        return Change(held=(self._copies - 1 + makes) * size, briefly=self._rows if makes else 0)
+
+    def _forward_of(self, group: int) -> Change:
+        # The group's rows in the order of the experts, and the experts' outputs, in parts and concatenated.
+        briefly = (3 * self._rows + self._inner) // self.groups
+        return self._while_groups_compute(group, came=self._rows, back=self._rows, briefly=briefly, kept=self._mixed)
+
+    def _backward_of(self, group: int) -> Change:
+        came = self._weighted_rows + (0 if self.keeps_graph else self._rows)
+        briefly = self._during_experts - self._mixed // self.groups
+        return self._while_groups_compute(group, came, self._weighted_rows, briefly, kept=-self._mixed)
+
+    def _while_groups_compute(self, group: int, came: int, back: int, briefly: int, kept: int) -> Change:
+        """Return the change by a group's computation.
+
+        The first group waits for the rows that `came`, which frees the rows that were sent, and allocates the rows that
+        go `back`; the last group frees the rows that came. `kept`: bytes of graphs that all groups together add, or
+        free if negative.
+        """
+        held = back + self._indices if group == 0 else 0
+        freed = (self._copies - 1) * came if group == 0 else 0
+        freed += came + self._indices if group == self.groups - 1 else 0
+        return Change(held, briefly, freed - kept // self.groups)
+
+    @property
+    def _boundary(self) -> int:
+        return self.graphs.boundary
+
+    @property
+    def _rows(self) -> int:
+        """Bytes of the rows, [rows, H]."""
+        sizes = self.graphs.sizes
+        return sizes.allocated(sizes.rows(self.graphs.tokens, Leg.DISPATCH))
+
+    @property
+    def _weighted_rows(self) -> int:
+        """Bytes of the rows with a weight each, [rows, H + 1]."""
+        sizes = self.graphs.sizes
+        return sizes.allocated(sizes.rows(self.graphs.tokens, Leg.DISPATCH_GRADIENT))
+
+    @property
+    def _indices(self) -> int:
+        """Bytes of an index per row, [rows]."""
+        sizes = self.graphs.sizes
+        return sizes.allocated(_INDEX_BYTES * sizes.choices * self.graphs.tokens)
+
+    @property
+    def _routed(self) -> int:
+        """Bytes that routing leaves, without the routing decision: hidden features, the features after the norm, the
+        output of shared experts if there are any, and the weights of choices."""
+        has_shared = self.graphs.sizes.model.shared_expert is not None
+        return (2 + has_shared) * self._boundary + self._weights
+
+    @property
+    def _weights(self) -> int:
+        """Bytes of a weight per row, [rows], in the router's type."""
+        sizes = self.graphs.sizes
+        return sizes.allocated(max(4, sizes.compute_bytes) * sizes.choices * self.graphs.tokens)
+
+    @cached_property
+    def _inner(self) -> int:
+        """Bytes that experts save for backward in addition to their rows."""
+        return self.graphs.sizes.choices * self.graphs.kept_of_experts
+
+    @cached_property
+    def _mixed(self) -> int:
+        """Bytes of the graph of a pass of experts, if it is kept from the forward pass: input rows, output rows,
+        intermediates, and row indices."""
+        return self._inner + 2 * self._rows + self._indices if self.keeps_graph else 0
+
+    @cached_property
+    def _dense(self) -> int:
+        """Bytes saved for backward up to the experts, with the weights of rows before and after they are sorted by
+        expert."""
+        return self.graphs.kept_up_to_experts + 2 * self._weights
+
+    @cached_property
+    def _during_experts(self) -> int:
+        """Peak bytes of the backward pass of a group, including its forward pass: input and output rows, and the
+        gradients of both; tensors saved by experts and their first gradients; and the gradients of the parameters."""
+        sizes, layer = self.graphs.sizes, self.graphs.layer
+        experts = next(unit for unit in sizes.units_of_layer(layer) if unit.is_experts)
+        gradients = sizes.allocated(experts.numel * sizes.compute_bytes)
+        first = sizes.choices * self.graphs.first_gradients_of_experts
+        return (5 * self._rows + self._inner + first) // self.groups + gradients
+
+    @cached_property
+    def _during_dense(self) -> int:
+        return self.graphs.backward_up_to_experts

@@ -1,0 +1,80 @@
+"""From a phase's configuration to the inputs of its plan. Pure."""
+
+from pseudoreal_api.quantity import bytes_of
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
+
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.plan.chunks import most_tokens
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.memory.homes import (
+    Peaks,
+    activation_peaks,
+    bounds_of,
+    budget_shortfalls,
+    choose_homes,
+    named_homes,
+)
+from pseudoreal_trainer.plan.parts import own_units
+from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.units import units_of
+
+
+def phase_layout(config: PhaseConfig, device: Device) -> Layout:
+    """Return the layout of a phase, the same on all ranks. Raises InvalidJobError if the phase exceeds its budget."""
+    sizes = phase_sizes(config, device)
+    peaks = activation_peaks(fixed_layout(config, sizes), sizes)
+    layout = placed_layout(config, sizes, peaks)
+    reasons = budget_shortfalls(layout, sizes, peaks, bounds_of(config.offload.budget))
+    if reasons:
+        raise InvalidJobError("; ".join(reasons))
+    return layout
+
+
+def placed_layout(config: PhaseConfig, sizes: Sizes, peaks: Peaks) -> Layout:
+    """Return the layout with homes chosen for the budget, even if the budget is still exceeded. `peaks`: activation
+    peaks of the layout before the budget moves any unit."""
+    layout = fixed_layout(config, sizes)
+    return layout.with_homes(choose_homes(config.offload, layout, sizes, peaks))
+
+
+def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
+    """Return the layout before the budget moves any unit: each unit has the home that the phase names."""
+    assert config.parallelism.layout == "Given", "layout Auto is resolved before the ranks start"
+    return Layout(
+        layer_blocks=blocks_of_layers(config.sharing, config.model.layers),
+        layer_experts=experts_of_layers(config.sharing, config.model),
+        pipeline=config.parallelism.pipeline,
+        data=config.ranks // config.parallelism.pipeline,
+        micro_batches=config.batch.micro_batches,
+        replicas=config.parallelism.replicas,
+        expert_ranks=config.parallelism.expert_ranks,
+        expert_groups=config.offload.expert_groups,
+        homes=named_homes(config.offload, sizes),
+        order=config.parallelism.schedule,
+        sharding=config.parallelism.state_sharding,
+        window=config.offload.window,
+        recompute=config.activations.keep == "Inputs",
+        stash=config.activations.home == "Host",
+        clipping=config.optimizer.clipping.mode,
+        ends_are_one=config.model.embeddings == "Tied",
+        loss_chunk=most_tokens(config.model.vocabulary_size, master_bytes(config.precision.compute)),
+        measures=config.measure is not None or config.until.gradient_correlation is not None,
+        balances_steps=config.model.balances_steps,
+    )
+
+
+def phase_sizes(config: PhaseConfig, device: Device, threads: int = 1) -> Sizes:
+    whole, spread = units_of(config.model, config.sharing), config.parallelism.expert_ranks
+    return Sizes(
+        model=config.model,
+        units=own_units(whole, 0, spread, config.offload.expert_groups),
+        compute_bytes=compute_bytes(config.precision.compute),
+        master_bytes=master_bytes(config.precision.compute),
+        micro_batch=config.batch.sequences // config.batch.micro_batches,
+        checkpoint_buffer=bytes_of(config.checkpoint.buffer_bytes),
+        device=device,
+        threads=threads,
+        has_z_loss=float(config.optimizer.z_loss) > 0,
+        masks_documents=config.data.documents.masking == "IntraDocument",
+    )

@@ -1,0 +1,157 @@
+"""Bytes of single tensors of a pass, by shape and type. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.plan.units import Parameter
+
+_EFFICIENT_BLOCK = 32
+"""Tokens per block (kAlignLSE of torch's efficient attention)."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Device bytes of each tensor of a pass over B sequences of T tokens, with H hidden features, F MLP intermediates,
+    Q features in all queries and K in all keys.
+
+    Three types: `compute`, for the passes; `wide`, the accumulation type of norms, routers and sums of attention, at
+    least float32; and `master`, for the loss and for gradient accumulation.
+    """
+
+    sizes: Sizes
+    tokens: int
+    """B * T"""
+    layer: int = 0
+    """The layer, for tensors of a layer."""
+
+    @property
+    def hidden(self) -> int:
+        """[B, T, H], compute."""
+        return self.sizes.boundary(self.tokens)
+
+    @property
+    def wide_hidden(self) -> int:
+        """[B, T, H], wide."""
+        return self.of(self.tokens * self.sizes.model.hidden_size, self.wide_bytes)
+
+    @property
+    def query(self) -> int:
+        """[B, T, Q], compute."""
+        return self.of(self.tokens * self.sizes.model.query_size, self.sizes.compute_bytes)
+
+    @property
+    def key(self) -> int:
+        """[B, T, K], compute: the keys, or the values."""
+        return self.of(self.tokens * self.sizes.model.key_size, self.sizes.compute_bytes)
+
+    @property
+    def normed_hidden(self) -> int:
+        """[B, T, H], in a norm's type."""
+        return self.normed(self.sizes.model.hidden_size)
+
+    def normed(self, features: int) -> int:
+        """[B, T, features], in a norm's type."""
+        return self.of(self.tokens * features, self.wide_bytes if self.norm_casts else self.sizes.compute_bytes)
+
+    @property
+    def inner(self) -> int:
+        """[B, T, F], compute; for an expert, as if it received all tokens."""
+        return self.of(self.tokens * self.inner_size, self.sizes.compute_bytes)
+
+    @property
+    def inner_size(self) -> int:
+        """F"""
+        model = self.sizes.model
+        return (model.expert if model.has_experts(self.layer) else model.feed_forward).size
+
+    @property
+    def shared_inner(self) -> int:
+        """[B, T, F of all shared experts], compute."""
+        shared = self.sizes.model.shared_expert
+        return self.of(self.tokens * shared.size, self.sizes.compute_bytes) if shared else 0
+
+    @property
+    def inverse_root(self) -> int:
+        """[B, T, 1], wide: a norm's factor for each token."""
+        return self.of(self.tokens, self.wide_bytes)
+
+    @property
+    def log_sum_exp(self) -> int:
+        """[B, heads, T], wide: log-sum-exp of each token's scores. Torch's efficient attention pads T to whole
+        blocks."""
+        model, tokens = self.sizes.model, self.tokens
+        if self.has_efficient_attention:
+            tokens = tokens // model.sequence_length * _multiple(model.sequence_length, _EFFICIENT_BLOCK)
+        return self.of(tokens * model.attention.heads, self.wide_bytes)
+
+    @property
+    def compute_logits(self) -> int:
+        """[B * T, V], compute."""
+        return self.of(self.tokens * self.sizes.model.vocabulary_size, self.sizes.compute_bytes)
+
+    @property
+    def logits(self) -> int:
+        """[B * T, V], master."""
+        return self.of(self.tokens * self.sizes.model.vocabulary_size, self.sizes.master_bytes)
+
+    @property
+    def norm_weight(self) -> int:
+        """[H], compute."""
+        return self.of(self.sizes.model.hidden_size, self.sizes.compute_bytes)
+
+    @property
+    def vocabulary(self) -> int:
+        """[V, H], compute."""
+        model = self.sizes.model
+        return self.of(model.vocabulary_size * model.hidden_size, self.sizes.compute_bytes)
+
+    def parameters(self, counts: Callable[[str], bool] = lambda name: True) -> int:  # noqa: ARG005
+        """Return the bytes of the gradients of the layer's parameters whose names `counts` accepts, compute."""
+        return sum(self.of(p.numel, self.sizes.compute_bytes) for p in self._parameters if counts(p.name))
+
+    @property
+    def cast(self) -> int:
+        """The gradient of the layer's largest parameter, master, as the CPU casts it before adding. 0 on a GPU, which
+        casts while adding."""
+        return self._cast(max(parameter.numel for parameter in self._parameters))
+
+    @property
+    def _parameters(self) -> list[Parameter]:
+        return [parameter for unit in self.sizes.units_of_layer(self.layer) for parameter in unit.parameters]
+
+    @property
+    def cast_vocabulary(self) -> int:
+        """[V, H], master, cast like `cast`."""
+        return self._cast(self.sizes.model.vocabulary_size * self.sizes.model.hidden_size)
+
+    def _cast(self, elements: int) -> int:
+        return 0 if self.is_fused or not self.sizes.has_own_copies else elements * self.sizes.master_bytes
+
+    @property
+    def wide_bytes(self) -> int:
+        return max(4, self.sizes.compute_bytes)
+
+    @property
+    def is_fused(self) -> bool:
+        """True if a norm is one operation, as on a GPU; else a norm is a chain of operations."""
+        return self.sizes.device == "cuda"
+
+    @property
+    def norm_casts(self) -> bool:
+        """True if a norm copies its input into its own type."""
+        return not self.is_fused and self.wide_bytes != self.sizes.compute_bytes
+
+    @property
+    def has_efficient_attention(self) -> bool:
+        """True if the attention kernel returns its heads side by side; else a copy brings the heads together. Torch's
+        flash attention takes no mask."""
+        return self.is_fused and (self.sizes.compute_bytes != 2 or self.sizes.is_masked(self.layer))
+
+    def of(self, elements: int, width: int) -> int:
+        return self.sizes.allocated(elements * width)
+
+
+def _multiple(number: int, of: int) -> int:
+    """Return the next multiple of `of`."""
+    return -(-number // of) * of

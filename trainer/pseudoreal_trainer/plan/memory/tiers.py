@@ -1,0 +1,158 @@
+"""Bytes that a rank holds through the whole step, by tier: state, working copies, window, buffers. Pure."""
+
+from dataclasses import dataclass
+
+from pseudoreal_trainer.plan.buffers import gradient_buffers
+from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
+from pseudoreal_trainer.plan.memory.pinned_arena import PAGE, captures_from_device, crossing, takes_tokens, token_bytes
+from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes
+
+CHUNK_ELEMENTS = 2**20
+"""Elements of each vector in memory at a time, during an update of a unit on disk."""
+CHUNKS_AT_A_TIME = 3
+"""Number of chunks in memory at a time: one is read, one is updated, one is written."""
+PIECE_ELEMENTS = 1 << 18
+"""Elements that a thread updates at a time on the host; their gradient is scaled in memory of the thread."""
+PORTION_BYTES = 4 << 20
+"""Most bytes that a checkpoint copies out of a home at a time."""
+PORTION_ROOM = PORTION_BYTES + 2 * PAGE
+"""Most bytes read from a disk for such a chunk."""
+
+_MEASURING_PARTS = 4
+
+
+@dataclass(frozen=True)
+class Tiers:
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    pinned: int = 0
+    """Bytes of `host` that are pinned for copies to and from a GPU."""
+
+    def __add__(self, other: "Tiers") -> "Tiers":
+        return Tiers(
+            self.device + other.device, self.host + other.host, self.disk + other.disk, self.pinned + other.pinned
+        )
+
+
+def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+    """Return the bytes, without activations, held by the most loaded data rank of a pipeline rank."""
+    state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
+    passing = Tiers(
+        device=sum(
+            _window(layout, sizes, rank, pool)
+            + _gradient_buffers(layout, sizes, rank, pool)
+            + _measuring(layout, sizes, rank, pool)
+            for pool in POOLS
+        )
+        + sizes.mask
+    )
+    updating = Tiers(host=_chunks(layout, sizes, rank) + _scaled_gradients(layout, sizes, rank))
+    region, tokens = _crossing_buffers(layout, sizes, rank), _tokens(layout, sizes, rank)
+    return state + passing + region + tokens + _checkpoint_ring(layout, sizes, rank) + updating
+
+
+def least_held(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Return the device bytes that do not depend on the order of passes: state, the window, and two gradient buffers,
+    one being reduced while the other accumulates. A lower bound of `held`."""
+    state = sum(unit_state(layout, sizes, unit).device for unit in layout.local_units(rank))
+    return state + sum(
+        _window(layout, sizes, rank, pool)
+        + _of_buffers(layout, sizes, rank, pool, min(2, len(layout.buffered_units(rank, pool))))
+        for pool in POOLS
+    )
+
+
+def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
+    """Return the bytes of a unit's master weights, moments, gradient and resident copies."""
+    c, f, shard = sizes.compute_bytes, sizes.master_bytes, sizes.shard(layout, unit)
+    masters_and_moments = (1 + MOMENTS) * f * shard
+    # If the types are equal, master weights also serve as working copies.
+    copy = c * shard if sizes.has_own_copies else 0
+    # If the update follows the reduction at once, the gradient passes through a buffer shared by all units.
+    gradient = f * shard if layout.keeps_gradients else 0
+    gathered = c * sizes.whole(layout, unit) if layout.is_common(unit) else 0
+    match layout.home(unit):
+        case "Host":
+            return Tiers(device=gathered, host=masters_and_moments + copy + gradient)
+        case "Disk":
+            return Tiers(device=gathered, disk=masters_and_moments + copy + gradient)
+        case "Device" if layout.moves(unit):
+            return Tiers(device=masters_and_moments + copy + f * shard)
+        case "Device":
+            masters, whole = f * shard if sizes.has_own_copies else 0, sizes.whole(layout, unit)
+            grown = f * (shard if layout.has_gradient_shard(unit) else whole)
+            return Tiers(device=c * whole + masters + MOMENTS * f * shard + grown)
+
+
+def _window(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
+    largest = max((sizes.whole(layout, unit) for unit in layout.moving_units(rank, pool)), default=0)
+    return layout.slots(rank, pool) * largest * sizes.compute_bytes
+
+
+def _gradient_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
+    return _of_buffers(layout, sizes, rank, pool, gradient_buffers(layout, rank, pool))
+
+
+def _of_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool, buffers: int) -> int:
+    largest = max((sizes.whole(layout, unit) for unit in layout.buffered_units(rank, pool)), default=0)
+    return buffers * largest * sizes.master_bytes
+
+
+def _measuring(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
+    """Return the bytes that a measuring step needs: whole gradients of all layers in flight, and for each shared unit
+    four reduced ones: of the layer, of the layer above, and two sums."""
+    shared = [unit for position in layout.positions(rank) for unit in layout.shared_units(position)]
+    uses = [unit for unit in shared if layout.pool_of(unit) == pool]
+    if not layout.measures or not uses:
+        return 0
+    under_way = 1 if layout.order == "Layered" else len(uses)
+    largest = max(sizes.whole(layout, unit) for unit in uses)
+    return (under_way + _MEASURING_PARTS * len(set(uses))) * largest * sizes.master_bytes
+
+
+def _crossing_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+    """Return the bytes of the arena without the state of units: shared buffers and padding for alignment. Pinned bytes
+    count the whole arena."""
+    region = crossing(layout, sizes, rank)
+    of_units = sum(piece.size for piece in region.pieces if piece.use in ("weights", "gradient"))
+    return Tiers(host=region.size - of_units, pinned=region.size if sizes.device == "cuda" else 0)
+
+
+def _tokens(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+    """Return the bytes of the tokens of a step, on their way to a GPU."""
+    if sizes.device == "cpu" or not takes_tokens(layout, rank, masks_documents=sizes.masks_documents):
+        return Tiers()
+    shape = (sizes.most_sequences(layout.data), sizes.model.sequence_length)
+    size = token_bytes([shape] * layout.micro_batches)
+    return Tiers(host=size, pinned=size)
+
+
+def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+    crosses = sizes.device == "cuda" and captures_from_device(layout, rank)
+    return Tiers(host=sizes.checkpoint_buffer, pinned=sizes.checkpoint_buffer if crosses else 0)
+
+
+def _scaled_gradients(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Return the bytes in which threads scale clipped gradients during an update in host memory."""
+    on_host = [u for u in layout.local_units(rank) if sizes.device == "cpu" or layout.home(u) != "Device"]
+    return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if on_host and layout.clipping != "None" else 0
+
+
+def _chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Return the bytes of host memory through which updates and checkpoints of units on disk pass, independent of the
+    number of units."""
+    on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "Disk"]
+    if not on_disk:
+        return 0
+    elements = min(max(sizes.shard(layout, unit) for unit in on_disk), CHUNK_ELEMENTS)
+    # Master weights, moments, gradient, and the weights in the compute type.
+    vectors = (2 + MOMENTS) * aligned(elements * sizes.master_bytes)
+    if sizes.has_own_copies:
+        vectors += aligned(elements * sizes.compute_bytes)
+    return CHUNKS_AT_A_TIME * vectors + PORTION_ROOM
+
+
+def aligned(size: int) -> int:
+    """Round `size` up to whole pages, in bytes."""
+    return -(-size // PAGE) * PAGE

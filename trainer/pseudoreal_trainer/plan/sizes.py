@@ -1,0 +1,168 @@
+"""Everything besides the layout that byte counts depend on. Pure."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pseudoreal_api.spec.model import Model
+
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.records import Leg
+from pseudoreal_trainer.plan.units import Unit
+
+Device = Literal["cpu", "cuda"]
+"""Type of the device that trains, as in torch."""
+
+MOMENTS = 2
+"""Vectors of AdamW's moments for each vector of master weights."""
+
+_COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+_ALLOCATED = {"cpu": 1, "cuda": 512}
+"""Allocation granularity in bytes: 1 on the CPU; on a GPU the smallest block of torch's caching allocator
+(kMinBlockSize of CUDACachingAllocator, torch 2.11 to 2.15)."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    model: Model
+    units: tuple[Unit, ...]
+    """Units as one rank has them: with expert parallelism, each has only the rank's own experts."""
+    compute_bytes: int
+    """Bytes of an element in the forward and backward pass."""
+    master_bytes: int
+    """Bytes of an element of a master weight, a moment or a gradient."""
+    micro_batch: int
+    """Sequences of a micro-batch, over all data ranks."""
+    checkpoint_buffer: int = 0
+    """Bytes of the buffer through which checkpoints pass."""
+    device: Device = "cpu"
+    threads: int = 1
+    """Number of threads of a rank, for one operation on the host."""
+    has_z_loss: bool = False
+    masks_documents: bool = False
+    """True if tokens attend only within their document."""
+
+    @property
+    def has_own_copies(self) -> bool:
+        """True if working copies differ in type from the master weights."""
+        return self.compute_bytes != self.master_bytes
+
+    def most_sequences(self, data_ranks: int) -> int:
+        """Return the most sequences of a micro-batch on a data rank; see `stream.rank_parts`."""
+        return -(-self.micro_batch // data_ranks)
+
+    def most_tokens(self, data_ranks: int) -> int:
+        """Return the most tokens of a micro-batch that a data rank takes as inputs."""
+        return self.most_sequences(data_ranks) * self.model.sequence_length
+
+    def allocated(self, size: int) -> int:
+        """Return the device bytes that a tensor of `size` bytes takes."""
+        unit = _ALLOCATED[self.device]
+        return -(-size // unit) * unit
+
+    def boundary(self, tokens: int) -> int:
+        """Return the device bytes of the tensor passed from position to position, [B, T, H]."""
+        return self.allocated(self.boundary_on_host(tokens))
+
+    def boundary_on_host(self, tokens: int) -> int:
+        return tokens * self.model.hidden_size * self.compute_bytes
+
+    def block_flops(self, tokens: int, layer: int = 0, twice_the_pairs: int | None = None) -> int:
+        """Return the floating-point operations of a layer's forward pass.
+
+        Two operations count for each weight of a matrix that a token meets; attention counts half of the tokens, or the
+        tokens in its window. With experts, a token meets the router, its own experts and the shared experts, as if no
+        expert were full. `twice_the_pairs`: twice the number of (query, key) pairs, where documents are masked; None:
+        pairs of whole sequences.
+        """
+        if twice_the_pairs is None:
+            length = self.model.sequence_length
+            window = min(self.model.window_of(layer) or length, length)
+            # Averaged over the tokens of a sequence, a token attends to half of window * (2 - window / length) tokens.
+            twice_the_pairs = tokens * window * (2 * length - window) // length
+        return self._matrix_flops(tokens, layer) + self._attention_flops(twice_the_pairs)
+
+    def pass_flops(self, tokens: int, layer: int) -> int:
+        """Return the operations executed in that pass: under a mask, attention to all tokens. With masked documents
+        this is an upper bound, because the lengths of documents are unknown."""
+        if not self.is_masked(layer):
+            return self.block_flops(tokens, layer)
+        return self._matrix_flops(tokens, layer) + self._attention_flops(2 * tokens * self.model.sequence_length)
+
+    def _matrix_flops(self, tokens: int, layer: int) -> int:
+        model = self.model
+        return 2 * tokens * model.hidden_size * (2 * model.query_size + 2 * model.key_size + self._met(layer))
+
+    def _attention_flops(self, twice_the_pairs: int) -> int:
+        """`twice_the_pairs`: twice the number of (query, key) pairs."""
+        return 2 * self.model.query_size * twice_the_pairs
+
+    def _met(self, layer: int) -> int:
+        """Return the number of rows, H wide each, of the router and the MLP matrices that a token meets."""
+        model, matrices = self.model, 3 if self.model.feed_forward.activation == "SwiGLU" else 2
+        if model.experts is None or not model.has_experts(layer):
+            return matrices * model.feed_forward.size
+        shared = model.shared_expert.size if model.shared_expert else 0
+        return model.experts.count + matrices * (self.choices * model.expert.size + shared)
+
+    @property
+    def choices(self) -> int:
+        """Number of experts per token, without shared experts."""
+        experts = self.model.experts
+        assert experts is not None, "the model has experts"
+        return experts.top_k.per_token if experts.top_k else experts.prototypes
+
+    @property
+    def experts(self) -> int:
+        """Number of experts of a layer that has some."""
+        assert self.model.experts is not None, "the model has experts"
+        return self.model.experts.count
+
+    def rows(self, tokens: int, leg: Leg) -> int:
+        """Return the bytes of the rows that `tokens` tokens exchange with their experts: one row per choice, with one
+        more element for the weight if gradients travel."""
+        gradients = leg in (Leg.COMBINE_GRADIENT, Leg.DISPATCH_GRADIENT)
+        return self.choices * tokens * (self.model.hidden_size + gradients) * self.compute_bytes
+
+    def expert_flops(self, tokens: int) -> int:
+        """Return the part of `block_flops` computed by routed experts."""
+        matrices = 3 if self.model.expert.activation == "SwiGLU" else 2
+        return 2 * tokens * self.model.hidden_size * matrices * self.choices * self.model.expert.size
+
+    def units_of_layer(self, layer: int) -> list[Unit]:
+        """Return units with the same parameters as the units of this layer."""
+        has_experts = self.model.has_experts(layer)
+        blocks = [unit for unit in self.units[1:] if not unit.is_experts and unit.is_of_mixture == has_experts]
+        experts = [unit for unit in self.units if unit.is_experts]
+        return [blocks[0], *(experts[:1] if has_experts else [])]
+
+    def is_masked(self, layer: int) -> bool:
+        """Return True if a layer's attention has a mask: a window shorter than a sequence."""
+        window = self.model.window_of(layer)
+        return window is not None and window < self.model.sequence_length
+
+    def kind(self, layer: int) -> tuple[bool, bool]:
+        """Return the properties in which the passes of layers differ: mask, experts."""
+        return self.is_masked(layer), self.model.has_experts(layer)
+
+    @property
+    def mask(self) -> int:
+        """Device bytes of the mask for all windows, [T, T], in the compute type."""
+        is_needed = any(map(self.is_masked, range(self.model.layers)))
+        return self.allocated(self.model.sequence_length**2 * self.compute_bytes) if is_needed else 0
+
+    def shard(self, layout: Layout, unit: int) -> int:
+        """Return the number of elements of a unit's state on each rank that holds a shard."""
+        return self.units[unit].shard_length(layout.shards(unit))
+
+    def whole(self, layout: Layout, unit: int) -> int:
+        """Return the number of elements of all shards, with the padding at the end."""
+        return self.shard(layout, unit) * layout.shards(unit)
+
+
+def compute_bytes(compute: str) -> int:
+    return _COMPUTE_BYTES[compute]
+
+
+def master_bytes(compute: str) -> int:
+    """Return the bytes of an element of a master weight: float32, or float64 if the compute type is float64."""
+    return max(4, _COMPUTE_BYTES[compute])

@@ -1,2 +1,0 @@
-"""Rendezvous of a phase's workers: all connect to worker 0, which authenticates them by the secret of the job and
-numbers them. `launch` decides when and how often they come."""

@@ -1,0 +1,142 @@
+"""Tunnels to the ranks' store, which torch leaves open to everybody; each starts with a handshake.
+
+The store listens only on the loopback interface of worker 0. Each other worker has a port on its own loopback
+interface. A connection to that port is carried to worker 0, after a handshake for each connection, and on to the store.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import structlog
+
+from pseudoreal_trainer.runtime.rendezvous.handshake import HANDSHAKE_SECONDS, STORE, Line, Stranger, greet_worker_0
+
+LOOPBACK = "127.0.0.1"
+BACKLOG = 4096
+_EARLY_BYTES = 2**20
+"""Most bytes kept until a tunnel starts; a client of the store waits for an answer long before."""
+_PAUSE_SECONDS = 0.1
+"""Seconds to pause after a connection could not be accepted."""
+Address = tuple[socket.AddressFamily, Any]
+"""Family and address of a socket, as `getpeername` returns the address."""
+
+log = structlog.get_logger()
+
+
+class _End(asyncio.Protocol):
+    """One of the two connections of a tunnel: its received bytes are written to the other one.
+
+    Bytes are kept until `begin`. `pause_reading` alone does not hold them back: before Python 3.11.4, asyncio starts to
+    read after `connection_made`, even if reading was paused there.
+    """
+
+    other: "_End"
+
+    def __init__(self, moved: Callable[[], None]) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._has_begun = self._has_ended = False
+        self._moved, self._early = moved, bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), "connect_accepted_socket makes a two-way transport"
+        self.transport = transport
+        transport.pause_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self._moved()
+        if self._has_begun:
+            self.other._open.write(data)
+        elif len(self._early) + len(data) <= _EARLY_BYTES:
+            self._early += data
+        else:
+            self._open.abort()
+
+    def begin(self) -> None:
+        """Write the kept bytes to the other end, and from now on all received bytes. Both ends must be connected."""
+        self._has_begun = True
+        if self._early:
+            self.other._open.write(bytes(self._early))
+            self._early.clear()
+        if self._has_ended:
+            self.other._open.close()
+        elif not self._open.is_closing():
+            self._open.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.other._open.pause_reading()
+
+    def resume_writing(self) -> None:
+        if not self.other._open.is_closing():
+            self.other._open.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
+        self._has_ended = True
+        if self._has_begun:
+            self.other._open.close()
+
+    @property
+    def _open(self) -> asyncio.Transport:
+        assert self.transport is not None, "carry() has connected both ends"
+        return self.transport
+
+
+async def carry(one: Line, another: Line, moved: Callable[[], None] = lambda: None) -> None:
+    """Start to carry bytes between two lines, until either end closes its own. `moved` is called for each piece."""
+    loop, first, second = asyncio.get_running_loop(), _End(moved), _End(moved)
+    first.other, second.other = second, first
+    await loop.connect_accepted_socket(lambda: first, one.give_up())
+    await loop.connect_accepted_socket(lambda: second, another.give_up())
+    first.begin()
+    second.begin()
+
+
+async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
+    """Return the next connection and its source address."""
+    while True:
+        try:
+            connected, address = await asyncio.get_running_loop().sock_accept(listener)
+        except OSError as error:  # no descriptors are left, or the peer is gone already
+            log.warning("connection_not_taken", error=str(error))
+            await asyncio.sleep(_PAUSE_SECONDS)
+        else:
+            return connected, str(address[0]).removeprefix("::ffff:")
+
+
+async def connect(address: Address) -> Line:
+    """Connect to an address. Raises OSError."""
+    family, place = address
+    line = Line(socket.socket(family))
+    try:
+        await asyncio.get_running_loop().sock_connect(line.socket, place)
+    except BaseException:
+        line.close()
+        raise
+    return line
+
+
+async def lead_to_store(listener: socket.socket, worker_0: Address, key: bytes) -> None:
+    """Carry every connection of the listener to the store at worker 0, until cancelled. A connection that cannot be
+    carried is closed: torch's store connects again."""
+    tasks = set[asyncio.Task[None]]()
+    while True:
+        connected, _ = await accept(listener)
+        task = asyncio.create_task(_lead(connected, worker_0, key))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+async def _lead(connected: socket.socket, worker_0: Address, key: bytes) -> None:
+    near = Line(connected)
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            far = await connect(worker_0)
+            with closing(far):
+                await greet_worker_0(far, key, STORE)
+                await carry(near, far)
+    except (OSError, Stranger) as error:  # TimeoutError is an OSError
+        log.warning("store_not_reached", worker_0=worker_0[1][0], error=str(error) or type(error).__name__)
+    finally:
+        near.close()
