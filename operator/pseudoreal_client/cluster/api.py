@@ -1,4 +1,4 @@
-"""Requests of the commands to the API server, JSON in and JSON out. Every failure is a `CommandError` with a sentence.
+"""Requests of the commands to the API server, JSON in and JSON out. Every failure is a CommandError.
 
 Anyone allowed to write an object decides its size and depth. A list unreadable as a whole is therefore read in smaller
 pages. An unreadable object is reported by name, and all others are shown.
@@ -18,7 +18,7 @@ from pseudoreal_trainer.cli.common import CommandError
 from pydantic_core import from_json
 from urllib3.exceptions import HTTPError
 
-from pseudoreal_client.cluster.failures import Asked, failure, no_answer
+from pseudoreal_client.cluster.errors import Target, error_of_response, unreachable
 
 Json = dict[str, Any]
 
@@ -33,10 +33,10 @@ _ANSWER_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class _Call:
-    """A request, and the words for its failure."""
+    """A request, and its target for the sentence about a failure."""
 
     request: Request
-    asked: Asked
+    target: Target
     answer_seconds: float | None = _ANSWER_SECONDS
     """Seconds without a byte of the answer after which the cluster counts as unreachable; None: no limit."""
 
@@ -56,26 +56,26 @@ class Api:
         self._client, self._warn = client, warn
 
     def job(self, namespace: str, name: str) -> Json:
-        asked = Asked("get", KIND, name, namespace)
-        return self._json(_Call(kubernetes_requests.get(KIND, namespace, name), asked))
+        target = Target("get", KIND, name, namespace)
+        return self._json(_Call(kubernetes_requests.get(KIND, namespace, name), target))
 
     def each(self, kind: str, namespace: str | None, selector: str = "", *, fields: str = "") -> list[Json]:
         """Return all objects of a kind in the namespace; None means all namespaces. The objects lack `kind` and
         `apiVersion`."""
         request = kubernetes_requests.list_of(kind, namespace, selector, fields=fields)
-        return [*self._pages(request, Asked("list", plural_of(kind), "", namespace))]
+        return [*self._pages(request, Target("list", plural_of(kind), "", namespace))]
 
-    def _pages(self, request: Request, asked: Asked) -> Iterator[Json]:
+    def _pages(self, request: Request, target: Target) -> Iterator[Json]:
         following, most = "", _PAGE
         while True:
             page_request = request.page(most, following)
             try:
-                page = self._read(_Call(page_request, asked))
+                page = self._read(_Call(page_request, target))
             except _Unreadable as reason:
                 if most > 1:
                     most = max(1, most // 8)
                     continue
-                page = self._read_metadata(_Call(page_request.list_metadata_only(), asked), reason)
+                page = self._read_metadata(_Call(page_request.list_metadata_only(), target), reason)
             else:
                 yield from page["items"]
                 most = min(_PAGE, 2 * most)
@@ -88,26 +88,26 @@ class Api:
         try:
             page = self._read(call)
         except _Unreadable as error:
-            raise CommandError(f"the cluster's answer to list {call.asked.kind} cannot be read: {error}") from error
+            raise CommandError(f"the cluster's answer to list {call.target.kind} cannot be read: {error}") from error
         for body in page["items"]:
             name, namespace = body["metadata"]["name"], body["metadata"].get("namespace")
             place = f" in namespace {namespace}" if namespace else ""
             self._warn(
-                f"{clean(name)}{place}, one of the {call.asked.kind}, is left out: {reason}; `kubectl get"
-                f" {call.asked.kind} {clean(name)}{f' -n {namespace}' if namespace else ''} -o yaml` may show it"
+                f"{clean(name)}{place}, one of the {call.target.kind}, is left out: {reason}; `kubectl get"
+                f" {call.target.kind} {clean(name)}{f' -n {namespace}' if namespace else ''} -o yaml` may show it"
             )
         return page
 
     def create_job(self, body: Json, namespace: str, *, dry_run: bool) -> Json:
         """Create the job. `dry_run`: the API server validates the job and stores nothing."""
-        asked = Asked("create", KIND, str(body["metadata"].get("name", "")), namespace)
+        target = Target("create", KIND, str(body["metadata"].get("name", "")), namespace)
         request = kubernetes_requests.create(KIND, namespace, body, FIELD_MANAGER, strict=True, dry_run=dry_run)
-        return self._json(_Call(request, asked))
+        return self._json(_Call(request, target))
 
     def patch_job(self, namespace: str, name: str, patch: Json) -> Json:
         """Apply a merge patch to the job. Raises Conflict if the patch's resourceVersion is not the newest."""
-        asked = Asked("patch", KIND, name, namespace)
-        return self._json(_Call(kubernetes_requests.merge_patch(KIND, namespace, name, patch, FIELD_MANAGER), asked))
+        target = Target("patch", KIND, name, namespace)
+        return self._json(_Call(kubernetes_requests.merge_patch(KIND, namespace, name, patch, FIELD_MANAGER), target))
 
     def log(
         self,
@@ -126,8 +126,8 @@ class Api:
         options |= {"tailLines": str(tail)} if tail is not None else {}
         options |= {"sinceSeconds": str(since_seconds)} if since_seconds is not None else {}
         request = kubernetes_requests.log(namespace, pod, CONTAINER, **options)
-        asked = Asked("get", "the log of pod", pod, namespace)
-        return self._lines(_Call(request, asked, None if follow else _ANSWER_SECONDS))
+        target = Target("get", "the log of pod", pod, namespace)
+        return self._lines(_Call(request, target, None if follow else _ANSWER_SECONDS))
 
     def _lines(self, call: _Call) -> Iterator[str]:
         answer = self._send(call)
@@ -137,7 +137,7 @@ class Api:
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from (line.decode(errors="replace") for line in lines)
         except (HTTPError, OSError) as error:
-            raise no_answer(self._host, call.asked, error) from error
+            raise unreachable(self._host, call.target, error) from error
         finally:
             answer.close()
         if rest:
@@ -147,8 +147,8 @@ class Api:
         try:
             return self._read(call)
         except _Unreadable as error:
-            asked = call.asked
-            raise CommandError(f"{asked.kind} {asked.name} {asked.place} cannot be read: {error}") from error
+            target = call.target
+            raise CommandError(f"{target.kind} {target.name} {target.place} cannot be read: {error}") from error
 
     def _read(self, call: _Call) -> Json:
         """Return the JSON of the response. Raises _Unreadable."""
@@ -159,7 +159,7 @@ class Api:
                 if len(data) > MOST_BYTES:
                     raise _Unreadable(f"it has more than {MOST_BYTES >> 20} MiB")
         except (HTTPError, OSError) as error:
-            raise no_answer(self._host, call.asked, error) from error
+            raise unreachable(self._host, call.target, error) from error
         finally:
             answer.close()
         try:
@@ -187,9 +187,9 @@ class Api:
                 return answer
             text = answer.data.decode(errors="replace")
         except (HTTPError, OSError) as error:
-            raise no_answer(self._host, call.asked, error) from error
+            raise unreachable(self._host, call.target, error) from error
         kind = Conflict if answer.status == 409 and request.method == "PATCH" else CommandError
-        raise failure(answer.status, text, call.asked, kind)
+        raise error_of_response(answer.status, text, call.target, kind)
 
     @property
     def _host(self) -> str:

@@ -12,7 +12,7 @@ from pseudoreal_trainer.cli.common import ClusterOptions, CommandError, cluster_
 from pseudoreal_client.cluster.connect import connect
 
 
-def on_cluster(command: Callable[..., None]) -> Callable[..., None]:
+def with_connection(command: Callable[..., None]) -> Callable[..., None]:
     """Add the cluster options to a command; the command receives a Connection instead of them."""
 
     @wraps(command)

@@ -18,12 +18,11 @@ from pseudoreal_trainer.estimate.time.assumed import assumed_profile
 from pseudoreal_trainer.plan.sizes import Device
 
 from pseudoreal_client.capacity.fit import fit
-from pseudoreal_client.capacity.levels import levels_of
 from pseudoreal_client.capacity.nodes import Node, read_nodes
-from pseudoreal_client.capacity.verdict import Verdict
-from pseudoreal_client.capacity.wishes import limits_too_small, need_of, stages_left, wish_of
+from pseudoreal_client.capacity.pod_sets import limits_below_needs, needs_of, pod_set_of, stages_left
+from pseudoreal_client.capacity.stage_report import StageReport, traffic_levels
 from pseudoreal_client.cluster.connect import Connection, connect
-from pseudoreal_client.view.seen import SeenJob
+from pseudoreal_client.view.observed_job import ObservedJob
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ def plan_on_cluster(cluster: ClusterOptions, job: str | Path, phase: str | None,
     """Print whether the nodes of the cluster have room for a job: its name there, or a file."""
     connection = connect(cluster)
     planned = _in_file(job) if isinstance(job, Path) else _on_cluster(connection, job)
-    _say(_verdicts(connection, planned, phase), as_json=as_json)
+    _say(_report_stages(connection, planned, phase), as_json=as_json)
 
 
 def _on_cluster(connection: Connection, name: str) -> _Planned:
-    seen = SeenJob(connection.api.job(connection.namespace, name))
+    seen = ObservedJob(connection.api.job(connection.namespace, name))
     if seen.is_over:
         raise CommandError(f"{name} has ended ({seen.status.state}), and needs no nodes any more")
     if seen.spec is None:
@@ -58,12 +57,12 @@ def _in_file(path: Path) -> _Planned:
     return _Planned(parse_job(path), PseudoRealJobStatus())
 
 
-def _verdicts(connection: Connection, planned: _Planned, phase: str | None) -> list[Verdict]:
+def _report_stages(connection: Connection, planned: _Planned, phase: str | None) -> list[StageReport]:
     names = [one.name for one in planned.job.spec.phases]
     if phase is not None and phase not in names:
         raise CommandError(f"there is no phase {phase}; there are {', '.join(names)}", ExitStatus.NOT_FOUND)
     nodes = _nodes(connection, planned.uid)
-    return [_verdict(planned, stage, nodes) for stage in stages_left(planned.job, planned.status, phase)]
+    return [_report_stage(planned, stage, nodes) for stage in stages_left(planned.job, planned.status, phase)]
 
 
 def _nodes(connection: Connection, uid: str) -> list[Node]:
@@ -78,19 +77,19 @@ def _nodes(connection: Connection, uid: str) -> list[Node]:
     return read_nodes(nodes, pods, uid)
 
 
-def _verdict(about: _Planned, stage: Stage, nodes: list[Node]) -> Verdict:
+def _report_stage(about: _Planned, stage: Stage, nodes: list[Node]) -> StageReport:
     job, phase = about.job, about.job.spec.phases[stage.index]
     if stage.kind is StageKind.DELINK:
-        wish = wish_of(job, stage, None)
-        return Verdict(stage.title, stage.phase, wish, None, fit(nodes, wish), nodes, [])
+        pods = pod_set_of(job, stage, None)
+        return StageReport(stage.title, stage.phase, pods, None, fit(nodes, pods), nodes, [])
     planned = _forecast(job, stage.index, about.status)
     report = planned.report
-    need = need_of(job, phase, report)
-    wish = wish_of(job, stage, need)
-    problems = [*report.reasons, *limits_too_small(phase, wish.spec, need)]
-    found = fit(nodes, wish)
-    levels = levels_of(found, wish.topology, planned.layout.mesh, planned.flows) if found.fits_now else []
-    return Verdict(stage.title, stage.phase, wish, need, found, nodes, problems, levels)
+    need = needs_of(job, phase, report)
+    pods = pod_set_of(job, stage, need)
+    problems = [*report.reasons, *limits_below_needs(phase, pods.spec, need)]
+    found = fit(nodes, pods)
+    levels = traffic_levels(found, pods.topology, planned.layout.mesh, planned.flows) if found.fits_now else []
+    return StageReport(stage.title, stage.phase, pods, need, found, nodes, problems, levels)
 
 
 def _forecast(job: PseudoRealJob, index: int, status: PseudoRealJobStatus) -> PlannedPhase:
@@ -108,13 +107,13 @@ def _forecast(job: PseudoRealJob, index: int, status: PseudoRealJobStatus) -> Pl
     return plan_phase(config, "cuda" if gpus_of(phase) else "cpu", None, threads)
 
 
-def _say(verdicts: list[Verdict], *, as_json: bool) -> None:
-    """Print the verdicts. Raises SystemExit with the exit code if a stage does not fit, or does not fit now."""
+def _say(reports: list[StageReport], *, as_json: bool) -> None:
+    """Print the reports. Raises SystemExit with the exit code if a stage does not fit, or does not fit now."""
     if as_json:
-        click.echo(json.dumps({"stages": [verdict.as_json() for verdict in verdicts]}, indent=2))
+        click.echo(json.dumps({"stages": [report.as_json() for report in reports]}, indent=2))
     else:
-        click.echo("\n".join(line for verdict in verdicts for line in verdict.lines()))
-    if not all(verdict.can_run for verdict in verdicts):
+        click.echo("\n".join(line for report in reports for line in report.lines()))
+    if not all(report.can_run for report in reports):
         raise SystemExit(ExitStatus.INVALID_JOB)
-    if not all(verdict.can_run_now for verdict in verdicts):
+    if not all(report.can_run_now for report in reports):
         raise SystemExit(ExitStatus.FAILED)

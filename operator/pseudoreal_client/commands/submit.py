@@ -9,9 +9,9 @@ from pseudoreal_trainer.cli.job_file import JobFile, invalid, only_job, read_job
 from pseudoreal_trainer.cli.yaml_positions import Document
 
 from pseudoreal_client.cluster.connect import Connection
-from pseudoreal_client.cluster.failures import Rejected
-from pseudoreal_client.commands.options import on_cluster
-from pseudoreal_client.commands.telling import tell_until_end
+from pseudoreal_client.cluster.errors import Rejected
+from pseudoreal_client.commands.options import with_connection
+from pseudoreal_client.commands.watch import print_until_end
 
 Json = dict[str, Any]
 
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--wait", is_flag=True, help="Tell what becomes of the job until it ends; exit code 1 if it fails.")
-@on_cluster
+@with_connection
 def submit(connection: Connection, file: Path, wait: bool) -> None:
     """Create the job in FILE, once the cluster has said that it would take it.
 
@@ -34,7 +34,7 @@ def submit(connection: Connection, file: Path, wait: bool) -> None:
     name = _create(connection, read, job, namespace, dry_run=False)["metadata"]["name"]
     click.echo(f"job {name} is created in namespace {namespace}; pseudoreal watch {name} -n {namespace} shows it")
     if wait:
-        tell_until_end(connection, namespace, name)
+        print_until_end(connection, namespace, name)
 
 
 def _namespace(body: Json, connection: Connection, file: str) -> str:

@@ -11,17 +11,16 @@ from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.spec.pod import Topology
 from pseudoreal_api.status.status import PseudoRealJobStatus
-from pseudoreal_client.capacity.fit import Wish, fit
-from pseudoreal_client.capacity.levels import levels_of
+from pseudoreal_client.capacity.fit import PodSet, fit
 from pseudoreal_client.capacity.nodes import Node, read_nodes, requests_of
-from pseudoreal_client.capacity.verdict import Verdict
-from pseudoreal_client.capacity.wishes import Need, limits_too_small, stages_left, wish_of
+from pseudoreal_client.capacity.pod_sets import PodNeeds, limits_below_needs, pod_set_of, stages_left
+from pseudoreal_client.capacity.stage_report import StageReport, traffic_levels
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_trainer.estimate.report import plan_phase
 
 from tests.support.jobs import good_job
 from tests.unit.client.golden import golden
-from tests.unit.client.seen import UID
+from tests.unit.client.observed_jobs import UID
 
 Json = dict[str, Any]
 
@@ -56,8 +55,8 @@ def nodes(*bodies: Json, pods: tuple[Json, ...] = (), own: str = "") -> list[Nod
     return read_nodes(bodies, pods, own)
 
 
-def gpus(count: int, each: int, **spec: Any) -> Wish:
-    return Wish(count, {GPU: Fraction(each), "pods": Fraction(1)}, spec)
+def gpus(count: int, each: int, **spec: Any) -> PodSet:
+    return PodSet(count, {GPU: Fraction(each), "pods": Fraction(1)}, spec)
 
 
 class TestWhatIsFree:
@@ -105,7 +104,7 @@ class TestTheFit:
         )
         term = {"topologyKey": "kubernetes.io/hostname"}
         away = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-        wish = Wish(count, {"cpu": Fraction(cpu), GPU: Fraction(gpu)}, {"affinity": away} if alone else {})
+        pods = PodSet(count, {"cpu": Fraction(cpu), GPU: Fraction(gpu)}, {"affinity": away} if alone else {})
         left = {f"n{i}": [c, g - used, 0] for i, (c, g, used) in enumerate(rooms)}
         placed = 0
         for _ in range(count):
@@ -113,7 +112,7 @@ class TestTheFit:
             if free:
                 free[0][:] = [free[0][0] - cpu, free[0][1] - gpu, 1]
                 placed += 1
-        found = fit(made, wish)
+        found = fit(made, pods)
         assert sum(found.placement.values()) == placed
         assert found.fits_now == (placed == count)
 
@@ -202,19 +201,21 @@ class TestTheWish:
     def test_it_is_what_the_operator_asks_for(self) -> None:
         wanted = job(spec__phases__1__resources=LIMITS)
         delink, real = stages_left(wanted, PseudoRealJobStatus(), "real")
-        wish = wish_of(wanted, real, Need(2 * GIB, 0, 12 * GIB))
-        assert wish.count == 2
-        assert wish.requests == {GPU: 2, "cpu": 8, "memory": 64 * GIB, "pods": 1}
-        assert wish.device_bytes == 12 * GIB
-        assert wish_of(wanted, delink, None).requests == {"cpu": 8, "memory": 64 * GIB, "pods": 1}
+        pods = pod_set_of(wanted, real, PodNeeds(2 * GIB, 0, 12 * GIB))
+        assert pods.count == 2
+        assert pods.requests == {GPU: 2, "cpu": 8, "memory": 64 * GIB, "pods": 1}
+        assert pods.device_bytes == 12 * GIB
+        assert pod_set_of(wanted, delink, None).requests == {"cpu": 8, "memory": 64 * GIB, "pods": 1}
 
     def test_the_forecast_counts_where_the_job_asks_for_less(self) -> None:
         wanted = job(spec__phases__0__offload={"home": "Disk"})
-        wish = wish_of(wanted, stages_left(wanted, PseudoRealJobStatus(), None)[0], Need(3 * GIB, 5 * GIB, 0))
-        assert wish.requests == {"memory": 3 * GIB, "ephemeral-storage": 5 * GIB, "pods": 1}
+        pods = pod_set_of(wanted, stages_left(wanted, PseudoRealJobStatus(), None)[0], PodNeeds(3 * GIB, 5 * GIB, 0))
+        assert pods.requests == {"memory": 3 * GIB, "ephemeral-storage": 5 * GIB, "pods": 1}
         elsewhere = job(spec__phases__0__offload={"home": "Disk", "volume": {"hostPath": {"path": "/nvme"}}})
-        wish = wish_of(elsewhere, stages_left(elsewhere, PseudoRealJobStatus(), None)[0], Need(3 * GIB, 5 * GIB, 0))
-        assert "ephemeral-storage" not in wish.requests
+        pods = pod_set_of(
+            elsewhere, stages_left(elsewhere, PseudoRealJobStatus(), None)[0], PodNeeds(3 * GIB, 5 * GIB, 0)
+        )
+        assert "ephemeral-storage" not in pods.requests
 
     def test_stages_that_are_done_are_left_out(self) -> None:
         status = PseudoRealJobStatus.model_validate({"phases": [{"name": "pseudo", "state": "Complete"}]})
@@ -229,23 +230,23 @@ class TestTheWish:
             spec__phases__0__resources={"limits": {"memory": "1Gi"}},
             spec__phases__0__offload={"home": "Disk", "volume": {"emptyDir": {"sizeLimit": "2Gi"}}},
         )
-        phase, need = small.spec.phases[0], Need(2 * GIB, 3 * GIB, 0)
-        spec = wish_of(small, stages_left(small, PseudoRealJobStatus(), None)[0], need).spec
-        memory, disk = limits_too_small(phase, spec, need)
+        phase, need = small.spec.phases[0], PodNeeds(2 * GIB, 3 * GIB, 0)
+        spec = pod_set_of(small, stages_left(small, PseudoRealJobStatus(), None)[0], need).spec
+        memory, disk = limits_below_needs(phase, spec, need)
         assert memory.startswith("spec.phases[pseudo].resources.limits.memory is 1Gi, but a pod needs 2.00 GiB")
         assert "sizeLimit is 2Gi, but a pod needs 3.00 GiB of disk" in disk
-        assert limits_too_small(phase, spec, Need(GIB, 2 * GIB, 0)) == []
+        assert limits_below_needs(phase, spec, PodNeeds(GIB, 2 * GIB, 0)) == []
 
 
-def verdict(wanted: PseudoRealJob, there: list[Node], need: Need) -> Verdict:
+def report(wanted: PseudoRealJob, there: list[Node], need: PodNeeds) -> StageReport:
     stage = stages_left(wanted, PseudoRealJobStatus(), "real")[-1]
-    wish = wish_of(wanted, stage, need)
-    problems = limits_too_small(wanted.spec.phases[1], wish.spec, need)
-    return Verdict(stage.title, "real", wish, need, fit(there, wish), there, problems)
+    pods = pod_set_of(wanted, stage, need)
+    problems = limits_below_needs(wanted.spec.phases[1], pods.spec, need)
+    return StageReport(stage.title, "real", pods, need, fit(there, pods), there, problems)
 
 
 WANTED = job(spec__phases__1__resources=LIMITS)
-NEED = Need(20 * GIB, 0, 60 * GIB)
+NEED = PodNeeds(20 * GIB, 0, 60 * GIB)
 BIG = {"labels": {"nvidia.com/gpu.memory": "81559"}}
 RACK = "topology.example/rack"
 
@@ -268,40 +269,40 @@ def near(topology: Json, workers: int = 4) -> PseudoRealJob:
     )
 
 
-def spread(wanted: PseudoRealJob, there: list[Node]) -> Verdict:
-    """Return the verdict, with the bytes that cross between racks and between nodes."""
-    found = verdict(wanted, there, Need(20 * GIB, 0, 0))
+def spread(wanted: PseudoRealJob, there: list[Node]) -> StageReport:
+    """Return the report, with the bytes that cross between racks and between nodes."""
+    found = report(wanted, there, PodNeeds(20 * GIB, 0, 0))
     planned = plan_phase(
         phase_config(wanted, 1, execution=1, work_directory=".", offload_directory="."), "cuda", None, 1
     )
-    return replace(found, levels=levels_of(found.fit, found.wish.topology, planned.layout.mesh, planned.flows))
+    return replace(found, levels=traffic_levels(found.fit, found.pods.topology, planned.layout.mesh, planned.flows))
 
 
-VERDICTS: dict[str, Verdict] = {
+REPORTS: dict[str, StageReport] = {
     "racks": spread(near({"preferred": RACK}), racks("x", "y", "x", "y")),
-    "fits": verdict(WANTED, nodes(node_body("a", **BIG), node_body("b", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
-    "waits": verdict(WANTED, nodes(node_body("a", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
-    "few-nodes": verdict(job(spec__phases__1__resources=LIMITS | {"limits": {GPU: 8}}), nodes(node_body("a")), NEED),
-    "large-pods": verdict(
+    "fits": report(WANTED, nodes(node_body("a", **BIG), node_body("b", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
+    "waits": report(WANTED, nodes(node_body("a", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
+    "few-nodes": report(job(spec__phases__1__resources=LIMITS | {"limits": {GPU: 8}}), nodes(node_body("a")), NEED),
+    "large-pods": report(
         job(spec__phases__1__resources={"limits": {GPU: 16}}), nodes(node_body("a"), node_body("b")), NEED
     ),
-    "small-gpus": verdict(
+    "small-gpus": report(
         WANTED, nodes(*(node_body(f"gpu-{i}", labels={"nvidia.com/gpu.memory": "40960"}) for i in range(6))), NEED
     ),
-    "taints": verdict(WANTED, nodes(node_body("a", taints=[GPU_TAINT]), node_body("cpu", **{GPU: "0"})), NEED),
-    "small-limit": verdict(WANTED, nodes(node_body("a", **BIG)), Need(80 * GIB, 0, 60 * GIB)),
-    "no-nodes": verdict(WANTED, [], NEED),
+    "taints": report(WANTED, nodes(node_body("a", taints=[GPU_TAINT]), node_body("cpu", **{GPU: "0"})), NEED),
+    "small-limit": report(WANTED, nodes(node_body("a", **BIG)), PodNeeds(80 * GIB, 0, 60 * GIB)),
+    "no-nodes": report(WANTED, [], NEED),
 }
 
 
-@pytest.mark.parametrize("name", VERDICTS)
+@pytest.mark.parametrize("name", REPORTS)
 def test_a_verdict(name: str) -> None:
-    lines = [*VERDICTS[name].lines()]
+    lines = [*REPORTS[name].lines()]
     assert "\n".join(lines) + "\n" == golden(f"plan-{name}", lines)
 
 
 def test_what_fits_and_when() -> None:
-    assert {name: (one.can_run, one.can_run_now) for name, one in VERDICTS.items()} == {
+    assert {name: (one.can_run, one.can_run_now) for name, one in REPORTS.items()} == {
         "fits": (True, True),
         "racks": (True, True),
         "waits": (True, False),
@@ -311,37 +312,37 @@ def test_what_fits_and_when() -> None:
 
 class TestATopology:
     def test_all_pods_in_one_rack_need_a_rack_with_room_for_all(self) -> None:
-        wish = replace(gpus(2, 2), topology=Topology(required=RACK))
-        assert fit(racks("x", "y", "y"), wish).placement == {"b": 1, "c": 1}
-        assert fit(racks("y", "x", "y", "x"), wish).placement == {"a": 1, "c": 1}
-        apart = fit(racks("x", "y"), wish)
+        pods = replace(gpus(2, 2), topology=Topology(required=RACK))
+        assert fit(racks("x", "y", "y"), pods).placement == {"b": 1, "c": 1}
+        assert fit(racks("y", "x", "y", "x"), pods).placement == {"a": 1, "c": 1}
+        apart = fit(racks("x", "y"), pods)
         assert (apart.fits_now, apart.fits_ever, apart.room_ever) == (False, False, 1)
-        taken = fit(racks("x", "y", "y", pods=(pod_body("b", gpu=1),)), wish)
+        taken = fit(racks("x", "y", "y", pods=(pod_body("b", gpu=1),)), pods)
         assert (taken.fits_now, taken.fits_ever) == (False, True)
 
     def test_a_node_without_the_label_is_in_no_rack(self) -> None:
-        wish = replace(gpus(1, 2), topology=Topology(required=RACK))
-        assert fit(nodes(node_body("a")), wish).obstacles["a"].startswith(f"no label {RACK}")
-        assert fit(nodes(node_body("a")), replace(wish, topology=Topology(preferred=RACK))).fits_now
+        pods = replace(gpus(1, 2), topology=Topology(required=RACK))
+        assert fit(nodes(node_body("a")), pods).obstacles["a"].startswith(f"no label {RACK}")
+        assert fit(nodes(node_body("a")), replace(pods, topology=Topology(preferred=RACK))).fits_now
 
     def test_pods_that_prefer_a_rack_fill_the_one_with_the_most_room_first(self) -> None:
-        wish = replace(gpus(3, 2), topology=Topology(preferred=RACK))
-        assert [*fit(racks("x", "y", "y"), wish).placement.items()] == [("b", 1), ("c", 1), ("a", 1)]
+        pods = replace(gpus(3, 2), topology=Topology(preferred=RACK))
+        assert [*fit(racks("x", "y", "y"), pods).placement.items()] == [("b", 1), ("c", 1), ("a", 1)]
 
     def test_a_delink_has_none(self) -> None:
         stage = next(stage for stage in stages_left(near({"required": RACK}), PseudoRealJobStatus(), "real"))
         assert stage.kind is StageKind.DELINK
-        assert wish_of(near({"required": RACK}), stage, None).topology is None
+        assert pod_set_of(near({"required": RACK}), stage, None).topology is None
 
     def test_shards_stay_in_a_rack_and_the_pipeline_crosses(self) -> None:
-        racks, nodes = VERDICTS["racks"].levels
+        racks, nodes = REPORTS["racks"].levels
         assert (racks.count, nodes.count) == (2, 4)
         assert {exchange for exchange, size in racks.bytes.items() if size} == {"pipeline"}
         assert {exchange for exchange, size in nodes.bytes.items() if size} == {"pipeline", "shards"}
-        assert VERDICTS["racks"].as_json()["levels"][0]["bytes_per_step"] == racks.bytes
+        assert REPORTS["racks"].as_json()["levels"][0]["bytes_per_step"] == racks.bytes
 
 
 def test_json_is_what_the_lines_say() -> None:
-    said = VERDICTS["waits"].as_json()
+    said = REPORTS["waits"].as_json()
     assert (said["fits"], said["fits_now"], said["pods"], said["requests"][GPU]) == (True, False, 2, 2.0)
     assert said["reasons"][0].startswith("there is room for 1 of 2 pods now")

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 from pseudoreal_client.view.changes import Change, finish_phase, repeat_phase, resume, suspend
-from pseudoreal_client.view.seen import SeenJob
+from pseudoreal_client.view.observed_job import ObservedJob
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 
-from tests.unit.client.seen import TRAINING, at, job
+from tests.unit.client.observed_jobs import TRAINING, at, job
 
 Json = dict[str, Any]
 
 OVER = TRAINING | {"state": "Complete", "completionTime": at(1), "currentPhase": None}
-EVERY: dict[str, Callable[[SeenJob], Change]] = {
+EVERY: dict[str, Callable[[ObservedJob], Change]] = {
     "suspend": suspend,
     "resume": resume,
     "finish-phase": partial(finish_phase, phase=None),
@@ -31,7 +31,7 @@ def test_a_patch_is_only_for_the_version_that_was_read() -> None:
     change = suspend(seen)
     assert change.patch(seen) == {"metadata": {"resourceVersion": "7"}, "spec": {"suspend": True}}
     assert resume(job(TRAINING, spec__suspend=True)).spec == {"suspend": False}
-    assert "checkpoint real-14" in resume(job(TRAINING, spec__suspend=True)).says
+    assert "checkpoint real-14" in resume(job(TRAINING, spec__suspend=True)).effect
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -51,15 +51,16 @@ def test_the_phase_that_trains_is_finished() -> None:
     change = finish_phase(job(TRAINING), None)
     assert change.spec == {"requests": asked("FinishPhase", "real", "finish-real-1")}
     assert (
-        change.says == "phase real of llm ends at its next step, through a committed checkpoint (request finish-real-1)"
+        change.effect
+        == "phase real of llm ends at its next step, through a committed checkpoint (request finish-real-1)"
     )
 
 
 def test_a_phase_to_come_ends_as_soon_as_it_trains() -> None:
     first = TRAINING | {"currentPhase": "pseudo", "phases": [{"name": "pseudo", "state": "Training"}]}
-    assert "will end as soon as it trains" in finish_phase(job(first), "real").says
+    assert "will end as soon as it trains" in finish_phase(job(first), "real").effect
     waiting = finish_phase(job(TRAINING | {"state": "Suspended"}, spec__suspend=True), "real")
-    assert waiting.says.endswith("it is suspended, so this waits until it is resumed")
+    assert waiting.effect.endswith("it is suspended, so this waits until it is resumed")
 
 
 def test_ids_are_new_and_older_requests_stay() -> None:
@@ -94,8 +95,8 @@ def test_phases_that_are_unknown_complete_or_not_begun_are_refused() -> None:
 def test_a_phase_is_repeated_with_all_after_it() -> None:
     change = repeat_phase(job(TRAINING), "pseudo")
     assert change.spec == {"requests": asked("RepeatPhase", "pseudo", "repeat-pseudo-1")}
-    assert "again from random weights, and real after it" in change.says
-    assert "again from checkpoint real-10 (request" in repeat_phase(job(TRAINING), "real").says
+    assert "again from random weights, and real after it" in change.effect
+    assert "again from checkpoint real-10 (request" in repeat_phase(job(TRAINING), "real").effect
 
 
 def test_when_the_list_is_full_served_requests_make_room() -> None:

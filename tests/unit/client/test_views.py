@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 from pseudoreal_client.view.description import description
+from pseudoreal_client.view.observed_job import ObservedJob
 from pseudoreal_client.view.ranks import pod_of_rank, pod_state
-from pseudoreal_client.view.rows import table
-from pseudoreal_client.view.seen import SeenJob
-from pseudoreal_client.view.story import story
+from pseudoreal_client.view.rows import summary_line, table
 from pseudoreal_operator.observe.reading import read_pod
 
 from tests.unit.client.golden import golden
-from tests.unit.client.seen import NOW, TRAINING, UNSCHEDULABLE, at, body, condition, job, pod
+from tests.unit.client.observed_jobs import NOW, TRAINING, UNSCHEDULABLE, at, body, condition, job, pod
 
 Json = dict[str, Any]
 
@@ -91,7 +90,7 @@ AUTO: Json = TRAINING | {
     ]
 }
 """The operator chose the second phase's layout."""
-DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
+DESCRIBED: dict[str, tuple[ObservedJob, list[Json], list[Json]]] = {
     "training": (job(TRAINING, spec__phases__1__processesPerWorker=2), [pod(1), pod(0), pod(0, execution=1)], EVENTS),
     "auto": (job(AUTO), [], []),
     "mixture": (job(MIXTURE), [pod(1), pod(0)], []),
@@ -178,4 +177,4 @@ def test_text_of_others_cannot_command_the_terminal() -> None:
     ],
 )
 def test_a_state_in_a_line(status: Json | None, line: str) -> None:
-    assert story(SeenJob(body(status)), NOW) == line
+    assert summary_line(ObservedJob(body(status)), NOW) == line

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_client.view.curve import plot
-from pseudoreal_client.view.dashboard import Look, dashboard
+from pseudoreal_client.view.dashboard import Snapshot, dashboard
 from pseudoreal_client.view.history import History
-from pseudoreal_client.view.seen import SeenJob
+from pseudoreal_client.view.observed_job import ObservedJob
 from rich.console import Console
 
 from tests.support.trainer_log import line
 from tests.unit.client.golden import golden
-from tests.unit.client.seen import NOW, TRAINING, UNSCHEDULABLE, at, job, pod
+from tests.unit.client.observed_jobs import NOW, TRAINING, UNSCHEDULABLE, at, job, pod
 
 Json = dict[str, Any]
 
@@ -105,11 +105,11 @@ class TestTheHistory:
 
 
 def screen(
-    seen: SeenJob, pods: list[Json], *lines: str, notes: tuple[str, ...] = (), size: tuple[int, int] = (100, 40)
+    seen: ObservedJob, pods: list[Json], *lines: str, notes: tuple[str, ...] = (), size: tuple[int, int] = (100, 40)
 ) -> list[str]:
     read = history(*lines)
     read.add_status(seen.status)
-    look = Look(seen, seen.current_pods(pods), read, notes, NOW)
+    look = Snapshot(seen, seen.current_pods(pods), read, notes, NOW)
     console = Console(width=size[0], height=size[1], file=io.StringIO(), force_terminal=False)
     console.print(dashboard(look, *size))
     assert isinstance(console.file, io.StringIO)

@@ -1,11 +1,11 @@
 """Which pods' logs are selected."""
 
 import pytest
-from pseudoreal_client.view.speakers import has_begun, prefix, silence, speakers
+from pseudoreal_client.view.log_pods import has_started, line_prefix, not_started, pods_to_read
 from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 
-from tests.unit.client.seen import TRAINING, job, pod
+from tests.unit.client.observed_jobs import TRAINING, job, pod
 
 SEEN = job(TRAINING, spec__phases__1__processesPerWorker=2)
 BODIES = [
@@ -17,7 +17,7 @@ BODIES = [
 
 
 def names(rank: int | None = None, previous: bool = False, bodies: int = 5) -> list[str]:
-    return [one.name for one in speakers(SEEN, BODIES[-bodies:], rank, previous=previous)]
+    return [one.name for one in pods_to_read(SEEN, BODIES[-bodies:], rank, previous=previous)]
 
 
 def test_the_newest_execution_speaks() -> None:
@@ -32,22 +32,22 @@ def test_pods_that_are_numbered_by_place_are_found_by_the_status() -> None:
         spec__phases__1__processesPerWorker=2,
         spec__scheduling={"topology": {"preferred": "rack"}},
     )
-    (found,) = speakers(seen, BODIES, 3, previous=False)
-    assert (found.index, prefix(seen, found)) == (0, "[real e2 rank 2-3] ")
-    (before,) = speakers(seen, BODIES, None, previous=True)
-    assert prefix(seen, before) == "[real e1 rank -] ", "ranks of an earlier execution are unknown"
+    (found,) = pods_to_read(seen, BODIES, 3, previous=False)
+    assert (found.index, line_prefix(seen, found)) == (0, "[real e2 rank 2-3] ")
+    (before,) = pods_to_read(seen, BODIES, None, previous=True)
+    assert line_prefix(seen, before) == "[real e1 rank -] ", "ranks of an earlier execution are unknown"
 
 
 def test_the_execution_before_it_is_of_the_same_number_or_of_a_smaller_one() -> None:
     assert names(previous=True) == ["llm-real-abcdef-e1-0"]
     # Delink and training have the same number, and the delink ran first.
-    before = speakers(SEEN, BODIES[-3:], None, previous=True)
-    assert [prefix(SEEN, one) for one in before] == ["[real-delink e1 rank 0] "]
+    before = pods_to_read(SEEN, BODIES[-3:], None, previous=True)
+    assert [line_prefix(SEEN, one) for one in before] == ["[real-delink e1 rank 0] "]
     assert names(previous=True, bodies=2) == ["llm-pseudo-abcdef-e1-0"]
 
 
 def test_a_prefix_says_phase_execution_and_ranks() -> None:
-    assert [prefix(SEEN, one) for one in speakers(SEEN, BODIES, 3, previous=False)] == ["[real e2 rank 2-3] "]
+    assert [line_prefix(SEEN, one) for one in pods_to_read(SEEN, BODIES, 3, previous=False)] == ["[real e2 rank 2-3] "]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_nobody_to_speak_is_said(rank: int | None, previous: bool, bodies: int, 
 
 def test_a_job_without_pods_is_said_to_have_none() -> None:
     with pytest.raises(CommandError, match="no pods of any execution of llm"):
-        speakers(SEEN, [], None, previous=False)
+        pods_to_read(SEEN, [], None, previous=False)
 
 
 def test_a_pod_that_has_not_begun_says_why() -> None:
     read = read_pod(pod(0, status={"phase": "Pending"}))
-    assert not has_begun(read)
-    assert silence(read) == "pod llm-real-abcdef-e2-0 has not begun: Pending"
+    assert not has_started(read)
+    assert not_started(read) == "pod llm-real-abcdef-e2-0 has not begun: Pending"

@@ -7,13 +7,13 @@ from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import Pod, PodPhase
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 
+from pseudoreal_client.view.observed_job import ObservedJob
 from pseudoreal_client.view.ranks import pod_of_rank, pod_state, ranks_of, ranks_text
-from pseudoreal_client.view.seen import SeenJob
 
 Json = dict[str, Any]
 
 
-def speakers(job: SeenJob, bodies: Iterable[Json], rank: int | None, *, previous: bool) -> list[Pod]:
+def pods_to_read(job: ObservedJob, bodies: Iterable[Json], rank: int | None, *, previous: bool) -> list[Pod]:
     """Return the pods of the newest execution, or of the one before it; with `rank`, only the pod of this rank.
 
     Raises CommandError if there are none.
@@ -31,7 +31,7 @@ def speakers(job: SeenJob, bodies: Iterable[Json], rank: int | None, *, previous
     return pods if rank is None else [_of_rank(job, pods, rank)]
 
 
-def _of_rank(job: SeenJob, pods: Sequence[Pod], rank: int) -> Pod:
+def _of_rank(job: ObservedJob, pods: Sequence[Pod], rank: int) -> Pod:
     pod = pod_of_rank(job, pods, rank)
     if pod is None:
         known = ", ".join(ranks_text(ranks_of(job, pod)) for pod in pods)
@@ -41,16 +41,16 @@ def _of_rank(job: SeenJob, pods: Sequence[Pod], rank: int) -> Pod:
     return pod
 
 
-def has_begun(pod: Pod) -> bool:
+def has_started(pod: Pod) -> bool:
     """Return whether the pod's container may have written a log."""
     return pod.phase is not PodPhase.PENDING
 
 
-def silence(pod: Pod) -> str:
+def not_started(pod: Pod) -> str:
     return f"pod {pod.name} has not begun: {pod_state(pod)}"
 
 
-def prefix(job: SeenJob, pod: Pod) -> str:
+def line_prefix(job: ObservedJob, pod: Pod) -> str:
     """Return the line prefix: phase, execution and ranks."""
     stage = "" if pod.execution.kind is StageKind.TRAIN else "-delink"
     return f"[{pod.execution.phase}{stage} e{pod.execution.number} rank {ranks_text(ranks_of(job, pod))}] "

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 from pseudoreal_client.cluster.api import Conflict
-from pseudoreal_client.cluster.failures import Asked, Rejected, failure, no_answer
+from pseudoreal_client.cluster.errors import Rejected, Target, error_of_response, unreachable
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 
-GET = Asked("get", "PseudoRealJob", "llm", "team")
-LIST = Asked("list", "pseudorealjobs", "", None)
-CREATE = Asked("create", "PseudoRealJob", "llm", "team")
+GET = Target("get", "PseudoRealJob", "llm", "team")
+LIST = Target("list", "pseudorealjobs", "", None)
+CREATE = Target("create", "PseudoRealJob", "llm", "team")
 QUOTA = 'pseudorealjobs "llm" is forbidden: exceeded quota: small, requested: 1, used: 1, limited: 1'
-CASES: dict[str, tuple[int, Any, Asked, ExitStatus, str]] = {
+CASES: dict[str, tuple[int, Any, Target, ExitStatus, str]] = {
     "no credentials": (401, {"message": "Unauthorized"}, GET, ExitStatus.FORBIDDEN, "renew your credentials"),
     "no right": (403, {"reason": "Forbidden", "message": "no"}, GET, ExitStatus.FORBIDDEN, "role `view` in namespace"),
     "no right to create": (403, {"reason": "Forbidden", "message": "no"}, CREATE, ExitStatus.FORBIDDEN, "role `edit`"),
@@ -31,7 +31,7 @@ CASES: dict[str, tuple[int, Any, Asked, ExitStatus, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_failure_is_one_sentence(name: str) -> None:
     code, said, asked, status, words = CASES[name]
-    refusal = failure(code, said if isinstance(said, str) else json.dumps(said), asked, CommandError)
+    refusal = error_of_response(code, said if isinstance(said, str) else json.dumps(said), asked, CommandError)
     assert refusal.exit_code == status
     assert words in refusal.message
     assert "\n" not in refusal.message
@@ -39,7 +39,7 @@ def test_a_failure_is_one_sentence(name: str) -> None:
 
 def test_a_conflict_of_two_writers_is_known_as_such() -> None:
     said = json.dumps({"reason": "Conflict", "message": "the object has been modified"})
-    assert isinstance(failure(409, said, Asked("patch", "PseudoRealJob", "llm", "team"), Conflict), Conflict)
+    assert isinstance(error_of_response(409, said, Target("patch", "PseudoRealJob", "llm", "team"), Conflict), Conflict)
 
 
 def test_what_the_schema_refuses_names_its_fields() -> None:
@@ -49,7 +49,7 @@ def test_what_the_schema_refuses_names_its_fields() -> None:
         {"field": "<nil>", "message": "alone"},
     ]
     said = json.dumps({"message": "is invalid", "details": {"causes": causes}})
-    refusal = failure(422, said, CREATE, CommandError)
+    refusal = error_of_response(422, said, CREATE, CommandError)
     assert isinstance(refusal, Rejected)
     assert refusal.causes == [
         "spec.phases[0].workers: Invalid value: 0: must be greater",
@@ -60,6 +60,6 @@ def test_what_the_schema_refuses_names_its_fields() -> None:
 
 
 def test_silence_names_the_host() -> None:
-    refusal = no_answer("https://far:6443", GET, OSError("refused"))
+    refusal = unreachable("https://far:6443", GET, OSError("refused"))
     assert "the cluster at https://far:6443 does not answer (get PseudoRealJob: refused)" in refusal.message
     assert refusal.exit_code == 3

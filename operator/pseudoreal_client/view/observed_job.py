@@ -26,7 +26,7 @@ _SHOWN = ("Failed", "Complete", "Suspended", "Progressing")
 
 
 @dataclass(frozen=True)
-class SeenJob:
+class ObservedJob:
     """One PseudoRealJob as read from the API server."""
 
     body: Json
@@ -57,7 +57,7 @@ class SeenJob:
         try:
             PseudoRealJobStatus.model_validate(self.body.get("status") or {})
         except ValidationError as error:
-            return cleaned(str(error))
+            return one_line(str(error))
         return None
 
     @cached_property
@@ -173,7 +173,7 @@ def _tokens(spec: PseudoRealJobSpec) -> list[int]:
     ]
 
 
-def cleaned(text: str) -> str:
+def one_line(text: str) -> str:
     """Return text from outside as one line, without terminal control characters."""
     return " ".join(clean(text).split())
 
