@@ -38,7 +38,7 @@ from pseudoreal_trainer.storage.storage import storage_of
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenCheckpoint:
     store: CheckpointStore
     manifest: Manifest
 
@@ -47,12 +47,12 @@ class Opened:
         return self.store.reader(self.manifest)
 
 
-class _CheckpointFolder(click.ParamType[Opened]):
+class _CheckpointFolder(click.ParamType[OpenCheckpoint]):
     """Click parameter type: a checkpoint's folder, with a manifest."""
 
     name = "folder"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Opened:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> OpenCheckpoint:
         folder = _path(value)
         try:
             manifest = read_manifest(folder)
@@ -62,7 +62,7 @@ class _CheckpointFolder(click.ParamType[Opened]):
             self.fail(f"{folder} holds no readable manifest.json", param, ctx)
         if manifest.name != folder.name:
             self.fail(f"{folder} holds the manifest of {manifest.name}; give the folder that name", param, ctx)
-        return Opened(CheckpointStore(folder.parent.parent, manifest.job.uid), manifest)
+        return OpenCheckpoint(CheckpointStore(folder.parent.parent, manifest.job.uid), manifest)
 
 
 class _WorkDirectory(click.ParamType[StoragePath]):
@@ -109,7 +109,7 @@ def _command_error(error: Exception) -> CommandError:
 @click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(0, 1, min_open=True))
 @click.option("--seed", default=0, show_default=True)
 def sample(
-    checkpoint: Opened,
+    checkpoint: OpenCheckpoint,
     prompt: str,
     count: int,
     path: str | None,
@@ -148,9 +148,9 @@ def sample(
 @click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
-def inspect(checkpoint: Opened, as_json: bool) -> None:
+def inspect(checkpoint: OpenCheckpoint, as_json: bool) -> None:
     """Say what the checkpoint in the folder CHECKPOINT holds, and whether its files are sound."""
-    found = _described(checkpoint)
+    found = _description(checkpoint)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -159,7 +159,7 @@ def inspect(checkpoint: Opened, as_json: bool) -> None:
         click.echo(f"{key.replace('_', ' '):16} {value}")
 
 
-def _described(checkpoint: Opened) -> dict[str, Any]:
+def _description(checkpoint: OpenCheckpoint) -> dict[str, Any]:
     manifest, reader = checkpoint.manifest, checkpoint.reader
     return {
         "step": manifest.step,
@@ -172,43 +172,43 @@ def _described(checkpoint: Opened) -> dict[str, Any]:
         "bytes": manifest.bytes,
         "files": len(manifest.files),
         "parent": manifest.parent,
-        "verified": _faults(checkpoint) is None,
+        "verified": _find_corruption(checkpoint) is None,
         "optimizer_state": manifest.optimizer_state,
     }
 
 
 @click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
-def verify(checkpoint: Opened) -> None:
+def verify(checkpoint: OpenCheckpoint) -> None:
     """Compare the files of the checkpoint in the folder CHECKPOINT with their digests. Exit code 1 when one differs."""
-    fault = _faults(checkpoint)
+    fault = _find_corruption(checkpoint)
     if fault is not None:
         raise CommandError(f"{fault}{_last_good(checkpoint)}")
     files, size = len(checkpoint.manifest.files), readable_bytes(checkpoint.manifest.bytes)
     click.echo(f"{checkpoint.manifest.name}: {files} files, {size}, all as the manifest says")
 
 
-def _faults(checkpoint: Opened) -> CorruptCheckpoint | None:
+def _find_corruption(checkpoint: OpenCheckpoint) -> CorruptCheckpoint | None:
     count = len(checkpoint.manifest.files)
     try:
-        for part in _tracked(range(count), "verifying"):
+        for part in _with_progress_bar(range(count), "verifying"):
             checkpoint.store.verify(checkpoint.manifest, part, count)
     except CorruptCheckpoint as error:
         return error
     return None
 
 
-def _last_good(checkpoint: Opened) -> str:
+def _last_good(checkpoint: OpenCheckpoint) -> str:
     """Return a clause naming the checkpoint from which a resumed run would start."""
     for head in checkpoint.store.candidates(checkpoint.manifest.phase):
-        if head.name != checkpoint.manifest.name and _is_sound(checkpoint.store, head):
+        if head.name != checkpoint.manifest.name and _is_verified(checkpoint.store, head):
             return f"; the last good checkpoint of this phase is {head.name}"
     return "; no other checkpoint of this phase is sound"
 
 
-def _is_sound(store: CheckpointStore, head: Head) -> bool:
+def _is_verified(store: CheckpointStore, head: Head) -> bool:
     try:
-        return _faults(Opened(store, store.whole(head))) is None
+        return _find_corruption(OpenCheckpoint(store, store.whole(head))) is None
     except CorruptCheckpoint:
         return False
 
@@ -220,7 +220,7 @@ def _phase_name(_: click.Context, __: click.Parameter, name: str) -> str:
         raise click.BadParameter(f"{name} is no name of a phase: small letters, digits and hyphens") from None
 
 
-def _refuse_existing(path: StoragePath) -> None:
+def _check_absent(path: StoragePath) -> None:
     if storage_of(path).exists():
         raise ValueError(f"{path} exists, and is not replaced; choose another name, or remove it first")
 
@@ -234,7 +234,7 @@ def _refuse_existing(path: StoragePath) -> None:
 @click.option("--optimizer-state", type=click.Choice(get_args(OptimizerState)), default="Scale", show_default=True)
 @click.option("--materialize", "as_files", is_flag=True, help="Write plain files, which take their full size on disk.")
 def delink(
-    checkpoint: Opened,
+    checkpoint: OpenCheckpoint,
     phase: str,
     blocks: int | None,
     pattern: Any,
@@ -249,11 +249,11 @@ def delink(
     sharing = Sharing(blocks=blocks or checkpoint.manifest.model.layers, pattern=pattern, parts=[part])
     try:
         manifest = delinked(checkpoint.manifest, phase, sharing, optimizer_state)
-        _refuse_existing(checkpoint.store.folder / manifest.name)
+        _check_absent(checkpoint.store.folder / manifest.name)
         checkpoint.store.verify(checkpoint.manifest)
         target = checkpoint.store.begin(manifest)
         if as_files:
-            manifest = materialize(checkpoint.store.reader(manifest), target, _tracked)
+            manifest = materialize(checkpoint.store.reader(manifest), target, _with_progress_bar)
         checkpoint.store.commit(manifest)
     except ValueError as error:
         raise _command_error(error) from error
@@ -281,7 +281,7 @@ def _tokenizer_file(_: click.Context, __: click.Parameter, text: str | None) -> 
     return file
 
 
-def _not_whole(folder: Path, error: Exception) -> Exception:
+def _with_remedy(folder: Path, error: Exception) -> Exception:
     """Return the error of an unfinished export, extended by the remedy for the folder. An empty folder is removed."""
     try:
         folder.rmdir()
@@ -298,7 +298,7 @@ def _not_whole(folder: Path, error: Exception) -> Exception:
 @click.option("--file-size", default="5G", show_default=True, callback=_file_size, help="Most bytes of a file.")
 @click.option("--tokenizer", callback=_tokenizer_file, help="tokenizer.json, its folder, or bytes. Default: the job's.")
 def export(
-    checkpoint: Opened,
+    checkpoint: OpenCheckpoint,
     name: str,
     output: Path,
     dtype: str | None,
@@ -315,16 +315,16 @@ def export(
     if name != "huggingface" and options != Options():
         raise click.UsageError("--dtype, --file-size and --tokenizer are for --format huggingface")
     try:
-        _refuse_existing(output)
+        _check_absent(output)
         checkpoint.store.verify(checkpoint.manifest)
         output.mkdir(parents=True)
     except (ValueError, OSError) as error:
         raise _command_error(error) from error
     try:
         with kept_tokenizer(checkpoint.store.work_directory) as kept:
-            FORMATS[name](checkpoint.reader, output, _tracked, replace(options, tokenizer=tokenizer or kept))
+            FORMATS[name](checkpoint.reader, output, _with_progress_bar, replace(options, tokenizer=tokenizer or kept))
     except (ValueError, OSError, TrainingError) as error:
-        raise _command_error(_not_whole(output, error)) from error
+        raise _command_error(_with_remedy(output, error)) from error
     if name == "huggingface" and not (output / TOKENIZER_FILE).exists():
         click.echo("no tokenizer is written: give that of the token files, by --tokenizer", err=True)
     click.echo(str(output))
@@ -349,7 +349,7 @@ def prune(workdir: StoragePath, keep_last: int, keep_every: int | None, dry_run:
             click.echo(f"{'would remove' if dry_run else 'removed'} {name}")
 
 
-def _tracked(items: Any, what: str) -> Any:
+def _with_progress_bar(items: Any, what: str) -> Any:
     # On stderr, because stdout may go to another program.
     console = Console(stderr=True)
     return track(items, what, console=console, transient=True, disable=not console.is_terminal)

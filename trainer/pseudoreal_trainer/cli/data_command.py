@@ -8,7 +8,7 @@ import click
 import numpy as np
 from rich.console import Console
 
-from pseudoreal_trainer.cli.data_progress import PrepareDisplay, sampling
+from pseudoreal_trainer.cli.data_progress import PrepareDisplay, sampling_progress
 from pseudoreal_trainer.data.prepare.inputs import KINDS, find_inputs
 from pseudoreal_trainer.data.prepare.prepare import Prepared, prepare
 from pseudoreal_trainer.data.prepare.sample import sampled_texts
@@ -50,7 +50,7 @@ def train(inputs: tuple[Path, ...], output: Path, vocabulary_size: int, text_fie
     if (output / TOKENIZER_FILE).exists():
         raise InvalidJobError(f"{output / TOKENIZER_FILE} exists, and is not replaced: token files depend on it")
     found = find_inputs(inputs)
-    with sampling(Console(stderr=True), min(sample_bytes, sum(each.size for each in found))) as tick:
+    with sampling_progress(Console(stderr=True), min(sample_bytes, sum(each.size for each in found))) as tick:
         tokenizer = train_tokenizer(sampled_texts(found, text_field, sample_bytes, tick), vocabulary_size)
     write_tokenizer(output, tokenizer)
     size = len(json.loads(tokenizer)["model"]["vocab"])
@@ -160,7 +160,7 @@ def inspect_command(
     if is_verified:
         verify(path)
     facts = _facts(found)
-    texts = _texts(found, tokenizer, end_of_document, documents) if tokenizer else []
+    texts = _first_texts(found, tokenizer, end_of_document, documents) if tokenizer else []
     if as_json:
         click.echo(json.dumps(facts | {"first_documents": texts}, indent=2))
         return
@@ -185,7 +185,7 @@ def _facts(found: Inspection) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def _texts(found: Inspection, path: str, end_of_document: int | None, count: int) -> list[str]:
+def _first_texts(found: Inspection, path: str, end_of_document: int | None, count: int) -> list[str]:
     files = found.files
     tokenizer = load_tokenizer(path, files.end_of_document if end_of_document is None else end_of_document)
     if files.tokenizer not in (None, tokenizer.sha256):

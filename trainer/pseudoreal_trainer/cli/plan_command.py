@@ -107,19 +107,19 @@ def _plan_file(
 ) -> None:
     try:
         profile = read_profile(hardware) if hardware else None
-        phases = _phases(file, phase, profile)
-        searched = [] if fastest is not None else _searched(phases, profile)
+        phases = _select_phases(file, phase, profile)
+        searched = [] if fastest is not None else _search_auto_layouts(phases, profile)
         if not all(layouts.found for layouts in searched):
-            sys.exit(_say_layouts(searched, as_json=as_json))
+            sys.exit(_print_layouts(searched, as_json=as_json))
         if fastest is not None:
-            sys.exit(_say_fastest(phases, profile, fastest, as_json=as_json))
+            sys.exit(_search_fastest(phases, profile, fastest, as_json=as_json))
         if days is not None and profile is None:
             raise InvalidJobError("--days needs seconds: give --hardware the profile of a machine")
-        phases = _settled(phases, searched)
-        planned = list(_planned(phases, profile))
+        phases = _with_auto_layouts(phases, searched)
+        planned = list(_plan_phases(phases, profile))
     except ValueError as error:
         raise CommandError(str(error), ExitStatus.INVALID_JOB) from error
-    _say(planned, searched, as_json=as_json)
+    _print_plan(planned, searched, as_json=as_json)
     if profile is not None and not as_json:
         show_course(Console(), _courses([config for config, _ in phases], planned), days)
     if picture_file is not None:
@@ -128,7 +128,7 @@ def _plan_file(
         sys.exit(ExitCode.INVALID_JOB)
 
 
-def _phases(file: Path, name: str | None, profile: HardwareProfile | None) -> list[tuple[PhaseConfig, Device]]:
+def _select_phases(file: Path, name: str | None, profile: HardwareProfile | None) -> list[tuple[PhaseConfig, Device]]:
     """Return the phases to plan, each with its training device."""
     job = parse_job(file)
     names = [phase.name for phase in job.spec.phases]
@@ -144,7 +144,7 @@ def _phases(file: Path, name: str | None, profile: HardwareProfile | None) -> li
     ]
 
 
-def _planned(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> Iterator[PlannedPhase]:
+def _plan_phases(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> Iterator[PlannedPhase]:
     # On stderr, because stdout may be JSON for a program.
     with Console(stderr=True).status("planning") as status:
         for phase, device in phases:
@@ -152,7 +152,7 @@ def _planned(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile 
             yield plan_phase(phase, device, profile, threads_of(phase.processes_per_worker))
 
 
-def _say_fastest(
+def _search_fastest(
     phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None, wanted: int, *, as_json: bool
 ) -> ExitCode:
     """Search the layouts of each phase, print them and return the exit code. Raises ValueError without a profile."""
@@ -167,10 +167,10 @@ def _say_fastest(
             status.update(f"searching the layouts of phase {phase.phase}")
             threads = threads_of(phase.processes_per_worker)
             found.append(fastest_layouts(phase, device, profile, threads, wanted))
-    return _say_layouts(found, as_json=as_json)
+    return _print_layouts(found, as_json=as_json)
 
 
-def _say_layouts(found: list[FastestLayouts], *, as_json: bool) -> ExitCode:
+def _print_layouts(found: list[FastestLayouts], *, as_json: bool) -> ExitCode:
     if as_json:
         click.echo(json.dumps({"phases": [phase.as_json() for phase in found]}, indent=2))
     else:
@@ -179,7 +179,9 @@ def _say_layouts(found: list[FastestLayouts], *, as_json: bool) -> ExitCode:
     return ExitCode.SUCCEEDED if all(phase.found for phase in found) else ExitCode.INVALID_JOB
 
 
-def _searched(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> list[FastestLayouts]:
+def _search_auto_layouts(
+    phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None
+) -> list[FastestLayouts]:
     """Return the best layouts of each phase with layout Auto, on the given profile, or else on the job's."""
     found = []
     for phase in (phase for phase, _ in phases if is_auto(phase)):
@@ -189,7 +191,7 @@ def _searched(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile
     return found
 
 
-def _settled(
+def _with_auto_layouts(
     phases: list[tuple[PhaseConfig, Device]], searched: list[FastestLayouts]
 ) -> list[tuple[PhaseConfig, Device]]:
     """Return the phases with every layout Auto replaced by the best layout found, as they would be trained."""
@@ -197,7 +199,7 @@ def _settled(
     return [(chosen(phase, best[phase.phase]) if is_auto(phase) else phase, device) for phase, device in phases]
 
 
-def _say(planned: list[PlannedPhase], searched: list[FastestLayouts], *, as_json: bool) -> None:
+def _print_plan(planned: list[PlannedPhase], searched: list[FastestLayouts], *, as_json: bool) -> None:
     if as_json:
         auto = {"auto": [layouts.as_json() for layouts in searched]} if searched else {}
         reports = [phase.report.model_dump(mode="json") for phase in planned]
@@ -229,13 +231,13 @@ def _panel(phase: PlannedPhase, profile: HardwareProfile | None) -> Panel:
     layout = phase.layout
     title = (
         f"phase {phase.report.name}: {layout.layers} layers, {layout.micro_batches} micro-batches,"
-        f" {layout.pipeline} pipeline x {_data_ranks(layout)}, {layout.order}"
+        f" {layout.pipeline} pipeline x {_data_ranks_text(layout)}, {layout.order}"
     )
     unit = f"seconds on {profile.name}" if profile else "forward passes of a layer; the numbers are micro-batches"
     return Panel(title, phase.timeline, unit)
 
 
-def _data_ranks(layout: Layout) -> str:
+def _data_ranks_text(layout: Layout) -> str:
     if layout.replicas == 1:
         return f"{layout.data} data ranks"
     return f"{layout.replicas} replicas x {layout.mesh.shard} data ranks"

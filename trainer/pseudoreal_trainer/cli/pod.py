@@ -55,11 +55,11 @@ def _run(path: Path, stop: Stop) -> TerminationMessage:
     try:
         config = read_config(path)
     except ContractError as error:
-        return _refused(path, error)
+        return _unreadable_config(path, error)
     return _train(config, path, stop) if isinstance(config, PhaseConfig) else _delink(config)
 
 
-def _refused(path: Path, error: ContractError) -> TerminationMessage:
+def _unreadable_config(path: Path, error: ContractError) -> TerminationMessage:
     """Return the message of a pod unable to read its configuration.
 
     The fields `phase` and `execution` have the same form in every release.
@@ -82,14 +82,14 @@ def _delink(config: DelinkConfig) -> TerminationMessage:
 
 
 def _train(config: PhaseConfig, path: Path, stop: Stop) -> TerminationMessage:
-    with _folder() as folder:
+    with _outcome_folder() as folder:
         pod = PodFolder(folder)
         with reporting(pod, endpoint_of_pod()), serving_metrics(pod, metrics_port(os.environ)):
-            message = _run_settled(config, path, pod, stop)
-    return message if message.checkpoint else _completed(message, config)
+            message = _run_ranks(config, path, pod, stop)
+    return message if message.checkpoint else _with_checkpoint_in_time(message, config)
 
 
-def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) -> TerminationMessage:
+def _run_ranks(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) -> TerminationMessage:
     """Resolve the phase's layout, then run the ranks with it: the ranks and their supervisor see only the resolved
     config.
 
@@ -112,7 +112,7 @@ def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) ->
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def _outcome_folder() -> Iterator[Path]:
     """Yield the folder for the ranks' outcomes."""
     if named := os.environ.get(OUTCOME_DIRECTORY):
         Path(named).mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def _folder() -> Iterator[Path]:
         yield Path(temporary)
 
 
-def _completed(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
+def _with_checkpoint_in_time(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
     """Return the message, completed with the newest checkpoint if the volume answers in time.
 
     Used if the ranks could not report their progress. The bare message is written first, because the volume may hang.

@@ -13,7 +13,7 @@ from rich.console import Console
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 from pseudoreal_trainer.cli.display import Display, summary
 from pseudoreal_trainer.cli.job_file import parse_job
-from pseudoreal_trainer.cli.local_run import LocalRun, PodFailed, use_endpoint
+from pseudoreal_trainer.cli.local_run import LocalRun, PodFailed, set_endpoint
 from pseudoreal_trainer.cli.run_directory import RunDirectory, open_run
 from pseudoreal_trainer.data.corpus import corpus_files
 from pseudoreal_trainer.errors import TrainingError
@@ -22,7 +22,7 @@ from pseudoreal_trainer.training.kept_metrics import METRICS_FILE, metrics_of
 
 _RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend", "managed_by")
 _CLUSTER_ONLY = ("pod", "network", "scheduling", *_RECOVERY)
-_POD = ("resources", "pod")
+_POD_ONLY = ("resources", "pod")
 """Fields of a phase for its pods only."""
 
 
@@ -37,17 +37,17 @@ def run(file: Path, workdir: Path | None, resume: bool, trace: Path | None) -> N
     job = read_job(file)
     directory = open_run(workdir or Path("pseudoreal-runs") / job.metadata.name, job, resume=resume)
     click.echo(ignored_fields(job.spec))
-    use_endpoint(job.spec.checkpoint.storage)
+    set_endpoint(job.spec.checkpoint.storage)
     display = Display(console)
     try:
         with display:
-            LocalRun(directory, display.hear, trace).run()
+            LocalRun(directory, display.show, trace).run()
     except PodFailed as failed:
-        _say_failure(failed, directory, file, workdir)
+        _print_failure(failed, directory, file, workdir)
         sys.exit(failed.message.exit_code)
     except OSError as error:
         raise CommandError(f"the work directory {directory.path} cannot be read or written to: {error}") from error
-    _say_success(console, directory, display)
+    _print_success(console, directory, display)
 
 
 def read_job(path: Path) -> PseudoRealJob:
@@ -79,7 +79,7 @@ def ignored_fields(spec: PseudoRealJobSpec) -> str:
     ignored += ["spec.data.volume"] if spec.data.volume is not None else []
     start = spec.checkpoint.start_from
     ignored += ["spec.checkpoint.startFrom.huggingFace.volume"] if start is not None and start.mounted else []
-    ignored += [f"spec.phases[{p.name}].{field}" for field in _POD for p in spec.phases if _is_set(p, field)]
+    ignored += [f"spec.phases[{p.name}].{field}" for field in _POD_ONLY for p in spec.phases if _is_set(p, field)]
     ignored += _ignored_storage(spec.checkpoint.storage)
     ignored += [f"spec.phases[{p.name}].offload.volume" for p in spec.phases if p.offload.volume is not None]
     return f"ignored in a local run: {', '.join(ignored) or 'nothing'}"
@@ -96,7 +96,7 @@ def _is_set(model: ApiModel, field: str) -> bool:
     return field in model.model_fields_set
 
 
-def _say_failure(failed: PodFailed, directory: RunDirectory, file: Path, workdir: Path | None) -> None:
+def _print_failure(failed: PodFailed, directory: RunDirectory, file: Path, workdir: Path | None) -> None:
     message = failed.message
     where = f" --workdir {workdir}" if workdir else ""
     click.echo(f"phase {message.phase}: {message.outcome}: {message.message}", err=True)
@@ -106,7 +106,7 @@ def _say_failure(failed: PodFailed, directory: RunDirectory, file: Path, workdir
         click.echo(f"go on with: pseudoreal run {file}{where} --resume", err=True)
 
 
-def _say_success(console: Console, directory: RunDirectory, display: Display) -> None:
+def _print_success(console: Console, directory: RunDirectory, display: Display) -> None:
     console.print(summary(directory, display.seconds))
     if display.baseline is not None:
         click.echo(f"order-2 model of the same bytes: {display.baseline:.4f} nats per byte")

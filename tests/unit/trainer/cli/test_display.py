@@ -28,7 +28,7 @@ def test_it_says_how_many_blocks_and_sets_of_experts_there_are(blocks: int, sets
     out = io.StringIO()
     with Display(Console(file=out)) as display:
         for event in (STARTED, DELINKED):
-            display.hear(event | {"blocks": blocks, "sets_of_experts": sets})
+            display.show(event | {"blocks": blocks, "sets_of_experts": sets})
     started, delinked = out.getvalue().splitlines()
     assert f"8 layers of {blocks} blocks" in started
     assert f"{says}, 1,000 parameters" in started

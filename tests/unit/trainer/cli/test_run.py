@@ -259,7 +259,7 @@ def test_every_phase_leaves_its_traces_where_they_are_asked_for(
     job_body: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("pseudoreal_trainer.cli.local_run.LocalRun._pod", lambda _, config: seen.append(config))
+    monkeypatch.setattr("pseudoreal_trainer.cli.local_run.LocalRun._run_pod", lambda _, config: seen.append(config))
     assert _invoke(job_body, tmp_path, "--trace", str(tmp_path / "traces")).exit_code == 0
     traces = [(config.phase, config.trace_directory) for config in seen if isinstance(config, PhaseConfig)]
     assert traces == [("pseudo", str(tmp_path / "traces")), ("real", str(tmp_path / "traces"))]
@@ -340,7 +340,7 @@ def test_a_run_may_be_prolonged(
         ended = delink(config) if isinstance(config, DelinkConfig) else train(config)
         assert ended.outcome == "Succeeded"
 
-    monkeypatch.setattr(LocalRun, "_pod", pod)
+    monkeypatch.setattr(LocalRun, "_run_pod", pod)
     spec = job_body["spec"]
     spec["optimizer"]["schedule"] = "Constant"
     second = spec["phases"].pop() | {"workers": 1}
