@@ -19,7 +19,7 @@ _TRIES = 10
 @job_argument()
 @with_connection
 def suspend(connection: Connection, name: str) -> None:
-    """Let the job NAME save a checkpoint, free its pods and wait."""
+    """Suspend the job NAME: it saves a checkpoint and frees its pods."""
     _change(connection, name, changes.suspend)
 
 
@@ -27,7 +27,7 @@ def suspend(connection: Connection, name: str) -> None:
 @job_argument()
 @with_connection
 def resume(connection: Connection, name: str) -> None:
-    """Let the suspended job NAME go on from its checkpoint."""
+    """Resume the suspended job NAME from its checkpoint."""
     _change(connection, name, changes.resume)
 
 
@@ -36,7 +36,7 @@ def resume(connection: Connection, name: str) -> None:
 @click.argument("phase", required=False)
 @with_connection
 def finish_phase(connection: Connection, name: str, phase: str | None) -> None:
-    """End PHASE of the job NAME now, through a committed checkpoint. Default: the phase that trains."""
+    """End PHASE of the job NAME now, with a committed checkpoint. Default: the phase in training."""
     _change(connection, name, lambda job: changes.finish_phase(job, phase))
 
 

@@ -21,13 +21,13 @@ _MOST_CHARACTERS = 2**20
 
 @click.command()
 @job_argument()
-@click.option("--rank", type=click.IntRange(min=0), help="Only the pod of this rank, without a prefix.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends, through all its executions.")
-@click.option("-p", "--previous", is_flag=True, help="The execution before the newest, if its pods are still there.")
-@click.option("--tail", type=click.IntRange(min=0), help="Lines of each pod. Default: all.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only the pod with this rank, without a prefix.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the logs until the job ends, through all its executions.")
+@click.option("-p", "--previous", is_flag=True, help="The execution before the newest, if its pods still exist.")
+@click.option("--tail", type=click.IntRange(min=0), help="Number of newest lines of each pod. Default: all.")
 @with_connection
 def logs(connection: Connection, name: str, rank: int | None, follow: bool, previous: bool, tail: int | None) -> None:
-    """Print what the ranks of the job NAME say: all pods of its newest execution, with a prefix."""
+    """Print the logs of the job NAME: all pods of its newest execution, each line with a prefix."""
     if follow and previous:
         raise click.UsageError("an execution that is over says no more; leave out --follow or --previous")
     reader = _Reader(connection, name, rank, tail)

@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 @click.command()
 @job_argument(required=False)
-@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="The jobs of all namespaces.")
+@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="List the jobs of all namespaces.")
 @click.option("-o", "--output", type=click.Choice(["wide", "yaml", "json"]), help="Default: a table.")
 @with_connection
 def get(connection: Connection, name: str | None, everywhere: bool, output: str | None) -> None:
@@ -62,7 +62,7 @@ def _jobs(connection: Connection, name: str | None, *, everywhere: bool) -> list
 @job_argument()
 @with_connection
 def describe(connection: Connection, name: str) -> None:
-    """Say all there is to know of the job NAME: phases, ranks and their nodes, faults, conditions, events."""
+    """Show everything about the job NAME: phases, ranks and their nodes, faults, conditions, events."""
     job = ObservedJob(connection.api.job(connection.namespace, name))
     pods = job.current_pods(connection.api.each("Pod", job.namespace, job.selector))
     events = connection.api.each("Event", job.namespace, fields=f"involvedObject.uid={job.uid}")

@@ -18,12 +18,12 @@ Json = dict[str, Any]
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--wait", is_flag=True, help="Tell what becomes of the job until it ends; exit code 1 if it fails.")
+@click.option("--wait", is_flag=True, help="Print the job's state until it ends; exit code 1 if it fails.")
 @with_connection
 def submit(connection: Connection, file: Path, wait: bool) -> None:
-    """Create the job in FILE, once the cluster has said that it would take it.
+    """Create the job in FILE, after a dry run on the cluster.
 
-    FILE may be -, standard input. Other objects in it are left to `kubectl apply`.
+    FILE may be - for standard input. Other objects in it are not created; `kubectl apply` creates them.
     """
     read = read_job_file(file)
     job = only_job(read)

@@ -28,9 +28,9 @@ _OVERLAP_SECONDS = 10
 @job_argument()
 @with_connection
 def watch(connection: Connection, name: str) -> None:
-    """Show the job NAME until it ends: phases, loss, ranks and their nodes, checkpoints, what remains.
+    """Show the job NAME until it ends: phases, loss, ranks and their nodes, checkpoints, remaining time.
 
-    Where the output is no terminal, it is a line whenever something has changed. Exit code 1 if the job fails.
+    If the output is no terminal, it is one line per change. Exit code 1 if the job fails.
     """
     console = Console()
     if not console.is_terminal:

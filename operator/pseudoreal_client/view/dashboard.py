@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from pseudoreal_api.resolved.resolve import last_steps
 from pseudoreal_operator.observe.view import Pod
+from pseudoreal_trainer.quantity import readable_bytes
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -112,7 +113,7 @@ def _ends(job: ObservedJob) -> list[int]:
 def _checkpoints(snapshot: Snapshot) -> list[str]:
     """Return the checkpoint in the status, then the newest ones with their cost, as far as the logs tell."""
     rows = [
-        (f"step {cost.step:,}", f"{cost.bytes / 2**30:.2f} GiB", f"saved in {duration(cost.seconds)}")
+        (f"step {cost.step:,}", readable_bytes(cost.bytes), f"saved in {duration(cost.seconds)}")
         for cost in [*snapshot.history.checkpoints.values()][-_CHECKPOINTS:]
     ]
     saved = snapshot.job.status.checkpoint

@@ -17,6 +17,7 @@ from pseudoreal_operator.observe.reading import belongs_to, read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod
 from pseudoreal_operator.observe.worker_assignment import worker_of
+from pseudoreal_operator.status.conditions import find, holds
 from pydantic import ValidationError
 
 Json = dict[str, Any]
@@ -85,9 +86,7 @@ class ObservedJob:
     @property
     def reason(self) -> Condition | None:
         """The condition with the job's activity and its reason."""
-        found = {condition.type: condition for condition in self.status.conditions}
-        true = [found[kind] for kind in _SHOWN if kind in found and found[kind].status == "True"]
-        return true[0] if true else found.get("Progressing")
+        return find(self.status, next((kind for kind in _SHOWN if holds(self.status, kind)), "Progressing"))
 
     def phase(self, name: str | None) -> Phase | None:
         return next((phase for phase in self.spec.phases if phase.name == name), None) if self.spec else None

@@ -53,9 +53,9 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
         command(ClusterOptions(namespace, context, kubeconfig), **arguments)
 
     for option in (
-        click.option("--kubeconfig", help="File to use in place of KUBECONFIG."),
-        click.option("--context", help="Context of the kubeconfig."),
-        click.option("-n", "--namespace", help="Default: that of the context."),
+        click.option("--kubeconfig", help="Kubeconfig file, in place of the environment variable KUBECONFIG."),
+        click.option("--context", help="Context of the kubeconfig. Default: the current one."),
+        click.option("-n", "--namespace", help="Default: the namespace of the context."),
     ):
         with_options = option(with_options)
     return with_options

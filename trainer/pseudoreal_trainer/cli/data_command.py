@@ -28,7 +28,7 @@ _SHOWN_TOKENS = 100
 
 @click.group()
 def data() -> None:
-    """Text to tokens: train a tokenizer, prepare token files, look at them."""
+    """Text to tokens: train a tokenizer, prepare token files, inspect them."""
 
 
 _INPUTS = click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -41,11 +41,17 @@ _TOKENIZER_HELP = f"A {TOKENIZER_FILE}, a folder that holds one, or `{BYTES}`."
 @click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="A folder.")
 @click.option("--vocabulary-size", required=True, type=click.IntRange(min=LEAST_VOCABULARY))
 @_FIELD
-@click.option("--sample-bytes", default=_SAMPLE_BYTES, show_default=True, type=click.IntRange(min=1), help="Text used.")
+@click.option(
+    "--sample-bytes",
+    default=_SAMPLE_BYTES,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Most text used.",
+)
 def train(inputs: tuple[Path, ...], output: Path, vocabulary_size: int, text_field: str, sample_bytes: int) -> None:
     """Train a byte-level BPE on a sample of the text in INPUTS.
 
-    INPUTS are those of `pseudoreal data prepare`. The same inputs give the same bytes.
+    INPUTS are as for `pseudoreal data prepare`. The same inputs give the same tokenizer, byte for byte.
     """
     if (output / TOKENIZER_FILE).exists():
         raise InvalidJobError(f"{output / TOKENIZER_FILE} exists, and is not replaced: token files depend on it")
@@ -60,7 +66,7 @@ def train(inputs: tuple[Path, ...], output: Path, vocabulary_size: int, text_fie
 
 _PREPARE_HELP = f"""Turn the text in INPUTS into token files in a folder.
 
-INPUTS are files and folders: {KINDS}. A run that was interrupted goes on where it was when it is started again.
+INPUTS are files and folders: {KINDS}. An interrupted run continues where it ended when it is started again.
 """
 
 
@@ -81,14 +87,14 @@ INPUTS are files and folders: {KINDS}. A run that was interrupted goes on where 
     help="Order documents so that rows of SEQUENCE tokens cut as few of them as possible.",
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Most processes. Default: one for each processor that is allowed."
+    "--workers", type=click.IntRange(min=1), help="Maximal number of processes. Default: one per usable processor."
 )
 @click.option(
     "--shard-bytes",
     default=SHARD_BYTES,
     show_default=True,
     type=click.IntRange(min=1, max=MOST_SHARD_BYTES // 2),
-    help="Size at which a shard ends. Each process has one in memory.",
+    help="Size of a shard. Each process has one shard in memory.",
 )
 @click.option(
     "--most-malformed",
@@ -137,13 +143,17 @@ def _summary(done: Prepared) -> str:
 
 @data.command("inspect")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
-@click.option("--tokenizer", help=f"{_TOKENIZER_HELP} With it the first documents are shown.")
+@click.option("--tokenizer", help=f"{_TOKENIZER_HELP} With it, the first documents are shown.")
 @click.option("--end-of-document", type=click.IntRange(min=0), help="As for `pseudoreal data prepare`.")
 @click.option(
-    "--dtype", type=click.Choice(["uint8", "uint16", "uint32", "int32", "int64"]), help="PATH is bare tokens."
+    "--dtype",
+    type=click.Choice(["uint8", "uint16", "uint32", "int32", "int64"]),
+    help="Type of bare tokens.",
 )
-@click.option("--documents", default=3, show_default=True, type=click.IntRange(min=1), help="Documents that are shown.")
-@click.option("--verify", "is_verified", is_flag=True, help="Read everything, and compare digests where there are any.")
+@click.option(
+    "--documents", default=3, show_default=True, type=click.IntRange(min=1), help="Number of those documents."
+)
+@click.option("--verify", "is_verified", is_flag=True, help="Read all tokens, and compare digests if there are any.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
 def inspect_command(
     path: Path,
@@ -154,8 +164,10 @@ def inspect_command(
     is_verified: bool,
     as_json: bool,
 ) -> None:
-    """Say what the token files at PATH hold: a folder of `pseudoreal data prepare`, Megatron-LM's X.idx, nanotron's
-    X.ds, a .npy, or bare tokens."""
+    """Show the contents of the token files at PATH.
+
+    PATH is a folder of `pseudoreal data prepare`, Megatron-LM's X.idx, nanotron's X.ds, a .npy, or bare tokens.
+    """
     found = inspect(path, dtype, documents)
     if is_verified:
         verify(path)

@@ -46,22 +46,20 @@ _JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 @click.command()
 @click.argument("job", shell_complete=names_of_jobs)
-@click.option("--on-cluster", is_flag=True, help="Compare a file with the nodes of the cluster as well.")
+@click.option("--on-cluster", is_flag=True, help="Compare a file with the nodes of the cluster.")
 @click.option("--phase", help="Plan this phase alone.")
-@click.option(
-    "--hardware", type=click.Path(path_type=Path), help="Profile of a machine: with it, seconds are predicted."
-)
+@click.option("--hardware", type=click.Path(path_type=Path), help="Profile of a machine, for predictions in seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
-@click.option("--picture", type=click.Path(path_type=Path), help="Draw the step of each phase as an SVG.")
+@click.option("--picture", type=click.Path(path_type=Path), help="SVG file to draw, with a step of each phase.")
 @click.option(
     "--days",
     type=click.FloatRange(0, min_open=True),
-    help="Say what must change for the job to end within so many days; needs --hardware.",
+    help="Print what must change for the job to end within this many days; needs --hardware.",
 )
 @click.option(
     "--fastest",
     type=click.IntRange(1, 100),
-    help="Search for that many of the fastest layouts of each phase that fit, and say these instead; needs --hardware.",
+    help="Search for this many of the fastest layouts of each phase that fit, and print only them; needs --hardware.",
 )
 @cluster_options
 def plan(
@@ -75,14 +73,16 @@ def plan(
     days: float | None,
     fastest: int | None,
 ) -> None:
-    """Say what each phase of a job needs, and whether a cluster has it.
+    """Estimate what each phase of a job needs, and compare it with a cluster.
 
-    JOB is a file, or the name of a job on the cluster. A file is planned alone, without a cluster, unless --on-cluster
-    is given: bytes on each tier and rank, bytes on each link and step, the share of time in which ranks wait, and, with
-    the profile of a machine, the time of a step and what bounds it. The corpus need not be there. On a cluster the
-    forecast of each stage that is left is compared with what the nodes have, and with what is free on them.
+    JOB is a file, or the name of a job on the cluster. Without --on-cluster, a file is planned without a cluster: bytes
+    on each tier and rank, bytes on each link per step, the share of time in which ranks wait, and, with the profile of
+    a machine, the time of a step and its bottleneck. The corpus may be missing.
 
-    Ends with exit code 78 when a phase does not fit, and with 1 when it would fit if other pods ended.
+    On a cluster, the estimate for each unfinished stage is compared with the resources of the nodes, and with their
+    free resources.
+
+    Exit code 78: a phase does not fit; 1: it would fit if other pods ended.
     """
     is_name = _JOB_NAME.fullmatch(job) is not None and not Path(job).exists()
     if not is_name and not on_cluster:
@@ -249,14 +249,13 @@ def _data_ranks_text(layout: Layout) -> str:
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("hardware.yaml"),
     show_default=True,
-    help="Where the profile goes.",
+    help="File for the profile.",
 )
 def measure_hardware(output: Path) -> None:
     """Measure how fast this machine is, for `pseudoreal plan --hardware`.
 
-    Takes one to two minutes, in which the machine should have nothing else to do: passes over blocks of several
-    sizes, copies, the optimizer, the disk of temporary files, and messages between as many ranks as there are devices
-    or cores.
+    Takes one to two minutes, during which the machine should be idle otherwise: passes over blocks of several sizes,
+    copies, the optimizer, the disk of temporary files, and messages among as many ranks as there are devices or cores.
     """
     from pseudoreal_trainer.measure.machine import measure_machine, measurements
 

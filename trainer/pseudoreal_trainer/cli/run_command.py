@@ -29,8 +29,8 @@ _POD_ONLY = ("resources", "pod")
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--workdir", type=click.Path(path_type=Path), help="Default: pseudoreal-runs/NAME OF THE JOB.")
-@click.option("--resume", is_flag=True, help="Go on with the run that the work directory holds.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Folder for what every rank did, for Perfetto.")
+@click.option("--resume", is_flag=True, help="Continue the run in the work directory.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Folder for a trace of each rank, for Perfetto.")
 def run(file: Path, workdir: Path | None, resume: bool, trace: Path | None) -> None:
     """Train the PseudoRealJob in FILE on this machine, phase after phase."""
     console = Console()
@@ -118,9 +118,9 @@ def _print_success(console: Console, directory: RunDirectory, display: Display) 
 @click.command()
 @click.argument("folder")
 def metrics(folder: str) -> None:
-    """Print the figures of all steps of the job in FOLDER, one JSON object a line.
+    """Print the metrics of all steps of the job in FOLDER, one JSON object per line.
 
-    FOLDER is a work directory, or the s3:// URL of the folder that holds checkpoints/.
+    FOLDER is a work directory, or the s3:// URL of the folder with checkpoints/.
     """
     try:
         for line in metrics_of(storage_path(folder)):
