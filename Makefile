@@ -122,7 +122,7 @@ krew: .venv/tools ## Make .krew/: `kubectl pseudoreal` for krew, URL=... HOMEPAG
 gpu-bundle: .venv/tools ## Make .gpu-bundle/: tests and benchmark for a machine with a GPU and no network
 	@$(BIN)/python -m pseudoreal_dev gpu-bundle
 gpu-report: .venv/tools ## Write the GPU section of docs/benchmarks.md from RESULTS=gpu-bench.json
-	@$(BIN)/python -m tests.benchmarks.gpu.report $(RESULTS)
+	@$(BIN)/python -m benchmarks.gpu.report $(RESULTS)
 
 BENCH := .venv-bench/bin
 # DS_BUILD_OPS=0: DeepSpeed is installed without compiling; what the benchmark needs of it is compiled afterwards.
@@ -131,25 +131,25 @@ BENCH := .venv-bench/bin
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-bench
 	@export DS_BUILD_OPS=0; $(call UV_INSTALL,--require-hashes -r requirements/bench.txt,$(BENCH)/python)
 	@$(call UV_INSTALL,$(PROJECT),$(BENCH)/python)
-	@$(BENCH)/python -m tests.benchmarks.compile_deepspeed
+	@$(BENCH)/python -m benchmarks.compile_deepspeed
 	@touch $@
 
 .PHONY: bench-trainer
 bench-trainer: .venv-bench/ready ## Time the trainer beside torch's fully_shard and DeepSpeed; writes docs/benchmarks.md
-	@$(BENCH)/python -m tests.benchmarks.trainer
-	@$(BENCH)/python -m tests.benchmarks.depth
-	@$(BENCH)/python -m tests.benchmarks.predictions
-	@$(BENCH)/python -m tests.benchmarks.report
+	@$(BENCH)/python -m benchmarks.trainer
+	@$(BENCH)/python -m benchmarks.depth
+	@$(BENCH)/python -m benchmarks.predictions
+	@$(BENCH)/python -m benchmarks.report
 
 # BASE: the commit with which the engine is compared.
 .PHONY: bench-versions
 bench-versions: .venv/all ## Time this engine beside that of another commit, BASE=...; writes benchmark-results/
-	@$(BIN)/python -m tests.benchmarks.versions $(BASE)
+	@$(BIN)/python -m benchmarks.versions $(BASE)
 
 .PHONY: bench-checkpoint
 bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and torch's own; writes docs/benchmarks.md
-	@$(BENCH)/python -m tests.benchmarks.checkpoints
-	@$(BENCH)/python -m tests.benchmarks.report
+	@$(BENCH)/python -m benchmarks.checkpoints
+	@$(BENCH)/python -m benchmarks.report
 
 # The readers of others have requirements of their own, and our package is not there.
 .venv-readers/ready: requirements/readers.txt | $(BIN)/uv
@@ -161,14 +161,14 @@ bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and tor
 # ONLY: one part of it, which replaces that part of the last results: preparing, reading, resident, losses or training.
 .PHONY: bench-data
 bench-data: .venv/all .venv-readers/ready ## Time text, token files, vocabularies and a Llama beside others (10 minutes)
-	@$(BIN)/python -m tests.benchmarks.data $(ONLY:%=--only %)
+	@$(BIN)/python -m benchmarks.data $(ONLY:%=--only %)
 
 # JOBS: the numbers of jobs in flight; 200 take five minutes on two cores, 1000 ten, 5000 about forty. Beside Kubeflow's
 # operators, which are built first, they take as long again. WORKERS: pods of one job.
 .PHONY: bench-operator
 bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 1000 5000", and beside Kubeflow's, WORKERS="1000 5000"; writes docs/benchmarks.md
-	@$(BIN)/python -m tests.benchmarks.operator $(JOBS:%=--jobs %)
-	@$(BIN)/python -m tests.benchmarks.operator.beside $(JOBS:%=--jobs %) $(WORKERS:%=--workers %)
+	@$(BIN)/python -m benchmarks.operator $(JOBS:%=--jobs %)
+	@$(BIN)/python -m benchmarks.operator.beside $(JOBS:%=--jobs %) $(WORKERS:%=--workers %)
 
 # torchtitan has requirements of its own; DeepSpeed compiles what it opens beside its process group.
 .venv-moe/ready: requirements/moe.txt | $(BIN)/uv
@@ -176,17 +176,17 @@ bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 10
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-moe
 	@export DS_BUILD_OPS=0; $(call UV_INSTALL,--require-hashes -r requirements/moe.txt,.venv-moe/bin/python)
 	@$(call UV_INSTALL,$(PROJECT),.venv-moe/bin/python)
-	@.venv-moe/bin/python -m tests.benchmarks.compile_deepspeed ShareMemComm
+	@.venv-moe/bin/python -m benchmarks.compile_deepspeed ShareMemComm
 	@touch $@
 
 # ONLY: one part of it, which replaces that part of the last results: losses, beside, growth, routing or grouped.
 .PHONY: bench-moe
 bench-moe: venv corpus .venv-moe/ready ## Losses of mixtures by routing and by what layers share, and steps beside DeepSpeed's and torchtitan's (half an hour); writes docs/benchmarks.md
-	@$(BIN)/python -m tests.benchmarks.moe $(ONLY:%=--only %)
+	@$(BIN)/python -m benchmarks.moe $(ONLY:%=--only %)
 
 .PHONY: bench-method
 bench-method: venv corpus ## Train with and without a pseudo phase, three seeds each (an hour); writes docs/method.md
-	@$(BIN)/python -m tests.benchmarks.method
+	@$(BIN)/python -m benchmarks.method
 
 # UPGRADE= keeps the versions that there are, and adds only what pyproject.toml names anew.
 UPGRADE = --upgrade

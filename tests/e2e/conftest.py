@@ -15,7 +15,7 @@ from pseudoreal_dev.cluster import cluster
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.machine import paths, shell
 
-from tests.e2e import diagnosis
+from tests.e2e.support import diagnosis
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 
-from tests.benchmarks.gpu.timeline import Timeline, record, share_of
 from tests.gpu.conftest import Figure
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.reference import batch_of
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.support.gpu_timeline import Timeline, record, share_of
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.reference import batch_of
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
 
 pytestmark = pytest.mark.gpu
 

@@ -15,8 +15,8 @@ from pseudoreal_trainer.plan.units import Kind
 from torch import Tensor
 
 from tests.gpu.conftest import Figure
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
 from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
 
 pytestmark = pytest.mark.gpu

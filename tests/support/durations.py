@@ -11,13 +11,10 @@ Outcome = Literal["passed", "failed", "error", "skipped"]
 
 BUDGETS: dict[str, float] = {
     "tests/unit": 10,
-    "tests/unit/benchmarks": 26,
     "tests/unit/client": 10,
     "tests/unit/contract": 10,
     "tests/unit/dev": 5,
-    "tests/unit/e2e": 2,
     "tests/unit/operator": 40,
-    "tests/unit/support": 11,
     "tests/unit/trainer": 5,
     "tests/unit/trainer/checkpoint": 275,
     "tests/unit/trainer/cli": 85,

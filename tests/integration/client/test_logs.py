@@ -9,7 +9,7 @@ from click.testing import Result
 from kubernetes import client
 
 from tests.integration.client.conftest import Terminal, make_pods, training
-from tests.integration.client.kubelet import Kubelet, kubelet
+from tests.integration.client.support.kubelet import Kubelet, kubelet
 from tests.support.cluster import Cluster, Job
 from tests.support.patience import wait_for
 

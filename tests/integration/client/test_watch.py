@@ -15,7 +15,7 @@ import pytest
 from kubernetes import client
 
 from tests.integration.client.conftest import Terminal, make_pods, training
-from tests.integration.client.kubelet import Kubelet, kubelet
+from tests.integration.client.support.kubelet import Kubelet, kubelet
 from tests.support.cluster import Cluster, Job
 from tests.support.patience import wait_for
 from tests.support.trainer_log import line
@@ -65,7 +65,7 @@ def screen(terminal: Terminal) -> Iterator[Callable[[str], Screen]]:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 120, 0, 0))
         os.set_blocking(master, False)
         where = ["--kubeconfig", str(terminal.kubeconfig), "-n", terminal.namespace]
-        command = [sys.executable, "-m", "pseudoreal_client.command", "watch", name, *where]
+        command = [sys.executable, "-m", "pseudoreal_trainer.cli.command", "watch", name, *where]
         environment = os.environ | {"TERM": "xterm-256color"}
         environment.pop("COLUMNS", None)
         process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)

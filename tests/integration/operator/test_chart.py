@@ -21,7 +21,7 @@ from tests.support import chart
 from tests.support.chart import KUBE_VERSION, RELEASE, WIDE, find, render
 from tests.support.cluster import Cluster
 from tests.support.kubectl import Kubectl
-from tests.unit.operator.manifests.rendered import TRAIN, rendered
+from tests.unit.operator.manifests.support.rendered import TRAIN, rendered
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ from kubernetes import client, config
 from pseudoreal_api.wire.reports import ReportAnswer, SavedCheckpoint
 from pseudoreal_trainer.runtime.endpoint import Endpoint, Refused
 
-from tests.integration.operator.endpoint import Reporter, at
+from tests.integration.operator.support.endpoint import Reporter, at
 from tests.support.cluster import Cluster, Job
 from tests.support.names import OPERATOR
 from tests.support.operator_process import Operator

@@ -19,8 +19,8 @@ from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_trainer.estimate.report import plan_phase
 
 from tests.support.jobs import good_job
-from tests.unit.client.golden import golden
-from tests.unit.client.observed_jobs import UID
+from tests.unit.client.support.golden import golden
+from tests.unit.client.support.observed_jobs import UID
 
 Json = dict[str, Any]
 

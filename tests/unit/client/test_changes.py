@@ -9,7 +9,7 @@ from pseudoreal_client.view.changes import Change, finish_phase, repeat_phase, r
 from pseudoreal_client.view.observed_job import ObservedJob
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 
-from tests.unit.client.observed_jobs import TRAINING, at, job
+from tests.unit.client.support.observed_jobs import TRAINING, at, job
 
 Json = dict[str, Any]
 

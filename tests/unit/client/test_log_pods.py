@@ -5,7 +5,7 @@ from pseudoreal_client.view.log_pods import has_started, line_prefix, not_starte
 from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 
-from tests.unit.client.observed_jobs import TRAINING, job, pod
+from tests.unit.client.support.observed_jobs import TRAINING, job, pod
 
 SEEN = job(TRAINING, spec__phases__1__processesPerWorker=2)
 BODIES = [

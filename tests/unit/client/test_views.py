@@ -9,8 +9,8 @@ from pseudoreal_client.view.ranks import pod_of_rank, pod_state
 from pseudoreal_client.view.rows import summary_line, table
 from pseudoreal_operator.observe.reading import read_pod
 
-from tests.unit.client.golden import golden
-from tests.unit.client.observed_jobs import NOW, TRAINING, UNSCHEDULABLE, at, body, condition, job, pod
+from tests.unit.client.support.golden import golden
+from tests.unit.client.support.observed_jobs import NOW, TRAINING, UNSCHEDULABLE, at, body, condition, job, pod
 
 Json = dict[str, Any]
 

@@ -13,8 +13,8 @@ from pseudoreal_client.view.observed_job import ObservedJob
 from rich.console import Console
 
 from tests.support.trainer_log import line
-from tests.unit.client.golden import golden
-from tests.unit.client.observed_jobs import NOW, TRAINING, UNSCHEDULABLE, at, job, pod
+from tests.unit.client.support.golden import golden
+from tests.unit.client.support.observed_jobs import NOW, TRAINING, UNSCHEDULABLE, at, job, pod
 
 Json = dict[str, Any]
 

@@ -14,8 +14,8 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.training import events
 from pseudoreal_trainer.training.phase import train_phase
 
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.running import Result, run_wanted
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.running import Result, run_wanted
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from tests.integration.operator.chaos.faults import Fault, Kind, Target
-from tests.integration.operator.chaos.lives import Lives
-from tests.integration.operator.chaos.proxy import Proxy
+from tests.integration.operator.chaos.support.faults import Fault, Kind, Target
+from tests.integration.operator.chaos.support.lives import Lives
+from tests.integration.operator.chaos.support.proxy import Proxy
 from tests.support import chart
 from tests.support.cluster import Cluster, Job, complete_stage
 from tests.support.names import bare_child

@@ -7,9 +7,9 @@ import pytest
 from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
 
-from tests.unit.operator.cluster import virtual_time
-from tests.unit.operator.cluster.fake_leases import Client, Server
-from tests.unit.operator.cluster.lease_holders import HOUR, Operator, lease, now, two
+from tests.unit.operator.cluster.support import virtual_time
+from tests.unit.operator.cluster.support.fake_leases import Client, Server
+from tests.unit.operator.cluster.support.lease_holders import HOUR, Operator, lease, now, two
 
 
 def test_a_free_lease_is_taken_at_once() -> None:

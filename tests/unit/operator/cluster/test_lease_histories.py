@@ -10,9 +10,9 @@ import pytest
 from pseudoreal_operator.cluster.lease import LeaseLost
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.cluster import virtual_time
-from tests.unit.operator.cluster.fake_leases import Server
-from tests.unit.operator.cluster.lease_holders import Operator
+from tests.unit.operator.cluster.support import virtual_time
+from tests.unit.operator.cluster.support.fake_leases import Server
+from tests.unit.operator.cluster.support.lease_holders import Operator
 
 
 @pytest.mark.parametrize("number", range(DEPTH.of(25, 1000)))

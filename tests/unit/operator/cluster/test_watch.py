@@ -13,7 +13,7 @@ from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.metrics.registry import REGISTRY
 
-from tests.unit.operator.cluster import virtual_time
+from tests.unit.operator.cluster.support import virtual_time
 
 FOREVER = "nothing more happens"
 

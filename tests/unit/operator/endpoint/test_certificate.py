@@ -23,8 +23,8 @@ from pseudoreal_operator.settings import ReportServer
 from pseudoreal_trainer.runtime.endpoint import Endpoint
 from structlog.testing import capture_logs
 
-from tests.unit.operator.endpoint.clock import HandClock
-from tests.unit.operator.endpoint.known import JOB, Known
+from tests.unit.operator.endpoint.support.clock import HandClock
+from tests.unit.operator.endpoint.support.known import JOB, Known
 
 HOST = "127.0.0.1"
 LIFETIME = timedelta(days=90)

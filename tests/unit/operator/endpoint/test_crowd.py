@@ -16,7 +16,7 @@ from pseudoreal_operator.endpoint.server import Reports, bounded
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.report_store import ReportStore
 
-from tests.unit.operator.endpoint.known import HOST, JOB, Known, served
+from tests.unit.operator.endpoint.support.known import HOST, JOB, Known, served
 
 REPORT = PodReport(ranks=[RankReport(rank=0, activity="computing", seconds=0.5, step=3)]).to_json()
 PODS, CROWD, SECONDS = 40, 4000, 2.0

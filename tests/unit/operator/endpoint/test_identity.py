@@ -14,8 +14,8 @@ from pseudoreal_operator.endpoint.limits import Limiter
 from pseudoreal_operator.observe.report_store import ReportingPod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
-from tests.unit.operator.endpoint.clock import HandClock
-from tests.unit.operator.endpoint.fake_api import FakeApi, pod_body, review_of
+from tests.unit.operator.endpoint.support.clock import HandClock
+from tests.unit.operator.endpoint.support.fake_api import FakeApi, pod_body, review_of
 
 REPORTER = ReportingPod(("default", "job-uid"), Execution("pseudo", StageKind.TRAIN, 1), 0, "j-pseudo-e1-0")
 

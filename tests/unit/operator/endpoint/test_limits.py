@@ -4,7 +4,7 @@ import pytest
 from pseudoreal_operator.endpoint import limits
 from pseudoreal_operator.endpoint.limits import Limiter
 
-from tests.unit.operator.endpoint.clock import HandClock
+from tests.unit.operator.endpoint.support.clock import HandClock
 
 
 def allowed(limiter: Limiter, caller: str, tries: int) -> int:

@@ -24,9 +24,9 @@ from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from structlog.testing import capture_logs
 
-from tests.unit.operator.endpoint.clock import HandClock
-from tests.unit.operator.endpoint.fake_api import FakeApi
-from tests.unit.operator.endpoint.known import HOST, JOB, served
+from tests.unit.operator.endpoint.support.clock import HandClock
+from tests.unit.operator.endpoint.support.fake_api import FakeApi
+from tests.unit.operator.endpoint.support.known import HOST, JOB, served
 
 EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
 REPORT = PodReport(ranks=[RankReport(rank=0, activity="computing", seconds=0.5, step=3)])

@@ -7,7 +7,7 @@ from pseudoreal_operator.endpoint import strangers
 from pseudoreal_operator.endpoint.address import sources_of
 from pseudoreal_operator.endpoint.strangers import Stranger, Strangers
 
-from tests.unit.operator.endpoint.clock import HandClock
+from tests.unit.operator.endpoint.support.clock import HandClock
 
 ONE, OTHER = "10.0.0.1", "10.0.0.2"
 

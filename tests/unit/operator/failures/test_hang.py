@@ -15,8 +15,8 @@ from pseudoreal_operator.observe.view import LastReport, Observed, PodPhase, Vie
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import until
-from tests.unit.operator.world import SETTINGS, World, make_job
+from tests.unit.operator.lifecycle.support.steps import until
+from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 HANG = {"startSeconds": 300, "stepSeconds": 60, "checkpointSeconds": 100}
 

@@ -12,7 +12,7 @@ from pseudoreal_operator.observe.reading import progress_of, read_pod, read_repo
 from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, first_phases
 from pseudoreal_operator.observe.view import LastReport
 
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.support.world import World, make_job
 
 WORLD = World(make_job())
 STAGE = Stage(0, "pseudo", StageKind.TRAIN)

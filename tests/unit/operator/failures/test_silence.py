@@ -14,9 +14,9 @@ from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Observed, View
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import begun
-from tests.unit.operator.observe.reports import progress
-from tests.unit.operator.world import SETTINGS
+from tests.unit.operator.lifecycle.support.steps import begun
+from tests.unit.operator.observe.support.reports import progress
+from tests.unit.operator.support.world import SETTINGS
 
 JOBS = 1200
 EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)

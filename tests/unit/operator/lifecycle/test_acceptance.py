@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.support.world import World, make_job
 
 Json = dict[str, Any]
 

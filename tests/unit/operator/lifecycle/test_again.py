@@ -9,8 +9,8 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.status.conditions import ACCEPTED, find
 
-from tests.unit.operator.lifecycle.steps import config, settle_without_orphans, until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import config, settle_without_orphans, until
+from tests.unit.operator.support.world import World, make_job
 
 ASKED = {"id": "1", "type": "RepeatPhase", "phase": "pseudo"}
 QUICK = {"spec__restart": {"backoffSeconds": 0, "maxRestarts": 2}}

@@ -11,8 +11,8 @@ from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.lifecycle.steps import until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import until
+from tests.unit.operator.support.world import World, make_job
 
 Json = dict[str, Any]
 TRIALS = DEPTH.of(10, 300)

@@ -8,8 +8,8 @@ import pytest
 from pseudoreal_operator.lifecycle.plan import Plan, plan_blocked, plan_refusal
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import claims, message, until
-from tests.unit.operator.world import UID, World, make_job
+from tests.unit.operator.lifecycle.support.steps import claims, message, until
+from tests.unit.operator.support.world import UID, World, make_job
 
 REFUSAL = "The API server refuses a change of this job's children: requests must not exceed limits"
 

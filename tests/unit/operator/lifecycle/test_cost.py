@@ -21,7 +21,7 @@ from pseudoreal_operator.observe.view import LastReport, Pod, PodPhase, Terminat
 from pseudoreal_operator.observe.worker_assignment import with_worker_indices
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.world import SETTINGS, UID, World
+from tests.unit.operator.support.world import SETTINGS, UID, World
 
 Json = dict[str, Any]
 

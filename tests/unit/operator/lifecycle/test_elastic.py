@@ -6,8 +6,15 @@ from typing import Any
 import pytest
 from pseudoreal_operator import clock
 
-from tests.unit.operator.lifecycle.steps import claims, config, fail_execution, message, settle_without_orphans, until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import (
+    claims,
+    config,
+    fail_execution,
+    message,
+    settle_without_orphans,
+    until,
+)
+from tests.unit.operator.support.world import World, make_job
 
 PATIENCE = 100
 GROWTH = 10 * PATIENCE

@@ -5,8 +5,8 @@ import copy
 import pytest
 from pseudoreal_operator.status.events import Event, Reason, shortened, to_manifests
 
-from tests.unit.operator.lifecycle.steps import begun, fail_execution
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import begun, fail_execution
+from tests.unit.operator.support.world import World, make_job
 
 BACKOFF = {"spec__restart": {"maxRestarts": 5, "backoffSeconds": 300}}
 

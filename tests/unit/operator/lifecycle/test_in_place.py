@@ -6,8 +6,8 @@ import pytest
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_operator import clock
 
-from tests.unit.operator.lifecycle.steps import begun, config, fail_execution, message, run_pods, until
-from tests.unit.operator.world import World
+from tests.unit.operator.lifecycle.support.steps import begun, config, fail_execution, message, run_pods, until
+from tests.unit.operator.support.world import World
 
 WORDS = "local rank 0 ended without a word"
 

@@ -9,8 +9,8 @@ from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.report_store import ReportingPod, updated
 
-from tests.unit.operator.lifecycle.steps import until
-from tests.unit.operator.world import UID, World, make_job
+from tests.unit.operator.lifecycle.support.steps import until
+from tests.unit.operator.support.world import UID, World, make_job
 
 LAYOUT = ChosenLayout(
     pipeline=2,

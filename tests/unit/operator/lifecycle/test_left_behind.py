@@ -8,8 +8,8 @@ from pseudoreal_operator.lifecycle.rules import UNWATCHED_SECONDS
 from pseudoreal_operator.observe.view import JobState
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import begun, message, run_pods
-from tests.unit.operator.world import World
+from tests.unit.operator.lifecycle.support.steps import begun, message, run_pods
+from tests.unit.operator.support.world import World
 
 
 def preempt(world: World) -> None:

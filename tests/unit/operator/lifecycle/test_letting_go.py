@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pseudoreal_operator import clock
 
-from tests.unit.operator.lifecycle.steps import claims, message, run_pods, until
-from tests.unit.operator.world import UID, World, make_job
+from tests.unit.operator.lifecycle.support.steps import claims, message, run_pods, until
+from tests.unit.operator.support.world import UID, World, make_job
 
 DEADLINE: dict[str, Any] = {"spec__deadlines": {"startupSeconds": 60}}
 

@@ -12,8 +12,8 @@ from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.report_store import ReportingPod, updated
 from pseudoreal_operator.observe.view import View
 
-from tests.unit.operator.lifecycle.steps import until
-from tests.unit.operator.world import UID, World, make_job
+from tests.unit.operator.lifecycle.support.steps import until
+from tests.unit.operator.support.world import UID, World, make_job
 
 TOPOLOGY = {"spec__scheduling": {"topology": {"preferred": "rack"}}}
 

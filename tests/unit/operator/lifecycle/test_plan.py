@@ -12,8 +12,8 @@ from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import ChildJob, JobState, LastReport
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import begun, claims, fail_execution, message, run_pods, until
-from tests.unit.operator.world import SETTINGS, World, make_job
+from tests.unit.operator.lifecycle.support.steps import begun, claims, fail_execution, message, run_pods, until
+from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 
 def test_the_first_pass_writes_the_status_and_makes_nothing() -> None:

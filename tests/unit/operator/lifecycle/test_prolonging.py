@@ -6,8 +6,8 @@ from typing import Any
 from pseudoreal_api.spec.phase import Phase
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import config, settle_without_orphans, until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import config, settle_without_orphans, until
+from tests.unit.operator.support.world import World, make_job
 
 
 def prolong(world: World, step: int) -> None:

@@ -10,8 +10,8 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import plan
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import begun, claims, message, run_pods, until
-from tests.unit.operator.world import SETTINGS, World, make_job
+from tests.unit.operator.lifecycle.support.steps import begun, claims, message, run_pods, until
+from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 HOURS = 5 * 3600
 QUEUE = {"spec__scheduling": {"queue": "gpus", "queueDelink": True}}

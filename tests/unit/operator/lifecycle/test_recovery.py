@@ -6,8 +6,8 @@ import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import begun, fail_execution, run_pods, until
-from tests.unit.operator.world import UID, World, make_job
+from tests.unit.operator.lifecycle.support.steps import begun, fail_execution, run_pods, until
+from tests.unit.operator.support.world import UID, World, make_job
 
 
 def failed(world: World) -> tuple[str, str]:

@@ -9,8 +9,8 @@ from pseudoreal_api.names import ANNOTATION_EXCLUDES_UNTIL
 from pseudoreal_operator import clock
 from pseudoreal_operator.manifests.exclusion import EXCLUDED_SECONDS, MOST_EXCLUDED_SECONDS
 
-from tests.unit.operator.lifecycle.steps import message, until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import message, until
+from tests.unit.operator.support.world import World, make_job
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 

@@ -8,8 +8,8 @@ from pseudoreal_api.status.status import CheckpointStatus, Retries
 from pseudoreal_operator import clock
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import begun, fail_execution, run_pods, until
-from tests.unit.operator.world import UID, World, make_job
+from tests.unit.operator.lifecycle.support.steps import begun, fail_execution, run_pods, until
+from tests.unit.operator.support.world import UID, World, make_job
 
 Ending = Callable[[World], None]
 

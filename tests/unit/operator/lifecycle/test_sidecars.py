@@ -9,8 +9,8 @@ from pseudoreal_operator.observe.view import RUN_ON_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import begun, claims, message, run_pods, until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import begun, claims, message, run_pods, until
+from tests.unit.operator.support.world import World, make_job
 
 QUICK = {"spec__restart": {"backoffSeconds": 10}}
 

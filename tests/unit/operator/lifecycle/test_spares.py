@@ -12,8 +12,8 @@ from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_trainer.errors import TrainingError
 
 from tests.support.jobs import good_job
-from tests.unit.operator.lifecycle.steps import begun, config, message, until
-from tests.unit.operator.world import World
+from tests.unit.operator.lifecycle.support.steps import begun, config, message, until
+from tests.unit.operator.support.world import World
 
 Json = dict[str, Any]
 FIRST = Execution("real", StageKind.TRAIN, 1)

@@ -27,8 +27,8 @@ from pseudoreal_operator.observe.view import RUN_ON_SECONDS
 from pseudoreal_operator.status.conditions import has_ended, holds
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.lifecycle.beginnings import BAD_ENDS, Beginning, beginnings, beginnings_with_losses
-from tests.unit.operator.world import SETTINGS, World, make_job
+from tests.unit.operator.lifecycle.support.beginnings import BAD_ENDS, Beginning, beginnings, beginnings_with_losses
+from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 STATES = ("Pending", "Delinking", "Training", "Complete")
 STORIES: Counter[str] = Counter()

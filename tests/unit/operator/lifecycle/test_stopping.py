@@ -8,8 +8,8 @@ from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STOP_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import until
+from tests.unit.operator.support.world import World, make_job
 
 QUICK = {"spec__restart": {"backoffSeconds": 10}}
 ENDS: list[dict[str, Any]] = [*({"outcome": o} for o in ("Failed", "InvalidJob", "OutOfMemory")), {"exit_code": 137}]

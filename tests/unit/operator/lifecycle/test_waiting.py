@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.operator.lifecycle.steps import claims, message
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import claims, message
+from tests.unit.operator.support.world import World, make_job
 
 UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: not helpful"
 LATE = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'

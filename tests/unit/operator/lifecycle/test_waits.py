@@ -14,9 +14,9 @@ from pseudoreal_operator.lifecycle.rules import UNWATCHED_SECONDS
 from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STUCK_SECONDS
 from pseudoreal_operator.observe.view import LastReport, Observed, Pod, PodPhase, Termination
 
-from tests.unit.operator.lifecycle.steps import begun, until
-from tests.unit.operator.observe.reports import progress
-from tests.unit.operator.world import SETTINGS, World, make_job
+from tests.unit.operator.lifecycle.support.steps import begun, until
+from tests.unit.operator.observe.support.reports import progress
+from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 LOST_PEER: dict[str, Any] = {"outcome": "Failed", "peer_lost": True}
 

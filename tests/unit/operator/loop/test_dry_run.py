@@ -8,7 +8,7 @@ from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json, message_of
 from pseudoreal_operator.loop.dry_run import dry_run
 
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.support.world import World, make_job
 
 
 class Server:

@@ -12,7 +12,7 @@ from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.tasks import dead_tasks
 
-from tests.unit.operator.cluster import virtual_time
+from tests.unit.operator.cluster.support import virtual_time
 
 JOB, OTHER = Name("default", "llm"), Name("default", "other")
 

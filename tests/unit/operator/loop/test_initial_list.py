@@ -14,8 +14,8 @@ from pseudoreal_operator.loop.reconcile import Dependencies
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
-from tests.unit.operator.lifecycle.steps import until
-from tests.unit.operator.world import SETTINGS, UID, World, make_job
+from tests.unit.operator.lifecycle.support.steps import until
+from tests.unit.operator.support.world import SETTINGS, UID, World, make_job
 
 Json = dict[str, Any]
 NAME = Name("default", "sim")

@@ -18,7 +18,7 @@ from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDelet
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings
 
-from tests.unit.operator.cluster import virtual_time
+from tests.unit.operator.cluster.support import virtual_time
 
 
 class Server:

@@ -13,7 +13,7 @@ from pseudoreal_operator.loop.queue import WorkQueue
 from pseudoreal_operator.tasks import dead_tasks, live_tasks
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.cluster import virtual_time
+from tests.unit.operator.cluster.support import virtual_time
 
 WORKERS = 3
 

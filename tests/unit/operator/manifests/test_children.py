@@ -12,7 +12,7 @@ from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.observe.stages import Stage, StageKind
 
 from tests.support.names import bare
-from tests.unit.operator.manifests.rendered import (
+from tests.unit.operator.manifests.support.rendered import (
     DELINK,
     TRAIN,
     config_of,
@@ -23,7 +23,7 @@ from tests.unit.operator.manifests.rendered import (
     pod,
     pod_of,
 )
-from tests.unit.operator.world import SETTINGS, UID, make_job
+from tests.unit.operator.support.world import SETTINGS, UID, make_job
 
 Json = dict[str, Any]
 

@@ -12,7 +12,7 @@ from pseudoreal_trainer.plan.memory.homes import activation_peaks
 from pseudoreal_trainer.plan.memory.tiers import held
 from pseudoreal_trainer.plan.units import units_of
 
-from tests.unit.operator.world import make_job
+from tests.unit.operator.support.world import make_job
 
 LARGE = {
     "layers": 8,

@@ -5,8 +5,8 @@ from typing import Any
 
 from pseudoreal_operator.settings import Settings
 
-from tests.unit.operator.manifests.rendered import DELINK, TRAIN, container_of, environment_of, made, rendered
-from tests.unit.operator.world import SETTINGS
+from tests.unit.operator.manifests.support.rendered import DELINK, TRAIN, container_of, environment_of, made, rendered
+from tests.unit.operator.support.world import SETTINGS
 
 Json = dict[str, Any]
 MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}

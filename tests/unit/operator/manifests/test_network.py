@@ -6,7 +6,7 @@ import pytest
 from pseudoreal_operator.lifecycle.acceptance import check
 from pseudoreal_operator.manifests.network import rendezvous_port
 
-from tests.unit.operator.manifests.rendered import (
+from tests.unit.operator.manifests.support.rendered import (
     DELINK,
     SITE,
     TRAIN,
@@ -19,7 +19,7 @@ from tests.unit.operator.manifests.rendered import (
     pod,
     rendered,
 )
-from tests.unit.operator.world import UID, make_job
+from tests.unit.operator.support.world import UID, make_job
 
 Json = dict[str, Any]
 

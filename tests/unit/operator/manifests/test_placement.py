@@ -4,7 +4,7 @@ from typing import Any
 
 from pseudoreal_operator.manifests.objects import claim
 
-from tests.unit.operator.manifests.rendered import (
+from tests.unit.operator.manifests.support.rendered import (
     DELINK,
     SITE,
     TRAIN,
@@ -15,7 +15,7 @@ from tests.unit.operator.manifests.rendered import (
     pod_of,
     rendered,
 )
-from tests.unit.operator.world import UID, make_job
+from tests.unit.operator.support.world import UID, make_job
 
 Json = dict[str, Any]
 

@@ -9,8 +9,8 @@ from pseudoreal_operator.manifests.objects import children
 from pseudoreal_operator.observe.stages import Stage, StageKind
 
 from tests.support.pod_groups import SPECS
-from tests.unit.operator.manifests.rendered import DELINK, TRAIN, made, pod
-from tests.unit.operator.world import SETTINGS, World, make_job
+from tests.unit.operator.manifests.support.rendered import DELINK, TRAIN, made, pod
+from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 Json = dict[str, Any]
 

@@ -18,7 +18,7 @@ from pseudoreal_operator.observe.report_store import (
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import LastReport
 
-from tests.unit.operator.observe.reports import progress
+from tests.unit.operator.observe.support.reports import progress
 
 JOB = ("default", "uid-1")
 EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)

@@ -15,7 +15,7 @@ from pseudoreal_operator.observe.stages import first_phases
 from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import Observed
 
-from tests.unit.operator.world import UID, make_job
+from tests.unit.operator.support.world import UID, make_job
 
 CLAIM = {"retentionPolicy": "Delete"}
 

@@ -12,8 +12,8 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_dev.machine import paths
 from pseudoreal_operator.lifecycle.plan import plan_blocked, plan_refusal, plan_unreadable
 
-from tests.unit.operator.lifecycle.steps import begun, fail_execution, message, until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import begun, fail_execution, message, until
+from tests.unit.operator.support.world import World, make_job
 
 Json = dict[str, Any]
 

@@ -14,7 +14,7 @@ from pseudoreal_trainer.data.prepare.workers import Totals
 from rich.console import Console
 
 from tests.unit.trainer.data.conftest import drawn_texts
-from tests.unit.trainer.data.prepare.corpora import json_lines
+from tests.unit.trainer.data.prepare.support.corpora import json_lines
 
 TEXTS = ["first document", "the second one", "a third, which is the longest of them all"]
 

@@ -11,8 +11,8 @@ from pseudoreal_trainer.engine.passes import Passes, PlanRun, Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.records import Forward
 
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
 
 CPU = torch.device("cpu")
 SECONDS = 300

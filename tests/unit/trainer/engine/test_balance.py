@@ -12,9 +12,9 @@ from pseudoreal_trainer.engine.updates import ReductionThread
 from torch import Tensor
 
 from tests.support.routers import Routers
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import OPTIONS, STEPS, Case
-from tests.unit.trainer.engine.running import Result, run_case, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import OPTIONS, STEPS, Case
+from tests.unit.trainer.engine.support.running import Result, run_case, want
 
 BALANCED = "in balance"
 EVERYWHERE = json.dumps({"experts": OPTIONS[BALANCED]["experts"] | {"denseLayers": []}})

@@ -25,8 +25,8 @@ from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from pseudoreal_trainer.runtime.heartbeat import Heartbeat
 from torch import Tensor
 
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.recorded import RecordedStreams
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.recorded import RecordedStreams
 
 CPU = torch.device("cpu")
 

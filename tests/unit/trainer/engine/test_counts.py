@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 
-from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, STEPS, Case
-from tests.unit.trainer.engine.running import Result, want
+from tests.unit.trainer.engine.support.cases import SEQUENCES_OF_A_MICRO_BATCH, STEPS, Case
+from tests.unit.trainer.engine.support.running import Result, want
 
 FETCHING = [
     *(Case(data=2, sharding="Full", micro_batches=n, window=k) for n in (1, 2, 8) for k in (1, 2, 3)),

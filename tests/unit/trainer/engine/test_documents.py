@@ -7,9 +7,9 @@ Micro-batches and ranks have unequal numbers of targets.
 import pytest
 import torch
 
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import END, Case
-from tests.unit.trainer.engine.running import Result, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import END, Case
+from tests.unit.trainer.engine.support.running import Result, want
 
 ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
 FAMILIES = ("Llama3", "Qwen2", "Mistral", "OLMo2", "Mixtral", "Qwen3MoE")

@@ -14,10 +14,10 @@ import json
 import pytest
 import torch
 
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.agreement import assert_trained_alike
-from tests.unit.trainer.engine.cases import OPTIONS, Case
-from tests.unit.trainer.engine.running import Result, sound, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.agreement import assert_trained_alike
+from tests.unit.trainer.engine.support.cases import OPTIONS, Case
+from tests.unit.trainer.engine.support.running import Result, sound, want
 
 ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")

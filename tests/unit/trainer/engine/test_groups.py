@@ -9,10 +9,10 @@ from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.agreement import assert_trained_alike
-from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, Case
-from tests.unit.trainer.engine.running import Result, sound, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.agreement import assert_trained_alike
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, Case
+from tests.unit.trainer.engine.support.running import Result, sound, want
 
 FEW = json.dumps({"experts": {"count": 8, "prototypes": 2, "capacityFactor": "0.5"}})
 """Half of all choices are refused."""

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.agreement import assert_trained_alike
-from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, Case
-from tests.unit.trainer.engine.running import Result, sound, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.agreement import assert_trained_alike
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, Case
+from tests.unit.trainer.engine.support.running import Result, sound, want
 
 pytestmark = pytest.mark.processor_deep
 

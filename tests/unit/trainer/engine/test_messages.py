@@ -7,7 +7,7 @@ from pseudoreal_trainer.engine.ranks.messages import tag_of
 from pseudoreal_trainer.plan.records import Flow, Receive, Send
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.sending import MICRO_BATCHES, POSITIONS, SAME, SENT, exchange
+from tests.unit.trainer.engine.support.sending import MICRO_BATCHES, POSITIONS, SAME, SENT, exchange
 
 LARGEST_TAG = 2**31 - 1
 

@@ -11,8 +11,8 @@ from pseudoreal_trainer.plan.units import units_of
 
 from tests.support.depth import DEPTH
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine import ones
-from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, Case
+from tests.unit.trainer.engine.support import ones
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, Case
 
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
 MOST = DEPTH.of(4, 8)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine import not_finite
-from tests.unit.trainer.engine.cases import STEPS
-from tests.unit.trainer.engine.not_finite import FAULTS, SkippingCase
-from tests.unit.trainer.engine.running import Result, bring_together
+from tests.unit.trainer.engine.support import not_finite
+from tests.unit.trainer.engine.support.cases import STEPS
+from tests.unit.trainer.engine.support.not_finite import FAULTS, SkippingCase
+from tests.unit.trainer.engine.support.running import Result, bring_together
 
 CLIPPINGS, HOMES = ("Global", "PerUnit", "None"), ("d", "h", "D")
 FLOAT = "float32"

@@ -12,9 +12,9 @@ from pseudoreal_api.resolved.resolve import check_interleaved
 from pseudoreal_api.spec.phase import Sharing
 
 from tests.support.depth import DEPTH
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.running import Result, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.running import Result, want
 
 FAMILIES = [None, "Llama3", "Qwen2", "Qwen3", "Mistral", "OLMo2", "Mixtral", "Qwen3MoE"]
 WORLDS = [(1, 1)] * 4 + [(2, 1), (1, 2), (2, 1), (1, 2), (2, 2), (1, 4)]

@@ -4,9 +4,9 @@ weights, because they are proportional to the gradients; an update of AdamW hard
 import pytest
 import torch
 
-from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.running import Result, want
-from tests.unit.trainer.engine.torch_oracles import Trained, train_all
+from tests.unit.trainer.engine.support.cases import STEPS, Case
+from tests.unit.trainer.engine.support.running import Result, want
+from tests.unit.trainer.engine.support.torch_oracles import Trained, train_all
 
 TRAININGS = [
     ("ScheduleLoopedBFS", Case(pipeline=2, micro_batches=4)),

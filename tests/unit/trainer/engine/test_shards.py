@@ -11,9 +11,9 @@ from pseudoreal_trainer.plan.memory.tiers import unit_state
 from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
-from tests.unit.trainer.engine.running import Result, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
+from tests.unit.trainer.engine.support.running import Result, want
 from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
 
 N = 3

@@ -9,10 +9,10 @@ from pseudoreal_trainer.plan.mesh import Mesh
 from torch import Tensor
 
 from tests.support.depth import DEPTH
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.agreement import assert_trained_alike
-from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, STEPS, Case
-from tests.unit.trainer.engine.running import Result, sound, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.agreement import assert_trained_alike
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, STEPS, Case
+from tests.unit.trainer.engine.support.running import Result, sound, want
 
 ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")

@@ -15,7 +15,7 @@ from pseudoreal_api.wire.messages import ExitCode
 from pseudoreal_trainer.plan.units import units_of
 
 from tests.support.ports import free_port
-from tests.unit.trainer.engine.capped import baseline, environment
+from tests.unit.trainer.engine.support.capped import baseline, environment
 
 pytestmark = pytest.mark.long
 

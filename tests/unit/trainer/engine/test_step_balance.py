@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.support.routers import Routers
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.running import Result, run_case, sound, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import STEPS, Case
+from tests.unit.trainer.engine.support.running import Result, run_case, sound, want
 
 FACTOR = 0.2
 

@@ -11,9 +11,9 @@ from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor, nn
 
 from tests.support.adamw import adamw
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import RATE, STEPS, Case
-from tests.unit.trainer.engine.running import SEED, Result, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import RATE, STEPS, Case
+from tests.unit.trainer.engine.support.running import SEED, Result, want
 
 PIPELINES = [
     *(Case(tied=True, pipeline=p, clipping="Global") for p in (1, 2, 3, 4)),

@@ -23,7 +23,7 @@ from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 
-from tests.unit.trainer.engine.cases import Case
+from tests.unit.trainer.engine.support.cases import Case
 
 CPU = torch.device("cpu")
 LENGTH, BUFFERS = 4, 2

@@ -16,8 +16,8 @@ from pseudoreal_trainer.engine.updates import Gradients, ReductionThread
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce
 
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.recorded import COMPUTE, RecordedStreams
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.recorded import COMPUTE, RecordedStreams
 
 CPU = torch.device("cpu")
 UNIT = 1

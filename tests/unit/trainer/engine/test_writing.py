@@ -12,9 +12,9 @@ from pseudoreal_trainer.engine.evaluation_assignment import assign_sequences
 from pseudoreal_trainer.model.sampling import generate
 from pseudoreal_trainer.model.transformer import build_model, load_into
 
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import PROMPTS, SAMPLING, WRITTEN, Case
-from tests.unit.trainer.engine.running import Result, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import PROMPTS, SAMPLING, WRITTEN, Case
+from tests.unit.trainer.engine.support.running import Result, want
 
 ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
 DENSE = [

@@ -9,7 +9,7 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.traffic import TRAFFIC, Traffic, traffic_bytes
 
-from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
+from tests.unit.trainer.plan.support.cases import everywhere, make_layout, make_sizes
 
 L = 8
 

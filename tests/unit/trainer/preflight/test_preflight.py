@@ -24,7 +24,7 @@ from pseudoreal_trainer.preflight.findings import Verdict
 from pseudoreal_trainer.runtime.outcome import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
 
 from tests.support.ports import free_port
-from tests.unit.trainer.preflight.rank import PATIENT, QUICK, start, wrong
+from tests.unit.trainer.preflight.support.rank import PATIENT, QUICK, start, wrong
 
 WORLD = 4
 
@@ -161,7 +161,7 @@ def checked(job_body: dict[str, Any], config: Any, config_file: Path) -> Callabl
 
 
 def _defective(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
-    command = (sys.executable, "-m", "tests.unit.trainer.preflight.rank", defect)
+    command = (sys.executable, "-m", "tests.unit.trainer.preflight.support.rank", defect)
     monkeypatch.setattr(preflight_start, "COMMAND", command)
     monkeypatch.setenv("PSEUDOREAL_NODE_NAME", "node-a")
 

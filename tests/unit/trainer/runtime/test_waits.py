@@ -18,8 +18,8 @@ from pseudoreal_trainer.runtime.side_thread import SideThread
 from pseudoreal_trainer.training.phase import train_phase
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.running import run_case
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.running import run_case
 
 _BLOCKING = ("all_reduce", "recv", "reduce_scatter_tensor", "all_gather_into_tensor", "new_group")
 _T = TypeVar("_T")

@@ -12,8 +12,8 @@ import pytest
 from tests.support.depth import DEPTH
 from tests.support.ports import free_port
 from tests.support.processes import Forked, wait_for_all
-from tests.unit.trainer.training import failing_call
-from tests.unit.trainer.training.failing_call import SAYS
+from tests.unit.trainer.training.support import failing_call
+from tests.unit.trainer.training.support.failing_call import SAYS
 
 SECONDS = 10.0
 """Limit from the failure until both ranks have ended; gloo's own timeout is minutes."""

@@ -26,7 +26,7 @@ from tests.support.forked import start_rank
 from tests.support.patience import PATIENCE_SECONDS, wait_for
 from tests.support.ports import free_port
 from tests.support.processes import Forked
-from tests.unit.trainer.data.written import write_native
+from tests.unit.trainer.data.support.written import write_native
 
 SECONDS = 2.0
 SAYS = "the main thread of this rank has failed"

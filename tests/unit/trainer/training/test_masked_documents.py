@@ -26,9 +26,9 @@ from tests.support.checkpoints import assert_same, metrics, newest_of
 from tests.support.forked import start_rank
 from tests.support.ports import free_port
 from tests.support.processes import succeed
-from tests.unit.trainer.data.cut import Pair, cut
-from tests.unit.trainer.data.slow_permutation import permuted
-from tests.unit.trainer.data.written import write_native
+from tests.unit.trainer.data.support.cut import Pair, cut
+from tests.unit.trainer.data.support.slow_permutation import permuted
+from tests.unit.trainer.data.support.written import write_native
 
 T, END = 16, 0
 """`model.sequenceLength` of `job_body`, and the token id that ends a document."""

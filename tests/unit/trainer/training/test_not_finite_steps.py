@@ -22,8 +22,8 @@ from pseudoreal_trainer.training.validation import Validation
 
 from tests.support.checkpoints import metrics
 from tests.support.forked import run_ranks
-from tests.unit.trainer.training import spoiling
-from tests.unit.trainer.training.spoiling import spoilt
+from tests.unit.trainer.training.support import spoiling
+from tests.unit.trainer.training.support.spoiling import spoilt
 
 CORPUS = CorpusIdentity(files=1, size=5, sha256="07" * 32)
 CLIPPINGS = ("Global", "PerUnit", "None")

@@ -19,8 +19,8 @@ from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.training.validation import Validation
 
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.running import make_engine
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.running import make_engine
 from tests.unit.trainer.plan.memory.allocations import allocated
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"))

@@ -30,7 +30,7 @@ Purpose = Literal["weights", "moments", "gradients"]
 
 PIECE = PIECE_ELEMENTS
 """Elements of a piece. The scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one kernel to
-the next, and launching three kernels takes a few per cent of their time. tests/benchmarks/one_pass.py compares sizes.
+the next, and launching three kernels takes a few per cent of their time. benchmarks/one_pass.py compares sizes.
 The speedup depends on how many cores share the memory: between nothing and the ratio of the bytes, 1.4."""
 _LEAST_PIECE = 1 << 14
 """Fewest elements for which waking another thread is worth its time."""

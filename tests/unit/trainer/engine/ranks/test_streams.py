@@ -24,9 +24,9 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import LEAVING, activation_peak, most_stashed
 from pseudoreal_trainer.plan.records import Flow, Forward, Receive, Send, Stash, Unstash
 
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.recorded import COMPUTE, RecordedEvent, RecordedStreams
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.recorded import COMPUTE, RecordedEvent, RecordedStreams
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
 from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
@@ -188,7 +188,8 @@ def test_passes_through_spread_experts_are_tried(tmp_path: Path, monkeypatch: py
     """The rank is one of two, and needs the other for nothing."""
     case = Case(data=2, expert_ranks=2, options="Mixtral")
     monkeypatch.setattr(
-        "tests.unit.trainer.engine.running.process_groups_of", lambda layout, ranks: ProcessGroups(layout, ranks)
+        "tests.unit.trainer.engine.support.running.process_groups_of",
+        lambda layout, ranks: ProcessGroups(layout, ranks),
     )
     engine = make_engine(case, Ranks(1, 2, CPU), tmp_path)
     batch = CaseBatch(case, 0, 1, CPU)

@@ -18,7 +18,7 @@ from pseudoreal_trainer.plan.records import Backward, Forward
 from tests.support.forked import start_rank
 from tests.support.ports import free_port
 from tests.support.processes import succeed
-from tests.unit.trainer.engine.recorded import RecordedStreams
+from tests.unit.trainer.engine.support.recorded import RecordedStreams
 
 STEPS = (2, 4)
 """Step at the end of each phase."""

@@ -15,9 +15,9 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.units import KINDS, Kind
 from torch import Tensor
 
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.reference import batch_of
-from tests.unit.trainer.engine.running import CaseBatch, captured, make_engine
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.reference import batch_of
+from tests.unit.trainer.engine.support.running import CaseBatch, captured, make_engine
 
 LATER = 10
 """Steps during which the sink is slow."""

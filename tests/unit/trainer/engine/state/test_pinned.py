@@ -22,10 +22,10 @@ from pseudoreal_trainer.plan.memory.tiers import held
 from pseudoreal_trainer.plan.units import Kind
 from torch import Tensor
 
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.recorded import RecordedStreams
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
-from tests.unit.trainer.engine.state.fake_memory import FakeMemory, pretend_gpu
+from tests.unit.trainer.engine.state.support.fake_memory import FakeMemory, pretend_gpu
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.recorded import RecordedStreams
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
 from tests.unit.trainer.plan.memory.large_model import PARAMETERS, SIZES, TOKENS, layout
 from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
 

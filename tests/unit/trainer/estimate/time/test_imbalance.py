@@ -11,7 +11,7 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.sizes import Sizes
 
 from tests.unit.trainer.estimate.time.profiles import profile
-from tests.unit.trainer.plan.cases import make_layout, make_sizes
+from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
 
 
 def _prototypes(count: int, prototypes: int, factor: str) -> Sizes:

@@ -15,7 +15,7 @@ from pseudoreal_trainer.plan.memory.graphs import Graphs
 from pseudoreal_trainer.plan.sizes import Device
 from torch import Tensor, nn
 
-from tests.unit.trainer.plan.cases import make_sizes
+from tests.unit.trainer.plan.support.cases import make_sizes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 MASTERS = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}

@@ -7,8 +7,8 @@ import torch
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
 from tests.unit.trainer.plan.memory.allocations import allocated
 
 

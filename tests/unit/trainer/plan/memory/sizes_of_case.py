@@ -4,7 +4,7 @@ from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
-from tests.unit.trainer.engine.cases import Case
+from tests.unit.trainer.engine.support.cases import Case
 
 
 def sizes_of(case: Case) -> Sizes:

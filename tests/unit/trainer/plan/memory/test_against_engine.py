@@ -15,8 +15,8 @@ from pseudoreal_trainer.plan.memory.tiers import held
 from pseudoreal_trainer.plan.traffic import TRAFFIC, traffic_bytes
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.running import CaseBatch, Result, make_engine, want
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.running import CaseBatch, Result, make_engine, want
 from tests.unit.trainer.plan.memory.allocations import allocated
 from tests.unit.trainer.plan.memory.pipeline_peak import measure
 from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of

@@ -16,7 +16,7 @@ from pseudoreal_trainer.plan.records import Fetch, Reduce, Send
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.traffic import moved
 
-from tests.unit.trainer.plan.cases import make_layout, make_sizes
+from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
 
 
 @dataclass(frozen=True)
