@@ -59,14 +59,14 @@ def gpus(count: int, each: int, **spec: Any) -> PodSet:
     return PodSet(count, {GPU: Fraction(each), "pods": Fraction(1)}, spec)
 
 
-class TestWhatIsFree:
-    def test_pods_that_run_take_what_they_asked_for(self) -> None:
+class TestFreeResources:
+    def test_requests_of_running_pods_are_not_free(self) -> None:
         there = [pod_body("a", gpu=2, cpu="500m"), pod_body("a", gpu=1), pod_body("a", "", "Succeeded", gpu=4)]
         (node,) = nodes(node_body("a"), pods=(*there, pod_body("a", UID, gpu=1), pod_body("b", gpu=1)), own=UID)
         assert {name: node.free(name) for name in (GPU, "cpu", "pods")} == {GPU: 5, "cpu": 63, "pods": 108}
         assert node.free("example.com/none") == 0
 
-    def test_a_pod_wants_the_sum_of_its_containers_or_its_largest_step_before(self) -> None:
+    def test_a_pod_requests_the_sum_of_its_containers_or_its_largest_init_container(self) -> None:
         spec = {
             "containers": [
                 {"resources": {"limits": {"memory": "2Gi", "cpu": 2}, "requests": {"cpu": "500m"}}},
@@ -81,8 +81,8 @@ class TestWhatIsFree:
         assert requests_of(spec) == {"memory": 9 * GIB, "cpu": Fraction(3, 2), "pods": 1}
 
 
-class TestTheFit:
-    def test_pods_fill_the_nodes(self) -> None:
+class TestFit:
+    def test_pods_fill_one_node_after_the_other(self) -> None:
         found = fit(nodes(node_body("b"), node_body("a"), pods=(pod_body("a", gpu=5),)), gpus(5, 2))
         assert (found.now, found.ever) == ({"a": 1, "b": 4}, {"a": 4, "b": 4})
         assert found.placement == {"a": 1, "b": 4}
@@ -95,7 +95,7 @@ class TestTheFit:
         st.integers(1, 4),
         st.booleans(),
     )
-    def test_it_is_what_placing_pod_after_pod_finds(
+    def test_fit_equals_placing_one_pod_after_another(
         self, rooms: list[tuple[int, int, int]], count: int, cpu: int, gpu: int, alone: bool
     ) -> None:
         made = nodes(
@@ -128,12 +128,12 @@ class TestTheFit:
             (node_body("n", **{GPU: "1"}), {}, f"too little {GPU}"),
         ],
     )
-    def test_what_stands_in_the_way_is_said(self, body: Json, spec: Json, says: str) -> None:
+    def test_each_excluded_node_has_its_reason(self, body: Json, spec: Json, says: str) -> None:
         found = fit(nodes(body), replace(gpus(1, 2, **spec), device_bytes=60 * GIB))
         assert found.obstacles["n"].startswith(says)
         assert not found.fits_ever
 
-    def test_what_is_taken_may_become_free(self) -> None:
+    def test_pods_that_do_not_fit_now_may_fit_on_empty_nodes(self) -> None:
         found = fit(nodes(node_body("n"), pods=(pod_body("n", gpu=7),)), gpus(1, 2))
         assert found.obstacles == {"n": f"too little {GPU} left"}
         assert (found.fits_now, found.fits_ever) == (False, True)
@@ -147,7 +147,7 @@ class TestTheFit:
             {"key": GPU, "value": "present"},
         ],
     )
-    def test_a_taint_is_tolerated(self, toleration: Json) -> None:
+    def test_taints_exclude_nodes_unless_tolerated(self, toleration: Json) -> None:
         tainted = nodes(node_body("n", taints=[GPU_TAINT, {"key": "soft", "effect": "PreferNoSchedule"}]))
         assert fit(tainted, gpus(1, 1, tolerations=[toleration])).fits_now
         for other in (
@@ -171,7 +171,7 @@ class TestTheFit:
             ({"key": "pool", "operator": "Gt", "values": ["7"]}, False),
         ],
     )
-    def test_terms_of_the_node_affinity(self, expression: Json, holds: bool) -> None:
+    def test_node_affinity_needs_one_matching_term(self, expression: Json, holds: bool) -> None:
         there = nodes(node_body("n", labels={"size": "8"}))
 
         def fits(*terms: Json) -> bool:
@@ -197,8 +197,8 @@ def job(**changes: Any) -> PseudoRealJob:
 LIMITS = {"limits": {GPU: 2, "cpu": 8, "memory": "64Gi"}}
 
 
-class TestTheWish:
-    def test_it_is_what_the_operator_asks_for(self) -> None:
+class TestPodSet:
+    def test_pod_set_is_that_of_the_operators_job(self) -> None:
         wanted = job(spec__phases__1__resources=LIMITS)
         delink, real = stages_left(wanted, PseudoRealJobStatus(), "real")
         pods = pod_set_of(wanted, real, PodNeeds(2 * GIB, 0, 12 * GIB))
@@ -207,7 +207,7 @@ class TestTheWish:
         assert pods.device_bytes == 12 * GIB
         assert pod_set_of(wanted, delink, None).requests == {"cpu": 8, "memory": 64 * GIB, "pods": 1}
 
-    def test_the_forecast_counts_where_the_job_asks_for_less(self) -> None:
+    def test_requests_below_the_estimate_are_raised_to_it(self) -> None:
         wanted = job(spec__phases__0__offload={"home": "Disk"})
         pods = pod_set_of(wanted, stages_left(wanted, PseudoRealJobStatus(), None)[0], PodNeeds(3 * GIB, 5 * GIB, 0))
         assert pods.requests == {"memory": 3 * GIB, "ephemeral-storage": 5 * GIB, "pods": 1}
@@ -217,7 +217,7 @@ class TestTheWish:
         )
         assert "ephemeral-storage" not in pods.requests
 
-    def test_stages_that_are_done_are_left_out(self) -> None:
+    def test_completed_stages_are_not_planned(self) -> None:
         status = PseudoRealJobStatus.model_validate({"phases": [{"name": "pseudo", "state": "Complete"}]})
         assert [stage.title for stage in stages_left(job(), status, None)] == [
             "the delink into phase real",
@@ -225,7 +225,7 @@ class TestTheWish:
         ]
         assert [stage.title for stage in stages_left(job(), status, "pseudo")] == ["phase pseudo"]
 
-    def test_limits_below_the_forecast_are_named(self) -> None:
+    def test_limits_below_the_estimate_are_problems(self) -> None:
         small = job(
             spec__phases__0__resources={"limits": {"memory": "1Gi"}},
             spec__phases__0__offload={"home": "Disk", "volume": {"emptyDir": {"sizeLimit": "2Gi"}}},
@@ -296,12 +296,12 @@ REPORTS: dict[str, StageReport] = {
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_a_verdict(name: str) -> None:
+def test_stage_report_matches_its_golden_file(name: str) -> None:
     lines = [*REPORTS[name].lines()]
     assert "\n".join(lines) + "\n" == golden(f"plan-{name}", lines)
 
 
-def test_what_fits_and_when() -> None:
+def test_stage_report_tells_fits_now_from_fits_ever() -> None:
     assert {name: (one.can_run, one.can_run_now) for name, one in REPORTS.items()} == {
         "fits": (True, True),
         "racks": (True, True),
@@ -310,8 +310,8 @@ def test_what_fits_and_when() -> None:
     }
 
 
-class TestATopology:
-    def test_all_pods_in_one_rack_need_a_rack_with_room_for_all(self) -> None:
+class TestTopology:
+    def test_required_topology_needs_one_rack_with_room_for_all_pods(self) -> None:
         pods = replace(gpus(2, 2), topology=Topology(required=RACK))
         assert fit(racks("x", "y", "y"), pods).placement == {"b": 1, "c": 1}
         assert fit(racks("y", "x", "y", "x"), pods).placement == {"a": 1, "c": 1}
@@ -320,21 +320,21 @@ class TestATopology:
         taken = fit(racks("x", "y", "y", pods=(pod_body("b", gpu=1),)), pods)
         assert (taken.fits_now, taken.fits_ever) == (False, True)
 
-    def test_a_node_without_the_label_is_in_no_rack(self) -> None:
+    def test_required_topology_excludes_nodes_without_the_label(self) -> None:
         pods = replace(gpus(1, 2), topology=Topology(required=RACK))
         assert fit(nodes(node_body("a")), pods).obstacles["a"].startswith(f"no label {RACK}")
         assert fit(nodes(node_body("a")), replace(pods, topology=Topology(preferred=RACK))).fits_now
 
-    def test_pods_that_prefer_a_rack_fill_the_one_with_the_most_room_first(self) -> None:
+    def test_preferred_topology_fills_the_rack_with_most_room_first(self) -> None:
         pods = replace(gpus(3, 2), topology=Topology(preferred=RACK))
         assert [*fit(racks("x", "y", "y"), pods).placement.items()] == [("b", 1), ("c", 1), ("a", 1)]
 
-    def test_a_delink_has_none(self) -> None:
+    def test_delink_has_no_topology(self) -> None:
         stage = next(stage for stage in stages_left(near({"required": RACK}), PseudoRealJobStatus(), "real"))
         assert stage.kind is StageKind.DELINK
         assert pod_set_of(near({"required": RACK}), stage, None).topology is None
 
-    def test_shards_stay_in_a_rack_and_the_pipeline_crosses(self) -> None:
+    def test_shard_traffic_stays_in_a_rack_and_pipeline_traffic_crosses(self) -> None:
         racks, nodes = REPORTS["racks"].levels
         assert (racks.count, nodes.count) == (2, 4)
         assert {exchange for exchange, size in racks.bytes.items() if size} == {"pipeline"}
@@ -342,7 +342,7 @@ class TestATopology:
         assert REPORTS["racks"].as_json()["levels"][0]["bytes_per_step"] == racks.bytes
 
 
-def test_json_is_what_the_lines_say() -> None:
+def test_json_has_the_content_of_the_lines() -> None:
     said = REPORTS["waits"].as_json()
     assert (said["fits"], said["fits_now"], said["pods"], said["requests"][GPU]) == (True, False, 2, 2.0)
     assert said["reasons"][0].startswith("there is room for 1 of 2 pods now")

@@ -30,21 +30,21 @@ def kubeconfig(tmp_path: Path) -> str:
     ("namespace", "context", "meant", "is_named"),
     [(None, None, "default", False), (None, "two", "team", False), ("mine", "two", "mine", True)],
 )
-def test_the_namespace_is_that_of_the_line_or_of_the_context(
+def test_namespace_comes_from_the_option_or_else_the_context(
     kubeconfig: str, namespace: str | None, context: str | None, meant: str, is_named: bool
 ) -> None:
     found = connect(ClusterOptions(namespace, context, kubeconfig))
     assert (found.namespace, found.is_named) == (meant, is_named)
 
 
-def test_a_context_that_is_not_there_is_no_cluster(kubeconfig: str) -> None:
+def test_an_unknown_context_is_an_error(kubeconfig: str) -> None:
     with pytest.raises(CommandError, match=r"no cluster is configured.*three") as refused:
         connect(ClusterOptions(context="three", kubeconfig=kubeconfig))
     assert refused.value.exit_code is ExitStatus.NO_CLUSTER
 
 
 @pytest.mark.parametrize(("context", "namespace"), [(None, "pods"), ("two", "team")])
-def test_in_a_pod_its_account_counts_unless_the_line_says_more(
+def test_a_pod_uses_its_service_account_unless_options_name_a_cluster(
     context: str | None, namespace: str, kubeconfig: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(configuration: client.Configuration) -> None:

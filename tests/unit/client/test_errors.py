@@ -29,7 +29,7 @@ CASES: dict[str, tuple[int, Any, Target, ExitStatus, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_failure_is_one_sentence(name: str) -> None:
+def test_a_failed_request_is_one_sentence_with_its_exit_code(name: str) -> None:
     code, said, asked, status, words = CASES[name]
     refusal = error_of_response(code, said if isinstance(said, str) else json.dumps(said), asked, CommandError)
     assert refusal.exit_code == status
@@ -37,12 +37,12 @@ def test_a_failure_is_one_sentence(name: str) -> None:
     assert "\n" not in refusal.message
 
 
-def test_a_conflict_of_two_writers_is_known_as_such() -> None:
+def test_status_409_of_a_patch_is_a_conflict() -> None:
     said = json.dumps({"reason": "Conflict", "message": "the object has been modified"})
     assert isinstance(error_of_response(409, said, Target("patch", "PseudoRealJob", "llm", "team"), Conflict), Conflict)
 
 
-def test_what_the_schema_refuses_names_its_fields() -> None:
+def test_a_rejected_object_has_the_fields_of_its_causes() -> None:
     causes = [
         {"field": "spec.phases[0].workers", "message": "Invalid value: 0: must be greater"},
         {"field": "spec", "message": 'Invalid value: "object": spec.model.layers 3 is odd'},
@@ -59,7 +59,7 @@ def test_what_the_schema_refuses_names_its_fields() -> None:
     assert refusal.exit_code == 78
 
 
-def test_silence_names_the_host() -> None:
+def test_unreachable_cluster_is_named_by_its_host() -> None:
     refusal = unreachable("https://far:6443", GET, OSError("refused"))
     assert "the cluster at https://far:6443 does not answer (get PseudoRealJob: refused)" in refusal.message
     assert refusal.exit_code == 3

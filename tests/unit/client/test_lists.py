@@ -86,7 +86,7 @@ def listed(server: Server) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("place", [0, 1, 499, 500, 700, 999])
-def test_one_deep_object_is_named_and_all_others_are_listed(place: int) -> None:
+def test_a_list_with_one_deep_object_has_all_others_and_a_warning(place: int) -> None:
     objects = [json.dumps({"metadata": {"name": f"job-{number}", "namespace": "team"}}) for number in range(1000)]
     objects[place] = f'{{"metadata": {{"name": "poison"}}, "spec": {"[" * DEPTH + "]" * DEPTH}}}'
     server = Server(objects)
@@ -100,7 +100,7 @@ def test_one_deep_object_is_named_and_all_others_are_listed(place: int) -> None:
     assert len(server.asked) < 30
 
 
-def test_large_objects_are_listed_one_by_one_and_one_that_is_too_large_is_named(
+def test_a_list_of_large_objects_has_all_but_a_too_large_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 20_000)
@@ -111,14 +111,14 @@ def test_large_objects_are_listed_one_by_one_and_one_that_is_too_large_is_named(
     assert [warning.split()[0] for warning in warnings] == ["d"]
 
 
-def test_a_job_that_is_asked_for_by_its_name_and_cannot_be_read_is_a_refusal() -> None:
+def test_an_unreadable_job_asked_for_by_name_is_an_error() -> None:
     with pytest.raises(
         CommandError, match=r"PseudoRealJob poison in namespace team cannot be read: it is no JSON, or nested"
     ):
         Api(cast(ApiClient, Server([deep("poison")])), print).job("team", "poison")
 
 
-def test_get_shows_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_lists_readable_jobs_and_names_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     newer = stored("newer") | {"status": {"phases": "of another release"}}
     server = Server([json.dumps(stored("one")), deep("poison"), json.dumps(newer), json.dumps(stored("two"))])
     said: list[str] = []

@@ -20,12 +20,12 @@ def names(rank: int | None = None, previous: bool = False, bodies: int = 5) -> l
     return [one.name for one in pods_to_read(SEEN, BODIES[-bodies:], rank, previous=previous)]
 
 
-def test_the_newest_execution_speaks() -> None:
+def test_logs_are_of_the_newest_execution() -> None:
     assert names() == ["llm-real-abcdef-e2-0", "llm-real-abcdef-e2-1"]
     assert names(rank=3) == ["llm-real-abcdef-e2-1"]
 
 
-def test_pods_that_are_numbered_by_place_are_found_by_the_status() -> None:
+def test_ranks_by_topology_are_read_from_the_status() -> None:
     placement = {"phaseName": "real", "execution": 2, "nodes": [{"node": "a", "ranks": "0-3", "workers": "1,0"}]}
     seen = job(
         TRAINING | {"placement": placement},
@@ -38,7 +38,7 @@ def test_pods_that_are_numbered_by_place_are_found_by_the_status() -> None:
     assert line_prefix(seen, before) == "[real e1 rank -] ", "ranks of an earlier execution are unknown"
 
 
-def test_the_execution_before_it_is_of_the_same_number_or_of_a_smaller_one() -> None:
+def test_previous_execution_may_be_the_delink_of_the_same_number() -> None:
     assert names(previous=True) == ["llm-real-abcdef-e1-0"]
     # Delink and training have the same number, and the delink ran first.
     before = pods_to_read(SEEN, BODIES[-3:], None, previous=True)
@@ -46,7 +46,7 @@ def test_the_execution_before_it_is_of_the_same_number_or_of_a_smaller_one() -> 
     assert names(previous=True, bodies=2) == ["llm-pseudo-abcdef-e1-0"]
 
 
-def test_a_prefix_says_phase_execution_and_ranks() -> None:
+def test_line_prefix_has_phase_execution_and_ranks() -> None:
     assert [line_prefix(SEEN, one) for one in pods_to_read(SEEN, BODIES, 3, previous=False)] == ["[real e2 rank 2-3] "]
 
 
@@ -57,18 +57,18 @@ def test_a_prefix_says_phase_execution_and_ranks() -> None:
         (None, True, 1, "no pods of an earlier execution of llm"),
     ],
 )
-def test_nobody_to_speak_is_said(rank: int | None, previous: bool, bodies: int, says: str) -> None:
+def test_a_missing_execution_or_rank_is_an_error(rank: int | None, previous: bool, bodies: int, says: str) -> None:
     with pytest.raises(CommandError, match=says) as refused:
         names(rank, previous, bodies)
     assert refused.value.exit_code is ExitStatus.NOT_FOUND
 
 
-def test_a_job_without_pods_is_said_to_have_none() -> None:
+def test_a_job_without_pods_is_an_error() -> None:
     with pytest.raises(CommandError, match="no pods of any execution of llm"):
         pods_to_read(SEEN, [], None, previous=False)
 
 
-def test_a_pod_that_has_not_begun_says_why() -> None:
+def test_a_pod_that_has_not_started_is_reported_with_its_state() -> None:
     read = read_pod(pod(0, status={"phase": "Pending"}))
     assert not has_started(read)
     assert not_started(read) == "pod llm-real-abcdef-e2-0 has not begun: Pending"

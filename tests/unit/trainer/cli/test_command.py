@@ -17,7 +17,7 @@ def test_each_command_has_help_and_is_listed(name: str) -> None:
     assert f"  {name} " in CliRunner().invoke(main, ["--help"]).output
 
 
-def test_an_unknown_command_is_a_wrong_command_line() -> None:
+def test_an_unknown_command_is_a_usage_error() -> None:
     assert CliRunner().invoke(main, ["frobnicate"]).exit_code == 2
 
 
@@ -26,7 +26,7 @@ def test_an_unknown_command_is_a_wrong_command_line() -> None:
     [["--help"], ["get", "--help"], ["validate", "examples/quickstart.yaml"], ["plan", "examples/quickstart.yaml"]],
     ids=" ".join,
 )
-def test_it_loads_neither_torch_nor_what_the_operator_needs(arguments: list[str]) -> None:
+def test_commands_without_training_load_neither_torch_nor_the_operators_packages(arguments: list[str]) -> None:
     program = (
         "import sys\nfrom pseudoreal_trainer.cli.command import main\n"
         f"main({arguments}, standalone_mode=False)\nprint(*({{*{HEAVY}}} & sys.modules.keys()), file=sys.stderr)"
@@ -35,7 +35,7 @@ def test_it_loads_neither_torch_nor_what_the_operator_needs(arguments: list[str]
     assert done.stderr.split() == []
 
 
-def test_a_package_that_is_missing_is_named() -> None:
+def test_a_missing_package_is_named_with_its_extra() -> None:
     program = "import sys\nsys.modules['numpy'] = None\n"
     program += "from pseudoreal_trainer.cli.command import main\nmain(['sample', 'folder'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -75,7 +75,7 @@ def test_a_command_for_a_cluster_in_a_pod_names_the_missing_package(arguments: l
     )
 
 
-def test_the_shell_completes_commands_without_loading_them() -> None:
+def test_shell_completion_of_commands_imports_none_of_them() -> None:
     program = (
         "import os, sys\nos.environ |= {'_P_COMPLETE': 'bash_complete', 'COMP_WORDS': 'p desc', 'COMP_CWORD': '1'}\n"
         "from pseudoreal_trainer.cli.command import main\n"
