@@ -60,8 +60,8 @@ def pod_set_of(job: PseudoRealJob, stage: Stage, needs: PodNeeds | None) -> PodS
     pods = PodSet(manifest["spec"]["completions"], requests_of(spec), spec, topology=near)
     if needs is None or stage.kind is StageKind.DELINK:
         return pods
-    forecast = {"memory": needs.memory} | ({_DISK: needs.disk} if _is_on_node(spec) else {})
-    more = {name: max(pods.requests.get(name, Fraction()), Fraction(amount)) for name, amount in forecast.items()}
+    estimated = {"memory": needs.memory} | ({_DISK: needs.disk} if _is_on_node(spec) else {})
+    more = {name: max(pods.requests.get(name, Fraction()), Fraction(amount)) for name, amount in estimated.items()}
     return replace(pods, requests=pods.requests | more, device_bytes=needs.device)
 
 

@@ -37,23 +37,23 @@ class _Planned:
 def plan_on_cluster(cluster: ClusterOptions, job: str | Path, phase: str | None, *, as_json: bool) -> None:
     """Print whether the nodes of the cluster have room for a job: its name there, or a file."""
     connection = connect(cluster)
-    planned = _in_file(job) if isinstance(job, Path) else _on_cluster(connection, job)
-    _say(_report_stages(connection, planned, phase), as_json=as_json)
+    planned = _read_file(job) if isinstance(job, Path) else _read_job(connection, job)
+    _print_reports(_report_stages(connection, planned, phase), as_json=as_json)
 
 
-def _on_cluster(connection: Connection, name: str) -> _Planned:
-    seen = ObservedJob(connection.api.job(connection.namespace, name))
-    if seen.is_over:
-        raise CommandError(f"{name} has ended ({seen.status.state}), and needs no nodes any more")
-    if seen.spec is None:
+def _read_job(connection: Connection, name: str) -> _Planned:
+    job = ObservedJob(connection.api.job(connection.namespace, name))
+    if job.is_over:
+        raise CommandError(f"{name} has ended ({job.status.state}), and needs no nodes any more")
+    if job.spec is None:
         raise CommandError(
             f"the spec of {name} cannot be planned: it is that of another release, or cannot run; pseudoreal describe"
-            f" {name} -n {seen.namespace} says more"
+            f" {name} -n {job.namespace} says more"
         )
-    return _Planned(PseudoRealJob.from_object(seen.body), seen.status, seen.uid)
+    return _Planned(PseudoRealJob.from_object(job.body), job.status, job.uid)
 
 
-def _in_file(path: Path) -> _Planned:
+def _read_file(path: Path) -> _Planned:
     return _Planned(parse_job(path), PseudoRealJobStatus())
 
 
@@ -77,12 +77,12 @@ def _nodes(connection: Connection, uid: str) -> list[Node]:
     return read_nodes(nodes, pods, uid)
 
 
-def _report_stage(about: _Planned, stage: Stage, nodes: list[Node]) -> StageReport:
-    job, phase = about.job, about.job.spec.phases[stage.index]
+def _report_stage(target: _Planned, stage: Stage, nodes: list[Node]) -> StageReport:
+    job, phase = target.job, target.job.spec.phases[stage.index]
     if stage.kind is StageKind.DELINK:
         pods = pod_set_of(job, stage, None)
         return StageReport(stage.title, stage.phase, pods, None, fit(nodes, pods), nodes, [])
-    planned = _forecast(job, stage.index, about.status)
+    planned = _estimate_phase(job, stage.index, target.status)
     report = planned.report
     need = needs_of(job, phase, report)
     pods = pod_set_of(job, stage, need)
@@ -92,7 +92,7 @@ def _report_stage(about: _Planned, stage: Stage, nodes: list[Node]) -> StageRepo
     return StageReport(stage.title, stage.phase, pods, need, found, nodes, problems, levels)
 
 
-def _forecast(job: PseudoRealJob, index: int, status: PseudoRealJobStatus) -> PlannedPhase:
+def _estimate_phase(job: PseudoRealJob, index: int, status: PseudoRealJobStatus) -> PlannedPhase:
     phase = job.spec.phases[index]
     config = phase_config(job, index, execution=1, work_directory=".", offload_directory=".")
     cores = phase.resources.limits.get("cpu", phase.resources.requests.get("cpu", 1))
@@ -107,7 +107,7 @@ def _forecast(job: PseudoRealJob, index: int, status: PseudoRealJobStatus) -> Pl
     return plan_phase(config, "cuda" if gpus_of(phase) else "cpu", None, threads)
 
 
-def _say(reports: list[StageReport], *, as_json: bool) -> None:
+def _print_reports(reports: list[StageReport], *, as_json: bool) -> None:
     """Print the reports. Raises SystemExit with the exit code if a stage does not fit, or does not fit now."""
     if as_json:
         click.echo(json.dumps({"stages": [report.as_json() for report in reports]}, indent=2))
