@@ -86,6 +86,6 @@ def run(rank: int, port: int, config: Path, folder: Path, name: str, number: int
     os.environ["PSEUDOREAL_OUTCOME_DIRECTORY"] = str(folder)
     calls = _Calls(name, number, folder)
     calls.watch()
-    message = program.run_rank(config, program._end_at_once)
+    message = program.run_rank(config, program._exit_now)
     (folder / "counts").write_text("\n".join(f"{count} {name}" for name, count in calls.counts.items()))
-    program._end_at_once(message.exit_code)
+    program._exit_now(message.exit_code)

@@ -1,16 +1,20 @@
-"""Result of `pseudoreal plan` for a job on a cluster: whether each stage fits, and the necessary changes. Pure."""
+"""Output of `pseudoreal plan` for a job on a cluster: whether each stage fits, and the necessary changes. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from pseudoreal_api.quantity import readable_bytes
+from pseudoreal_api.spec.pod import Topology
+from pseudoreal_trainer.cli.plan_display import EXCHANGES
+from pseudoreal_trainer.plan.mesh import Mesh
+from pseudoreal_trainer.plan.placement.flows import Exchange, Flow, crossing
+from pseudoreal_trainer.plan.placement.order import Place, worker_order
 
-from pseudoreal_client.capacity.fit import Fit, Wish
-from pseudoreal_client.capacity.levels import Level
+from pseudoreal_client.capacity.fit import Fit, PodSet
 from pseudoreal_client.capacity.nodes import GPU_MEMORY, Node
-from pseudoreal_client.capacity.wishes import Need, amount_text, asked_text
+from pseudoreal_client.capacity.pod_sets import PodNeeds, amount_text, pod_set_text
 
 Json = dict[str, Any]
 
@@ -19,17 +23,35 @@ _MOST_NAMES = 4
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrafficLevel:
+    """Traffic between all places of one kind."""
+
+    places: str
+    """Name of the places in the plural: nodes, or values of a topology key."""
+    count: int
+    bytes: dict[Exchange, int]
+    """Bytes per step of each kind of exchange."""
+
+    def line(self) -> str:
+        found = [f"{EXCHANGES[exchange]} {readable_bytes(size)}" for exchange, size in self.bytes.items() if size]
+        return f"between {self.count} {self.places}, bytes a step: {', '.join(found) or 'none'}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"places": self.places, "count": self.count, "bytes_per_step": self.bytes}
+
+
+@dataclass(frozen=True)
+class StageReport:
     """Result for one stage. `problems` are reasons within the job itself against running the stage."""
 
     title: str
     phase: str
-    wish: Wish
-    need: Need | None
+    pods: PodSet
+    need: PodNeeds | None
     fit: Fit
     nodes: Sequence[Node]
     problems: Sequence[str]
-    levels: Sequence[Level] = ()
+    levels: Sequence[TrafficLevel] = ()
     """Traffic of the ranks between domains and between nodes, if the pods are placed as in `fit`."""
 
     @property
@@ -41,7 +63,7 @@ class Verdict:
         return self.fit.fits_now and not self.problems
 
     def lines(self) -> Iterator[str]:
-        yield f"{self.title}: {asked_text(self.wish)}"
+        yield f"{self.title}: {pod_set_text(self.pods)}"
         if self.need:
             device = f", and each GPU {readable_bytes(self.need.device)}" if self.need.device else ""
             memory, disk = readable_bytes(self.need.memory), readable_bytes(self.need.disk)
@@ -60,8 +82,8 @@ class Verdict:
     def as_json(self) -> Json:
         return {
             "stage": self.title,
-            "pods": self.wish.count,
-            "requests": {name: float(amount) for name, amount in sorted(self.wish.requests.items())},
+            "pods": self.pods.count,
+            "requests": {name: float(amount) for name, amount in sorted(self.pods.requests.items())},
             "forecast": None if self.need is None else vars(self.need),
             "fits": self.can_run,
             "fits_now": self.can_run_now,
@@ -79,7 +101,7 @@ class Verdict:
     def _changes(self) -> Iterator[str]:
         if self.fit.fits_now:
             return
-        room, wanted = self.fit.room_now, self.wish.count
+        room, wanted = self.fit.room_now, self.pods.count
         if self.fit.fits_ever:
             yield f"there is room for {room} of {wanted} pods now; the others wait until pods of others end"
             return
@@ -96,7 +118,7 @@ class Verdict:
 
     def _too_large(self) -> Iterator[str]:
         """Yield a sentence for each resource requested by one pod beyond the largest node."""
-        for name, amount in sorted(self.wish.requests.items()):
+        for name, amount in sorted(self.pods.requests.items()):
             most = max((node.allocatable.get(name, Fraction()) for node in self.nodes), default=Fraction())
             if self.nodes and most < amount:
                 yield (
@@ -105,19 +127,19 @@ class Verdict:
                     " offload), or add larger nodes"
                 )
         known = [node.gpu_bytes for node in self.nodes if node.gpu_bytes is not None]
-        if known and self.wish.device_bytes > max(known):
+        if known and self.pods.device_bytes > max(known):
             yield (
-                f"a GPU needs {readable_bytes(self.wish.device_bytes)}, and the largest has"
+                f"a GPU needs {readable_bytes(self.pods.device_bytes)}, and the largest has"
                 f" {readable_bytes(max(known))}; offload units (spec.phases[{self.phase}].offload), raise"
                 " batch.microBatches, or take more ranks"
             )
 
     def _unknown(self) -> Iterator[str]:
         silent = [node.name for node in self.nodes if node.gpu_bytes is None and self.fit.ever.get(node.name)]
-        if self.wish.device_bytes and silent:
+        if self.pods.device_bytes and silent:
             yield (
                 f"nobody says how much memory the GPUs of {_names(silent)} have, as the label {GPU_MEMORY} is missing;"
-                f" each needs {readable_bytes(self.wish.device_bytes)}"
+                f" each needs {readable_bytes(self.pods.device_bytes)}"
             )
 
 
@@ -133,3 +155,21 @@ def _grouped(obstacles: dict[str, str]) -> Iterator[str]:
 def _names(nodes: Sequence[str]) -> str:
     more = len(nodes) - _MOST_NAMES
     return ", ".join(nodes[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def traffic_levels(fit: Fit, topology: Topology | None, mesh: Mesh, flows: Sequence[Flow]) -> list[TrafficLevel]:
+    """Return the levels over which the pods are spread, widest first.
+
+    With a topology, workers are numbered like the pods number themselves (`worker_order`).
+    """
+    places = [Place(fit.domains.get(node, ""), node) for node, count in fit.placement.items() for _ in range(count)]
+    order = worker_order(places, mesh, flows) if topology else range(len(places))
+    of_ranks = [places[worker] for worker in order for _ in range(mesh.ranks // len(places))]
+    levels = [_level("nodes", of_ranks, flows)]
+    if topology:
+        levels.insert(0, _level(f"values of {topology.key}", [place.domain for place in of_ranks], flows))
+    return [level for level in levels if level.count > 1]
+
+
+def _level(places: str, of_ranks: Sequence[Hashable], flows: Sequence[Flow]) -> TrafficLevel:
+    return TrafficLevel(places, len(set(of_ranks)), crossing(flows, of_ranks))

@@ -85,7 +85,11 @@ def _each(loader: "_Loader") -> Iterator[Document]:
         repeated = [*_repeated(node)]
         if repeated:
             raise UnreadableYaml(repeated)
-        body = loader.construct_document(node)
+        try:
+            body = loader.construct_document(node)
+        except (ValueError, LookupError, AttributeError) as error:  # a tag that does not suit its value, as in !!int x
+            mark = node.start_mark
+            raise UnreadableYaml([Fault(mark.line + 1, mark.column + 1, f"this is no YAML: {error}")]) from error
         if body is not None:
             yield Document(body, node)
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pseudoreal_api.names import CONTAINER
-from pseudoreal_client.view.seen import SeenJob
+from pseudoreal_client.view.observed_job import ObservedJob
 
 from tests.support.jobs import good_job
 
@@ -80,8 +80,8 @@ def body(status: Json | None = None, **changes: Any) -> Json:
     return made | ({"status": status} if status else {})
 
 
-def job(status: Json | None = None, **changes: Any) -> SeenJob:
-    return SeenJob(body(status, **changes))
+def job(status: Json | None = None, **changes: Any) -> ObservedJob:
+    return ObservedJob(body(status, **changes))
 
 
 def pod(index: int, *, phase: str = "real", execution: int = 2, stage: str = "train", **settings: Any) -> Json:

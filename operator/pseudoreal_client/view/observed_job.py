@@ -16,6 +16,7 @@ from pseudoreal_operator.observe.reading import belongs_to, read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod
 from pseudoreal_operator.observe.worker_assignment import worker_of
+from pseudoreal_operator.status.conditions import find
 from pseudoreal_operator.untrusted_text import sanitize
 from pydantic import ValidationError
 
@@ -26,7 +27,7 @@ _SHOWN = ("Failed", "Complete", "Suspended", "Progressing")
 
 
 @dataclass(frozen=True)
-class SeenJob:
+class ObservedJob:
     """One PseudoRealJob as read from the API server."""
 
     body: Json
@@ -57,7 +58,7 @@ class SeenJob:
         try:
             PseudoRealJobStatus.model_validate(self.body.get("status") or {})
         except ValidationError as error:
-            return cleaned(str(error))
+            return one_line(str(error))
         return None
 
     @cached_property
@@ -85,9 +86,7 @@ class SeenJob:
     @property
     def reason(self) -> Condition | None:
         """The condition with the job's activity and its reason."""
-        found = {condition.type: condition for condition in self.status.conditions}
-        true = [found[kind] for kind in _SHOWN if kind in found and found[kind].status == "True"]
-        return true[0] if true else found.get("Progressing")
+        return find(self.status, next((kind for kind in _SHOWN if holds(self.status, kind)), "Progressing"))
 
     def phase(self, name: str | None) -> Phase | None:
         return next((phase for phase in self.spec.phases if phase.name == name), None) if self.spec else None
@@ -173,7 +172,7 @@ def _tokens(spec: PseudoRealJobSpec) -> list[int]:
     ]
 
 
-def cleaned(text: str) -> str:
+def one_line(text: str) -> str:
     """Return text from outside as one line, without terminal control characters."""
     return " ".join(sanitize(text).split())
 

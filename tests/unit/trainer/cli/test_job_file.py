@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from pseudoreal_client.command import main
-from pseudoreal_client.files.job_file import faults_of, read_job_file
-from pseudoreal_client.files.located import UnreadableYaml, read_documents
+from pseudoreal_trainer.cli.command import main
+from pseudoreal_trainer.cli.job_file import faults_of, read_job_file
+from pseudoreal_trainer.cli.yaml_positions import UnreadableYaml, read_documents
 
 from tests.support.jobs import BadJob, bad_jobs
 
@@ -54,7 +54,7 @@ def validate(file: Path, text: str) -> Result:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named_where_it_stands(mistake: str, tmp_path: Path) -> None:
+def test_a_fault_has_line_and_column(mistake: str, tmp_path: Path) -> None:
     old, new, line, column, says = MISTAKES[mistake]
     assert GOOD.count(old) == 1
     result = validate(tmp_path / "job.yaml", GOOD.replace(old, new))
@@ -64,12 +64,12 @@ def test_a_mistake_is_named_where_it_stands(mistake: str, tmp_path: Path) -> Non
     assert result.exit_code == 78
 
 
-def test_a_good_job_is_said_to_be(tmp_path: Path) -> None:
+def test_a_valid_job_is_reported_as_valid(tmp_path: Path) -> None:
     result = validate(tmp_path / "job.yaml", GOOD)
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path}/job.yaml: job llm is valid\n")
 
 
-def test_every_mistake_of_every_job_is_named_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_faults_of_all_jobs_come_in_file_order(tmp_path: Path) -> None:
     bad = GOOD.replace("{step: 20}", "{step: 0}").replace("layers: 8", "layers: -1")
     result = validate(tmp_path / "job.yaml", "\n---\n".join([bad, GOOD, bad]))
     places = [line.split(": ")[0].split("job.yaml:")[1] for line in result.stderr.splitlines()]
@@ -77,24 +77,24 @@ def test_every_mistake_of_every_job_is_named_in_the_order_of_the_file(tmp_path: 
 
 
 @pytest.mark.parametrize("text", ["", "kind: ConfigMap\n", "- 1\n", "3\n"])
-def test_a_file_without_a_job_is_said_to_be(text: str, tmp_path: Path) -> None:
+def test_a_file_without_a_job_is_an_error(text: str, tmp_path: Path) -> None:
     result = validate(tmp_path / "job.yaml", text)
     assert (result.exit_code, result.stderr) == (78, f"{tmp_path}/job.yaml holds no object of kind PseudoRealJob\n")
 
 
-def test_a_file_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["validate", str(tmp_path / "none.yaml")])
     assert result.exit_code == 78
     assert "none.yaml cannot be read" in result.stderr
 
 
-def test_standard_input_is_read() -> None:
+def test_dash_reads_standard_input() -> None:
     result = CliRunner().invoke(main, ["validate", "-"], input=GOOD.replace("{step: 20}", "{step: 0}"))
     assert result.stderr.startswith("standard input:15:13: ")
 
 
 @pytest.mark.parametrize("bad", bad_jobs(), ids=lambda bad: bad.name)
-def test_each_fault_stands_at_a_key_that_it_names(bad: BadJob, tmp_path: Path) -> None:
+def test_each_fault_is_at_a_key_that_its_sentence_names(bad: BadJob, tmp_path: Path) -> None:
     """Existing keys of a fault's path are followed as far as possible; the position is always inside the job."""
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(bad.body, sort_keys=False))
@@ -109,7 +109,7 @@ def test_each_fault_stands_at_a_key_that_it_names(bad: BadJob, tmp_path: Path) -
         assert key in re.split(r"[][.]", named) or lines[fault.line - 1][: fault.column - 1].strip() == "-", fault
 
 
-def test_dates_and_anchors_are_what_kubectl_takes_them_for() -> None:
+def test_numbers_dates_and_anchors_are_read_as_by_kubectl() -> None:
     (document,) = read_documents("a: &x {at: 2030-01-01, rate: 3e-4, on: 1_000}\nb: *x\n")
     expected: dict[str, Any] = {"at": "2030-01-01", "rate": 3e-4}
     assert {**document.body["b"], **expected} == document.body["a"]
