@@ -36,8 +36,8 @@ class Rejected(CommandError):
 
 def unreachable(host: str, target: Target, error: Exception) -> CommandError:
     return CommandError(
-        f"the cluster at {host} does not answer ({target.verb} {target.kind}: {sanitize(str(error), 300)}); is it up, is"
-        " its network within reach, and is this the context that you mean (`kubectl config current-context`)?",
+        f"the cluster at {host} does not answer ({target.verb} {target.kind}: {sanitize(str(error), 300)}); is it up,"
+        " is its network within reach, and is this the context that you mean (`kubectl config current-context`)?",
         ExitStatus.NO_CLUSTER,
     )
 

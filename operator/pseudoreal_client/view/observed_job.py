@@ -16,7 +16,7 @@ from pseudoreal_operator.observe.reading import belongs_to, read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod
 from pseudoreal_operator.observe.worker_assignment import worker_of
-from pseudoreal_operator.status.conditions import find
+from pseudoreal_operator.status.conditions import find, is_true
 from pseudoreal_operator.untrusted_text import sanitize
 from pydantic import ValidationError
 
@@ -86,7 +86,7 @@ class ObservedJob:
     @property
     def reason(self) -> Condition | None:
         """The condition with the job's activity and its reason."""
-        return find(self.status, next((kind for kind in _SHOWN if holds(self.status, kind)), "Progressing"))
+        return find(self.status, next((kind for kind in _SHOWN if is_true(self.status, kind)), "Progressing"))
 
     def phase(self, name: str | None) -> Phase | None:
         return next((phase for phase in self.spec.phases if phase.name == name), None) if self.spec else None
