@@ -15,7 +15,10 @@ from pseudoreal_dev.machine import paths, shell
 from pseudoreal_dev.machine.errors import DevError
 
 PYTHON = "3.12"
-ROOTS = ("pydantic", "structlog", "pyyaml", "click", "common-expression-language", "typing-extensions")
+ROOTS = (
+    *("pydantic", "structlog", "pyyaml", "click", "common-expression-language", "prometheus-client"),
+    "typing-extensions",
+)
 """Imports of the API package and the trainer besides PRESENT. torch brings typing-extensions too, but an older version
 than pydantic needs."""
 PRESENT = frozenset(
