@@ -56,9 +56,9 @@ def test_next_execution_excludes_the_node_that_rejected_a_pod() -> None:
     assert (world.status.restarts, world.status.execution) == (0, 2)
     (disruption,) = world.status.disruptions
     assert (disruption.reason, disruption.node) == ("PodRejected", "gpu-1")
-    run_until = clock.from_text(disruption.time) + timedelta(seconds=EXCLUDED_SECONDS)
+    until = clock.from_text(disruption.time) + timedelta(seconds=EXCLUDED_SECONDS)
     assert "ExecutionFailed" in world.events.values()
-    assert newest_job(world)["metadata"]["annotations"][ANNOTATION_EXCLUDES_UNTIL] >= clock.to_text(run_until)
+    assert newest_job(world)["metadata"]["annotations"][ANNOTATION_EXCLUDES_UNTIL] >= clock.to_text(until)
 
 
 def test_condition_names_the_excluded_node() -> None:

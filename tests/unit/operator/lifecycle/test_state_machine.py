@@ -264,8 +264,8 @@ class Life(RuleBasedStateMachine):
         # The API server refuses it for a job that has ended.
         if not has_ended(self.world.status):
             *others, last = self.world.job.spec.phases
-            run_until = last.until.model_copy(update={"step": 40})
-            self.world.set(phases=[*others, last.model_copy(update={"until": run_until})])
+            until = last.until.model_copy(update={"step": 40})
+            self.world.set(phases=[*others, last.model_copy(update={"until": until})])
 
     # What always holds.
 
