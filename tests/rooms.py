@@ -38,8 +38,8 @@ OPERATOR = Package(
 CLIENT = Package(
     "pseudoreal_client",
     Path(pseudoreal_client.__file__).parent,
-    ("", "files", "view", "capacity", "cluster", "commands"),
-    ("command", "completion"),
+    ("", "view", "capacity", "cluster", "commands"),
+    ("completion",),
 )
 TRAINER = Package(
     "pseudoreal_trainer",

@@ -7,7 +7,7 @@ import torch
 from pseudoreal_trainer.measure.passes import scratch_share
 
 from tests.gpu.conftest import Figure
-from tests.unit.trainer.plan.memory.passes import ON_GPUS, BlockPass, EndPasses, graphs
+from tests.unit.trainer.plan.memory.support.passes import ON_GPUS, BlockPass, EndPasses, graphs
 
 pytestmark = pytest.mark.gpu
 

@@ -180,7 +180,7 @@ def test_a_restarted_operator_hears_its_pods_again(cluster: Cluster, operator: O
     assert pod.tell(at(2)).status == 200
     operator.kill()
     operator.start()
-    wait_for("the endpoint", lambda: operator.lines("reports_served")[1:])
+    wait_for("the endpoint", lambda: operator.lines("report_endpoint_started")[1:])
     pod.tell(at(6))
     job.wait("the progress", lambda status: bool(status.progress and status.progress.step == 6))
 

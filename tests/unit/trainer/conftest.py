@@ -71,7 +71,7 @@ def job_body(corpus_folder: Path) -> dict[str, Any]:
                 "pattern": "*.txt",
                 "validation": {"fraction": "0.1", "everySteps": 4},
             },
-            "optimizer": {"learningRate": "1e-2", "warmupSteps": 3},
+            "optimizer": {"learningRate": "0.01", "warmupSteps": 3},
             "precision": {"compute": "float64"},
             "phases": [
                 {"name": "pseudo", "sharing": {"blocks": 1}, "until": {"step": 6}, "batch": batch},

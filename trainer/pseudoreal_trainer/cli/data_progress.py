@@ -47,9 +47,9 @@ class PrepareDisplay:
         self._bar.update(self._task, completed=totals.read_bytes, total=size, rates=rates)
         if not self._console.is_terminal and self._clock() - self._line_at >= _LINE_SECONDS:
             self._line_at = self._clock()
-            self._say(totals, size, rates)
+            self._print_line(totals, size, rates)
 
-    def _say(self, totals: Totals, size: int, rates: str) -> None:
+    def _print_line(self, totals: Totals, size: int, rates: str) -> None:
         malformed = f", {totals.malformed:,} malformed" if totals.malformed else ""
         self._console.print(
             f"preparing: {readable_bytes(totals.read_bytes)} of {readable_bytes(size)} read, {rates},"
@@ -61,7 +61,7 @@ class PrepareDisplay:
 
 
 @contextmanager
-def sampling(console: Console, size: int) -> Iterator[Callable[[int], None]]:
+def sampling_progress(console: Console, size: int) -> Iterator[Callable[[int], None]]:
     """Show the read share of the sample, then the learning of merges. Yields a function for the number of bytes read so
     far."""
     bar = Progress(

@@ -81,11 +81,11 @@ def _delink(config: DelinkConfig) -> TerminationMessage:
 
 
 def _train(config: PhaseConfig, path: Path, stop: Stop) -> TerminationMessage:
-    with _folder() as folder:
+    with _outcome_folder() as folder:
         pod = PodFolder(folder)
         with reporting(pod, endpoint_of_pod()), serving_metrics(pod, metrics_port(os.environ)):
             message = _run_with_layout(config, path, pod, stop)
-    return message if message.checkpoint else _completed(message, config)
+    return message if message.checkpoint else _with_checkpoint_in_time(message, config)
 
 
 def _run_with_layout(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) -> TerminationMessage:
@@ -113,7 +113,7 @@ def _run_with_layout(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def _outcome_folder() -> Iterator[Path]:
     """Yield the folder for the ranks' outcomes."""
     if named := os.environ.get(OUTCOME_DIRECTORY):
         Path(named).mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def _folder() -> Iterator[Path]:
         yield Path(temporary)
 
 
-def _completed(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
+def _with_checkpoint_in_time(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
     """Return the message, completed with the newest checkpoint if the volume answers in time.
 
     Used if the ranks could not report their progress. The bare message is written first, because the volume may hang.

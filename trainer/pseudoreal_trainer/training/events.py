@@ -12,8 +12,8 @@ from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.probe import LayerGradients
-from pseudoreal_trainer.engine.updates import Agreement
+from pseudoreal_trainer.engine.gradient_similarity import LayerGradients
+from pseudoreal_trainer.engine.gradients import Agreement
 from pseudoreal_trainer.model.sampling import readable
 from pseudoreal_trainer.training.progress import Progress, loss_of
 from pseudoreal_trainer.training.saving import Saved
@@ -68,7 +68,7 @@ def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None
         layers=config.model.layers,
         blocks=len(set(layout.layer_blocks)),
         sets_of_experts=len(sets_of(layout.layer_experts)),
-        parameters=sum(unit.numel for unit in engine.whole_units),
+        parameters=sum(unit.numel for unit in engine.blueprint.units),
         ranks=engine.groups.ranks.world,
         pipeline=layout.pipeline,
         schedule=layout.order,
@@ -76,7 +76,7 @@ def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None
         replicas=layout.replicas,
         homes=dict(Counter(layout.home(unit) for unit in range(layout.units))),
         window=layout.window,
-        state_bytes=dict(engine.state_bytes()),
+        state_bytes=engine.state.memory_report().state,
         device=str(engine.groups.device),
         compute=config.precision.compute,
         resumed_from=progress.parent,

@@ -20,11 +20,10 @@ from pseudoreal_trainer.data.stream import rank_parts
 from pseudoreal_trainer.data.token_corpus import TokenCorpus, end_of_document_of
 from pseudoreal_trainer.data.tokenizer.kept import keep_tokenizer
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.gradient_similarity import LayerGradients, SimilarityProbe
+from pseudoreal_trainer.engine.gradients import REMEDY, Agreement
 from pseudoreal_trainer.engine.passes import Training
-from pseudoreal_trainer.engine.probe import LayerGradients, Probe
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.state.compiler import require_compiler
-from pseudoreal_trainer.engine.updates import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.memory.from_config import phase_layout
 from pseudoreal_trainer.runtime.pod_folder import PodFolder, membership_of_ranks
@@ -43,6 +42,7 @@ from pseudoreal_trainer.training.start import (
     first_progress,
     open_engine,
     open_imported,
+    require_compiler,
     uses_compiler,
 )
 from pseudoreal_trainer.training.validation import (
@@ -135,7 +135,7 @@ def train_step(
     counted: Counts | None = None,
     stop: bool = False,
     finish: bool = False,
-    probe: Probe | None = None,
+    probe: SimilarityProbe | None = None,
 ) -> Agreement:
     """Run the step after `progress`, without changing `progress`.
 
@@ -251,12 +251,12 @@ class _TrainingLoop:
     def _conditions(self) -> EndConditions:
         return EndConditions(self.config)
 
-    def _probe(self, *, measures: bool, checks: bool) -> Probe | None:
+    def _probe(self, *, measures: bool, checks: bool) -> SimilarityProbe | None:
         """Return the probe for the next step; None if the step is neither measured nor compared."""
         measure = self.config.measure
         if measures and measure is not None:
-            return self.engine.probe(measure.next_sharing)
-        return self.engine.probe(None) if checks else None
+            return self.engine.new_probe(measure.next_sharing)
+        return self.engine.new_probe(None) if checks else None
 
     def _advance(self, agreed: Agreement, counted: Counts | None) -> None:
         # All groups of one set of experts share a name, which is listed once.

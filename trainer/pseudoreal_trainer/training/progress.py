@@ -12,8 +12,8 @@ from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Measurement
 from pseudoreal_trainer.data.block_order import BlockOrder
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.data.documents import Counts
-from pseudoreal_trainer.engine.balance import ExpertLoad
-from pseudoreal_trainer.engine.updates import REMEDY, Agreement
+from pseudoreal_trainer.engine.gradients import REMEDY, Agreement
+from pseudoreal_trainer.engine.router_statistics import ExpertLoad
 from pseudoreal_trainer.errors import TrainingError
 
 MOST_IN_A_ROW = 10

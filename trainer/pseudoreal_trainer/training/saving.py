@@ -124,7 +124,7 @@ class Saver:
         self._running: _Running | None = None
         is_first, layout = engine.groups.ranks.is_first, engine.groups.layout
         # Computed here, before any rank trains: it is slow, and the same for all checkpoints of the phase.
-        self._tensors = tensors_of(layout, engine.whole_units, self._dtype) if is_first else {}
+        self._tensors = tensors_of(layout, engine.blueprint.units, self._dtype) if is_first else {}
         self._own_names = store.names() if is_first else set()
 
     def start(self, manifest: Manifest) -> list[Saved]:
@@ -135,7 +135,7 @@ class Saver:
         """
         before = self.finish()
         self._heartbeat.save_begun()
-        begin, held = time.perf_counter(), self._engine.capture_wait_seconds
+        begin, held = time.perf_counter(), self._engine.state.capture_wait_seconds
         done = (
             self._start_restating(manifest) if self._is_resumed_checkpoint(manifest) else self._start_writing(manifest)
         )
@@ -155,7 +155,7 @@ class Saver:
         self._running = None
         committed = self._heartbeat.join(running.done, self._heartbeat.saving)
         waited = time.perf_counter() - begin
-        held = self._engine.capture_wait_seconds - running.held
+        held = self._engine.state.capture_wait_seconds - running.held
         return [Saved(committed.manifest, committed.moment - running.begin, running.stalled + held + waited)]
 
     def __enter__(self) -> Self:
@@ -183,7 +183,7 @@ class Saver:
         spans = {unit: spans[unit] for unit in engine.order_of_updates() if unit in spans}
         parts = [parts_of(engine.units[unit], span) for unit, span in spans.items()]
         files = _Files(self._store.folder / manifest.name, ranks.rank, parts, self._dtype)
-        captured = engine.capture(spans, files, bytes_of(self._policy.buffer_bytes))
+        captured = engine.state.capture(spans, files, bytes_of(self._policy.buffer_bytes))
         return self._thread.submit(lambda: self._write(manifest, files, captured))
 
     def _is_resumed_checkpoint(self, manifest: Manifest) -> bool:
@@ -207,7 +207,7 @@ class Saver:
 
     @property
     def _dtype(self) -> str:
-        return str(self._engine.master_dtype).removeprefix("torch.")
+        return str(self._engine.blueprint.master).removeprefix("torch.")
 
     def _write(self, manifest: Manifest, own: _Files, captured: Future[None]) -> _Committed:
         """Write this rank's files and commit. Runs in the checkpoint thread; its collectives involve these threads of

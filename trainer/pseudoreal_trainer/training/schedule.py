@@ -9,7 +9,7 @@ from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_api.spec.phase import GradientCorrelation
 
 from pseudoreal_trainer.checkpoint.manifest import Ending, Measurement
-from pseudoreal_trainer.engine.probe import LayerGradients
+from pseudoreal_trainer.engine.gradient_similarity import LayerGradients
 from pseudoreal_trainer.training.progress import Progress
 
 

@@ -3,6 +3,9 @@
 A checkpoint may have been saved in any layout.
 """
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +23,9 @@ from pseudoreal_trainer.checkpoint.origin import Anew, Continued, Origin
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.convert.weights import Weights, open_weights
 from pseudoreal_trainer.data.corpus import CorpusIdentity
-from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
+from pseudoreal_trainer.engine.blueprint import Blueprint
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.engine_state import UnitState
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
@@ -75,6 +80,7 @@ def check_corpus(identity: CorpusIdentity, origin: Origin) -> None:
     )
 
 
+_REMEDY = "take an image that has it, as this project's Dockerfile makes it, or set compile.mode None in the phase"
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -113,6 +119,23 @@ def device_kind(ranks: Ranks) -> Device:
 
 def uses_compiler(config: PhaseConfig, ranks: Ranks) -> bool:
     return config.compile.mode == "Blocks" and ranks.device.type == "cuda"
+
+
+def require_compiler() -> None:
+    """Raise InvalidJobError if this machine cannot compile for a GPU. Otherwise the first step would raise the error.
+
+    Besides torch, Triton needs a C compiler and Python's headers.
+    """
+    chosen = os.environ.get("CC")
+    if chosen is not None and shutil.which(chosen) is None:
+        raise InvalidJobError(
+            f"compile.mode Blocks needs a C compiler, but CC names {chosen}, which is not there; {_REMEDY}"
+        )
+    if chosen is None and shutil.which("gcc") is None and shutil.which("clang") is None:
+        raise InvalidJobError(f"compile.mode Blocks needs a C compiler, but there is neither gcc nor clang; {_REMEDY}")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        raise InvalidJobError(f"compile.mode Blocks needs Python's headers, but {header} is not there; {_REMEDY}")
 
 
 @contextmanager
@@ -156,14 +179,14 @@ def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights 
     `imported` are weights of another program for a fresh start.
     """
     for index, unit in enumerate(engine.units):
-        if engine.has(index):
-            extent = engine.extent(index)
+        if engine.state.has(index):
+            extent = engine.state.shard_range(index)
             if not isinstance(origin, Anew):
-                engine.put(index, _load_state(unit, extent, origin.checkpoint))
+                engine.state.put(index, _load_state(unit, extent, origin.checkpoint))
             elif imported is not None:
-                engine.put(index, _import_state(unit, extent, imported, engine.master_dtype))
+                engine.state.put(index, _import_state(unit, extent, imported, engine.blueprint.master))
             else:
-                engine.put(index, _fresh_state(engine, config, index, extent))
+                engine.state.put(index, _fresh_state(engine, config, index, extent))
 
 
 def load_weights(model: Transformer, checkpoint: Reader) -> None:
@@ -173,7 +196,7 @@ def load_weights(model: Transformer, checkpoint: Reader) -> None:
 def _fresh_state(engine: Engine, config: PhaseConfig, index: int, extent: range) -> UnitState:
     unit = engine.units[index]
     number = engine.groups.layout.unit_of_model(index)
-    weights = initial_weights(unit, number, config.model, config.data.seed, engine.master_dtype)
+    weights = initial_weights(unit, number, config.model, config.data.seed, engine.blueprint.master)
     return UnitState.fresh(weights, extent)
 
 

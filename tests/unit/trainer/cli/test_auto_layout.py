@@ -26,7 +26,7 @@ from pseudoreal_trainer.storage.storage import storage_of
 from tests.support.checkpoints import newest
 from tests.support.patience import wait_for
 from tests.support.pods import start_pod
-from tests.unit.trainer.estimate.time.profiles import profile
+from tests.unit.trainer.estimate.time.support.profiles import profile
 
 STEPS = 80
 CHOOSE = "pseudoreal_trainer.cli.auto_layout.choose"

@@ -16,7 +16,7 @@ from pseudoreal_trainer.measure.timing import line_through, seconds_of
 from pseudoreal_trainer.plan.memory.graphs import Graphs
 
 from tests.support.processes import Forked, preload, succeed
-from tests.unit.trainer.estimate.time.profiles import profile
+from tests.unit.trainer.estimate.time.support.profiles import profile
 
 preload("tests.support.warm")
 

@@ -14,7 +14,7 @@ from pseudoreal_trainer.storage.path import ObjectPath, storage_path
 from pseudoreal_trainer.training.metrics_file import PersistedMetrics, metrics_of
 
 from tests.support.checkpoints import metrics
-from tests.unit.trainer.storage.object_server import FOLDER, Bucket
+from tests.unit.trainer.storage.support.object_server import FOLDER, Bucket
 
 
 def kept(bucket: Bucket) -> list[tuple[int, float]]:

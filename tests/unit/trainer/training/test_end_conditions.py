@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.engine.probe import LayerGradients
+from pseudoreal_trainer.engine.gradient_similarity import LayerGradients
 from pseudoreal_trainer.training.progress import Progress
 from pseudoreal_trainer.training.schedule import EndConditions
 

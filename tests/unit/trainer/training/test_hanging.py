@@ -195,7 +195,7 @@ def test_a_pod_says_why_it_failed_though_its_volume_does_not_tell_the_newest_che
     monkeypatch.setattr(pod, "store_of", hangs)
     message = termination_message("Failed", config(0), SAYS)
     try:
-        assert pod._completed(message, config(0)) == message
+        assert pod._with_checkpoint_in_time(message, config(0)) == message
         assert asked.is_set()
         wait_for("the message", said.exists)
         assert SAYS in said.read_text()

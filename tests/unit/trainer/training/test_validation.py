@@ -21,7 +21,7 @@ from pseudoreal_trainer.training.validation import Validation
 
 from tests.unit.trainer.engine.support.cases import Case
 from tests.unit.trainer.engine.support.running import make_engine
-from tests.unit.trainer.plan.memory.allocations import allocated
+from tests.unit.trainer.plan.memory.support.allocations import allocated
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"))
 CASES = [
