@@ -91,8 +91,8 @@ def _pod(path: Path) -> PodFolder:
     with Heartbeat(HeartbeatFile(folder.heartbeat(0), pid=1, rank=0)).step():
         pass
     waits = {"data": 0.5, "reductions": 1.0, "updates": 0.25}
-    folder.leave_progress(ProgressReport.model_validate(progress(5, waits=waits, **EVERYTHING).model_dump()))
-    folder.leave_checkpoint("pseudo-4", 4)
+    folder.write_progress(ProgressReport.model_validate(progress(5, waits=waits, **EVERYTHING).model_dump()))
+    folder.write_checkpoint("pseudo-4", 4)
     return folder
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 from pseudoreal_api.wire.reports import ReportAnswer, SavedCheckpoint
-from pseudoreal_trainer.runtime.reports import Endpoint, Refused
+from pseudoreal_trainer.runtime.reports import Endpoint, ReportRejected
 
 from tests.integration.operator.support.endpoint import Reporter, at
 from tests.support.cluster import Cluster, Job
@@ -72,7 +72,7 @@ def test_the_trainer_s_own_client_is_heard(cluster: Cluster, tmp_path: Path) -> 
     own = Endpoint(pod.url, tmp_path / "token", tmp_path / "ca.crt")
 
     def answer() -> ReportAnswer | None:
-        with suppress(Refused):
+        with suppress(ReportRejected):
             return own.send(at(3))
         return None
 

@@ -30,7 +30,7 @@ from pseudoreal_trainer.runtime.ranks import Launch
 from pseudoreal_trainer.runtime.rendezvous.identity import check_secret
 from pseudoreal_trainer.runtime.reports import endpoint_of_pod, reporting
 from pseudoreal_trainer.runtime.stop import Stop, Stopped
-from pseudoreal_trainer.runtime.termination import OUTCOME_DIRECTORY, ended_badly, write_termination
+from pseudoreal_trainer.runtime.termination import OUTCOME_DIRECTORY, termination_message, write_termination
 
 WORKER = "pseudoreal_trainer.cli.rank"
 _NEWEST_SECONDS = 10.0
@@ -77,7 +77,7 @@ def _delink(config: DelinkConfig) -> TerminationMessage:
         return delink(config)
     except Exception as error:
         log.exception("delink_failed", phase=config.phase)
-        return ended_badly("Failed", config, f"{type(error).__name__}: {error}")
+        return termination_message("Failed", config, f"{type(error).__name__}: {error}")
 
 
 def _train(config: PhaseConfig, path: Path, stop: Stop) -> TerminationMessage:
@@ -98,12 +98,14 @@ def _run_with_layout(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop
         check_secret()
         config, layout = resolve_layout(config, stop.ending_at_once)
     except Stopped:
-        return ended_badly("Yielded", config, "asked to stop while it searched a layout; nothing was to be saved")
+        return termination_message(
+            "Yielded", config, "asked to stop while it searched a layout; nothing was to be saved"
+        )
     except (InvalidJobError, TrainingError) as error:
         outcome: Outcome = "InvalidJob" if isinstance(error, InvalidJobError) else "Failed"
-        return ended_badly(outcome, config, str(error))
+        return termination_message(outcome, config, str(error))
     if layout is not None:
-        pod.leave_layout(layout)
+        pod.write_layout(layout)
         path = pod.path / "configuration"  # no .json suffix: *.json files are outcomes of ranks
         path.write_text(config.to_json(indent=2))
     message = run_in_place(Launch(config, path, WORKER, pod, stop))

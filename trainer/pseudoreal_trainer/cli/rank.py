@@ -24,15 +24,15 @@ from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.preflight.start import run_preflight
 from pseudoreal_trainer.runtime.failures import (
+    enable_crash_files,
     has_lost_a_peer,
     lack_of_memory,
-    note_crashes,
     rank_sentence,
     timeout_sentence,
 )
 from pseudoreal_trainer.runtime.heartbeat import Heartbeat, HeartbeatFile
 from pseudoreal_trainer.runtime.pod_folder import PodFolder, pod_folder
-from pseudoreal_trainer.runtime.termination import ended_badly, leave_outcome
+from pseudoreal_trainer.runtime.termination import termination_message, write_outcome
 
 log = structlog.get_logger()
 
@@ -58,13 +58,13 @@ def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMess
     configure_logs()
     local_rank, pod = int(os.environ.get("LOCAL_RANK", "0")), pod_folder()
     if pod is not None:
-        note_crashes(pod.path, local_rank)
+        enable_crash_files(pod.path, local_rank)
     heartbeat = _heartbeat(pod, local_rank)  # before torch too, so that an import that hangs is detected
     config = read_phase_config(config_file)
 
     def leave(message: TerminationMessage) -> TerminationMessage:
         if pod is not None:
-            leave_outcome(pod.path, local_rank, message)
+            write_outcome(pod.path, local_rank, message)
         heartbeat.ended()
         return message
 
@@ -124,12 +124,12 @@ def _log_failure(config: PhaseConfig, error: BaseException) -> None:
 
 def _failure_message(config: PhaseConfig, error: BaseException) -> TerminationMessage:
     if isinstance(error, InvalidJobError):
-        return ended_badly("InvalidJob", config, str(error))
+        return termination_message("InvalidJob", config, str(error))
     if (lack := lack_of_memory(error)) is not None:
-        return ended_badly("OutOfMemory", config, rank_sentence(lack, memory_use(), config))
+        return termination_message("OutOfMemory", config, rank_sentence(lack, memory_use(), config))
     suspect = error.suspect if isinstance(error, TrainingError) else None
     text = f"{timeout_sentence(error)}{type(error).__name__}: {error}"
-    return ended_badly("Failed", config, text, suspect, peer_lost=has_lost_a_peer(error))
+    return termination_message("Failed", config, text, suspect, peer_lost=has_lost_a_peer(error))
 
 
 def _train(

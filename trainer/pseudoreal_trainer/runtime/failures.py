@@ -30,18 +30,18 @@ _ARRAY_SAYS = re.compile(r"Unable to allocate (?P<asked>[\d.]+ \w+)")
 
 
 @dataclass(frozen=True)
-class Lack:
+class MemoryShortage:
     on_gpu: bool
     text: str
     """Phrase on the requested amount, if known."""
 
 
-def lack_of_memory(error: BaseException) -> Lack | None:
+def lack_of_memory(error: BaseException) -> MemoryShortage | None:
     """Return the lack of memory reported by an error or one of its causes; None for other errors."""
-    return next((found for found in map(_lack, causes(error)) if found is not None), None)
+    return next((found for found in map(_shortage_in, causes(error)) if found is not None), None)
 
 
-def rank_sentence(lack: Lack, use: MemoryUse, config: PhaseConfig) -> str:
+def rank_sentence(lack: MemoryShortage, use: MemoryUse, config: PhaseConfig) -> str:
     """Return the sentence of a rank without enough memory."""
     facts = [lack.text] if lack.on_gpu else [lack.text, *_host_facts(use)]
     return f"out of memory: {', '.join(facts)}; {advice(config, on_gpu=lack.on_gpu)}"
@@ -63,17 +63,17 @@ def advice(config: PhaseConfig, *, on_gpu: bool) -> str:
     return "to need less, " + ", or ".join(_changes(config, on_gpu))
 
 
-def _lack(error: BaseException) -> Lack | None:
+def _shortage_in(error: BaseException) -> MemoryShortage | None:
     text = str(error)
     if type(error).__name__ == _GPU_ERROR:
-        return Lack(True, _gpu_facts(text))
+        return MemoryShortage(True, _gpu_facts(text))
     if said := [line for line in text.splitlines() if any(words in line for words in _CUDA_SAYS)]:
-        return Lack(True, said[0])
+        return MemoryShortage(True, said[0])
     if found := _HOST_SAYS.search(text):
-        return Lack(False, f"asked for {readable_bytes(int(found['bytes']))}")
+        return MemoryShortage(False, f"asked for {readable_bytes(int(found['bytes']))}")
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         found = _ARRAY_SAYS.search(text)
-        return Lack(False, f"asked for {found['asked']}" if found else "the host has no more")
+        return MemoryShortage(False, f"asked for {found['asked']}" if found else "the host has no more")
     return None
 
 
@@ -126,20 +126,20 @@ _MILLISECONDS = re.compile(r"(\d+) ?(?:ms\b|milliseconds)")
 
 
 def has_lost_a_peer(error: BaseException) -> bool:
-    return any(_says_so(cause) for cause in causes(error))
+    return any(_is_of_a_peer(cause) for cause in causes(error))
 
 
 def timeout_sentence(error: BaseException) -> str:
     """Return a sentence for a collective timed out because of absent ranks; empty for other errors."""
     for cause in causes(error):
-        if _says_so(cause) and _TIMED_OUT.search(text := str(cause)):
+        if _is_of_a_peer(cause) and _TIMED_OUT.search(text := str(cause)):
             limit = _MILLISECONDS.search(text)
             after = f" after {int(limit[1]) / 1000:g} s" if limit else ""
             return f"a collective timed out{after}, as some rank did not take part in it: "
     return ""
 
 
-def _says_so(error: BaseException) -> bool:
+def _is_of_a_peer(error: BaseException) -> bool:
     text = str(error)
     known = isinstance(error, PeerFailed) or type(error).__name__ in _TYPES
     return known or any(words in text for words in (_GLOO_SAYS, *_NCCL_SAYS))
@@ -164,7 +164,7 @@ class Crash:
         return self.what == "Aborted" and self.where is None
 
 
-def note_crashes(folder: Path, local_rank: int) -> None:
+def enable_crash_files(folder: Path, local_rank: int) -> None:
     """Enable faulthandler for this process; a crash then leaves a file in the folder."""
     # faulthandler keeps the file descriptor, so the file must stay open for the life of the process.
     faulthandler.enable(_crash_file(folder, local_rank).open("wb"))

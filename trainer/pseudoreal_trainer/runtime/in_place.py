@@ -19,7 +19,7 @@ from pseudoreal_api.wire.messages import IN_PLACE_CHARACTERS, InPlace, Terminati
 
 from pseudoreal_trainer.runtime.ranks import Launch, RanksResult, prepare_torchrun, run_ranks
 from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity, identity_in, initial_identity
-from pseudoreal_trainer.runtime.termination import ended_badly
+from pseudoreal_trainer.runtime.termination import termination_message
 
 _LOOK_SECONDS = 0.2
 """Seconds between two looks for a message of the operator to a spare pod."""
@@ -33,7 +33,7 @@ def run_in_place(launch: Launch) -> TerminationMessage:
     first = initial_identity(launch.config, launch.index)
     if first is None:
         return _run_as_spare(launch)
-    return _run_as_worker(launch, first) or ended_badly("Yielded", launch.config, "another pod has its place")
+    return _run_as_worker(launch, first) or termination_message("Yielded", launch.config, "another pod has its place")
 
 
 def _run_as_spare(launch: Launch) -> TerminationMessage:
@@ -48,7 +48,7 @@ def _run_as_spare(launch: Launch) -> TerminationMessage:
         if (message := _run_as_worker(launch, identity)) is not None:
             return message
         after = identity.restart
-    return ended_badly("Yielded", launch.config, "a spare pod that was not needed")
+    return termination_message("Yielded", launch.config, "a spare pod that was not needed")
 
 
 def _run_as_worker(launch: Launch, identity: RendezvousIdentity) -> TerminationMessage | None:
@@ -91,7 +91,7 @@ def _record_restart(launch: Launch, identity: RendezvousIdentity, last: Terminat
         return None
     why = _reason(identity, last)
     log.warning("ranks_restart_in_place", restart=identity.restart, worker=identity.worker, reason=why.message)
-    launch.folder.make_room(why)
+    launch.folder.remove_rank_files(why)
     return why
 
 

@@ -48,7 +48,7 @@ class PodFolder:
         """Return whether a rank has started."""
         return any(self.path.glob(_OF_RANKS))
 
-    def make_room(self, why: InPlace) -> None:
+    def remove_rank_files(self, why: InPlace) -> None:
         """Remove the files of ended ranks, before a restart in place."""
         # Before the restart is noted: readers take the restart as started as soon as rank files exist.
         for path in self.path.glob(_OF_RANKS):
@@ -60,7 +60,7 @@ class PodFolder:
         content = self._content("in-place")
         return None if content is None else InPlace.model_validate_json(content)
 
-    def leave_restarts_elsewhere(self, restarts: int) -> None:
+    def write_restarts_elsewhere(self, restarts: int) -> None:
         self._replace("restarts-elsewhere", str(restarts))
 
     def restarts_elsewhere(self) -> int:
@@ -68,7 +68,7 @@ class PodFolder:
         report."""
         return int(self._content("restarts-elsewhere") or 0)
 
-    def leave_membership(self, membership: Membership) -> None:
+    def write_membership(self, membership: Membership) -> None:
         self._replace("membership", membership.to_json())
 
     def membership(self) -> Membership | None:
@@ -76,14 +76,14 @@ class PodFolder:
         content = self._content("membership")
         return None if content is None else Membership.model_validate_json(content)
 
-    def leave_progress(self, report: ProgressReport) -> None:
+    def write_progress(self, report: ProgressReport) -> None:
         self._replace("progress", report.model_dump_json())
 
     def progress(self) -> ProgressReport | None:
         content = self._content("progress")
         return None if content is None else ProgressReport.model_validate_json(content)
 
-    def leave_checkpoint(self, name: str, step: int) -> None:
+    def write_checkpoint(self, name: str, step: int) -> None:
         """Record a checkpoint committed just now."""
         self._replace("checkpoint", _Committed(name=name, step=step, moment=time.monotonic()).to_json())
 
@@ -95,7 +95,7 @@ class PodFolder:
         found = _Committed.model_validate_json(content)
         return SavedCheckpoint(name=found.name, step=found.step, seconds=time.monotonic() - found.moment)
 
-    def leave_layout(self, layout: ChosenLayout) -> None:
+    def write_layout(self, layout: ChosenLayout) -> None:
         self._replace("layout", layout.to_json())
 
     def layout(self) -> ChosenLayout | None:

@@ -72,51 +72,54 @@ _SECONDS = 4.0
 _ANSWER_BYTES = 2 * AUTHORITIES_BYTES
 
 
-class Refused(Exception):
+class ReportRejected(Exception):
     def __init__(self, status: int, reason: str, retry_after: float) -> None:
         super().__init__(f"it answers {status} {reason}")
         self.retry_after = retry_after
         """Seconds to wait according to Retry-After; 0 without this header."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Endpoint:
+    """Client of the report endpoint. For one thread at a time."""
+
     url: str
     token: Path
     """File of the service account token, renewed by the kubelet while the pod runs."""
     authority: Path
     """File of the CA certificates for the endpoint's certificate, as of the creation of the pod."""
 
-    _learned: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
-    """CA certificates from the newest answer with any, as at most one PEM text; empty before.
+    _learned: str | None = field(default=None, init=False, repr=False, compare=False)
+    """CA certificates from the newest answer with any, as PEM text; None before.
 
     The operator's CA may be renewed during the life of the pod. Each answer came over a connection verified by earlier
     trusted certificates.
     """
-    _accepted: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Trust set of the last successful verification, as at most one entry."""
-    _kept: list[HTTPSConnection] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Open connection of the previous report, as at most one entry: a handshake costs more than a report."""
+    _accepted: str | None = field(default=None, init=False, repr=False, compare=False)
+    """Trust set of the last successful verification."""
+    _idle: HTTPSConnection | None = field(default=None, init=False, repr=False, compare=False)
+    """Open connection of the previous report: a handshake costs more than a report."""
 
     def send(self, report: PodReport) -> ReportAnswer:
-        """Send a report and return the operator's answer. For one thread at a time.
+        """Send a report and return the operator's answer.
 
-        Raises OSError, HTTPException, ValueError or Refused.
+        Raises OSError, HTTPException, ValueError or ReportRejected.
         """
         content = report.to_json().encode()
-        if self._kept:
+        idle, self._idle = self._idle, None
+        if idle is not None:
             # The operator may have closed the idle connection; then it has not received this report, and a new one is
             # opened.
             with suppress(ConnectionError, ssl.SSLError):
-                return self._learned_from(self._exchange(self._kept.pop(), content))
-        return self._learned_from(self._exchange_anew(content))
+                return self._store_authorities(self._exchange(idle, content))
+        return self._store_authorities(self._exchange_on_new_connection(content))
 
-    def _exchange_anew(self, content: bytes) -> ReportAnswer:
+    def _exchange_on_new_connection(self, content: bytes) -> ReportAnswer:
         """Send a report on a new connection, trying one trust set after the other."""
-        sets = trust_sets("".join([*self._learned, self.authority.read_text()]))
+        sets = trust_sets((self._learned or "") + self.authority.read_text())
         if not sets:
             raise ValueError(f"{self.authority} holds no certificate")
-        sets.sort(key=lambda trusted: trusted not in self._accepted)
+        sets.sort(key=lambda trusted: trusted != self._accepted)
         for trusted in sets:
             try:
                 answer = self._exchange(self._connection(trusted), content)
@@ -124,7 +127,7 @@ class Endpoint:
                 if trusted == sets[-1]:
                     raise
             else:
-                self._accepted[:] = [trusted]
+                self._accepted = trusted
                 return answer
         raise AssertionError("the last set raises")
 
@@ -132,13 +135,13 @@ class Endpoint:
         context = ssl.create_default_context(cadata=trusted)
         return HTTPSConnection(urlsplit(self.url).netloc, timeout=_SECONDS, context=context)
 
-    def _learned_from(self, answer: ReportAnswer) -> ReportAnswer:
+    def _store_authorities(self, answer: ReportAnswer) -> ReportAnswer:
         """Return the answer, after storing its CA certificates."""
         for together in trust_sets(answer.authorities or "")[:1]:
             # Parse the text first: with anything but certificates, every later connection would fail.
             with suppress(ssl.SSLError):
                 ssl.create_default_context(cadata=together)
-                self._learned[:] = [together]
+                self._learned = together
         return answer
 
     def _exchange(self, connection: HTTPSConnection, content: bytes) -> ReportAnswer:
@@ -149,15 +152,15 @@ class Endpoint:
             # Reuse the connection only after the whole response was read: leftover bytes would be parsed as the next
             # response.
             if response.isclosed() and not response.will_close:
-                self._kept.append(connection)
+                self._idle = connection
             return _answer(response, body)
         finally:
-            if connection not in self._kept:
+            if connection is not self._idle:
                 connection.close()
 
     def _headers(self) -> dict[str, str]:
         token = self.token.read_text().strip()
-        trusted = authorities_digest(self._learned[0] if self._learned else self.authority.read_text())
+        trusted = authorities_digest(self._learned or self.authority.read_text())
         return {"Authorization": f"Bearer {token}", "Content-Type": "application/json", REPORT_AUTHORITIES: trusted}
 
 
@@ -171,7 +174,7 @@ def endpoint_of_pod() -> Endpoint | None:
 
 def _answer(response: HTTPResponse, content: bytes) -> ReportAnswer:
     if response.status != 200:
-        raise Refused(response.status, response.reason, _seconds(response.getheader("Retry-After")))
+        raise ReportRejected(response.status, response.reason, _seconds(response.getheader("Retry-After")))
     return ReportAnswer.model_validate_json(content)
 
 
@@ -221,7 +224,7 @@ class _Reports:
     def __init__(self, folder: PodFolder, endpoint: Endpoint, seconds: float) -> None:
         self._folder, self._endpoint, self._seconds = folder, endpoint, seconds
         self._failures = 0
-        self._over, self._speaking = threading.Event(), threading.Lock()
+        self._over, self._logging = threading.Event(), threading.Lock()
 
     def run(self) -> None:
         wait = 0.0
@@ -233,7 +236,7 @@ class _Reports:
 
     def end(self) -> None:
         # Waits for a log line in progress: a daemon thread that is writing one as Python exits would abort the process.
-        with self._speaking:
+        with self._logging:
             self._over.set()
 
     def _report(self) -> float:
@@ -244,27 +247,27 @@ class _Reports:
             if answer.finish_phase:
                 self._folder.ask_to_finish()
             if answer.restarts_in_place:
-                self._folder.leave_restarts_elsewhere(answer.restarts_in_place)
+                self._folder.write_restarts_elsewhere(answer.restarts_in_place)
             if answer.membership is not None:
-                self._folder.leave_membership(answer.membership)
+                self._folder.write_membership(answer.membership)
         except Exception as error:
-            retry_after = error.retry_after if isinstance(error, Refused) else 0.0
-            self._failed(error)
+            retry_after = error.retry_after if isinstance(error, ReportRejected) else 0.0
+            self._count_failure(error)
         else:
-            self._succeeded()
+            self._count_success()
         return delay(self._seconds, self._failures, retry_after, random.random())
 
-    def _failed(self, error: Exception) -> None:
+    def _count_failure(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1:
-            self._say("reports_do_not_arrive", error=f"{type(error).__name__}: {error}", endpoint=self._endpoint.url)
+            self._log("reports_do_not_arrive", error=f"{type(error).__name__}: {error}", endpoint=self._endpoint.url)
 
-    def _succeeded(self) -> None:
+    def _count_success(self) -> None:
         if self._failures:
-            self._say("reports_arrive_again", failures=self._failures)
+            self._log("reports_arrive_again", failures=self._failures)
         self._failures = 0
 
-    def _say(self, event: str, **facts: object) -> None:
-        with self._speaking:
+    def _log(self, event: str, **facts: object) -> None:
+        with self._logging:
             if not self._over.is_set():
                 log.warning(event, **facts)

@@ -24,7 +24,7 @@ class RankOutcome(ApiModel):
     message: TerminationMessage
 
 
-def ended_badly(
+def termination_message(
     outcome: Outcome,
     config: PhaseConfig | DelinkConfig,
     text: str,
@@ -42,7 +42,7 @@ def ended_badly(
     )
 
 
-def leave_outcome(folder: Path, local_rank: int, message: TerminationMessage) -> None:
+def write_outcome(folder: Path, local_rank: int, message: TerminationMessage) -> None:
     outcome = RankOutcome(local_rank=local_rank, time_ns=time.time_ns(), message=message)
     unfinished = folder / f"{local_rank}.outcome"
     unfinished.write_text(outcome.to_json())
@@ -92,19 +92,21 @@ def pod_outcome(
     errors.sort(key=lambda o: (o.message.outcome == "Failed", o.message.peer_lost, o.time_ns))
     first_error = errors[0].message if errors else None
     if not silent and not outcomes:
-        return ended_badly("Failed", config, "its ranks were ended, as another pod had lost one", peer_lost=True)
+        return termination_message(
+            "Failed", config, "its ranks were ended, as another pod had lost one", peer_lost=True
+        )
     if not silent:
         return first_error or min(outcomes, key=lambda o: o.local_rank).message
     crashed = {rank: crash for rank, crash in (crashes or {}).items() if rank in silent}
     killed = [rank for rank in silent if rank not in crashed]
     if killed and exhausted is not None:
-        return ended_badly("OutOfMemory", config, killed_sentence(killed, exhausted, config))
+        return termination_message("OutOfMemory", config, killed_sentence(killed, exhausted, config))
     if stopped:
-        return ended_badly("Yielded", config, "asked to stop before anything could be saved")
+        return termination_message("Yielded", config, "asked to stop before anything could be saved")
     if first_error is not None and first_error.outcome in ("InvalidJob", "OutOfMemory"):
         return first_error
     others = f"; another rank then said: {first_error.message}" if first_error else ""
-    return ended_badly(
+    return termination_message(
         "Failed",
         config,
         f"{_silent_sentence(killed, crashed, config, exit_code)}{others}",
@@ -143,28 +145,28 @@ def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: Ph
 
     Killed ranks come first, as the cause.
     """
-    told = []
+    sentences = []
     if killed and exit_code < 0:
         # The ranks may live on for a moment; the killer of torchrun need not have killed them too.
-        told.append(f"torchrun was killed (signal {-exit_code}), and with it local rank {_listed(killed)}")
+        sentences.append(f"torchrun was killed (signal {-exit_code}), and with it local rank {_list_ranks(killed)}")
     elif killed:
-        told.append(
-            f"local rank {_listed(killed)} ended without a word, as a process does that is killed (for instance for"
+        sentences.append(
+            f"local rank {_list_ranks(killed)} ended without a word, as a process does that is killed (for instance for"
             f" using too much memory); torchrun's exit code is {exit_code}"
         )
     if waiting := [rank for rank, crash in crashed.items() if crash.is_of_watchdog]:
         limit = "" if config.collective_seconds is None else f" after {config.collective_seconds} s"
-        told.append(
-            f"local rank {_listed(waiting)}: a collective timed out{limit} (NCCL watchdog), as some rank did not"
+        sentences.append(
+            f"local rank {_list_ranks(waiting)}: a collective timed out{limit} (NCCL watchdog), as some rank did not"
             " take part in it"
         )
     for rank, crash in crashed.items():
         if not crash.is_of_watchdog:
-            told.append(f"local rank {rank} crashed ({crash.what}) in {crash.where or 'a thread without Python'}")
-    return "; ".join(told)
+            sentences.append(f"local rank {rank} crashed ({crash.what}) in {crash.where or 'a thread without Python'}")
+    return "; ".join(sentences)
 
 
-def _listed(ranks: list[int]) -> str:
+def _list_ranks(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
@@ -173,10 +175,10 @@ def write_termination(message: TerminationMessage) -> None:
     named = os.environ.get(TERMINATION_LOG)
     path = Path(named or _KUBERNETES_TERMINATION_LOG)
     if named or path.exists():
-        path.write_text(_fitting(message).to_json())
+        path.write_text(_shortened(message).to_json())
 
 
-def _fitting(message: TerminationMessage) -> TerminationMessage:
+def _shortened(message: TerminationMessage) -> TerminationMessage:
     while len(message.to_json().encode()) > TERMINATION_MESSAGE_BYTES:
         message = message.model_copy(update={"message": message.message[: len(message.message) // 2]})
     return message

@@ -167,7 +167,7 @@ class Reporter:
         checkpoint."""
         self._saved = cost
         if self._pod is not None:
-            self._pod.leave_checkpoint(manifest.name, manifest.step)
+            self._pod.write_checkpoint(manifest.name, manifest.step)
 
     def record_correlations(self, correlations: Sequence[float]) -> None:
         """Record the cosines between the gradients of neighbouring layers for the next line."""
@@ -192,7 +192,7 @@ class Reporter:
             self._logged = now
             log.info(PROGRESS_EVENT, **report.model_dump())
             if self._pod is not None:
-                self._pod.leave_progress(report)
+                self._pod.write_progress(report)
 
     def _line(self, progress: Progress, *, validated: bool) -> ProgressReport:
         """Return the line of the newest step, with everything recorded since the previous line.

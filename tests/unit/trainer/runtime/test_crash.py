@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.runtime.failures import Crash, note_crashes, read_crashes
+from pseudoreal_trainer.runtime.failures import Crash, enable_crash_files, read_crashes
 from pseudoreal_trainer.runtime.termination import pod_outcome
 
 from tests.support.processes import Forked, preload
@@ -35,7 +35,7 @@ def kill() -> None:
 
 
 def _rank(folder: Path, end: Callable[[], None]) -> None:
-    note_crashes(folder, 1)
+    enable_crash_files(folder, 1)
     end()
 
 

@@ -11,7 +11,7 @@ from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.runtime.ranks import Launch, RanksResult
 from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity
 from pseudoreal_trainer.runtime.stop import Stop
-from pseudoreal_trainer.runtime.termination import ended_badly
+from pseudoreal_trainer.runtime.termination import termination_message
 
 Starts = list[int]
 
@@ -25,7 +25,7 @@ def launch(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laun
 
 
 def dies(launch: Launch, text: str, *, may_restart: bool = True) -> RanksResult:
-    return RanksResult(ended_badly("Failed", launch.config, text), may_restart)
+    return RanksResult(termination_message("Failed", launch.config, text), may_restart)
 
 
 def play(monkeypatch: pytest.MonkeyPatch, *endings: RanksResult | None) -> Starts:

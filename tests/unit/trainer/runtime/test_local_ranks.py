@@ -13,7 +13,7 @@ from pseudoreal_api.wire.messages import Outcome, TerminationMessage
 from pseudoreal_trainer.runtime.heartbeat import HeartbeatFile
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.runtime.ranks import LAST_SECONDS, LocalRanks
-from pseudoreal_trainer.runtime.termination import leave_outcome
+from pseudoreal_trainer.runtime.termination import write_outcome
 
 from tests.support.patience import wait_for
 from tests.unit.trainer.runtime.support.reporting_pod import heartbeats_of, reporting_pod
@@ -36,7 +36,7 @@ class Pod:
     def end(self, number: int, outcome: Outcome | None) -> None:
         """End a rank with this outcome; None means without any outcome."""
         if outcome is not None:
-            leave_outcome(self.folder, number, TerminationMessage(outcome=outcome, phase="real", execution=1))
+            write_outcome(self.folder, number, TerminationMessage(outcome=outcome, phase="real", execution=1))
         self.ranks[number].kill()
         self.ranks[number].wait()
 

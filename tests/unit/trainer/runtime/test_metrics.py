@@ -98,8 +98,8 @@ def test_metrics_are_served_from_the_files_that_ranks_write(folder: PodFolder) -
         assert get(port) == (CONTENT_TYPE_PLAIN_0_0_4, "")
         with Heartbeat(HeartbeatFile(folder.heartbeat(0), pid=1, rank=0)).step():
             pass
-        folder.leave_progress(PROGRESS)
-        folder.leave_checkpoint("pseudo-2", 2)
+        folder.write_progress(PROGRESS)
+        folder.write_checkpoint("pseudo-2", 2)
         found = read(get(port)[1])
         assert (found["step",], found["rank_step", "0"], found["checkpoint_step",]) == (3, 1, 2)
         with pytest.raises(HTTPError, match="404"):

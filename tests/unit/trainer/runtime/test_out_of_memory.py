@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pseudoreal_trainer.cgroups import MemoryUse, PodMemory, exhausted, memory_use, pod_memory
-from pseudoreal_trainer.runtime.failures import Lack, advice, killed_sentence, lack_of_memory, rank_sentence
+from pseudoreal_trainer.runtime.failures import MemoryShortage, advice, killed_sentence, lack_of_memory, rank_sentence
 from pseudoreal_trainer.training.saving import SavingFailed
 
 from tests.support.patience import wait_for
@@ -34,26 +34,26 @@ def _raised(act: Any) -> BaseException:
 
 def test_gpu_errors_are_recognized_as_out_of_memory() -> None:
     found = lack_of_memory(torch.OutOfMemoryError(GPU))
-    assert found == Lack(True, "asked for 2.50 GiB on a GPU of 79.18 GiB, of which this rank used 78.11 GiB")
-    assert lack_of_memory(torch.OutOfMemoryError("no room\nat all")) == Lack(True, "no room")
+    assert found == MemoryShortage(True, "asked for 2.50 GiB on a GPU of 79.18 GiB, of which this rank used 78.11 GiB")
+    assert lack_of_memory(torch.OutOfMemoryError("no room\nat all")) == MemoryShortage(True, "no room")
     for said in ("CUDA error: out of memory", "Cuda failure 2 'out of memory'", "CUBLAS_STATUS_ALLOC_FAILED here"):
-        assert lack_of_memory(RuntimeError(f"it failed\n{said}\nmore")) == Lack(True, said)
+        assert lack_of_memory(RuntimeError(f"it failed\n{said}\nmore")) == MemoryShortage(True, said)
 
 
 def test_host_errors_as_they_are_really_raised_are_recognized_as_out_of_memory() -> None:
     too_much = 1 << 50
     of_torch = lack_of_memory(_raised(lambda: torch.empty(too_much)))
-    assert of_torch == Lack(False, "asked for 4.00 PiB")
+    assert of_torch == MemoryShortage(False, "asked for 4.00 PiB")
     of_numpy = lack_of_memory(_raised(lambda: np.empty(too_much, np.uint8)))
-    assert of_numpy == Lack(False, "asked for 1.00 PiB")
-    assert lack_of_memory(_raised(lambda: bytearray(too_much))) == Lack(False, "the host has no more")
+    assert of_numpy == MemoryShortage(False, "asked for 1.00 PiB")
+    assert lack_of_memory(_raised(lambda: bytearray(too_much))) == MemoryShortage(False, "the host has no more")
     assert lack_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory")) is not None
 
 
 def test_an_error_caused_by_a_lack_of_memory_is_one() -> None:
     error = SavingFailed("checkpoint pseudo-00000001 could not be written")
     error.__cause__ = MemoryError()
-    assert lack_of_memory(error) == Lack(False, "the host has no more")
+    assert lack_of_memory(error) == MemoryShortage(False, "the host has no more")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), OSError(errno.ENOSPC, "full"), ValueError("memory")])
@@ -62,7 +62,7 @@ def test_other_errors_are_no_lack_of_memory(error: Exception) -> None:
 
 
 def test_the_sentence_of_a_rank_names_its_use_of_memory_and_advice(config: Any) -> None:
-    lack = Lack(False, "asked for 32.00 MiB")
+    lack = MemoryShortage(False, "asked for 32.00 MiB")
     assert rank_sentence(lack, MemoryUse(3 * GIB, None, PodMemory()), config(0)) == (
         "out of memory: asked for 32.00 MiB, this rank used 3.00 GiB; to need less, raise"
         " spec.phases[pseudo].resources.limits.memory, or raise spec.phases[pseudo].batch.microBatches (now 2), or set"

@@ -22,7 +22,7 @@ from pseudoreal_api.wire.reports import REPORT_BYTES, PodReport, RankReport, Rep
 from pseudoreal_trainer.runtime.heartbeat import Heartbeat, HeartbeatFile, HeartbeatRecord, process_state
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.runtime.reports import (
-    Refused,
+    ReportRejected,
     _Reports,
     delay,
     endpoint_of_pod,
@@ -85,7 +85,13 @@ def test_a_server_signed_by_another_authority_gets_no_token(server: Server, tmp_
 
 @pytest.mark.parametrize(
     ("manner", "raised"),
-    [("500", Refused), ("403", Refused), ("302", Refused), ("garbage", ValueError), ("no http", HTTPException)],
+    [
+        ("500", ReportRejected),
+        ("403", ReportRejected),
+        ("302", ReportRejected),
+        ("garbage", ValueError),
+        ("no http", HTTPException),
+    ],
 )
 def test_an_invalid_answer_is_an_error(manner: str, raised: type[Exception], server: Server) -> None:
     server.manner = manner
@@ -95,7 +101,7 @@ def test_an_invalid_answer_is_an_error(manner: str, raised: type[Exception], ser
 
 def test_the_retry_after_of_a_rejected_report_is_read(server: Server) -> None:
     server.manner = "429"
-    with pytest.raises(Refused, match="429") as refused:
+    with pytest.raises(ReportRejected, match="429") as refused:
         server.endpoint("pod-a").send(REPORT)
     assert refused.value.retry_after == 1.0
 
@@ -122,9 +128,9 @@ def test_an_authority_that_an_answer_named_is_trusted_from_then_on(server: Serve
         server.authorities = successor.authority.read_text()
         endpoint.send(REPORT)
         endpoint.send(REPORT)
-        moved._learned.extend(endpoint._learned)
+        moved._learned = endpoint._learned
         assert not moved.send(REPORT).finish_phase
-        endpoint._kept.clear()
+        endpoint._idle = None
         assert not endpoint.send(REPORT).finish_phase, "the original CA is still trusted"
     first, second = (authorities_digest(each.authority.read_text()) for each in (server, successor))
     assert server.trusted == [first, second, second]
@@ -137,9 +143,9 @@ def test_an_answer_without_a_usable_authority_changes_no_trust(server: Server, s
     endpoint = server.endpoint("pod-a")
     server.authorities, server.finishes = said, {"pod-a"}
     for _ in range(2):
-        endpoint._kept.clear()
+        endpoint._idle = None
         assert endpoint.send(REPORT).finish_phase
-    assert endpoint._learned == []
+    assert endpoint._learned is None
 
 
 def test_a_pod_without_an_authority_trusts_nobody(server: Server) -> None:
@@ -165,8 +171,8 @@ def test_a_report_contains_the_files_in_the_folder_of_the_pod(folder: PodFolder)
     assert pod_report(folder) == PodReport()
     for rank in (4, 5):
         Heartbeat(HeartbeatFile(folder.heartbeat(rank - 4), os.getpid(), rank)).working("imports torch")
-    folder.leave_progress(PROGRESS)
-    folder.leave_checkpoint("pseudo-00000002", 2)
+    folder.write_progress(PROGRESS)
+    folder.write_checkpoint("pseudo-00000002", 2)
     found = pod_report(folder)
     assert [(beat.rank, beat.activity, beat.doing) for beat in found.ranks] == [
         (rank, "starting", "imports torch") for rank in (4, 5)
@@ -181,8 +187,8 @@ def test_a_report_contains_the_files_in_the_folder_of_the_pod(folder: PodFolder)
 def test_the_largest_report_is_one_that_the_operator_reads(folder: PodFolder) -> None:
     for rank in range(64):
         Heartbeat(HeartbeatFile(folder.heartbeat(rank), os.getpid(), 10_000 + rank)).working("ü" * 64)
-    folder.leave_progress(PROGRESS)
-    folder.leave_checkpoint("p" * 253, 10**9)
+    folder.write_progress(PROGRESS)
+    folder.write_checkpoint("p" * 253, 10**9)
     found = pod_report(folder)
     assert len(found.ranks) == 64
     assert len(found.to_json().encode()) < REPORT_BYTES
@@ -288,7 +294,7 @@ class Limited:
     url = ""
 
     def send(self, _: PodReport) -> ReportAnswer:
-        raise Refused(429, "Too Many Requests", 300.0)
+        raise ReportRejected(429, "Too Many Requests", 300.0)
 
 
 def test_the_next_report_waits_for_retry_after(folder: PodFolder) -> None:
@@ -325,7 +331,7 @@ def test_the_report_after_an_invalid_answer_takes_a_new_connection(server: Serve
     endpoint = server.endpoint("pod-a")
     for manner in ("garbage", "no http", "500"):
         server.manner = manner
-        with pytest.raises((ValueError, HTTPException, Refused)):
+        with pytest.raises((ValueError, HTTPException, ReportRejected)):
             endpoint.send(REPORT)
         server.manner = "answers"
         assert not endpoint.send(REPORT).finish_phase
@@ -334,7 +340,7 @@ def test_the_report_after_an_invalid_answer_takes_a_new_connection(server: Serve
 def test_the_last_report_contains_the_last_checkpoint(server: Server, folder: PodFolder) -> None:
     with reporting(folder, server.endpoint("pod-a"), seconds=1000.0):
         server.wait_for(lambda: server.newest)
-        folder.leave_checkpoint("pseudo-00000007", 7)
+        folder.write_checkpoint("pseudo-00000007", 7)
     report = server.newest["pod-a"]
     assert report.checkpoint is not None
     assert report.checkpoint.name == "pseudo-00000007"

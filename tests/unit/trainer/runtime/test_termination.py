@@ -6,7 +6,13 @@ import pytest
 from pseudoreal_api.wire.messages import InPlace, Outcome, TerminationMessage
 from pseudoreal_trainer.cgroups import PodMemory
 from pseudoreal_trainer.runtime.failures import Crash
-from pseudoreal_trainer.runtime.termination import RankOutcome, ended_badly, is_death, pod_outcome, write_termination
+from pseudoreal_trainer.runtime.termination import (
+    RankOutcome,
+    is_death,
+    pod_outcome,
+    termination_message,
+    write_termination,
+)
 
 
 def _left(local_rank: int, outcome: Outcome, time_ns: int = 0, text: str = "", peer_lost: bool = False) -> RankOutcome:
@@ -148,7 +154,7 @@ def _is_death(
 def test_the_termination_message_fits_kubernetes(pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PSEUDOREAL_TERMINATION_LOG", str(tmp_path / "log"))
     in_place = InPlace(restarts=10, peer_lost=False, message="𝄞" * 300)
-    write_termination(ended_badly("Failed", pair, "ü\n" * 3000).model_copy(update={"in_place": in_place}))
+    write_termination(termination_message("Failed", pair, "ü\n" * 3000).model_copy(update={"in_place": in_place}))
     content = (tmp_path / "log").read_bytes()
     assert len(content) <= 4096
     assert json.loads(content)["outcome"] == "Failed"

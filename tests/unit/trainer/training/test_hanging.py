@@ -18,7 +18,7 @@ from pseudoreal_trainer.cli import pod, rank
 from pseudoreal_trainer.data.sources import MixedStream
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.state.disk import DiskState
-from pseudoreal_trainer.runtime.termination import TERMINATION_LOG, ended_badly
+from pseudoreal_trainer.runtime.termination import TERMINATION_LOG, termination_message
 from pseudoreal_trainer.training import metrics
 from pseudoreal_trainer.training.sinks import SinkThread
 
@@ -193,7 +193,7 @@ def test_a_pod_says_why_it_failed_though_its_volume_does_not_tell_the_newest_che
         return SimpleNamespace(committed=lambda _: [])
 
     monkeypatch.setattr(pod, "store_of", hangs)
-    message = ended_badly("Failed", config(0), SAYS)
+    message = termination_message("Failed", config(0), SAYS)
     try:
         assert pod._with_checkpoint_in_time(message, config(0)) == message
         assert asked.is_set()

@@ -31,7 +31,7 @@ async def join_rendezvous(
 ) -> tuple[Answer, Address]:
     """Return the answer of worker 0 and the address of worker 0; tries until there is an answer."""
     arrival = Arrival(description, secrets.token_hex(8))
-    pause, said, has_logged = _FIRST_PAUSE_SECONDS, time.monotonic(), False
+    pause, logged_at, has_logged = _FIRST_PAUSE_SECONDS, time.monotonic(), False
     while True:
         try:
             answer, address = await _try_to_join(endpoint, key, arrival)
@@ -40,12 +40,12 @@ async def join_rendezvous(
             why = "the workers have met without this one"
         except PeerRejected as stranger:
             why = f"what answers there {stranger}"
-            said = said if has_logged else float("-inf")
+            logged_at = logged_at if has_logged else float("-inf")
             has_logged = True
         except OSError as error:  # TimeoutError is one
             why = str(error) or type(error).__name__
-        if time.monotonic() - said >= _LOG_SECONDS:
-            said = time.monotonic()
+        if time.monotonic() - logged_at >= _LOG_SECONDS:
+            logged_at = time.monotonic()
             log.warning("worker_0_not_met", endpoint=f"{endpoint[0]}:{endpoint[1]}", because=why)
         await asyncio.sleep(pause)
         pause = min(_MOST_PAUSE_SECONDS, pause * _GROWTH)

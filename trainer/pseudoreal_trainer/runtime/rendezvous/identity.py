@@ -109,14 +109,14 @@ def await_worker_0(environment: Mapping[str, str], gives_up: Callable[[], bool])
     for hours, and torchrun would give up after a minute."""
     if environment.get("PET_RDZV_BACKEND") != "c10d" or environment.get("PET_NODE_RANK") == "0":
         return True
-    told, pause = time.monotonic(), _AGAIN_SECONDS
+    logged, pause = time.monotonic(), _AGAIN_SECONDS
     while not gives_up():
         try:
             socket.create_connection(_endpoint(environment), timeout=_CONNECT_SECONDS).close()
             return True
         except OSError as error:
-            if time.monotonic() - told >= _LOG_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - logged >= _LOG_SECONDS:
+                logged = time.monotonic()
                 log.warning("waits_for_worker_0", endpoint=environment["PET_RDZV_ENDPOINT"], error=str(error))
             time.sleep(pause)
             pause = min(_MOST_PAUSE_SECONDS, pause * _GROWTH)
