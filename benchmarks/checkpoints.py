@@ -43,7 +43,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from benchmarks import machine
 from benchmarks.cases import MODELS
 from benchmarks.environment import ENVIRONMENT
-from benchmarks.results import RESULTS
+from benchmarks.results import RESULTS, SCRATCH
 from benchmarks.stacks import deepspeed_zero3
 from benchmarks.stacks.ours import layout_of, make_engine, train_step
 from benchmarks.work import Work, noisy_sequences
@@ -88,7 +88,8 @@ class Measured(BaseModel, frozen=True):
 
 def main() -> None:
     CHECKPOINTS.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=RESULTS) as folder:
+    SCRATCH.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         savings = []
         for way in WAYS:
             with progress.step(f"saving: {way}"):
@@ -115,7 +116,7 @@ class Bench:
     def step(self) -> float:
         begin = time.perf_counter()
         train_step(self.engine, self.work, 0)
-        self.engine.settle()
+        self.engine.state.wait_for_updates()
         return time.perf_counter() - begin
 
 
@@ -205,9 +206,9 @@ def _dcp_of(way: str, bench: Bench, mode: CheckpointMode) -> Saving:
 
 def _state(engine: Engine) -> dict[str, Tensor]:
     """Return the tensors that the engine updates, as a trainer would pass them."""
-    states = engine._store.states
+    states = engine.state._store.states
     return {
-        f"{unit}.{kind}": state.part(kind, 0, state.extent.length) for unit, state in states.items() for kind in KINDS
+        f"{unit}.{kind}": state.part(kind, 0, state.shard.length) for unit, state in states.items() for kind in KINDS
     }
 
 

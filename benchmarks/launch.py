@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 
 from benchmarks.cases import RANKS, Case
 from benchmarks.environment import ENVIRONMENT
-from benchmarks.results import RESULTS, Step
+from benchmarks.results import SCRATCH, Step
 
-LOG = RESULTS / "ranks.log"
+LOG = SCRATCH / "ranks.log"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={RANKS}")
 
 

@@ -23,7 +23,7 @@ IMAGES = REPORT.parent / "images"
 _INTRODUCTION = """# Benchmarks
 
 Written by `make bench-trainer`, `make bench-checkpoint`, `make bench-data`, `make bench-moe` and `make bench-operator`;
-each command measures its own sections again. The raw numbers are in `benchmark-results/`."""
+each command measures its own sections again. The raw numbers are in `docs/data/`."""
 _FURTHER: dict[Path, Callable[[], str]] = {
     versions_results.VERSIONS: versions_results.section,
     depth.DEPTH: depth.section,

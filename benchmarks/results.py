@@ -6,9 +6,12 @@ from pydantic import BaseModel
 
 from benchmarks.cases import Case
 
-RESULTS = Path("benchmark-results")
+RESULTS = Path("docs/data")
+"""Raw numbers, in git: whoever comes later can write the reports again."""
+SCRATCH = Path("benchmark-results")
+"""Logs and temporary files, on the disk of the repository, because the system's temporary folder may be in memory."""
 TRAINER = RESULTS / "trainer.json"
-PARTIAL = RESULTS / "partial.json"
+PARTIAL = SCRATCH / "partial.json"
 """Results of a run that left out cases; not used by the report."""
 
 

@@ -49,7 +49,7 @@ TRAINER = Package(
         *("storage", "runtime.rendezvous", "runtime", "model"),
         *("data.tokenizer", "data.tokens", "data", "data.prepare.formats", "data.prepare"),
         *("checkpoint", "convert", "engine.ranks", "engine.state", "engine"),
-        *("preflight", "training.sinks", "training", "measure", "cli"),
+        *("preflight", "training", "measure", "cli"),
     ),
     ("__main__",),
 )

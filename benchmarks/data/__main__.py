@@ -1,6 +1,6 @@
 """Measures text, token files, vocabularies and a trained model: `python -m benchmarks.data`.
 
-Writes benchmark-results/data.json after each part, and then the section of docs/benchmarks.md.
+Writes docs/data/data.json after each part, and then the section of docs/benchmarks.md.
 """
 
 import sys

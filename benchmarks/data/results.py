@@ -7,11 +7,11 @@ from typing import Literal
 from pydantic import BaseModel
 
 from benchmarks.machine import Stamp
-from benchmarks.results import RESULTS, Machine
+from benchmarks.results import RESULTS, SCRATCH, Machine
 from benchmarks.summary import Timing, timing
 
 DATA = RESULTS / "data.json"
-LOG = RESULTS / "data.log"
+LOG = SCRATCH / "data.log"
 """Output of the measured programs."""
 
 OURS, ORDERED = "pseudoreal", "pseudoreal, with the order"

@@ -10,7 +10,7 @@ from benchmarks.gpu.cases import TIMED, Case, Point
 from benchmarks.gpu.results import Measured, Record, Results, loss_differences
 
 REPORT = Path("docs/benchmarks.md")
-GPU = Path("benchmark-results", "gpu-bench.json")
+GPU = Path("docs/data/gpu-bench.json")
 TITLE = "## On a GPU"
 _GIB = 2**30
 _NONE = f"""{TITLE}

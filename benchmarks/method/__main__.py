@@ -1,7 +1,7 @@
 """Train all experiments and write docs/method.md: `python -m benchmarks.method`.
 
 Earlier results with the same settings are kept, because training everything takes about an hour. Remove
-benchmark-results/method.jsonl to train from scratch.
+docs/data/method.jsonl to train from scratch.
 """
 
 import tempfile
@@ -13,7 +13,7 @@ from pseudoreal_dev.machine.progress import progress
 from benchmarks.method.experiments import EXPERIMENTS, SEEDS, Experiment
 from benchmarks.method.lives import Life, live_family, quiet
 from benchmarks.method.report import write_report
-from benchmarks.results import RESULTS
+from benchmarks.results import RESULTS, SCRATCH
 
 LIVES = RESULTS / "method.jsonl"
 _AT_A_TIME = 2
@@ -30,7 +30,8 @@ def main() -> None:
         if seed in family[0].seeds and not known >= {(experiment.name, seed) for experiment in family}
     ]
     waiting.sort(key=lambda life: life[0][0].regime)
-    with tempfile.TemporaryDirectory(dir=RESULTS) as folder, ThreadPoolExecutor(_AT_A_TIME) as pool:
+    SCRATCH.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder, ThreadPoolExecutor(_AT_A_TIME) as pool:
         running = [
             pool.submit(live_family, family, seed, Path(folder) / str(index))
             for index, (family, seed) in enumerate(waiting)

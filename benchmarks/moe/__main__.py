@@ -1,6 +1,6 @@
 """Trains mixtures, and times their steps: `python -m benchmarks.moe`.
 
-Each part writes its results to benchmark-results/, and its section of docs/benchmarks.md.
+Each part writes its results to docs/data/, and its section of docs/benchmarks.md.
 """
 
 import sys

@@ -7,10 +7,10 @@ from pydantic import BaseModel
 
 from benchmarks.machine import Stamp
 from benchmarks.moe.beside.cases import WARM_UP, Case
-from benchmarks.results import RESULTS, Machine
+from benchmarks.results import RESULTS, SCRATCH, Machine
 
 STEPS = RESULTS / "moe-steps.json"
-LOG = RESULTS / "moe.log"
+LOG = SCRATCH / "moe.log"
 """Output of the measured programs."""
 
 

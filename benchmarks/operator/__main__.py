@@ -1,6 +1,6 @@
 """Measures the operator with many jobs: `python -m benchmarks.operator --jobs 200 --jobs 1000`.
 
-Writes benchmark-results/operator.json, and the section of docs/benchmarks.md.
+Writes docs/data/operator.json, and the section of docs/benchmarks.md.
 """
 
 import asyncio

@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.moe.engines import engine_of, train_step
 from benchmarks.moe.jobs import SEED
 from benchmarks.moe.results import LOG, Taken, Turn
-from benchmarks.results import RESULTS
+from benchmarks.results import SCRATCH
 from benchmarks.work import noisy_sequences
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": ""}
@@ -62,7 +62,7 @@ class _Runner:
         begin = (time.perf_counter(), time.thread_time(), time.process_time())
         for _ in range(steps):
             self._step()
-        self.engine.settle()
+        self.engine.state.wait_for_updates()
         wall, passes, whole = (
             (now - then) / steps
             for now, then in zip((time.perf_counter(), time.thread_time(), time.process_time()), begin, strict=True)
@@ -78,8 +78,8 @@ class _Runner:
 
 def main(asked: Asked, result: Path) -> None:
     torch.set_num_threads(1)
-    # Not in the system's temporary folder, which may be in memory.
-    with tempfile.TemporaryDirectory(dir=RESULTS, prefix="moe-") as folder, ExitStack() as engines:
+    SCRATCH.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=SCRATCH, prefix="moe-") as folder, ExitStack() as engines:
         runners = dict[str, _Runner]()
         for label, body in asked.jobs.items():
             own = Path(folder, str(len(runners)))

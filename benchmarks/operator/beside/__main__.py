@@ -1,6 +1,6 @@
 """Measures the operator beside Kubeflow's: `python -m benchmarks.operator.beside --jobs 200 --workers 1000`.
 
-Writes benchmark-results/operator-beside.json, the section of docs/benchmarks.md, and its picture.
+Writes docs/data/operator-beside.json, the section of docs/benchmarks.md, and its picture.
 """
 
 import click

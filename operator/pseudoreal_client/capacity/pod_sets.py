@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 from pseudoreal_api.names import CONTAINER
-from pseudoreal_api.quantity import amount_of
+from pseudoreal_api.quantity import amount_of, readable_bytes
 from pseudoreal_api.resolved.resolve import gpus_of, rank_counts
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.spec.phase import Phase
@@ -14,7 +14,6 @@ from pseudoreal_operator.manifests.objects import children
 from pseudoreal_operator.observe.stages import Stage, StageKind, all_stages
 from pseudoreal_operator.settings import Settings
 from pseudoreal_trainer.estimate.report import PhaseReport
-from pseudoreal_trainer.quantity import readable_bytes
 
 from pseudoreal_client.capacity.fit import PodSet
 from pseudoreal_client.capacity.nodes import requests_of

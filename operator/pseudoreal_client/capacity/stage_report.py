@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from pseudoreal_api.quantity import readable_bytes
 from pseudoreal_api.spec.pod import Topology
 from pseudoreal_trainer.cli.plan_display import EXCHANGES
 from pseudoreal_trainer.plan.mesh import Mesh
 from pseudoreal_trainer.plan.placement.flows import Exchange, Flow, crossing
 from pseudoreal_trainer.plan.placement.order import Place, worker_order
-from pseudoreal_trainer.quantity import readable_bytes
 
 from pseudoreal_client.capacity.fit import Fit, PodSet
 from pseudoreal_client.capacity.nodes import GPU_MEMORY, Node

@@ -13,7 +13,7 @@ from pseudoreal_api import kubernetes_requests
 from pseudoreal_api.base import KIND
 from pseudoreal_api.kubernetes_requests import Request, plural_of
 from pseudoreal_api.names import CONTAINER
-from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.untrusted_text import sanitize
 from pseudoreal_trainer.cli.common import CommandError
 from pydantic_core import from_json
 from urllib3.exceptions import HTTPError
@@ -93,8 +93,8 @@ class Api:
             name, namespace = body["metadata"]["name"], body["metadata"].get("namespace")
             place = f" in namespace {namespace}" if namespace else ""
             self._warn(
-                f"{clean(name)}{place}, one of the {call.target.kind}, is left out: {reason}; `kubectl get"
-                f" {call.target.kind} {clean(name)}{f' -n {namespace}' if namespace else ''} -o yaml` may show it"
+                f"{sanitize(name)}{place}, one of the {call.target.kind}, is left out: {reason}; `kubectl get"
+                f" {call.target.kind} {sanitize(name)}{f' -n {namespace}' if namespace else ''} -o yaml` may show it"
             )
         return page
 
@@ -166,7 +166,7 @@ class Api:
             # from_json limits the nesting to 200 levels, so a deep document cannot overflow the interpreter's stack.
             found: Json = from_json(data)
         except ValueError as error:
-            raise _Unreadable(f"it is no JSON, or nested too deeply ({clean(str(error), 100)})") from error
+            raise _Unreadable(f"it is no JSON, or nested too deeply ({sanitize(str(error), 100)})") from error
         return found
 
     def _send(self, call: _Call) -> Any:

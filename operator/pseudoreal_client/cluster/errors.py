@@ -4,7 +4,7 @@ import json
 from typing import Any, NamedTuple, TypeVar
 
 from pseudoreal_api.base import KIND
-from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.untrusted_text import sanitize
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 
 Json = dict[str, Any]
@@ -36,8 +36,8 @@ class Rejected(CommandError):
 
 def unreachable(host: str, target: Target, error: Exception) -> CommandError:
     return CommandError(
-        f"the cluster at {host} does not answer ({target.verb} {target.kind}: {clean(str(error), 300)}); is it up, is"
-        " its network within reach, and is this the context that you mean (`kubectl config current-context`)?",
+        f"the cluster at {host} does not answer ({target.verb} {target.kind}: {sanitize(str(error), 300)}); is it up,"
+        " is its network within reach, and is this the context that you mean (`kubectl config current-context`)?",
         ExitStatus.NO_CLUSTER,
     )
 
@@ -104,7 +104,7 @@ def _rejected(status_body: Json, details: Json, target: Target) -> CommandError:
 
 
 def _cause(cause: Json) -> str:
-    field, message = cause.get("field") or "", clean(cause.get("message") or "")
+    field, message = cause.get("field") or "", sanitize(cause.get("message") or "")
     message = message.removeprefix('Invalid value: "object": ').removeprefix('Invalid value: "array": ')
     return message if field in ("", "<nil>") or message.startswith(field) else f"{field}: {message}"
 
@@ -118,4 +118,4 @@ def _read_status(text: str) -> Json:
 
 
 def _message(status_body: Json) -> str:
-    return clean(str(status_body.get("message") or "")).strip()
+    return sanitize(str(status_body.get("message") or "")).strip()

@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass, field
 
 import click
-from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.view import Pod
+from pseudoreal_operator.untrusted_text import sanitize
 from pseudoreal_trainer.cli.common import CommandError
 
 from pseudoreal_client.cluster.connect import Connection
@@ -100,7 +100,7 @@ class _Reader:
         try:
             for line in self.connection.api.log(job.namespace, pod.name, follow=follow, tail=self.tail):
                 # One write per line: the threads share the terminal.
-                click.echo(f"{head}{clean(line, _MOST_CHARACTERS)}")
+                click.echo(f"{head}{sanitize(line, _MOST_CHARACTERS)}")
         except CommandError as error:
             self.failures.append(error)
             click.echo(f"{head}{error.message}", err=True)

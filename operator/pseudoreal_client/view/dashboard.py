@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
+from pseudoreal_api.quantity import readable_bytes
 from pseudoreal_api.resolved.resolve import last_steps
 from pseudoreal_operator.observe.view import Pod
-from pseudoreal_trainer.quantity import readable_bytes
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table

@@ -11,13 +11,13 @@ from pseudoreal_api.resolved.resolve import UnresolvableJob, last_steps, rank_co
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase
 from pseudoreal_api.status.status import Condition, PhaseStatus, Progress, PseudoRealJobStatus
-from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.observe.ranks import first_ranks_of
+from pseudoreal_operator.observe.ranks import recorded_first_ranks
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod
 from pseudoreal_operator.observe.worker_assignment import worker_of
-from pseudoreal_operator.status.conditions import find, holds
+from pseudoreal_operator.status.conditions import find, is_true
+from pseudoreal_operator.untrusted_text import sanitize
 from pydantic import ValidationError
 
 Json = dict[str, Any]
@@ -86,7 +86,7 @@ class ObservedJob:
     @property
     def reason(self) -> Condition | None:
         """The condition with the job's activity and its reason."""
-        return find(self.status, next((kind for kind in _SHOWN if holds(self.status, kind)), "Progressing"))
+        return find(self.status, next((kind for kind in _SHOWN if is_true(self.status, kind)), "Progressing"))
 
     def phase(self, name: str | None) -> Phase | None:
         return next((phase for phase in self.spec.phases if phase.name == name), None) if self.spec else None
@@ -101,7 +101,7 @@ class ObservedJob:
         worker = worker_of(self.status, pod)
         if worker is None:
             return None
-        known = first_ranks_of(self.status.placement, pod.execution)
+        known = recorded_first_ranks(self.status.placement, pod.execution)
         is_by_place = self.spec is not None and self.spec.scheduling.topology is not None
         by_number = None if is_by_place else worker * self.ranks_per_pod(pod.execution.phase)
         return known.get(worker, by_number)
@@ -174,7 +174,7 @@ def _tokens(spec: PseudoRealJobSpec) -> list[int]:
 
 def one_line(text: str) -> str:
     """Return text from outside as one line, without terminal control characters."""
-    return " ".join(clean(text).split())
+    return " ".join(sanitize(text).split())
 
 
 def share(progress: Progress) -> str:

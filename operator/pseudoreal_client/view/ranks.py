@@ -77,10 +77,10 @@ def pod_state(pod: Pod) -> str:
         return f"Disrupted ({one_line(pod.disruption)})"
     if pod.phase is PodPhase.FAILED:
         return f"Failed ({_end(pod)})"
-    if pod.leaves_by and pod.is_alive:
+    if pod.deletion_deadline and pod.is_alive:
         return "Ending"
-    if pod.phase is PodPhase.PENDING and pod.obstacle:
-        return f"Pending ({one_line(': '.join(filter(None, (pod.obstacle.reason, pod.obstacle.message))))})"
+    if pod.phase is PodPhase.PENDING and pod.blocker:
+        return f"Pending ({one_line(': '.join(filter(None, (pod.blocker.reason, pod.blocker.message))))})"
     return pod.phase.value if pod.ready or pod.phase is not PodPhase.RUNNING else "Starting"
 
 

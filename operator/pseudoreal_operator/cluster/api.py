@@ -28,7 +28,6 @@ from pseudoreal_operator.cluster.bounds import (
     read_json,
     read_lines,
 )
-from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.metrics.registry import (
     API_REQUESTS,
     API_SECONDS,
@@ -36,6 +35,7 @@ from pseudoreal_operator.metrics.registry import (
     OBJECTS_SKIPPED,
     OVERLONG_LINES,
 )
+from pseudoreal_operator.untrusted_text import sanitize
 
 Json = dict[str, Any]
 
@@ -163,11 +163,11 @@ class Api:
         answer = await self._send(request, timeout)
         async with answer.response as response:
             async for line in read_lines(response.content):
-                told = _change(kind, line)
-                if told["type"] == "ERROR":
-                    said = told["object"]
-                    raise ApiException(status=said.get("code"), reason=said.get("reason"), body=json.dumps(said))
-                yield told["type"], told["object"]
+                change = _change(kind, line)
+                if change["type"] == "ERROR":
+                    status = change["object"]
+                    raise ApiException(status=status.get("code"), reason=status.get("reason"), body=json.dumps(status))
+                yield change["type"], change["object"]
 
     async def apply(self, manifest: Json, subresource: str = "", *, manager: str = FIELD_MANAGER) -> Json:
         """Apply an object (server-side apply); return the object as it is stored."""
@@ -176,7 +176,7 @@ class Api:
     async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
         await self._done(kubernetes_requests.merge_patch(kind, namespace, name, patch))
 
-    async def ask(self, review: Json) -> Json:
+    async def create_review(self, review: Json) -> Json:
         """Post a cluster-scoped review, which the API server only answers; return the answer."""
         return await self._json(kubernetes_requests.review(review))
 
@@ -195,7 +195,7 @@ class Api:
         try:
             await self.create(manifest)
         except ApiException as error:
-            if not is_taken(error):
+            if not is_already_exists(error):
                 raise
 
     async def delete(
@@ -241,13 +241,13 @@ class Api:
             body=request.body,
             auth_settings=["BearerToken"],
         )
-        code, begun = NO_ANSWER, time.monotonic()
+        code, started = NO_ANSWER, time.monotonic()
         try:
             answer = await self._client.call_api(*sent, _request_timeout=timeout)
             code = str(answer.status)
         finally:
             API_REQUESTS.labels(verb=request.method, code=code).inc()
-            API_SECONDS.labels(verb=request.method).observe(time.monotonic() - begun)
+            API_SECONDS.labels(verb=request.method).observe(time.monotonic() - started)
         if 200 <= answer.status <= 299:
             return answer
         async with answer.response as response:
@@ -264,15 +264,15 @@ def kind_of(manifest: Json) -> str:
     return f"{kind} {manifest['apiVersion']}" if kind == "PodGroup" else kind
 
 
-def is_taken(refusal: ApiException) -> bool:
+def is_already_exists(error: ApiException) -> bool:
     """Return whether the request was rejected because an object of this name exists. Other conflicts, for instance
     between two writers of a quota, mean that nothing was created."""
-    return bool(status_of(refusal).get("reason") == "AlreadyExists")
+    return bool(status_of(error).get("reason") == "AlreadyExists")
 
 
 def message_of(error: ApiException) -> str:
     """Return the message that the API server sent, or a webhook through it; else the client's own."""
-    return clean(str(status_of(error).get("message") or f"{error.status} {error.reason}"))
+    return sanitize(str(status_of(error).get("message") or f"{error.status} {error.reason}"))
 
 
 def status_of(error: ApiException) -> Json:
@@ -288,8 +288,8 @@ def _change(kind: str, line: bytes | Overlong) -> Json:
     """Return the change that a line of a watch reports. Raises Unreadable."""
     if not isinstance(line, Overlong):
         try:
-            told: Json = read_json(line)
-            return told
+            change: Json = read_json(line)
+            return change
         except Unreadable as error:
             head, reason = line, error
     else:

@@ -11,7 +11,7 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.data.token_corpus import open_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.training import events
+from pseudoreal_trainer.training import validation
 from pseudoreal_trainer.training.phase import train_phase
 
 from tests.unit.trainer.engine.support.cases import Case
@@ -27,7 +27,7 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True)
 def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text at the end of a phase takes longer than a small phase itself."""
-    monkeypatch.setattr(events, "SAMPLE_TOKENS", 1)
+    monkeypatch.setattr(validation, "SAMPLE_TOKENS", 1)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import click
 from pseudoreal_api.base import DnsLabel, Quantity
-from pseudoreal_api.quantity import bytes_of
+from pseudoreal_api.quantity import bytes_of, readable_bytes
 from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, sets_of
 from pseudoreal_api.spec.phase import OptimizerState, SharedPart, Sharing
 from pydantic import TypeAdapter, ValidationError
@@ -32,7 +32,6 @@ from pseudoreal_trainer.convert.tokenizer_files import Source
 from pseudoreal_trainer.data.tokenizer.kept import kept_tokenizer, tokenizer_file
 from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
-from pseudoreal_trainer.quantity import readable_bytes
 from pseudoreal_trainer.storage.path import ObjectPath, StoragePath, storage_path
 from pseudoreal_trainer.storage.storage import storage_of
 

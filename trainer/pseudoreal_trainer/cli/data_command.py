@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 import numpy as np
+from pseudoreal_api.quantity import readable_bytes
 from rich.console import Console
 
+from pseudoreal_trainer.cgroups import usable_processors
 from pseudoreal_trainer.cli.data_progress import PrepareDisplay, sampling_progress
 from pseudoreal_trainer.data.prepare.inputs import KINDS, find_inputs
 from pseudoreal_trainer.data.prepare.prepare import Prepared, prepare
@@ -18,8 +20,6 @@ from pseudoreal_trainer.data.tokenizer.train import LEAST_VOCABULARY, train_toke
 from pseudoreal_trainer.data.tokens.inspection import Inspection, first_documents, inspect, verify
 from pseudoreal_trainer.data.tokens.native import MOST_SHARD_BYTES
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.quantity import readable_bytes
-from pseudoreal_trainer.threads import usable_processors
 
 _SAMPLE_BYTES = 1 << 30
 _SHOWN_TOKENS = 100

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from pseudoreal_api.quantity import readable_bytes
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
 from pseudoreal_trainer.data.prepare.workers import Totals
-from pseudoreal_trainer.quantity import readable_bytes
 
 _LINE_SECONDS = 10.0
 

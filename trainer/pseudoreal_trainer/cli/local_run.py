@@ -18,7 +18,7 @@ from pseudoreal_api.spec.network import Preflight
 from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.cli.run_directory import RunDirectory
-from pseudoreal_trainer.runtime.outcome import TERMINATION_LOG
+from pseudoreal_trainer.runtime.termination import TERMINATION_LOG
 
 Event = dict[str, Any]
 OnEvent = Callable[[Event], None]

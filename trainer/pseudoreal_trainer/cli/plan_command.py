@@ -14,14 +14,8 @@ from pseudoreal_api.wire.messages import ExitCode
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from pseudoreal_trainer.cli.common import (
-    ClusterOptions,
-    CommandError,
-    ExitStatus,
-    cluster_options,
-    load,
-    names_of_jobs,
-)
+from pseudoreal_trainer.cgroups import threads_of
+from pseudoreal_trainer.cli.common import ClusterOptions, CommandError, ExitStatus, cluster_options, load, names_of_jobs
 from pseudoreal_trainer.cli.fastest_layouts import FastestLayouts, fastest_layouts, show_fastest
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_display import show, show_course
@@ -34,7 +28,6 @@ from pseudoreal_trainer.estimate.search.space import chosen
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, read_profile
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sizes import Device
-from pseudoreal_trainer.threads import threads_of
 
 _SHOWN = 3
 """Number of layouts shown for a phase with layout Auto; the phase would take the first one."""

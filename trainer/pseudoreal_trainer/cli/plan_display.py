@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
+from pseudoreal_api.quantity import readable_bytes
 from rich.console import Console
 from rich.table import Table
 
@@ -10,7 +11,6 @@ from pseudoreal_trainer.estimate.course import PhaseCourse, what_must_change
 from pseudoreal_trainer.estimate.report import ImbalanceReport, PhaseReport, RankReport
 from pseudoreal_trainer.plan.placement.flows import Exchange
 from pseudoreal_trainer.plan.traffic import TRAFFIC, Traffic
-from pseudoreal_trainer.quantity import readable_bytes
 
 _TRAFFIC_NAMES: dict[Traffic, str] = {
     "h2d": "host to device",

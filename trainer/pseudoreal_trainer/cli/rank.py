@@ -18,18 +18,21 @@ import structlog
 from pseudoreal_api.resolved.config import PhaseConfig, read_phase_config
 from pseudoreal_api.wire.messages import TerminationMessage
 
+from pseudoreal_trainer.cgroups import memory_use
 from pseudoreal_trainer.data.token_corpus import open_corpus
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.preflight.start import run_preflight
-from pseudoreal_trainer.runtime.crash import note_crashes
-from pseudoreal_trainer.runtime.heartbeat import Heartbeat
-from pseudoreal_trainer.runtime.lost_peer import has_lost_a_peer, timeout_sentence
-from pseudoreal_trainer.runtime.memory_use import memory_use
-from pseudoreal_trainer.runtime.out_of_memory import lack_of_memory, rank_sentence
-from pseudoreal_trainer.runtime.outcome import ended_badly, leave_outcome
+from pseudoreal_trainer.runtime.failures import (
+    has_lost_a_peer,
+    lack_of_memory,
+    note_crashes,
+    rank_sentence,
+    timeout_sentence,
+)
+from pseudoreal_trainer.runtime.heartbeat import Heartbeat, HeartbeatFile
 from pseudoreal_trainer.runtime.pod_folder import PodFolder, pod_folder
-from pseudoreal_trainer.runtime.record import HeartbeatFile
+from pseudoreal_trainer.runtime.termination import ended_badly, leave_outcome
 
 log = structlog.get_logger()
 

@@ -18,7 +18,7 @@ from pseudoreal_trainer.cli.run_directory import RunDirectory, open_run
 from pseudoreal_trainer.data.corpus import corpus_files
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.storage.path import SCHEME, storage_path
-from pseudoreal_trainer.training.kept_metrics import METRICS_FILE, metrics_of
+from pseudoreal_trainer.training.metrics_file import METRICS_FILE, metrics_of
 
 _RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend", "managed_by")
 _CLUSTER_ONLY = ("pod", "network", "scheduling", *_RECOVERY)

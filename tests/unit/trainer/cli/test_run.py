@@ -22,11 +22,11 @@ from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.cli.local_run import LocalRun
 from pseudoreal_trainer.cli.run_command import ignored_fields, read_job
 from pseudoreal_trainer.plan.units import KINDS
-from pseudoreal_trainer.runtime.heartbeats import rank_heartbeats
-from pseudoreal_trainer.runtime.outcome import OUTCOME_DIRECTORY
-from pseudoreal_trainer.runtime.place import Place
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.runtime.ranks import SHUTDOWN_TIMEOUT, torchrun_environment
+from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity
+from pseudoreal_trainer.runtime.reports import rank_heartbeats
+from pseudoreal_trainer.runtime.termination import OUTCOME_DIRECTORY
 from torch.distributed.run import config_from_args, parse_args
 
 from tests.support.checkpoints import newest
@@ -113,7 +113,7 @@ def test_torchrun_gives_ranks_time_to_save_after_a_stop(
     monkeypatch.delenv(SHUTDOWN_TIMEOUT, raising=False)
     if own is not None:
         monkeypatch.setenv(SHUTDOWN_TIMEOUT, own)
-    for name, value in torchrun_environment(config(0), PodFolder(tmp_path), Place(0, 0, 0, 0)).items():
+    for name, value in torchrun_environment(config(0), PodFolder(tmp_path), RendezvousIdentity(0, 0, 0, 0)).items():
         monkeypatch.setenv(name, value)
     options, _, _ = config_from_args(
         parse_args(["--max-restarts", "0", "--module", "pseudoreal_trainer.cli.rank", "x"])

@@ -16,7 +16,7 @@ from pseudoreal_trainer.model.transformer import build_model
 
 from tests.support.forked import run_ranks
 from tests.unit.trainer.convert.support.published import begin
-from tests.unit.trainer.storage.object_server import Bucket
+from tests.unit.trainer.storage.support.object_server import Bucket
 
 PROMPT, COUNT = "In the beginning", 24
 UID = "11111111-2222"

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from typing import Any
 
 from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
@@ -234,3 +234,9 @@ class Case:
             return None
         blocks, pattern = self.next_sharing
         return Sharing(blocks=blocks, pattern=pattern, parts=[self.part])
+
+
+def each(**fields: Any) -> list[Case]:
+    """Return the cases of a row of a table: a list stands for one case with each of its values."""
+    values = [value if isinstance(value, list) else [value] for value in fields.values()]
+    return [Case(**dict(zip(fields, chosen, strict=True))) for chosen in product(*values)]

@@ -10,7 +10,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.sizes import Sizes
 
-from tests.unit.trainer.estimate.time.profiles import profile
+from tests.unit.trainer.estimate.time.support.profiles import profile
 from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
 
 

@@ -9,7 +9,7 @@ from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.placement.flows import crossing, flows_of
 from pseudoreal_trainer.plan.traffic import traffic_bytes
 
-from tests.unit.trainer.plan.placement.clusters import counted, job, jobs, somewhere
+from tests.unit.trainer.plan.placement.support.clusters import counted, job, jobs, somewhere
 from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
 
 

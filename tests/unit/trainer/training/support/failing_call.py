@@ -14,10 +14,10 @@ from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.cli import rank as program
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.gradient_accumulator import GradientAccumulator
-from pseudoreal_trainer.engine.state.capture import Capture
+from pseudoreal_trainer.engine.gradients import GradientAccumulator
 from pseudoreal_trainer.engine.state.disk import DiskState
 from pseudoreal_trainer.engine.state.memory import MemoryState
+from pseudoreal_trainer.engine.state.snapshot import Snapshot
 from pseudoreal_trainer.training.saving import Saver
 
 CALLS: dict[str, tuple[Any, str]] = {
@@ -27,13 +27,13 @@ CALLS: dict[str, tuple[Any, str]] = {
     "reduce_scatter": (dist, "reduce_scatter_tensor"),
     "all_gather": (dist, "all_gather_into_tensor"),
     "all_gather of a save": (dist, "all_gather"),
-    "copy into the window": (Copies, "_fetched"),
+    "copy into the window": (Copies, "_start_fetch"),
     "addition to a gradient": (GradientAccumulator, "add"),
     "copy of a gradient to memory": (MemoryState, "keep_gradient"),
     "copy of a gradient to the disk": (DiskState, "keep_gradient"),
     "update in memory": (MemoryState, "update"),
     "update on the disk": (DiskState, "update"),
-    "copy of a capture": (Capture, "_copy"),
+    "copy of a capture": (Snapshot, "_copy"),
     "write of a checkpoint": (TensorWriter, "append"),
     "commit": (Saver, "_commit"),
 }
