@@ -1,1 +1,4 @@
-"""Command-line client: shows jobs on a cluster, and changes them on request."""
+"""Commands for jobs on a cluster: show them, and change them on request.
+
+The group of all commands is `pseudoreal_trainer.cli.command`.
+"""
