@@ -88,7 +88,7 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
 - apiGroups: [pseudoreal.dev]
   resources: [pseudorealjobs]
   # delete: spec.deadlines.ttlSecondsAfterFinished.
-  verbs: [get, list, watch, patch, delete]
+  verbs: [get, list, watch, delete]
 - apiGroups: [pseudoreal.dev]
   resources: [pseudorealjobs/status]
   verbs: [patch]
