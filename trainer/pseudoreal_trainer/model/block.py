@@ -6,14 +6,14 @@ from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 
 from pseudoreal_trainer.model.attention import Attention, Documents
-from pseudoreal_trainer.model.experts import Choice, Experts, KeptChoice, Router, Routes, Tally
+from pseudoreal_trainer.model.experts import Experts, Router, RouterStatistics, Routes, RoutingDecision, SavedDecision
 from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.norm import norm
 from pseudoreal_trainer.model.top_k import TopKExperts
 
 
 @dataclass(frozen=True)
-class Routed:
+class RoutedTokens:
     """Result of a layer's pass up to its experts."""
 
     hidden: Tensor
@@ -24,7 +24,7 @@ class Routed:
     shared: Tensor | None
     """Output of shared experts, [B, T, H]; None without shared experts."""
 
-    def summed(self, mixed: Tensor) -> Tensor:
+    def add_expert_output(self, mixed: Tensor) -> Tensor:
         """Return the layer's output, [B, T, H]. `mixed`: output of the experts, [N, H]."""
         mixed = mixed.view_as(self.hidden)
         return self.hidden + (mixed if self.shared is None else mixed + self.shared)
@@ -51,38 +51,38 @@ class Block(nn.Module):
         hidden: Tensor,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None = None,
-        tally: Tally | None = None,
+        statistics: RouterStatistics | None = None,
         documents: Documents | None = None,
-        kept: KeptChoice | None = None,
+        saved: SavedDecision | None = None,
     ) -> Tensor:
         """Return the block's output: [B, T, H] -> [B, T, H].
 
-        `mask`: of a sliding window, [T, T]; None without one. `tally`: for a training pass through experts.
-        `documents`: attention stays within them; None: whole sequences. `kept`: routing decision, made by this pass
+        `mask`: of a sliding window, [T, T]; None without one. `statistics`: for a training pass through experts.
+        `documents`: attention stays within them; None: whole sequences. `saved`: routing decision, made by this pass
         unless it was made before; None: the decision is not needed again.
         """
         hidden = self._attended(hidden, rotation, mask, documents)
         return hidden + _applied(
-            self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden), tally, documents, kept)
+            self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden), statistics, documents, saved)
         )
 
-    def routed(
+    def route(
         self,
         hidden: Tensor,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None = None,
-        tally: Tally | None = None,
+        statistics: RouterStatistics | None = None,
         documents: Documents | None = None,
-        choice: Choice | None = None,
-    ) -> Routed:
-        """Run `forward` up to the experts, for experts on other ranks. `choice`: routing decision of an earlier pass.
+        decision: RoutingDecision | None = None,
+    ) -> RoutedTokens:
+        """Run `forward` up to the experts, for experts on other ranks. `decision`: routing decision of an earlier pass.
         There must be no norm after the experts: its backward pass would need the experts' outputs again."""
         assert self.ffn_output_norm is None, "the job's rules allow only norm.placement Pre with spread experts"
         hidden = self._attended(hidden, rotation, mask, documents)
         features = _applied(self.ffn_norm, hidden)
-        routes = self.experts.routes(self.router(features), tally, documents, choice)
+        routes = self.experts.routes(self.router(features), statistics, documents, decision)
         shared = None if self.shared is None else self.shared(features)
-        return Routed(hidden, features.flatten(0, 1), routes, shared)
+        return RoutedTokens(hidden, features.flatten(0, 1), routes, shared)
 
     def _attended(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, documents: Documents | None
@@ -97,22 +97,26 @@ class Block(nn.Module):
         self.experts.use_weights_of(other.experts)
 
     def _fed_forward(
-        self, features: Tensor, tally: Tally | None, documents: Documents | None, kept: KeptChoice | None
+        self,
+        features: Tensor,
+        statistics: RouterStatistics | None,
+        documents: Documents | None,
+        saved: SavedDecision | None,
     ) -> Tensor:
-        out: Tensor = self._mixed(features, tally, documents, kept) if self.is_mixture else self.ffn(features)
+        out: Tensor = self._mixed(features, statistics, documents, saved) if self.is_mixture else self.ffn(features)
         return out
 
     def _mixed(
         self,
         features: Tensor,
-        tally: Tally | None = None,
+        statistics: RouterStatistics | None = None,
         documents: Documents | None = None,
-        kept: KeptChoice | None = None,
+        saved: SavedDecision | None = None,
     ) -> Tensor:
         """Return the output of the experts: [B, T, H] -> [B, T, H]."""
         # Top-k experts are never full, so they need not know documents.
         known = () if isinstance(self.experts, TopKExperts) else (documents,)
-        mixed: Tensor = self.experts(features, self.router(features), tally, *known, kept=kept)
+        mixed: Tensor = self.experts(features, self.router(features), statistics, *known, saved=saved)
         return mixed if self.shared is None else mixed + self.shared(features)
 
 

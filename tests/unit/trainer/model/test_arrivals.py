@@ -48,9 +48,9 @@ def _spread(block: Block, features: list[Tensor], logits: list[Tensor]) -> list[
     experts, ranks = block.experts, len(features)
     count = len(block.router.weight) // ranks
     routes = [experts.routes(part) for part in logits]
-    sent = [r.choice.counts.flatten().tolist() for r in routes]
+    sent = [r.decision.counts.flatten().tolist() for r in routes]
     rows = [
-        experts.rows(part.flatten(0, 1), r.choice, s).split(s)
+        experts.rows(part.flatten(0, 1), r.decision, s).split(s)
         for part, r, s in zip(features, routes, sent, strict=True)
     ]
     back: list[list[Tensor]] = [[] for _ in range(ranks)]
@@ -64,7 +64,7 @@ def _spread(block: Block, features: list[Tensor], logits: list[Tensor]) -> list[
         for source, part in enumerate(made.split(counts.sum(dim=1).tolist())):
             back[source].append(part)
     return [
-        experts.combined(torch.cat(parts), experts.weights_of_rows(r, s), r.choice, s).view_as(part)
+        experts.combine(torch.cat(parts), experts.row_weights(r, s), r.decision, s).view_as(part)
         for parts, r, s, part in zip(back, routes, sent, features, strict=True)
     ]
 
@@ -113,7 +113,7 @@ def test_a_choice_is_not_made_again() -> None:
         block = _block(kind, torch.float64)
         logits = torch.randn(2, LENGTH, len(block.router.weight), dtype=torch.float64)
         first = block.experts.routes(logits)
-        again = block.experts.routes(-logits, choice=first.choice)
-        assert again.choice is first.choice
+        again = block.experts.routes(-logits, decision=first.decision)
+        assert again.decision is first.decision
         fresh = block.experts.routes(-logits)
-        assert not torch.equal(fresh.choice.chosen, first.choice.chosen)
+        assert not torch.equal(fresh.decision.chosen, first.decision.chosen)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from pseudoreal_trainer.model.attention import Documents, documents_of, window_mask
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.experts import Tally
+from pseudoreal_trainer.model.experts import RouterStatistics
 from pseudoreal_trainer.model.head import Embedding, Head, soft_cap_of
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
@@ -76,13 +76,13 @@ class BlockPass:
         self.trained = [parameter for parameter in self.block.parameters() if parameter.requires_grad]
         self.totals = [torch.zeros(p.shape, dtype=MASTERS[compute], device=p.device) for p in self.trained]
         experts = spec.experts
-        self.tally = Tally.empty(experts.count, 7, self.source.device) if experts else None
+        self.statistics = RouterStatistics.empty(experts.count, 7, self.source.device) if experts else None
 
     def forward(self, source: Tensor) -> Tensor:
         rotation = self.rotation
         if self.documents is not None:
             rotation = rotation_at(rotation, self.documents.positions)
-        output: Tensor = self.block(source, rotation, self.mask, self.tally, self.documents)
+        output: Tensor = self.block(source, rotation, self.mask, self.statistics, self.documents)
         return output
 
     def both(self) -> object:
