@@ -20,7 +20,7 @@ from pseudoreal_trainer.engine.router_statistics import NO_ROUTER_STATISTICS
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.engine.warm_up import WarmUp
 from pseudoreal_trainer.model.experts import RouterStatistics
-from pseudoreal_trainer.model.head import soft_cap_of
+from pseudoreal_trainer.model.head import logit_soft_cap
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.memory.activations import most_stashed
@@ -88,7 +88,7 @@ class StepExecutor:
             loss=Loss(
                 dtype=blueprint.master,
                 chunk=groups.layout.loss_chunk,
-                soft_cap=soft_cap_of(blueprint.model),
+                soft_cap=logit_soft_cap(blueprint.model),
                 z_factor=float(blueprint.optimizer.z_loss),
             ),
             end_of_document=blueprint.end_of_document,

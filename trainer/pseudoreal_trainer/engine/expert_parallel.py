@@ -17,7 +17,7 @@ from pseudoreal_trainer.engine.passes import Passes, PlanRun
 from pseudoreal_trainer.engine.ranks.all_to_all import ExpertExchanges, RowCounts
 from pseudoreal_trainer.model.block import RoutedTokens
 from pseudoreal_trainer.model.experts import Experts, RouterStatistics, RoutingDecision
-from pseudoreal_trainer.model.grouped import by_expert
+from pseudoreal_trainer.model.grouped import rows_by_expert
 from pseudoreal_trainer.model.top_k import TopKExperts
 from pseudoreal_trainer.plan.records import (
     Backward,
@@ -325,7 +325,7 @@ class ExpertParallelPasses:
 
     def _arrival_order(self, key: Key) -> Tensor:
         counts = self._state.counts[key]
-        return by_expert(counts.table, sum(counts.arriving))
+        return rows_by_expert(counts.table, sum(counts.arriving))
 
     def _group_pass(self, record: ExpertForward | ExpertBackward, arrived: _ArrivedRows) -> _GroupPass:
         """Compute the outputs of a group of this rank's experts for its rows."""

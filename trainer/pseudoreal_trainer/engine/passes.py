@@ -19,7 +19,7 @@ from pseudoreal_trainer.engine.ranks.streams import Event, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.router_statistics import ChoiceCounts
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block
-from pseudoreal_trainer.model.attention import Documents, documents_of
+from pseudoreal_trainer.model.attention import Documents, find_documents
 from pseudoreal_trainer.model.experts import RouterStatistics, SavedDecision
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
@@ -343,7 +343,7 @@ class Passes:
             tokens = run.batch.tokens(m)
             run.tokens[m] = self.tokens.to_device(tokens)
             if self.end_of_document is not None:
-                run.documents[m] = documents_of(tokens, self.end_of_document, run.tokens[m])
+                run.documents[m] = find_documents(tokens, self.end_of_document, run.tokens[m])
         return run.tokens[m]
 
     def documents(self, run: PlanRun, m: int) -> Documents | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.passes import Batch, Passes
-from pseudoreal_trainer.model.attention import Documents, documents_of
+from pseudoreal_trainer.model.attention import Documents, find_documents
 from pseudoreal_trainer.model.experts import RouterStatistics
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.memory.pinned_arena import Shape
@@ -99,4 +99,4 @@ def _documents(end: int, shape: Shape, device: torch.device) -> Documents:
     windows each kind has its own kernels."""
     tokens = torch.full((shape[0], shape[1] + 1), end + 1)
     tokens[:, 0] = end
-    return documents_of(tokens, end, tokens.to(device))
+    return find_documents(tokens, end, tokens.to(device))

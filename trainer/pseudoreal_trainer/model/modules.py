@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pseudoreal_trainer.model.attention import Documents, attend_within, window_mask
 from pseudoreal_trainer.model.block import Block, RoutedTokens
 from pseudoreal_trainer.model.experts import Experts, RouterStatistics, RoutingDecision, SavedDecision
-from pseudoreal_trainer.model.head import Head, TiedEnds, ends_of
+from pseudoreal_trainer.model.head import Head, TiedEmbeddingHead, embedding_and_head
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
 from pseudoreal_trainer.model.top_k import TopKExperts
 from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of
@@ -60,8 +60,8 @@ class Modules:
         layers = {model.has_experts(layer): layer for layer in range(model.layers)}
         with torch.device("meta"):
             blocks = {kind: Block(model, layer) for kind, layer in layers.items()}
-            embedding, head = ends_of(model)
-        self.head: Head | TiedEnds = head
+            embedding, head = embedding_and_head(model)
+        self.head: Head | TiedEmbeddingHead = head
         self._embedding = UnitModule(embedding, units[0])
         self._head = self._embedding if head is embedding else UnitModule(head, units[-1])
         parts = {_part(unit): unit for unit in units if block_of(unit.name) is not None}

@@ -30,8 +30,8 @@ from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
-from pseudoreal_trainer.model.initial import initial_weights
-from pseudoreal_trainer.model.transformer import Transformer, load_into
+from pseudoreal_trainer.model.initialization import initial_weights
+from pseudoreal_trainer.model.reference import Transformer, load_into
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.sizes import Device

@@ -21,7 +21,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.plan.units import KINDS, are_experts, block_of
 from pseudoreal_trainer.training.start import load_weights
 from torch.nn import functional as F

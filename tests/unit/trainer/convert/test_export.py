@@ -19,7 +19,7 @@ from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.convert import huggingface
 from pseudoreal_trainer.data.tokenizer.train import train_tokenizer, write_tokenizer
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.parts import parts_of, units_of_rank
 from pseudoreal_trainer.plan.units import KINDS, units_of

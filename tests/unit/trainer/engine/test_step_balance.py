@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.model.top_k import TopKExperts
-from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.check import PlanError
 from torch import Tensor, nn
 from torch.nn import functional as F

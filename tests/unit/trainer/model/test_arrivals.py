@@ -8,7 +8,7 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.grouped import StackedFeedForward, by_expert
+from pseudoreal_trainer.model.grouped import StackedFeedForward, rows_by_expert
 from torch import Tensor
 
 pytestmark = pytest.mark.processor
@@ -58,7 +58,7 @@ def _spread(block: Block, features: list[Tensor], logits: list[Tensor]) -> list[
         own = range(owner * count, (owner + 1) * count)
         came = torch.cat([rows[source][expert] for source in range(ranks) for expert in own])
         counts = torch.tensor([[sent[source][expert] for expert in own] for source in range(ranks)])
-        places, sizes = by_expert(counts, len(came)), counts.sum(dim=0)
+        places, sizes = rows_by_expert(counts, len(came)), counts.sum(dim=0)
         made = _of_rank(experts, own).outputs(came.index_select(0, places), sizes, sizes.tolist())
         made = torch.empty_like(came).index_copy_(0, places, made)
         for source, part in enumerate(made.split(counts.sum(dim=1).tolist())):
@@ -101,7 +101,7 @@ def test_rows_are_found_expert_by_expert_in_the_order_of_the_ranks() -> None:
     counts[1] = 0
     counts[:, 2] = 0
     came = [(rank, expert) for rank in range(3) for expert in range(5) for _ in range(int(counts[rank, expert]))]
-    places = by_expert(counts, len(came)).tolist()
+    places = rows_by_expert(counts, len(came)).tolist()
     assert sorted(places) == [*range(len(came))]
     assert [came[place][::-1] for place in places] == sorted((expert, rank) for rank, expert in came)
     assert places == sorted(places, key=lambda place: (came[place][1], place)), "rows of a rank keep their order"

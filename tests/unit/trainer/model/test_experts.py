@@ -10,8 +10,8 @@ from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.experts import RouterStatistics
 from pseudoreal_trainer.model.grouped import can_group
+from pseudoreal_trainer.model.reference import Transformer, build_model
 from pseudoreal_trainer.model.rotary import rotary
-from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor
 
 from tests.unit.trainer.model.support.grouping import assert_groups_compute_the_same, assert_waits_once
