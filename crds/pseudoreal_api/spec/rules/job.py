@@ -1,7 +1,6 @@
 """All rules on a job, in the order of the CRD: on its storage, operation and pods here. Rules on its name."""
 
-from pseudoreal_api.environment import RESERVED_ENV, RESERVED_ENV_PREFIXES
-from pseudoreal_api.names import HOST_NAME_CHARACTERS
+from pseudoreal_api.names import HOST_NAME_CHARACTERS, RESERVED_ENV, RESERVED_ENV_PREFIXES
 from pseudoreal_api.spec.rules.model import MODEL_RULES
 from pseudoreal_api.spec.rules.rule import Rule, on_each_phase, on_job, says
 from pseudoreal_api.spec.rules.training import TRAINING_RULES, blocks_of
