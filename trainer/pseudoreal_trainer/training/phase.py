@@ -18,7 +18,7 @@ from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.documents import Counts
 from pseudoreal_trainer.data.stream import rank_parts
 from pseudoreal_trainer.data.token_corpus import TokenCorpus, end_of_document_of
-from pseudoreal_trainer.data.tokenizer.kept import keep_tokenizer
+from pseudoreal_trainer.data.tokenizer.saved import save_tokenizer
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.gradient_similarity import LayerGradients, SimilarityProbe
 from pseudoreal_trainer.engine.gradients import REMEDY, Agreement
@@ -76,7 +76,7 @@ def train_phase(
     if ranks.is_first:
         fence.claim()
         remember_lineage(config)
-        keep_tokenizer(config)
+        save_tokenizer(config)
     ranks.heartbeat.working("compares the corpus of all ranks")
     agree_on_corpus(corpus.identity, ranks)
     ranks.heartbeat.working("verifies checkpoints")

@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from pseudoreal_trainer.data.tokens.opening import Format, token_files
+from pseudoreal_trainer.data.tokens.formats import Format, token_files
 from pseudoreal_trainer.errors import InvalidJobError
 
 from tests.unit.trainer.data.support.written import write_native
