@@ -19,7 +19,7 @@ from pseudoreal_trainer.checkpoint.manifest import (
     entry_name,
 )
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
-from pseudoreal_trainer.checkpoint.visible import open_as_seen
+from pseudoreal_trainer.checkpoint.visibility import open_when_visible
 from pseudoreal_trainer.plan.parts import by_expert
 from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, in_block, unit_of
 from pseudoreal_trainer.storage.path import StoragePath
@@ -118,7 +118,7 @@ class Reader:
         if name not in self._files:
             path = self.checkpoints / self.manifest.data_folder / name
             is_late = self.awaits_files and isinstance(path, Path)  # object storage is read-after-write consistent
-            self._files[name] = open_as_seen(path, lambda: TensorFile(path)) if is_late else TensorFile(path)
+            self._files[name] = open_when_visible(path, lambda: TensorFile(path)) if is_late else TensorFile(path)
         return self._files[name]
 
     @cached_property

@@ -23,8 +23,7 @@ from pseudoreal_trainer.checkpoint.heads import Heads, read_manifest
 from pseudoreal_trainer.checkpoint.manifest import Head, Manifest
 from pseudoreal_trainer.checkpoint.materialize import materialize
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.retention import removable
-from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, removable
 from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 from pseudoreal_trainer.convert.formats import FORMATS
 from pseudoreal_trainer.convert.huggingface import Options

@@ -7,7 +7,6 @@ from pathlib import Path
 from pseudoreal_trainer.checkpoint.materialize import Tracked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
-from pseudoreal_trainer.convert.errors import NotExportable as NotExportable
 from pseudoreal_trainer.convert.huggingface import Options, write_huggingface
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink
-from pseudoreal_trainer.checkpoint.origin import Anew, Complete, Continued, Origin, Resumed, find_origin
+from pseudoreal_trainer.checkpoint.origin import Complete, Continued, FreshStart, Origin, Resumed, find_origin
 from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
@@ -99,7 +99,7 @@ def test_a_phase_that_its_tokens_end_before_its_last_step_is_complete(
 
 
 def test_the_first_phase_begins_anew_and_a_later_one_does_not(config: Any) -> None:
-    assert _find(config(0)) == Anew()
+    assert _find(config(0)) == FreshStart()
     with pytest.raises(
         TrainingError, match=r"phase real has no checkpoint .* the delink from the phase before has not"
     ):

@@ -13,9 +13,8 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
-from pseudoreal_trainer.convert.errors import Unfit
 from pseudoreal_trainer.convert.selection import layers_of_blocks
-from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.errors import InvalidJobError, UnfitWeights
 from pseudoreal_trainer.plan.units import are_experts, block_of
 from structlog.testing import capture_logs
 
@@ -73,7 +72,7 @@ def test_a_block_does_not_begin_as_a_layer_of_another_kind() -> None:
     assert layers_of_blocks(BlockOrigins(type="Lower"), model, sharing) == ((0,), (1,))
     assert layers_of_blocks(BlockOrigins(type="Average"), model, sharing) == ((0, 2), (1, 3))
     says = "block 1 would begin as layer 2, a dense one, and layer 1, which uses it, is one with experts"
-    with pytest.raises(Unfit, match=says):
+    with pytest.raises(UnfitWeights, match=says):
         layers_of_blocks(BlockOrigins(type="Listed", layers=[0, 2]), model, sharing)
 
 

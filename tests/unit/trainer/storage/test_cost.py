@@ -235,7 +235,7 @@ def test_a_file_that_a_rank_does_not_see_yet_is_waited_for_where_it_is_opened(
                 raise FileNotFoundError(2, "not yet", str(path))
 
     monkeypatch.setattr("pseudoreal_trainer.checkpoint.reader.TensorFile", Opened)
-    monkeypatch.setattr("pseudoreal_trainer.checkpoint.visible._AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr("pseudoreal_trainer.checkpoint.visibility._AGAIN_SECONDS", 0.001)
     late, other = (Reader(manifest, store.folder, awaits_files=awaits) for awaits in (True, False))
     assert isinstance(late._file("weights", 5), Opened)
     assert len(looks) == 4
@@ -421,7 +421,7 @@ def test_manifests_of_1024_ranks_take_less_than_100_mb(
     digest, kept = started.digest(manifest), []
     tracemalloc.start()
     try:
-        kept.append(started.as_seen(manifest.name, digest))
+        kept.append(started.manifest_when_visible(manifest.name, digest))
         saves.save(saves.saver_of(with_200, 0, 1024, POLICY, monkeypatch), manifest_of(201))
         held, peak = tracemalloc.get_traced_memory()
     finally:
