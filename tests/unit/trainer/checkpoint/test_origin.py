@@ -117,7 +117,7 @@ def test_a_phase_resumes_until_it_is_complete(config: Any, train: Any) -> None:
     assert complete.checkpoint.manifest.name == "pseudo-00000006"
 
 
-def test_what_a_delink_made_is_what_the_next_phase_resumes_from(config: Any, train: Any, delink_of: Any) -> None:
+def test_phase_resumes_from_the_checkpoint_of_its_delink(config: Any, train: Any, delink_of: Any) -> None:
     train(config(0))
     delink(delink_of(1))
     found = _find(config(1))

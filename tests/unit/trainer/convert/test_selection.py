@@ -42,7 +42,9 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("origins", "layers", "blocks", "pattern", "expected"), KNOWN)
-def test_known_choices(origins: dict[str, Any], layers: int, blocks: int, pattern: str, expected: list[int]) -> None:
+def test_each_block_starts_from_the_expected_layer(
+    origins: dict[str, Any], layers: int, blocks: int, pattern: str, expected: list[int]
+) -> None:
     assert _chosen(layers, blocks, pattern, **origins) == [(layer,) for layer in expected]
 
 

@@ -107,7 +107,7 @@ def _listed(read: int) -> dict[str, int]:
     return {"list_objects_v2": 1} | ({"get_object": read} if read else {})
 
 
-def test_what_another_process_wrote_or_removed_is_seen(store: CheckpointStore) -> None:
+def test_checkpoints_committed_or_removed_by_another_process_are_noticed(store: CheckpointStore) -> None:
     other = replace(store)
     for step in (1, 2):
         committed(store, step, uid=UID)
@@ -358,7 +358,9 @@ def test_a_server_that_does_not_remove_many_at_once_is_asked_for_each(
     assert bucket.found() == []
 
 
-def test_the_manifest_goes_first(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removal_of_a_checkpoint_starts_with_its_manifest(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import s3fs
 
     committed(store, 1, uid=UID)
