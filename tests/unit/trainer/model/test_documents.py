@@ -95,7 +95,7 @@ def test_positions_begin_anew_in_each_document() -> None:
         assert torch.equal(found[:, 0], torch.stack([torch.stack(row) for row in expected]))
 
 
-def test_nothing_is_compiled_anew_for_other_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_documents_cause_no_recompilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each micro-batch has other documents; after eight recompilations torch would run uncompiled."""
     graphs: list[Any] = []
 

@@ -98,7 +98,7 @@ def test_missing_blocks_are_requested_together_and_known_ones_never(storage: _St
     assert storage.asked[1:] in ([], [[]])
 
 
-def test_what_two_blocks_have_in_common_is_requested_with_either(storage: _Storage) -> None:
+def test_bytes_common_to_two_blocks_are_requested_with_either(storage: _Storage) -> None:
     reader = ObjectReader(RUNS, Blocks(BLOCK, 2, MOST * BLOCK))
     assert _read(reader, [(0, 4, 14)]) == _content(0, 100)[4:18]
     assert _read(reader, [(0, 4, 15)]) == _content(0, 100)[4:19]

@@ -183,7 +183,7 @@ def test_no_more_is_read_than_the_windows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_what_is_not_in_memory_is_announced_before_it_is_read(
+def test_uncached_ranges_are_announced_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
     """Cached bytes are read with one call per window."""
