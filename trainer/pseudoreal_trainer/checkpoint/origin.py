@@ -47,7 +47,10 @@ Origin = FreshStart | Resumed | Continued
 
 
 class Ranks(Protocol):
-    """Communication between the ranks that train together. Every method is a collective: all ranks call it."""
+    """Communication between the ranks that train together. Every method is a collective: all ranks call it.
+
+    An interface, because checkpoints know nothing of torch and its process groups.
+    """
 
     @property
     def rank(self) -> int: ...

@@ -16,7 +16,7 @@ from typing import TypeVar
 import structlog
 from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
 
-from pseudoreal_trainer.checkpoint.heads import MANIFEST, NAME, Heads, parse_manifest
+from pseudoreal_trainer.checkpoint.heads import MANIFEST, NAME, HeadCache, parse_manifest
 from pseudoreal_trainer.checkpoint.manifest import FileDigest, Head, Manifest
 from pseudoreal_trainer.checkpoint.manifest_text import manifest_text
 from pseudoreal_trainer.checkpoint.reader import Reader
@@ -56,8 +56,8 @@ class CheckpointStore:
         return self.work_directory / "checkpoints"
 
     @cached_property
-    def _heads(self) -> Heads:
-        return Heads(self.folder)
+    def _heads(self) -> HeadCache:
+        return HeadCache(self.folder)
 
     def heads(self) -> list[Head]:
         """Return all committed checkpoints, unordered: checkpoints of any job, discarded or not."""

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from pseudoreal_trainer.checkpoint.delink import delinked
-from pseudoreal_trainer.checkpoint.heads import Heads, read_manifest
+from pseudoreal_trainer.checkpoint.heads import HeadCache, read_manifest
 from pseudoreal_trainer.checkpoint.manifest import Head, Manifest
 from pseudoreal_trainer.checkpoint.materialize import materialize
 from pseudoreal_trainer.checkpoint.reader import Reader
@@ -344,7 +344,7 @@ def export(
 def prune(workdir: StoragePath, keep_last: int, keep_every: int | None, dry_run: bool) -> None:
     """Remove old checkpoints of the job in WORKDIR. The first and last ones of each phase, and those to which others
     refer, always stay."""
-    jobs = {head.job.uid for head in Heads(workdir / "checkpoints").all()}
+    jobs = {head.job.uid for head in HeadCache(workdir / "checkpoints").all()}
     for uid in jobs:
         store = CheckpointStore(workdir, uid)
         if dry_run:

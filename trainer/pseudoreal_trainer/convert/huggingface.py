@@ -55,7 +55,7 @@ def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], optio
         for theirs in held:
             ours = names[theirs]
             elements = ours.elements(source.shape(ours.name))
-            for numbers in source.portions(ours.name, "weights", elements.start, elements.stop):
+            for numbers in source.chunks(ours.name, "weights", elements.start, elements.stop):
                 writer.append(narrow(numbers, dtype))
         writer.finish()
     if len(files) > 1:

@@ -292,7 +292,7 @@ def test_tensors_are_written_in_portions(shared: Reader, tmp_path: Path, monkeyp
         most.append(end - begin)
         return read(self, name, kind, begin, end)
 
-    monkeypatch.setattr(reader, "_PORTION", 100)
+    monkeypatch.setattr(reader, "_CHUNK", 100)
     monkeypatch.setattr(Reader, "read", counted)
     assert _export(shared, "huggingface", tmp_path / "exported").exit_code == 0
     assert max(most) == 100

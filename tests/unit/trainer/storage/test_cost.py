@@ -17,7 +17,7 @@ import pytest
 from pseudoreal_api.resolved.config import CheckpointPolicy
 from pseudoreal_trainer.checkpoint import heads as heads_of
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.heads import MANIFEST, Heads
+from pseudoreal_trainer.checkpoint.heads import MANIFEST, HeadCache
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.manifest_text import manifest_text
 from pseudoreal_trainer.checkpoint.origin import Resumed, find_origin
@@ -379,7 +379,7 @@ def test_removal_of_a_checkpoint_starts_with_its_manifest(
         patch.setattr(s3fs.S3FileSystem, "_call_s3", sent)
         with pytest.raises((OSError, StorageUnavailable), match="cut"):
             store.begin(manifest_of(1, uid=UID))
-    assert Heads(store.folder).all() == []
+    assert HeadCache(store.folder).all() == []
     assert store.names() == {"pseudo-00000001"}
 
 
