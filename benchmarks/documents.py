@@ -14,7 +14,7 @@ import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.data.documents import count_documents
-from pseudoreal_trainer.model.attention import Documents, documents_of
+from pseudoreal_trainer.model.attention import Documents, find_documents
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
 from pseudoreal_trainer.plan.sizes import Sizes
@@ -54,7 +54,7 @@ def compare(length: int, document: int) -> list[float]:
     """Return the seconds in whole sequences divided by those within documents, per round."""
     spec, tokens = model_of(length), tokens_of(length, document)
     block, source = Block(spec), torch.randn(_SEQUENCES, length, _HIDDEN)
-    rotation, documents = rotary(spec, length, source), documents_of(tokens, _END, tokens)
+    rotation, documents = rotary(spec, length, source), find_documents(tokens, _END, tokens)
     placed = rotation_at(rotation, documents.positions)
     seconds = [
         [_seconds(block, source, rotation, None), _seconds(block, source, placed, documents)]

@@ -11,7 +11,7 @@ from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.network import Preflight
-from pseudoreal_trainer.data.order import stretch
+from pseudoreal_trainer.data.order import phase_samples
 from pseudoreal_trainer.data.prepare.prepare import prepare
 from pseudoreal_trainer.data.prepare.settings import Settings
 from pseudoreal_trainer.data.sources import MixedStream
@@ -117,7 +117,7 @@ def batches(config: PhaseConfig, steps: int) -> NDArray[np.int32]:
     """Return the samples of the first steps, [steps, sequences, T + 1]."""
     corpus = open_corpus(config)
     assert isinstance(corpus, TokenCorpus)
-    stream = MixedStream(stretch(0, {SOURCE: 1}, {}), corpus.sources, config.model.sequence_length)
+    stream = MixedStream(phase_samples(0, {SOURCE: 1}, {}), corpus.sources, config.model.sequence_length)
     sequences = config.batch.sequences
     return stream.windows(0, steps * sequences).reshape(steps, sequences, -1)
 

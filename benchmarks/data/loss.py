@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from pseudoreal_trainer.model import head as model_head
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.plan.chunks import most_tokens
 from torch import Tensor, nn
@@ -19,17 +20,13 @@ SEED = 7
 _FLOAT32_BYTES = 4
 
 
-class Head(nn.Module):
-    """Final norm and head, with the attributes that our loss expects."""
+class Head(model_head.Head):
+    """Final norm and head of the given sizes, without a model's spec."""
 
     def __init__(self, hidden: int, vocabulary: int) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.norm = nn.RMSNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
-
-    @property
-    def matrix(self) -> Tensor:
-        return self.head.weight
 
 
 Pass = Callable[[Head, Tensor, Tensor], tuple[float, Tensor]]

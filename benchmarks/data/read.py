@@ -115,7 +115,7 @@ def ours(file: Path, width: int, _begin: int, _windows: int, numbers: NDArray[np
 def with_order(file: Path, width: int, begin: int, windows: int, _numbers: NDArray[np.int64]) -> Take:
     """Read with our reader, and compute the order of the windows, for many batches at a time as in training. Megatron
     looks the order up in an index built before training."""
-    from pseudoreal_trainer.data.step_order import AT_ONCE
+    from pseudoreal_trainer.data.sources import AT_ONCE
     from pseudoreal_trainer.data.stream import shuffled
 
     reader, known = _our_reader(file), dict[int, NDArray[np.int64]]()
@@ -134,7 +134,7 @@ def with_order(file: Path, width: int, begin: int, windows: int, _numbers: NDArr
 
 def _our_reader(file: Path) -> Any:
     """Return our reader, which reads Megatron's file in place."""
-    from pseudoreal_trainer.data.tokens.opening import token_files
+    from pseudoreal_trainer.data.tokens.formats import token_files
     from pseudoreal_trainer.data.tokens.reader import TokenReader
 
     return TokenReader(token_files("Megatron", file.parent, file.name), 2**16)
@@ -201,8 +201,8 @@ READERS: dict[str, Callable[[Path, int, int, int, NDArray[np.int64]], Take]] = {
     "datatrove": datatrove,
 }
 IMPORTS: dict[str, Sequence[str]] = {
-    "pseudoreal": ("pseudoreal_trainer.data.tokens.opening", "pseudoreal_trainer.data.tokens.reader"),
-    "pseudoreal, with the order": ("pseudoreal_trainer.data.step_order",),
+    "pseudoreal": ("pseudoreal_trainer.data.tokens.formats", "pseudoreal_trainer.data.tokens.reader"),
+    "pseudoreal, with the order": ("pseudoreal_trainer.data.sources",),
     "Megatron": ("megatron.core.datasets.indexed_dataset",),
     "Megatron, long documents": (),
     "datatrove": ("datatrove.utils.dataset",),

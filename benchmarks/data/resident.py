@@ -12,7 +12,7 @@ from pathlib import Path
 from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_dev.machine.progress import progress
-from pseudoreal_trainer.data.order import stretch
+from pseudoreal_trainer.data.order import phase_samples
 from pseudoreal_trainer.data.prefetch import Prefetch
 from pseudoreal_trainer.data.sources import MixedStream
 from pseudoreal_trainer.data.token_corpus import TokenCorpus, open_corpus
@@ -140,7 +140,7 @@ def _open(asked: Corpus) -> TokenCorpus:
 def _read(corpus: TokenCorpus, first: int, steps: int) -> None:
     """Read `steps` steps from the cursor `first` on, like training: prefetched in a thread."""
     before = {"web": first * 3 // 4, "code": first - first * 3 // 4}
-    stream = MixedStream(stretch(first, WEIGHTS, before), corpus.sources, SEQUENCE)
+    stream = MixedStream(phase_samples(first, WEIGHTS, before), corpus.sources, SEQUENCE)
     with Prefetch(lambda cursor: stream.windows(cursor, cursor + BATCH), first, BATCH) as prefetch:
         for step in range(steps):
             prefetch.take(first + step * BATCH)

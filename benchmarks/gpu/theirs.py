@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]

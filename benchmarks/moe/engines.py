@@ -8,7 +8,7 @@ import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
-from pseudoreal_trainer.checkpoint.origin import Anew
+from pseudoreal_trainer.checkpoint.origin import FreshStart
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.gradients import Agreement
 from pseudoreal_trainer.engine.passes import Training
@@ -25,7 +25,7 @@ def engine_of(body: PseudoRealJob, folder: Path, rank: int = 0, world: int = 1) 
     """Yield one rank's engine with the job's initial weights. `folder` is for state with home Disk."""
     config = config_of(body, folder)
     with open_engine(config, phase_layout(config, "cpu"), Ranks(rank, world, torch.device("cpu"))) as engine:
-        fill(engine, config, Anew())
+        fill(engine, config, FreshStart())
         yield engine
 
 

@@ -15,7 +15,7 @@ from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.model.initial import initial_weights
+from pseudoreal_trainer.model.initialization import initial_weights
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor

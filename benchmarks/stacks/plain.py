@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 
 import torch
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.model.transformer import Transformer, build_model
+from pseudoreal_trainer.model.reference import Transformer, build_model
 from torch import Tensor, nn
 
 from benchmarks.stacks.recompute import recompute_blocks

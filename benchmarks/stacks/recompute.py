@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

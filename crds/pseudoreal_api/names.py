@@ -38,6 +38,19 @@ RENDEZVOUS_SECRET_FILE = "secret"
 SECRET_BYTES = 32
 """Bytes of the secret: the operator generates this number, and a trainer requires at least as many."""
 
+RESERVED_ENV = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "JOB_COMPLETION_INDEX",
+)
+RESERVED_ENV_PREFIXES = ("PET_", "PSEUDOREAL_", "TORCHELASTIC_")
+"""Environment variables of the trainer container that only the operator and torchrun set."""
 
 HOST_NAME_CHARACTERS = 63
 """Maximal characters in a label of a host name (RFC 1123)."""
@@ -92,3 +105,8 @@ def work_directory(storage: str, job: str, uid: str) -> str:
 def claim_name(job: str) -> str:
     """Return the name of the PersistentVolumeClaim created for a job."""
     return f"{job}-checkpoints"
+
+
+def is_reserved_variable(variable: str) -> bool:
+    """Return whether only the operator or torchrun may set the variable."""
+    return variable in RESERVED_ENV or variable.startswith(RESERVED_ENV_PREFIXES)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from pseudoreal_api.spec.model import TopK
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer
 from torch import Tensor
 
 

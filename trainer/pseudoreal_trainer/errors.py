@@ -19,6 +19,14 @@ class TrainingError(RuntimeError):
         self.suspect = suspect
 
 
+class NotExportable(ValueError):
+    """A model that a format for export cannot express; the text gives the reason."""
+
+
+class UnfitWeights(ValueError):
+    """Weights of another program that this job cannot start from; the text gives the reason."""
+
+
 class PeerFailed(Exception):
     """Another rank has failed and reports the reason itself."""
 

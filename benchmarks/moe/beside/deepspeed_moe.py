@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from pseudoreal_api.spec.model import FeedForward as FeedForwardSpec
-from pseudoreal_trainer.model.feed_forward import FeedForward
+from pseudoreal_trainer.model.layers import FeedForward
 from torch import Tensor, nn
 
 from benchmarks.moe.beside import plain

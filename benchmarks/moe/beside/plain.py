@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.transformer import Transformer, build_model
+from pseudoreal_trainer.model.reference import Transformer, build_model
 from torch import Tensor, nn
 
 from benchmarks.moe.beside.cases import LAYERS, RANKS, Case, job

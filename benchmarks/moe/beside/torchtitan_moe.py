@@ -6,7 +6,7 @@ Everything else is fully_shard's, as in torchtitan. The experts always compute i
 from collections.abc import Iterator
 
 import torch
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isqrt
 
-from pseudoreal_api.resolved.remembered import remembered
+from pseudoreal_api.resolved.cache import cache_per_object
 from pseudoreal_api.resolved.resolve import (
     UnresolvableJob,
     has_equal_rounds,
@@ -74,7 +74,7 @@ def check_elastic(spec: PseudoRealJobSpec, index: int) -> None:
         ) from None
 
 
-@remembered
+@cache_per_object
 def _sizes(spec: PseudoRealJobSpec, index: int) -> list[int]:
     """Return the possible numbers of workers of the phase at `index`, ascending."""
     phase = spec.phases[index]

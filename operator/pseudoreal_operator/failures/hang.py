@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 
-from pseudoreal_api.resolved.remembered import remembered
+from pseudoreal_api.resolved.cache import cache_per_object
 from pseudoreal_api.wire.reports import REPORT_SECONDS, RankReport
 
 from pseudoreal_operator import clock
@@ -86,7 +86,7 @@ def _is_cut_off(view: View) -> bool:
     return view.observed.path_is_cut and any(_is_silent(view, last_report) for last_report in view.reporting)
 
 
-@remembered
+@cache_per_object
 def _clocks(view: View) -> list[_Clock]:
     return [*_each_clock(view)]
 

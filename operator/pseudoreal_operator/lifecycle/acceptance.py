@@ -4,10 +4,9 @@ import json
 from typing import Any
 
 from pseudoreal_api.base import GROUP
-from pseudoreal_api.environment import is_reserved
-from pseudoreal_api.names import CONTAINER
+from pseudoreal_api.names import CONTAINER, is_reserved_variable
+from pseudoreal_api.resolved.cache import cache_per_object
 from pseudoreal_api.resolved.check import check_resolvable
-from pseudoreal_api.resolved.remembered import remembered
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 
 from pseudoreal_operator import clock
@@ -56,7 +55,7 @@ def accept(view: View) -> Decision | None:
     )
 
 
-@remembered
+@cache_per_object
 def find_problem(spec: PseudoRealJobSpec, phases: int | None = None) -> str | None:
     """Return a sentence on an error in the spec, or in the spec with only its first `phases` phases; None if it is
     valid."""
@@ -112,7 +111,7 @@ def check_template(where: str, template: dict[str, Any]) -> None:
 
 def _check_container(where: str, container: dict[str, Any]) -> None:
     for variable in container.get("env") or []:
-        if is_reserved(variable["name"]):
+        if is_reserved_variable(variable["name"]):
             name = variable["name"]
             raise ValueError(f"{where}.env: the name {name} is reserved: the operator sets it; remove it")
     for field in _LAST_WORDS if container["name"] == CONTAINER else ():

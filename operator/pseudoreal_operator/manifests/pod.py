@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-from pseudoreal_api.environment import is_reserved
 from pseudoreal_api.names import (
     CONFIG_DIRECTORY,
     CONFIG_FILE,
@@ -26,6 +25,7 @@ from pseudoreal_api.names import (
     WORK_DIRECTORY,
     claim_name,
     file_annotation,
+    is_reserved_variable,
     network_name,
 )
 from pseudoreal_api.spec.checkpoint import HuggingFaceWeights
@@ -117,7 +117,7 @@ def _indispensable(plan: PodPlan, own: Json) -> Json:
     """Return the fields that the overlay cannot change: without its labels a pod would not belong to the job, and
     without the rendezvous each pod would train alone."""
     (container,) = own["spec"]["containers"]
-    env = [entry for entry in container["env"] if is_reserved(entry["name"])]
+    env = [entry for entry in container["env"] if is_reserved_variable(entry["name"])]
     metadata = {"labels": plan.labels, "annotations": file_annotations(plan.files)}
     return {"metadata": metadata, "spec": {"containers": [{"name": CONTAINER, "env": env}]}}
 

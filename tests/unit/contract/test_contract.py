@@ -53,7 +53,7 @@ def _is_in(said: Any, read: Any) -> bool:
     [("status", PseudoRealJobStatus), ("report", PodReport), ("termination-message", TerminationMessage)],
 )
 @pytest.mark.parametrize("release", released.releases())
-def test_what_a_release_wrote_is_read(release: str, name: str, model: type[BaseModel]) -> None:
+def test_messages_of_earlier_releases_are_read_without_loss(release: str, name: str, model: type[BaseModel]) -> None:
     """Covers jobs started under an earlier operator, and pods with the image of an earlier release."""
     said = released.recorded(release, name)
     assert _is_in(said, model.model_validate(said).model_dump(mode="json", by_alias=True, exclude_none=True))
@@ -82,7 +82,7 @@ def test_trainers_of_a_release_read_what_the_operator_writes(release: str, name:
 
 
 @pytest.mark.parametrize("name", golden.names())
-def test_trainers_of_this_release_read_all_of_it(name: str, tmp_path: Path) -> None:
+def test_trainer_reads_every_configuration_of_this_release(name: str, tmp_path: Path) -> None:
     for config in released.configurations(name):
         assert with_contract(read_config(written(tmp_path, config))) == config
 
@@ -95,7 +95,7 @@ def test_fields_of_a_later_release_are_ignored(config: Json, tmp_path: Path) -> 
     assert read_config(written(tmp_path, config)) == expected
 
 
-def test_what_a_trainer_must_not_ignore_is_refused_by_name(config: Json, tmp_path: Path) -> None:
+def test_trainer_refuses_a_needed_feature_of_a_later_contract_by_name(config: Json, tmp_path: Path) -> None:
     config |= {"contractVersion": LATER, "needs": {"optimizer.later": LATER, "known": CONTRACT}}
     with pytest.raises(ContractError) as caught:
         read_config(written(tmp_path, config))

@@ -28,7 +28,9 @@ MODEL = check_job(good_job()).spec.model
     part=st.sampled_from(["Blocks", "Experts"]),
     dense=st.none() | st.lists(st.integers(0, 35), max_size=20),
 )
-def test_what_is_counted_is_what_layers_name(groups: int, size: int, pattern: Any, part: Any, dense: Any) -> None:
+def test_counts_of_blocks_and_expert_sets_equal_those_used_by_layers(
+    groups: int, size: int, pattern: Any, part: Any, dense: Any
+) -> None:
     sharing, layers = Sharing(blocks=groups, pattern=pattern, parts=[part]), groups * size
     experts = None
     if dense is not None:

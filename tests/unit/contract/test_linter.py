@@ -111,7 +111,7 @@ def test_the_rule_finds_a_defect(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "path"), EXCEPTIONS)
-def test_the_exception_is_needed(name: str, path: str) -> None:
+def test_each_exception_of_a_rule_is_still_needed(name: str, path: str) -> None:
     assert path in RULES[name](VERSION)
 
 

@@ -48,7 +48,7 @@ def test_the_host_names_of_ten_thousand_pods_fit(execution: Any) -> None:
     assert len(network_name(*execution[0])) <= 63
 
 
-def test_people_can_read_them() -> None:
+def test_execution_names_begin_with_job_and_phase() -> None:
     names = [execution_name(*_LLM, "real", stage, 12) for stage in ("train", "delink")]
     assert [*map(bare, names)] == ["llm-real-e12", "llm-real-delink-e12"] != names
     long = execution_name("a" * 22, _LLM[1], "b" * 23, "delink", 999)

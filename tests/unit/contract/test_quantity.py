@@ -30,7 +30,7 @@ numbers = st.from_regex(r"[0-9]{1,12}(\.[0-9]{0,6})?", fullmatch=True)
         ("1500m", 2),
     ],
 )
-def test_quantities(quantity: int | str, expected: int) -> None:
+def test_quantity_is_converted_to_bytes(quantity: int | str, expected: int) -> None:
     assert bytes_of(quantity) == expected
 
 
@@ -38,7 +38,7 @@ def test_quantities(quantity: int | str, expected: int) -> None:
     ("amount", "expected"),
     [(0, "0"), (1023, "1023"), (1024, "1Ki"), (1536, "1536"), (3 * 2**29, "1536Mi"), (2**40, "1Ti"), (2**70, "1024Ei")],
 )
-def test_back(amount: int, expected: str) -> None:
+def test_bytes_are_converted_to_the_largest_unit_without_a_fraction(amount: int, expected: str) -> None:
     assert quantity_of(amount) == expected
     assert bytes_of(expected) == amount
 
@@ -47,7 +47,7 @@ def test_back(amount: int, expected: str) -> None:
     ("quantity", "expected"),
     [(2, 2), ("2", 2), ("2.0", 2), ("2.", 2), ("1k", 1000), ("1e3", 1000), ("2000m", 2), (0, 0)],
 )
-def test_counts(quantity: int | str, expected: int) -> None:
+def test_quantity_is_converted_to_a_count(quantity: int | str, expected: int) -> None:
     assert count_of(quantity) == expected
 
 
@@ -76,7 +76,7 @@ def test_every_form_that_the_schema_accepts_is_read(number: str, suffix: str) ->
 @pytest.mark.parametrize(
     "quantity", ["1e999", "1e-100", "9" * 31, "", "k", "-1", "+1", ".5", "1 Gi", "1kk", "0x1", "١"]
 )
-def test_what_is_no_quantity_or_too_long_is_refused(quantity: str) -> None:
+def test_malformed_or_long_quantity_is_refused(quantity: str) -> None:
     with pytest.raises(ValidationError, match="is not a quantity"):
         QUANTITY.validate_python(quantity)
 

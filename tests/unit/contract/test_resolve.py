@@ -149,7 +149,7 @@ def test_a_pipeline_of_all_ranks() -> None:
         ),
     ],
 )
-def test_what_cannot_run_says_what_to_change(changes: dict[str, Any], says: str) -> None:
+def test_job_that_cannot_run_is_refused_with_the_necessary_change(changes: dict[str, Any], says: str) -> None:
     spec = check_job(good_job(**changes)).spec
     with pytest.raises(UnresolvableJob, match=says):
         check_resolvable(spec)

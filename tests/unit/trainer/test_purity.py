@@ -28,10 +28,10 @@ def test_the_ends_of_a_model_load_no_compiler() -> None:
 import sys
 import torch
 from pseudoreal_api.spec.model import Model
-from pseudoreal_trainer.model.head import ends_of
+from pseudoreal_trainer.model.head import embedding_and_head
 sizes = {"layers": 2, "hiddenSize": 8, "sequenceLength": 8, "attention": {"heads": 2}, "feedForward": {"size": 8}}
 with torch.device("meta"):
-    ends_of(Model.model_validate(sizes))
+    embedding_and_head(Model.model_validate(sizes))
 print("torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -1,6 +1,7 @@
 """Delink: give every layer that no longer shares a block a block of its own, without copying. The new checkpoint is a
 manifest that maps each block to bytes of the old checkpoint."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -11,7 +12,6 @@ from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Ending, Head, Link, Manifest, Updates
-from pseudoreal_trainer.checkpoint.sharing import sources
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, store_of
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.units import are_experts, block_name, block_of, experts_name
@@ -35,7 +35,7 @@ def delink(config: DelinkConfig) -> TerminationMessage:
     phase = manifest.phase_index if config.index is None else config.index
     Fence(store.work_directory, config.execution, phase=phase).claim()
     manifest = manifest.revised(execution=config.execution)
-    manifest = _already_there(store, manifest) or _committed(store, manifest)
+    manifest = _find_verified(store, manifest) or _commit(store, manifest)
     assert manifest.link is not None, "`delinked` always sets a link"
     log.info("delinked", checkpoint=manifest.name, parent=manifest.parent, blocks=len(manifest.link.blocks),
              sets_of_experts=len(manifest.link.experts))  # fmt: skip
@@ -78,6 +78,25 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
     )
 
 
+def block_sources(before: Sequence[int | None], after: Sequence[int | None], what: str = "block") -> dict[int, int]:
+    """Return the new number -> the old number that the same layers used. Entry l of `before` and `after` is the number
+    used by layer l; None: layer l uses nothing of the kind.
+
+    Raises ValueError if the layers of one new number used several old numbers: then the new sharing does not refine the
+    old sharing.
+    """
+    found: dict[int, int] = {}
+    for layer, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old is None or new is None:
+            continue
+        if found.setdefault(new, old) != old:
+            raise ValueError(
+                f"layer {layer} shares new {what} {new} with a layer of old {what} {found[new]}, but used old {what}"
+                f" {old}; a phase's sharing must refine that of the phase before"
+            )
+    return found
+
+
 @dataclass(frozen=True)
 class _Change:
     """Number of each block and expert set of the next phase -> the number that it is read from."""
@@ -94,7 +113,7 @@ class _Change:
         model = source.model
         before, after = (blocks_of_layers(s, model.layers) for s in (source.sharing, sharing))
         had, gets = (experts_of_layers(s, model) for s in (source.sharing, sharing))
-        blocks, experts = sources(before, after), sources(had, gets, "set of experts")
+        blocks, experts = block_sources(before, after), block_sources(had, gets, "set of experts")
         old_sets = len(sets_of(had)) or 1
         return cls(blocks, experts, len(blocks) / len(set(before)), max(1, len(experts)) / old_sets)
 
@@ -136,20 +155,20 @@ class _Divisors:
             case "Scale":
                 return cls(blocks, experts, {})
             case "Measured":
-                return cls(blocks, experts, _measured(source, sharing, blocks[1], experts[1]))
+                return cls(blocks, experts, _measured_divisors(source, sharing, blocks[1], experts[1]))
 
 
-def _measured(source: Manifest, sharing: Sharing, blocks: float, experts: float) -> dict[str, list[float]]:
+def _measured_divisors(source: Manifest, sharing: Sharing, blocks: float, experts: float) -> dict[str, list[float]]:
     """Return tensor of a block -> square of the block's gradient divided by the square of the gradient of a block of
     the next phase. `blocks` and `experts`: the divisors used where the gradient was zero."""
     if source.updates.blocks == 0:
         return {}
     found = source.measurement
     if found is None or found.next_sharing != sharing:
-        measured = "nothing" if found is None else f"the gradients of {_described(found.next_sharing)}"
+        measured = "nothing" if found is None else f"the gradients of {_describe(found.next_sharing)}"
         raise TrainingError(
             f"optimizerState Measured: checkpoint {source.name} measured {measured}, and not the gradients of"
-            f" {_described(sharing)}; train the end of phase {source.phase} with optimizerState Measured, or delink"
+            f" {_describe(sharing)}; train the end of phase {source.phase} with optimizerState Measured, or delink"
             " with Scale"
         )
     return {
@@ -161,7 +180,7 @@ def _measured(source: Manifest, sharing: Sharing, blocks: float, experts: float)
     }
 
 
-def _described(sharing: Sharing) -> str:
+def _describe(sharing: Sharing) -> str:
     return f"{sharing.blocks} {'sets of experts' if sharing.shares_experts_alone else 'blocks'} ({sharing.pattern})"
 
 
@@ -208,20 +227,20 @@ def _updates(source: Updates, change: _Change, *, reset: bool) -> Updates:
     return Updates(others=source.others, blocks=blocks, left_out=left_out)
 
 
-def _committed(store: CheckpointStore, manifest: Manifest) -> Manifest:
+def _commit(store: CheckpointStore, manifest: Manifest) -> Manifest:
     store.begin(manifest)
     store.commit(manifest)
     return manifest
 
 
-def _already_there(store: CheckpointStore, target: Manifest) -> Manifest | None:
+def _find_verified(store: CheckpointStore, target: Manifest) -> Manifest | None:
     for head in store.committed(target.phase):
         if head.name == target.name:
-            return _sound(store, head)
+            return _verify(store, head)
     return None
 
 
-def _sound(store: CheckpointStore, head: Head) -> Manifest | None:
+def _verify(store: CheckpointStore, head: Head) -> Manifest | None:
     try:
         manifest = store.whole(head)
         store.verify(manifest)

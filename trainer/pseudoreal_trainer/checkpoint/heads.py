@@ -42,7 +42,7 @@ one request per checkpoint at every save."""
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadCache:
     folder: StoragePath
     """Folder of all checkpoints."""
     _known: dict[str, tuple[_Version, Head]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Heads:
         try:
             listed = self._listed()
         except OSError as error:
-            raise unknown(self.folder, error) from error
+            raise unreadable(self.folder, error) from error
         known = {name: known for name, known in self._known.items() if known[0] == listed.get(name, ())}
         self._known.clear()
         self._known.update(known)
@@ -114,7 +114,7 @@ def read_manifest(folder: StoragePath) -> Manifest | None:
     except FileNotFoundError:
         return None  # removed since the listing
     except OSError as error:
-        raise unknown(folder, error) from error
+        raise unreadable(folder, error) from error
     return parse_manifest(folder, text)
 
 
@@ -128,7 +128,7 @@ def parse_manifest(folder: StoragePath, text: bytes) -> Manifest | None:
     return None
 
 
-def unknown(path: StoragePath, error: OSError) -> TrainingError:
+def unreadable(path: StoragePath, error: OSError) -> TrainingError:
     return TrainingError(f"{path} cannot be read, so nobody knows which checkpoint is the newest: {error}")
 
 
@@ -162,7 +162,7 @@ def _beginning(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None  # removed since the listing
     except OSError as error:
-        raise unknown(path.parent, error) from error
+        raise unreadable(path.parent, error) from error
 
 
 def _refuse_other_version(folder: StoragePath, text: bytes) -> None:

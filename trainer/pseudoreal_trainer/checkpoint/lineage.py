@@ -10,7 +10,7 @@ from pseudoreal_api.base import ApiModel
 from pseudoreal_api.resolved.config import DiscardConfig, PhaseConfig
 from pydantic import Field, ValidationError
 
-from pseudoreal_trainer.checkpoint.heads import unknown
+from pseudoreal_trainer.checkpoint.heads import unreadable
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.storage.path import StoragePath, storage_path
@@ -67,4 +67,4 @@ def _lineage(folder: StoragePath) -> Lineage:
     except ValidationError as error:
         raise TrainingError(f"{path} makes no sense: {error}; restore it, or remove it to do without") from error
     except OSError as error:
-        raise unknown(folder, error) from error
+        raise unreadable(folder, error) from error

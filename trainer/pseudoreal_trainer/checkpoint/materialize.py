@@ -24,7 +24,7 @@ def materialize(source: Reader, folder: StoragePath, tracked: Tracked[str]) -> M
     with closing(RankWriter(folder, 0, [[parts[name]] for name in names], source.dtype)) as writer:
         for name in tracked(names, "writing"):
             for kind in KINDS:
-                for numbers in source.portions(name, kind, 0, parts[name].end):
+                for numbers in source.chunks(name, kind, 0, parts[name].end):
                     writer.write(kind, numbers)
         files = writer.finish()
     tensors = {

@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Anew:
+class FreshStart:
     """Fresh weights, or the weights named by spec.checkpoint.startFrom: the job's first phase has no checkpoint yet."""
 
 
@@ -43,11 +43,14 @@ class Complete:
     checkpoint: Reader
 
 
-Origin = Anew | Resumed | Continued
+Origin = FreshStart | Resumed | Continued
 
 
 class Ranks(Protocol):
-    """Communication between the ranks that train together. Every method is a collective: all ranks call it."""
+    """Communication between the ranks that train together. Every method is a collective: all ranks call it.
+
+    An interface, because checkpoints know nothing of torch and its process groups.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -80,27 +83,27 @@ def find_origin(config: PhaseConfig, store: CheckpointStore, ranks: Ranks) -> Or
     stores = [store, *continued_stores(config)]
     found = _newest_first(stores, config.phase) if ranks.is_first else []
     # Collectives, in this order on every rank: the number of candidates; then for each candidate its store, and the
-    # collectives of `_sound`, until a candidate is verified. Control flow depends only on their results.
+    # collectives of `_verify`, until a candidate is verified. Control flow depends only on their results.
     count, which = ranks.from_first(len(found)), 0
     for turn in range(count):
         chosen = found[turn] if ranks.is_first else None
         which = ranks.from_first(chosen.store if chosen else 0)
-        manifest = _sound(stores[which], chosen.head if chosen else None, config.phase, ranks)
+        manifest = _verify(stores[which], chosen.head if chosen else None, config.phase, ranks)
         if manifest is not None:
-            return _from(config, Reader(manifest, stores[which].folder, awaits_files=True), own=which == 0)
+            return _origin_at(config, Reader(manifest, stores[which].folder, awaits_files=True), own=which == 0)
     if count:
         raise stores[which].all_corrupt(config.phase, [candidate.head.name for candidate in found])
-    return _anew(config, stores)
+    return _start_fresh(config, stores)
 
 
-def _from(config: PhaseConfig, checkpoint: Reader, *, own: bool) -> Resumed | Continued | Complete:
+def _origin_at(config: PhaseConfig, checkpoint: Reader, *, own: bool) -> Resumed | Continued | Complete:
     if not own:
         _refuse_another_model(config, checkpoint.manifest)
         return Continued(checkpoint)
     return Complete(checkpoint) if checkpoint.manifest.ends_phase(config) else Resumed(checkpoint)
 
 
-def _anew(config: PhaseConfig, stores: Sequence[CheckpointStore]) -> Anew:
+def _start_fresh(config: PhaseConfig, stores: Sequence[CheckpointStore]) -> FreshStart:
     """Return fresh weights. Raises TrainingError or InvalidJobError if the phase must not start from fresh weights."""
     own, *continued = stores
     if config.index > 0:
@@ -112,7 +115,7 @@ def _anew(config: PhaseConfig, stores: Sequence[CheckpointStore]) -> Anew:
             f"spec.checkpoint.continueFrom: {continued[0].folder} holds no checkpoint of phase {config.phase}; name the"
             " folder of a job with this phase, as JOB-UID8, in spec.checkpoint.storage"
         )
-    return Anew()
+    return FreshStart()
 
 
 def _newest_first(stores: Sequence[CheckpointStore], phase: str) -> list[_Candidate]:
@@ -147,27 +150,26 @@ def _refuse_another_model(config: PhaseConfig, manifest: Manifest) -> None:
             )
 
 
-def _sound(store: CheckpointStore, chosen: Head | None, phase: str, ranks: Ranks) -> Manifest | None:
+def _verify(store: CheckpointStore, chosen: Head | None, phase: str, ranks: Ranks) -> Manifest | None:
     """Return the checkpoint `chosen` by the first rank, if its files are intact. Collective: every rank calls it.
 
     Other ranks use only the data broadcast by the first rank: their own listing may be stale. Collectives: step, digest
-    of the manifest, then the collectives of `_are_there`; if that is True, the number of ranks that found faults. The
-    manifest with this digest is the same on every rank, so all ranks agree on whether it is valid.
-    """
+    of the manifest, then the collectives of `_files_present`; if that is True, the number of ranks that found faults.
+    The manifest with this digest is the same on every rank, so all ranks agree on whether it is valid."""
     step = ranks.from_first(0 if chosen is None else chosen.step)
     digest = ranks.digest_from_first("" if chosen is None else store.digest(chosen))
     try:
-        manifest = store.as_seen(checkpoint_name(phase, step), digest)
+        manifest = store.manifest_when_visible(checkpoint_name(phase, step), digest)
     except CorruptCheckpoint as error:
         log.warning("checkpoint_corrupt", error=str(error))
         return None
-    if not _are_there(store, manifest, ranks):
+    if not _files_present(store, manifest, ranks):
         return None
     faulty = _has_fault(lambda: store.verify(manifest, ranks.rank, ranks.world))
     return None if ranks.total(int(faulty)) else manifest
 
 
-def _are_there(store: CheckpointStore, manifest: Manifest, ranks: Ranks) -> bool:
+def _files_present(store: CheckpointStore, manifest: Manifest, ranks: Ranks) -> bool:
     """Return True if the files have their sizes, once this rank sees the files that it verifies. Always True for object
     storage, which is consistent: missing files show when they are verified.
 

@@ -19,12 +19,12 @@ from pseudoreal_trainer.checkpoint.manifest import (
     entry_name,
 )
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
-from pseudoreal_trainer.checkpoint.visible import open_as_seen
+from pseudoreal_trainer.checkpoint.visibility import open_when_visible
 from pseudoreal_trainer.plan.parts import by_expert
 from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, in_block, unit_of
 from pseudoreal_trainer.storage.path import StoragePath
 
-_PORTION = 1 << 22
+_CHUNK = 1 << 22
 """Elements of a tensor in memory at a time, when a tensor is read in chunks."""
 
 
@@ -93,10 +93,10 @@ class Reader:
                 out[elements.start - begin : elements.stop - begin] /= divisors[number]
         return out
 
-    def portions(self, name: str, kind: Kind, begin: int, end: int) -> Iterator[Array]:
+    def chunks(self, name: str, kind: Kind, begin: int, end: int) -> Iterator[Array]:
         """Yield the elements begin..end-1 in chunks: a whole tensor may be larger than the memory of a pod."""
-        for first in range(begin, end, _PORTION):
-            yield self.read(name, kind, first, min(end, first + _PORTION))
+        for first in range(begin, end, _CHUNK):
+            yield self.read(name, kind, first, min(end, first + _CHUNK))
 
     def _stored(self, name: str) -> tuple[str, StoredTensor]:
         """Return the tensor's name in the files, and its entry in the manifest."""
@@ -118,7 +118,7 @@ class Reader:
         if name not in self._files:
             path = self.checkpoints / self.manifest.data_folder / name
             is_late = self.awaits_files and isinstance(path, Path)  # object storage is read-after-write consistent
-            self._files[name] = open_as_seen(path, lambda: TensorFile(path)) if is_late else TensorFile(path)
+            self._files[name] = open_when_visible(path, lambda: TensorFile(path)) if is_late else TensorFile(path)
         return self._files[name]
 
     @cached_property

@@ -4,7 +4,7 @@
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,12 +16,11 @@ from typing import TypeVar
 import structlog
 from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
 
-from pseudoreal_trainer.checkpoint.heads import MANIFEST, NAME, Heads, parse_manifest
+from pseudoreal_trainer.checkpoint.heads import MANIFEST, NAME, HeadCache, parse_manifest
 from pseudoreal_trainer.checkpoint.manifest import FileDigest, Head, Manifest
 from pseudoreal_trainer.checkpoint.manifest_text import manifest_text
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.retention import removable
-from pseudoreal_trainer.checkpoint.visible import await_size, read_as_seen
+from pseudoreal_trainer.checkpoint.visibility import await_size, read_when_visible
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.storage.path import StoragePath, storage_path
 from pseudoreal_trainer.storage.storage import storage_of
@@ -57,8 +56,8 @@ class CheckpointStore:
         return self.work_directory / "checkpoints"
 
     @cached_property
-    def _heads(self) -> Heads:
-        return Heads(self.folder)
+    def _heads(self) -> HeadCache:
+        return HeadCache(self.folder)
 
     def heads(self) -> list[Head]:
         """Return all committed checkpoints, unordered: checkpoints of any job, discarded or not."""
@@ -141,13 +140,13 @@ class CheckpointStore:
             for _ in pool.map(lambda file: _check_size(folder / file[0], file[1]), _part(manifest, part, parts)):
                 pass
 
-    def as_seen(self, name: str, digest: str) -> Manifest:
+    def manifest_when_visible(self, name: str, digest: str) -> Manifest:
         """Return the manifest of the checkpoint with this name and digest, chosen by the first rank.
 
         Raises TrainingError if the manifest does not become visible on this rank in time, CorruptCheckpoint if it is
         invalid.
         """
-        return self._whole(name, read_as_seen(self.folder / name / MANIFEST, digest))
+        return self._whole(name, read_when_visible(self.folder / name / MANIFEST, digest))
 
     def await_files(self, manifest: Manifest, part: int, parts: int) -> None:
         """Wait until this rank sees the files that it verifies. Raises TrainingError on a timeout."""
@@ -238,6 +237,24 @@ class CheckpointStore:
                 f" {manifest.job.uid}, not {self.job_uid}; use another work directory"
             )
         return manifest
+
+
+def removable(
+    committed: Sequence[Head], keep_last: int, keep_every: int | None, verified: Collection[str]
+) -> list[Head]:
+    """Return the checkpoints to remove from `committed`, which is ordered from oldest to newest.
+
+    Kept are: the first and last checkpoints of phases; of the others, the newest `keep_last` and all at multiples of
+    `keep_every` steps; checkpoints in `verified`, which are known to be intact; and checkpoints that a kept one links
+    to.
+    """
+    inner = [head for head in committed if not head.is_boundary]
+    kept = {head.name for head in committed if head.is_boundary}
+    kept |= {head.name for head in inner[-keep_last:]}
+    kept |= {head.name for head in inner if keep_every and head.step % keep_every == 0}
+    kept |= {head.name for head in committed if head.name in verified}
+    kept |= {head.data_folder for head in committed if head.name in kept}
+    return [head for head in committed if head.name not in kept]
 
 
 def _linked(heads: Sequence[Head], name: str) -> list[str]:

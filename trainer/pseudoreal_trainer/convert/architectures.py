@@ -9,7 +9,7 @@ from typing import Any
 
 from pseudoreal_api.spec.model import MixtureOfExperts, Model, TopK
 
-from pseudoreal_trainer.convert.errors import NotExportable
+from pseudoreal_trainer.errors import NotExportable
 from pseudoreal_trainer.plan.units import block_name, experts_name
 
 HEAD = "lm_head.weight"

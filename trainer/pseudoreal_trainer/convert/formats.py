@@ -7,7 +7,6 @@ from pathlib import Path
 from pseudoreal_trainer.checkpoint.materialize import Tracked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
-from pseudoreal_trainer.convert.errors import NotExportable as NotExportable
 from pseudoreal_trainer.convert.huggingface import Options, write_huggingface
 
 
@@ -15,7 +14,7 @@ def write_safetensors(source: Reader, folder: Path, tracked: Tracked[str], _: Op
     names = list(source.names)
     writer = TensorWriter(folder / "model.safetensors", {n: Form(source.shape(n), source.dtype) for n in names})
     for name in tracked(names, "writing"):
-        for numbers in source.portions(name, "weights", 0, prod(source.shape(name))):
+        for numbers in source.chunks(name, "weights", 0, prod(source.shape(name))):
             writer.append(numbers)
     writer.finish()
 

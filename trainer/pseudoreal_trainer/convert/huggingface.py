@@ -19,7 +19,7 @@ from pseudoreal_trainer.checkpoint.materialize import Tracked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.convert.architectures import Architecture, architecture_of
-from pseudoreal_trainer.convert.precision import narrowed
+from pseudoreal_trainer.convert.precision import narrow
 from pseudoreal_trainer.convert.rotary import rotary_entries
 from pseudoreal_trainer.convert.tokenizer_files import Source, special_tokens, write_tokenizer
 from pseudoreal_trainer.convert.weights import CONFIG, INDEX, SINGLE
@@ -55,8 +55,8 @@ def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], optio
         for theirs in held:
             ours = names[theirs]
             elements = ours.elements(source.shape(ours.name))
-            for numbers in source.portions(ours.name, "weights", elements.start, elements.stop):
-                writer.append(narrowed(numbers, dtype))
+            for numbers in source.chunks(ours.name, "weights", elements.start, elements.stop):
+                writer.append(narrow(numbers, dtype))
         writer.finish()
     if len(files) > 1:
         size = sum(form.size for form in forms.values())

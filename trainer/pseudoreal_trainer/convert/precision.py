@@ -14,14 +14,14 @@ def empty(count: int, dtype: str) -> Array:
     return np.empty(count, _BITS[dtype])
 
 
-def widened(numbers: Array, dtype: str, to: str) -> Array:
+def widen(numbers: Array, dtype: str, to: str) -> Array:
     """Return numbers of the type `dtype` in a type that represents each exactly."""
     if dtype == "bfloat16":
         numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(to, copy=False)
 
 
-def narrowed(numbers: Array, to: str) -> Array:
+def narrow(numbers: Array, to: str) -> Array:
     """Return the numbers rounded to the type `to`, ties to even."""
     if to != "bfloat16":
         return numbers.astype(_BITS[to], copy=False)

@@ -5,8 +5,8 @@ from typing import Any
 
 from pseudoreal_api.spec.model import Rotary
 
-from pseudoreal_trainer.convert.entries import Entries
-from pseudoreal_trainer.convert.errors import Unfit
+from pseudoreal_trainer.convert.config_entries import ConfigEntries
+from pseudoreal_trainer.errors import UnfitWeights
 
 Json = dict[str, Any]
 
@@ -53,20 +53,21 @@ def rotary_parameters(spec: Rotary) -> Json:
 
 
 def rotary_facts(parameters: Json) -> Json:
-    """Return the meaning of `rope_parameters`: field of spec.model -> value. Raises Unfit if it is not supported."""
-    entries = Entries(parameters, "rope_parameters.")
+    """Return the meaning of `rope_parameters`: field of spec.model -> value. Raises UnfitWeights if it is not
+    supported."""
+    entries = ConfigEntries(parameters, "rope_parameters.")
     kind = entries.get("rope_type", "default")
     if kind not in _KINDS:
-        raise Unfit(f"rope_parameters.rope_type is {kind}; those that are computed are {', '.join(_KINDS)}")
+        raise UnfitWeights(f"rope_parameters.rope_type is {kind}; those that are computed are {', '.join(_KINDS)}")
     facts = {"attention.rotary.base": entries.number("rope_theta"), "attention.rotary.scaling.type": _KINDS[kind]}
     if kind != "default":
         facts |= _factors(entries, kind)
-    if unknown := entries.rest():
-        raise Unfit(f"rope_parameters has {', '.join(unknown)}, which a rope_type {kind} is not known to have")
+    if unknown := entries.unread():
+        raise UnfitWeights(f"rope_parameters has {', '.join(unknown)}, which a rope_type {kind} is not known to have")
     return facts
 
 
-def _factors(entries: Entries, kind: str) -> Json:
+def _factors(entries: ConfigEntries, kind: str) -> Json:
     field = f"attention.rotary.scaling.{kind}"
     facts = {
         f"{field}.factor": entries.number("factor"),
@@ -78,7 +79,7 @@ def _factors(entries: Entries, kind: str) -> Json:
             f"{field}.highFrequencyFactor": entries.number("high_freq_factor"),
         }
     if entries.get("truncate", _YARN["truncate"]) is not True:
-        raise Unfit("rope_parameters.truncate is not true, and ours always rounds to whole pairs")
+        raise UnfitWeights("rope_parameters.truncate is not true, and ours always rounds to whole pairs")
     return facts | {
         f"{field}.betaFast": entries.number("beta_fast", _YARN["beta_fast"]),
         f"{field}.betaSlow": entries.number("beta_slow", _YARN["beta_slow"]),
@@ -86,22 +87,24 @@ def _factors(entries: Entries, kind: str) -> Json:
     }
 
 
-def joined_parameters(entries: Entries, base: float) -> Json:
+def join_parameters(entries: ConfigEntries, base: float) -> Json:
     """Return the rotary positions of a config.json in the form of `rope_parameters`, from any of the entries. `base`:
-    default of `transformers` for the base. Raises Unfit if two entries contradict each other."""
+    default of `transformers` for the base. Raises UnfitWeights if two entries contradict each other."""
     new, old = ({**(entries.get(name, None) or {})} for name in ("rope_parameters", "rope_scaling"))
     top = entries.get("rope_theta", None)
     for given in (new, old):
         if "type" in given:
             given.setdefault("rope_type", given["type"])
             if given.pop("type") != given["rope_type"]:
-                raise Unfit("config.json says type and rope_type of its rotary positions, and they differ")
+                raise UnfitWeights("config.json says type and rope_type of its rotary positions, and they differ")
     parts = [new, old, {} if top is None else {"rope_theta": top}]
     found: Json = {}
     for part in parts:
         for name, value in part.items():
             if found.setdefault(name, value) != value:
-                raise Unfit(f"config.json says {name} twice, as {found[name]} and as {value}; make them the same")
+                raise UnfitWeights(
+                    f"config.json says {name} twice, as {found[name]} and as {value}; make them the same"
+                )
     if "rope_type" in found and found["rope_type"] == "yarn":
         found.setdefault("original_max_position_embeddings", entries.get("max_position_embeddings", None))
     return {"rope_theta": base, "rope_type": "default"} | found

@@ -11,15 +11,15 @@ from pseudoreal_api.spec.checkpoint import BlockOrigins
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 
-from pseudoreal_trainer.convert.errors import Unfit
+from pseudoreal_trainer.errors import UnfitWeights
 
 Layers = tuple[int, ...]
 
 
 def layers_of_blocks(origins: BlockOrigins, model: Model, sharing: Sharing) -> tuple[Layers, ...]:
     """Return, for each block, the layers whose mean it starts from; if layers share only experts, for each set of
-    experts. Raises Unfit if a block would start from a layer of another kind, dense or with experts, than the layers
-    that use it."""
+    experts. Raises UnfitWeights if a block would start from a layer of another kind, dense or with experts, than the
+    layers that use it."""
     used_by = groups_of_layers(sharing, model.layers)
     found = tuple(_chosen(origins, model.layers, sharing, used_by))
     if sharing.shares_experts_alone:
@@ -28,7 +28,7 @@ def layers_of_blocks(origins: BlockOrigins, model: Model, sharing: Sharing) -> t
         user = used_by.index(block)
         for layer in layers:
             if model.has_experts(layer) != model.has_experts(user):
-                raise Unfit(
+                raise UnfitWeights(
                     f"block {block} would begin as layer {layer}, {_kind(model, layer)}, and layer {user}, which uses"
                     f" it, is {_kind(model, user)}; name layers of its kind in"
                     " spec.checkpoint.startFrom.blocks.layers, with the type Listed"
@@ -45,7 +45,7 @@ def _with_experts(
         is_used = any(model.has_experts(layer) for layer, used in enumerate(used_by) if used == number)
         dense = [layer for layer in layers if not model.has_experts(layer)]
         if is_used and dense and origins.type != "Average":
-            raise Unfit(
+            raise UnfitWeights(
                 f"experts {number} would begin as those of layer {dense[0]}, which is dense; name layers with experts"
                 " in spec.checkpoint.startFrom.blocks.layers, with the type Listed"
             )

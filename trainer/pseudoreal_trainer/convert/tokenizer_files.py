@@ -6,11 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
-from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
-from pseudoreal_trainer.data.tokenizer.kept import BESIDE, TOKENIZER_CONFIG
-from pseudoreal_trainer.data.tokenizer.named_tokens import json_object, named_token
-from pseudoreal_trainer.data.tokenizer.token_bytes import pieces
-from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
+from pseudoreal_trainer.data.tokenizer.saved import BESIDE, TOKENIZER_CONFIG
+from pseudoreal_trainer.data.tokenizer.token_bytes import BYTE_CHARACTERS, pieces
+from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE, json_object, named_token
 from pseudoreal_trainer.errors import InvalidJobError
 
 Source = Path | Literal["bytes"]

@@ -18,12 +18,11 @@ from pseudoreal_api.spec.phase import Sharing
 
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
 from pseudoreal_trainer.convert.architectures import HEAD, Architecture, Places, architecture_of
-from pseudoreal_trainer.convert.errors import NotExportable, Unfit
 from pseudoreal_trainer.convert.facts import differences, facts_of
-from pseudoreal_trainer.convert.precision import empty, widened
-from pseudoreal_trainer.convert.published import published_facts, trained_length
+from pseudoreal_trainer.convert.precision import empty, widen
+from pseudoreal_trainer.convert.published_config import published_facts, trained_length
 from pseudoreal_trainer.convert.selection import layers_of_blocks
-from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.errors import InvalidJobError, NotExportable, TrainingError, UnfitWeights
 from pseudoreal_trainer.plan.parts import by_expert
 from pseudoreal_trainer.plan.units import are_experts, block_of, in_block, units_of
 from pseudoreal_trainer.storage.path import StoragePath
@@ -46,7 +45,7 @@ def open_weights(folder: StoragePath, model: Model, sharing: Sharing, origins: B
     with _refusing(folder):
         config = _json(folder / CONFIG)
         if clauses := differences(facts_of(model), published_facts(config)):
-            raise Unfit(f"{'; '.join(clauses)}; make spec.model say what config.json does")
+            raise UnfitWeights(f"{'; '.join(clauses)}; make spec.model say what config.json does")
         architecture = _architecture(model, config)
         blocks = layers_of_blocks(origins, model, sharing)
         sources = _sources(model, architecture, sharing, blocks)
@@ -125,12 +124,12 @@ class Weights:
             )
 
     def check_names(self) -> None:
-        """Raise Unfit if a tensor is missing or has no place in the model."""
+        """Raise UnfitWeights if a tensor is missing or has no place in the model."""
         found = self._places.keys()
         if missing := [name for name in self.shapes if name not in found]:
-            raise Unfit(f"the tensors {_listed(missing)} are missing")
+            raise UnfitWeights(f"the tensors {_listed(missing)} are missing")
         if foreign := sorted(name for name in found - self.shapes.keys() if not self._is_implied(name)):
-            raise Unfit(
+            raise UnfitWeights(
                 f"the tensors {_listed(foreign)} have no place in the model, so that it would not compute what it was"
                 " trained to"
             )
@@ -142,7 +141,9 @@ class Weights:
     def _read(self, theirs: str, begin: int, end: int, dtype: str) -> Array:
         found = self._stored(theirs, begin, end, dtype)
         if self._has_copy(theirs) and not np.array_equal(found, self._stored(HEAD, begin, end, dtype), equal_nan=True):
-            raise Unfit(f"{HEAD} differs from {theirs}, and config.json says that they are one; remove one of them")
+            raise UnfitWeights(
+                f"{HEAD} differs from {theirs}, and config.json says that they are one; remove one of them"
+            )
         return found
 
     def _has_copy(self, theirs: str) -> bool:
@@ -157,13 +158,15 @@ class Weights:
         file = self._file(self._places[theirs])
         form = file.form(theirs)
         if form.dtype == "float64" and dtype != "float64":
-            raise Unfit(f"{theirs} is float64, and would be rounded; save the weights in float32")
+            raise UnfitWeights(f"{theirs} is float64, and would be rounded; save the weights in float32")
         numbers = empty(end - begin, form.dtype)
         file.bytes_into(theirs, begin, numbers)
-        found = widened(numbers, form.dtype, dtype)
+        found = widen(numbers, form.dtype, dtype)
         if not (are_numbers := np.isfinite(found)).all():
             element = begin + int(are_numbers.argmin())
-            raise Unfit(f"element {element:,} of {theirs} is {found[element - begin]}; take weights that are numbers")
+            raise UnfitWeights(
+                f"element {element:,} of {theirs} is {found[element - begin]}; take weights that are numbers"
+            )
         return found
 
     @cached_property
@@ -174,7 +177,7 @@ class Weights:
             return dict.fromkeys(_opened(self.folder / SINGLE).names, SINGLE)
         index = _json(self.folder / INDEX).get("weight_map")
         if not isinstance(index, dict) or not all(isinstance(f, str) and "/" not in f for f in index.values()):
-            raise Unfit(f"{INDEX} has no weight_map that names a file of the folder for each tensor")
+            raise UnfitWeights(f"{INDEX} has no weight_map that names a file of the folder for each tensor")
         return index
 
     def _file(self, name: str) -> TensorFile:
@@ -189,27 +192,31 @@ class Weights:
         return {}
 
     def _check_file(self, name: str, file: TensorFile) -> None:
-        """Raise Unfit if the file contradicts the index or the model."""
+        """Raise UnfitWeights if the file contradicts the index or the model."""
         size = storage_of(file.path).size()
         found, expected = {*file.names}, {tensor for tensor, place in self._places.items() if place == name}
         if found != expected:
-            raise Unfit(f"{name} and {INDEX} do not agree on the tensors {_listed(sorted(found ^ expected))}")
+            raise UnfitWeights(f"{name} and {INDEX} do not agree on the tensors {_listed(sorted(found ^ expected))}")
         shapes = {HEAD: self.shapes[self._embedding], **self.shapes}
         for tensor in sorted(found & shapes.keys()):
             if (shape := file.form(tensor).shape) != shapes[tensor]:
-                raise Unfit(f"{tensor} has the shape {[*shape]}, and in the model {[*shapes[tensor]]}")
+                raise UnfitWeights(f"{tensor} has the shape {[*shape]}, and in the model {[*shapes[tensor]]}")
             if file.end(tensor) > size:
-                raise Unfit(f"{name} has {size:,} bytes, and {tensor} ends behind them: it is cut short; restore it")
+                raise UnfitWeights(
+                    f"{name} has {size:,} bytes, and {tensor} ends behind them: it is cut short; restore it"
+                )
 
 
 def _architecture(model: Model, config: Mapping[str, Any]) -> Architecture:
     try:
         architecture = architecture_of(model, config["model_type"])
     except NotExportable as error:
-        raise Unfit(str(error)) from error
+        raise UnfitWeights(str(error)) from error
     named = config.get("architectures") or [architecture.class_name]
     if named != [architecture.class_name]:
-        raise Unfit(f"config.json has the architectures {named}; the one that can be read is {architecture.class_name}")
+        raise UnfitWeights(
+            f"config.json has the architectures {named}; the one that can be read is {architecture.class_name}"
+        )
     return architecture
 
 
@@ -274,9 +281,9 @@ def _json(path: StoragePath) -> dict[str, Any]:
     try:
         found = json.loads(storage_of(path).read())
     except (ValueError, RecursionError) as error:
-        raise Unfit(f"{path.name} is no JSON: {error}") from error
+        raise UnfitWeights(f"{path.name} is no JSON: {error}") from error
     if not isinstance(found, dict):
-        raise Unfit(f"{path.name} is no JSON object")
+        raise UnfitWeights(f"{path.name} is no JSON object")
     return found
 
 
@@ -284,7 +291,7 @@ def _opened(path: StoragePath) -> TensorFile:
     try:
         return TensorFile(path)
     except ValueError as error:
-        raise Unfit(f"{path.name} is no safetensors file: {error}") from error
+        raise UnfitWeights(f"{path.name} is no safetensors file: {error}") from error
 
 
 def _listed(names: list[str]) -> str:

@@ -52,7 +52,7 @@ def mixture(weights: Sequence[int]) -> Mixture:
     """Return the mixture with these weights, at least one of them positive. Raises ValueError if its period is too
     long."""
     divisor = reduce(gcd, weights)
-    assert divisor > 0
+    assert divisor > 0, "a mixture has a source with a positive weight"
     reduced = tuple(weight // divisor for weight in weights)
     if sum(reduced) > MOST_PERIOD:
         raise ValueError(

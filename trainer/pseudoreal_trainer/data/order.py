@@ -15,7 +15,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PhaseSamples:
     """The samples of one phase."""
 
     begin: int
@@ -29,7 +29,7 @@ class Stretch:
     def locate(self, cursors: Numbers) -> tuple[Numbers, Numbers]:
         """For cursors of the phase, return the sources, as indices into `names`, and the samples' numbers among all
         samples of their sources since the job's start; both [len(cursors)]."""
-        assert cursors.min(initial=self.begin) >= self.begin
+        assert cursors.min(initial=self.begin) >= self.begin, "no sample lies before the start of its phase"
         sources, numbers = self.mixture.locate(cursors - self.begin)
         before = np.array([self.before.get(name, 0) for name in self.names], dtype=np.int64)
         return sources, numbers + before[sources]
@@ -40,30 +40,30 @@ class Stretch:
         return {name: self.before.get(name, 0) + counts.get(name, 0) for name in {**self.before, **counts}}
 
 
-def stretch(begin: int, weights: Mapping[str, int], before: Mapping[str, int]) -> Stretch:
+def phase_samples(begin: int, weights: Mapping[str, int], before: Mapping[str, int]) -> PhaseSamples:
     """Return the samples of a phase that starts at the cursor `begin`. `weights`: weight of each source of its mixture.
     `before`: samples consumed of each source before. Raises ValueError if the weights have too long a period."""
-    assert sum(before.values()) == begin
-    return Stretch(begin, tuple(weights), mixture([*weights.values()]), before)
+    assert sum(before.values()) == begin, "the cursor counts the samples of all sources"
+    return PhaseSamples(begin, tuple(weights), mixture([*weights.values()]), before)
 
 
-def continued(at: int, phase_begin: int, weights: Mapping[str, int], consumed: Mapping[str, int]) -> Stretch:
+def continue_phase(at: int, phase_begin: int, weights: Mapping[str, int], consumed: Mapping[str, int]) -> PhaseSamples:
     """Return the samples of a phase that started at the cursor `phase_begin`, from the samples `consumed` up to a
     checkpoint at the cursor `at`."""
     counts = dict(zip(weights, mixture([*weights.values()]).counts(at - phase_begin), strict=True))
-    return stretch(phase_begin, weights, {name: count - counts.get(name, 0) for name, count in consumed.items()})
+    return phase_samples(phase_begin, weights, {name: count - counts.get(name, 0) for name, count in consumed.items()})
 
 
-def planned(first: Stretch, ends: Sequence[tuple[int, Mapping[str, int]]]) -> Stretch:
-    """Return the last phase, assuming that `first` and all phases after it run to their limits. `ends`: for each phase
-    after `first`, the cursor at which the phase before it ends, and its weights."""
+def project_phases(first: PhaseSamples, ends: Sequence[tuple[int, Mapping[str, int]]]) -> PhaseSamples:
+    """Return the samples of the last phase if `first` and all phases after it run to their limits. `ends`: for each
+    phase after `first`, the cursor at which the phase before it ends, and its weights."""
     last = first
     for begin, weights in ends:
-        last = stretch(begin, weights, last.consumed(begin))
+        last = phase_samples(begin, weights, last.consumed(begin))
     return last
 
 
-def check_epochs(last: Stretch, end: int, samples: Mapping[str, int], most: Mapping[str, int]) -> None:
+def check_epochs(last: PhaseSamples, end: int, samples: Mapping[str, int], most: Mapping[str, int]) -> None:
     """Check how often each source is read by the end of training. Raises InvalidJobError.
 
     Called at the start of each phase, because a phase that ended early leaves more samples to the later ones. `last`:

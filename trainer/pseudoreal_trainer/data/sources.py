@@ -1,18 +1,19 @@
-"""Samples of a mixture of sources, read in the order given by `order`."""
+"""Samples of a mixture of sources: where the samples of each step lie, in the order given by `order`, and reading
+them."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pseudoreal_trainer.data.block_order import BlockOrder, groups_of, order_of_objects, shuffled_by_blocks
-from pseudoreal_trainer.data.order import Stretch
-from pseudoreal_trainer.data.stream import Indices, shuffled, spread_starts
+from pseudoreal_trainer.data.order import PhaseSamples
+from pseudoreal_trainer.data.stream import Indices, Part, shuffled, spread_starts
+from pseudoreal_trainer.data.tokens.ranges import MOST_OPEN_IN_ALL, Blocks, FileReader, ObjectReader, RangeReader
 from pseudoreal_trainer.data.tokens.reader import TokenReader, Tokens, are_objects
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
-from pseudoreal_trainer.data.tokens.spans import MOST_OPEN_IN_ALL, Blocks, FileSpans, ObjectSpans, SpanReader
 from pseudoreal_trainer.errors import InvalidJobError
 
 
@@ -82,7 +83,7 @@ class Places:
 class MixedStream:
     """The samples of one phase."""
 
-    stretch: Stretch
+    phase: PhaseSamples
     sources: Mapping[str, Source]
     sequence: int
 
@@ -92,7 +93,7 @@ class MixedStream:
 
     def places(self, cursors: Indices) -> Places:
         """Return the locations of the samples at these cursors, without reading them."""
-        origins, numbers = self.stretch.locate(cursors)
+        origins, numbers = self.phase.locate(cursors)
         found = np.empty(len(cursors), np.int64)
         for source, rows in self._by_source(origins):
             found[rows] = source.places(numbers[rows])
@@ -108,7 +109,47 @@ class MixedStream:
     def _by_source(self, origins: Indices) -> Iterator[tuple[Source, NDArray[np.bool_]]]:
         """Yield each source of the samples, with the mask of its samples."""
         for origin in np.unique(origins).tolist():
-            yield self.sources[self.stretch.names[origin]], origins == origin
+            yield self.sources[self.phase.names[origin]], origins == origin
+
+
+AT_ONCE = 4096
+"""Samples located at once, in whole steps; at least the samples of one step."""
+
+Step = Mapping[Part, Places]
+
+
+class StepOrder:
+    """Locations of the samples of consecutive steps. Each step is requested once, in order.
+
+    A numpy call takes as long for one number as for a thousand, and the keyed permutation makes some hundred calls. The
+    samples of many steps are therefore located at once.
+    """
+
+    def __init__(self, stream: MixedStream, parts: Callable[[int], Sequence[Part]], stride: int) -> None:
+        """`parts`: returns the parts of the step that starts at a cursor. `stride`: distance between the cursors of two
+        steps."""
+        self._stream, self._parts, self._stride = stream, parts, stride
+        self._located: dict[int, Step] = {}
+
+    def step(self, cursor: int) -> Step:
+        """Return the locations of the samples of the step that starts at `cursor`."""
+        if cursor not in self._located:
+            self._located = dict(self._locate(cursor))
+        return self._located.pop(cursor)
+
+    def _locate(self, first: int) -> Iterator[tuple[int, Step]]:
+        """Yield the steps from the cursor `first` on, with their cursors."""
+        own = sum(end - begin for begin, end in self._parts(first))
+        count = max(1, AT_ONCE // max(1, own))
+        steps = {cursor: self._parts(cursor) for cursor in range(first, first + count * self._stride, self._stride)}
+        cursors = [np.arange(*part) for parts in steps.values() for part in parts]
+        found, begin = self._stream.places(np.concatenate(cursors)), 0
+        for cursor, parts in steps.items():
+            step = dict[Part, Places]()
+            for part in parts:
+                end = begin + part[1] - part[0]
+                step[part], begin = found.part(begin, end), end
+            yield cursor, step
 
 
 def open_source(
@@ -137,11 +178,11 @@ def open_source(
             f" {sequence + 1:,}: add text, or lower model.sequenceLength"
         )
     if not are_objects(files.runs):
-        spans: SpanReader = FileSpans(files.runs, max(1, MOST_OPEN_IN_ALL // sources))
-        return Source(name, TokenReader(files, vocabulary, spans), sequence, seed)
+        ranges: RangeReader = FileReader(files.runs, max(1, MOST_OPEN_IN_ALL // sources))
+        return Source(name, TokenReader(files, vocabulary, ranges), sequence, seed)
     order = order_of_objects(sequence * files.dtype.itemsize)
-    spans = ObjectSpans(files.runs, blocks_of(order, sequence, files.dtype.itemsize, ranks))
-    return Source(name, TokenReader(files, vocabulary, spans), sequence, seed, order)
+    ranges = ObjectReader(files.runs, blocks_of(order, sequence, files.dtype.itemsize, ranks))
+    return Source(name, TokenReader(files, vocabulary, ranges), sequence, seed, order)
 
 
 def blocks_of(order: BlockOrder, sequence: int, width: int, ranks: int) -> Blocks:

@@ -11,8 +11,7 @@ from pseudoreal_trainer.data.corpus import Corpus, CorpusIdentity, load_corpus
 from pseudoreal_trainer.data.identity import joined_identity, token_identity
 from pseudoreal_trainer.data.sources import Source, open_source
 from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, ByteTokenizer, Tokenizer, load_tokenizer
-from pseudoreal_trainer.data.tokens.ends import check_ends
-from pseudoreal_trainer.data.tokens.opening import token_files
+from pseudoreal_trainer.data.tokens.formats import check_ends, token_files
 from pseudoreal_trainer.data.tokens.reader import Tokens
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
@@ -96,7 +95,7 @@ def _common(stated: Sequence[tuple[str, int | None]]) -> int:
                 f"documents end with the token {end} by {first}, and with {other} by {name}; prepare all files with one"
                 " tokenizer, and name no other end"
             )
-    assert end is not None
+    assert end is not None, "the loop raises for a missing end token"
     return end
 
 

@@ -19,8 +19,8 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.router_statistics import NO_ROUTER_STATISTICS
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.engine.warm_up import WarmUp
-from pseudoreal_trainer.model.experts import Tally
-from pseudoreal_trainer.model.head import soft_cap_of
+from pseudoreal_trainer.model.experts import RouterStatistics
+from pseudoreal_trainer.model.head import logit_soft_cap
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.memory.activations import most_stashed
@@ -88,7 +88,7 @@ class StepExecutor:
             loss=Loss(
                 dtype=blueprint.master,
                 chunk=groups.layout.loss_chunk,
-                soft_cap=soft_cap_of(blueprint.model),
+                soft_cap=logit_soft_cap(blueprint.model),
                 z_factor=float(blueprint.optimizer.z_loss),
             ),
             end_of_document=blueprint.end_of_document,
@@ -198,14 +198,16 @@ class StepExecutor:
             self._offload.prepare(most_stashed(plan), numel, self._blueprint.compute)
 
     def _router_statistics(self, run: PlanRun) -> Tensor:
-        """Return the router statistics of this rank's passes, [layers with experts, experts + Tally.OTHERS].
+        """Return the router statistics of this rank's passes, [layers with experts, experts + RouterStatistics.OTHERS].
 
         Rows of other ranks' layers are zero. The tensor is empty if the model has no experts.
         """
         model = self._blueprint.model
         if model.experts is None:
             return NO_ROUTER_STATISTICS
-        none = torch.zeros(model.experts.count + Tally.OTHERS, dtype=torch.float64, device=self._groups.device)
+        none = torch.zeros(
+            model.experts.count + RouterStatistics.OTHERS, dtype=torch.float64, device=self._groups.device
+        )
         layers = [layer for layer in range(model.layers) if model.has_experts(layer)]
         return torch.stack([run.router_statistics.get(layer + 1, none) for layer in layers])
 

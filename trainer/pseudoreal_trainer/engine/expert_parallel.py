@@ -15,9 +15,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from pseudoreal_trainer.engine.activation_offload import Key
 from pseudoreal_trainer.engine.passes import Passes, PlanRun
 from pseudoreal_trainer.engine.ranks.all_to_all import ExpertExchanges, RowCounts
-from pseudoreal_trainer.model.block import Routed
-from pseudoreal_trainer.model.experts import Choice, Experts, Tally
-from pseudoreal_trainer.model.grouped import by_expert
+from pseudoreal_trainer.model.block import RoutedTokens
+from pseudoreal_trainer.model.experts import Experts, RouterStatistics, RoutingDecision
+from pseudoreal_trainer.model.grouped import rows_by_expert
 from pseudoreal_trainer.model.top_k import TopKExperts
 from pseudoreal_trainer.plan.records import (
     Backward,
@@ -44,7 +44,7 @@ class _Graph:
     any."""
     weights: Tensor
     """Routing weights of the rows, [rows], detached."""
-    tally: Tally | None
+    statistics: RouterStatistics | None
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,12 @@ class _State:
     """Tensors that the parts of passes leave for each other during one run of a plan."""
 
     counts: dict[Key, RowCounts] = field(default_factory=dict)
-    routed: dict[Key, Routed] = field(default_factory=dict)
+    routed: dict[Key, RoutedTokens] = field(default_factory=dict)
     """Passes up to the experts, until `Forward` adds up; with a graph if graphs are kept."""
-    inputs: dict[Key, tuple[Tensor, Tally | None]] = field(default_factory=dict)
-    """For passes that keep their graph: the input, [B, T, H], and the tally, until the row counts are known."""
-    routing_decisions: dict[Key, Choice] = field(default_factory=dict)
+    inputs: dict[Key, tuple[Tensor, RouterStatistics | None]] = field(default_factory=dict)
+    """For passes that keep their graph: the input, [B, T, H], and the router statistics, until the row counts are
+    known."""
+    routing_decisions: dict[Key, RoutingDecision] = field(default_factory=dict)
     """Routing decisions of training passes, until the backward pass has used them."""
     to_send: dict[Exchange, Tensor] = field(default_factory=dict)
     """Rows that an exchange will send, [rows, width]."""
@@ -137,18 +138,18 @@ class ExpertParallelPasses:
         source = run.inputs[key] if is_needed_again else run.inputs.pop(key)
         with self._passes.computing(record):
             if keeps_graph:
-                tally = self._passes.new_tally(run, record.position, source)
-                self._state.inputs[key] = (source.requires_grad_(), tally)
+                statistics = self._passes.new_statistics(run, record.position, source)
+                self._state.inputs[key] = (source.requires_grad_(), statistics)
                 with self._passes.copies.saving():
-                    self._state.routed[key] = self._route_tokens(run, key, source, tally)
+                    self._state.routed[key] = self._route_tokens(run, key, source, statistics)
             else:
                 with torch.no_grad():
                     self._state.routed[key] = self._route_tokens(run, key, source)
-        run.choice_counts.add(record.position, self._state.routed[key].routes.choice)
+        run.choice_counts.add(record.position, self._state.routed[key].routes.decision)
 
     def _count(self, record: Count) -> None:
         keys = [(record.position, m) for m in range(record.first, record.first + record.micro_batches)]
-        chosen = [self._state.routed[key].routes.choice.counts.flatten() for key in keys]
+        chosen = [self._state.routed[key].routes.decision.counts.flatten() for key in keys]
         counts = self._exchanges.exchange_counts(record, torch.stack(chosen))
         self._state.counts.update(zip(keys, counts, strict=True))
         if self._layout.asks_for_groups(record.position):
@@ -192,11 +193,11 @@ class ExpertParallelPasses:
         received = self._exchanges.take(Exchange(Leg.COMBINE, *key))
         with self._passes.computing(record):
             routed, counts = self._state.routed.pop(key), self._state.counts[key].of_experts
-            weights = self._experts.weights_of_rows(routed.routes, counts)
-            combined = self._experts.combined(received, weights, routed.routes.choice, counts)
-            run.inputs[position + 1, m] = routed.summed(combined)
+            weights = self._experts.row_weights(routed.routes, counts)
+            combined = self._experts.combine(received, weights, routed.routes.decision, counts)
+            run.inputs[position + 1, m] = routed.add_expert_output(combined)
         if run.training is not None:
-            self._state.routing_decisions[key] = routed.routes.choice
+            self._state.routing_decisions[key] = routed.routes.decision
 
     # Backward.
 
@@ -205,9 +206,9 @@ class ExpertParallelPasses:
         self._bind_block(record.position)
         with self._passes.computing(record):
             source = self._passes.take_input(run, *key)
-            tally = self._passes.new_tally(run, record.position, source)
-            routed = self._route_tokens(run, key, source, tally, self._state.routing_decisions[key])
-            self._state.graphs[key], rows = self._graph_and_rows(key, routed, source, tally)
+            statistics = self._passes.new_statistics(run, record.position, source)
+            routed = self._route_tokens(run, key, source, statistics, self._state.routing_decisions[key])
+            self._state.graphs[key], rows = self._graph_and_rows(key, routed, source, statistics)
         self._state.to_send[Exchange(Leg.DISPATCH_AGAIN, *key)] = rows
 
     def _expert_backward(self, run: PlanRun, record: ExpertBackward) -> None:
@@ -233,11 +234,11 @@ class ExpertParallelPasses:
         received = self._exchanges.take(Exchange(Leg.DISPATCH_GRADIENT, *key))
         with self._passes.computing(record):
             graph, gradient = self._state.graphs.pop(key), run.gradients.pop((position + 1, m))
-            width, tally = gradient.shape[-1], graph.tally
+            width, statistics = gradient.shape[-1], graph.statistics
             # The final sum passes its gradient unchanged to the residual stream and to the output of shared experts.
             gradients_of_outputs = [gradient, received[:, :width], received[:, width].to(graph.weights.dtype), gradient]
             trained = self._modules.of(unit).trained
-            sources = [graph.input, *trained, *([tally.sums] if tally else [])]
+            sources = [graph.input, *trained, *([statistics.sums] if statistics else [])]
             first, *gradients = torch.autograd.grad(graph.outputs, sources, gradients_of_outputs[: len(graph.outputs)])
             run.gradients[position, m] = first
             self._passes.add_gradients(run, position, unit, gradients[: len(trained)], *gradients[len(trained) :])
@@ -284,10 +285,15 @@ class ExpertParallelPasses:
         return unit
 
     def _route_tokens(
-        self, run: PlanRun, key: Key, source: Tensor, tally: Tally | None = None, choice: Choice | None = None
-    ) -> Routed:
+        self,
+        run: PlanRun,
+        key: Key,
+        source: Tensor,
+        statistics: RouterStatistics | None = None,
+        decision: RoutingDecision | None = None,
+    ) -> RoutedTokens:
         position, m = key
-        return self._modules.routed(source, position - 1, tally, self._passes.documents(run, m), choice)
+        return self._modules.route(source, position - 1, statistics, self._passes.documents(run, m), decision)
 
     def _rows_to_dispatch(self, key: Key) -> Tensor:
         """Return the rows of a micro-batch's tokens, [rows, H]."""
@@ -297,15 +303,17 @@ class ExpertParallelPasses:
                 self._state.graphs[key], rows = self._graph_and_rows(key, routed, *self._state.inputs.pop(key))
             return rows
         with torch.no_grad():
-            return self._experts.rows(routed.features, routed.routes.choice, self._state.counts[key].of_experts)
+            return self._experts.rows(routed.features, routed.routes.decision, self._state.counts[key].of_experts)
 
-    def _graph_and_rows(self, key: Key, routed: Routed, source: Tensor, tally: Tally | None) -> tuple[_Graph, Tensor]:
+    def _graph_and_rows(
+        self, key: Key, routed: RoutedTokens, source: Tensor, statistics: RouterStatistics | None
+    ) -> tuple[_Graph, Tensor]:
         """Return the graph of a pass up to the experts, and the rows to dispatch, [rows, H]."""
         routes, counts = routed.routes, self._state.counts[key].of_experts
-        rows = self._experts.rows(routed.features, routes.choice, counts)
-        weights = self._experts.weights_of_rows(routes, counts)
+        rows = self._experts.rows(routed.features, routes.decision, counts)
+        weights = self._experts.row_weights(routes, counts)
         outputs = [routed.hidden, rows, weights, *([] if routed.shared is None else [routed.shared])]
-        graph = _Graph(source, tuple(map(get_gradient_edge, outputs)), weights.detach(), tally)
+        graph = _Graph(source, tuple(map(get_gradient_edge, outputs)), weights.detach(), statistics)
         return graph, rows.detach()
 
     def _gradients_of_rows(self, run: PlanRun, key: Key) -> Tensor:
@@ -317,7 +325,7 @@ class ExpertParallelPasses:
 
     def _arrival_order(self, key: Key) -> Tensor:
         counts = self._state.counts[key]
-        return by_expert(counts.table, sum(counts.arriving))
+        return rows_by_expert(counts.table, sum(counts.arriving))
 
     def _group_pass(self, record: ExpertForward | ExpertBackward, arrived: _ArrivedRows) -> _GroupPass:
         """Compute the outputs of a group of this rank's experts for its rows."""

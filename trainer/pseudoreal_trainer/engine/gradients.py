@@ -274,7 +274,7 @@ class ReductionThread:
     def request_final_agreement(self, statistics: Tensor) -> Future[Agreement]:
         """Enqueue the final agreement of a step in which single units may be skipped or tokens of experts are counted.
         It follows the sums of all gradients. `statistics`: router statistics of this rank, [layers with experts,
-        experts + Tally.OTHERS]; empty without experts."""
+        experts + RouterStatistics.OTHERS]; empty without experts."""
         computed = self._streams.record_event()
         return self._thread.submit(lambda: self._agree_finally(statistics, computed))
 

@@ -19,8 +19,8 @@ from pseudoreal_trainer.engine.ranks.streams import Event, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.router_statistics import ChoiceCounts
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block
-from pseudoreal_trainer.model.attention import Documents, documents_of
-from pseudoreal_trainer.model.experts import KeptChoice, Tally
+from pseudoreal_trainer.model.attention import Documents, find_documents
+from pseudoreal_trainer.model.experts import RouterStatistics, SavedDecision
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
@@ -67,7 +67,7 @@ class Graph:
     """[B, T, H]; for the embedding the token ids, [B, T]."""
     output: Tensor
     """[B, T, H]"""
-    tally: Tally | None = None
+    statistics: RouterStatistics | None = None
 
 
 @dataclass
@@ -92,12 +92,12 @@ class PlanRun:
     """Gradients of the inputs of positions, [B, T, H]."""
     graphs: dict[Key, Graph] = field(default_factory=dict)
     """Graphs of passes that are not recomputed."""
-    routing_decisions: dict[Key, KeptChoice] = field(default_factory=dict)
+    routing_decisions: dict[Key, SavedDecision] = field(default_factory=dict)
     """Routing decisions of passes that will be recomputed, until then."""
     choice_counts: ChoiceCounts = field(default_factory=ChoiceCounts)
     router_statistics: dict[int, Tensor] = field(default_factory=dict)
-    """Position with experts -> router statistics, summed over the micro-batches so far, [experts + Tally.OTHERS],
-    float64."""
+    """Position with experts -> router statistics, summed over the micro-batches so far, [experts +
+    RouterStatistics.OTHERS], float64."""
     losses: dict[int, Losses] = field(default_factory=dict)
     """Micro-batch -> loss sums over its tokens; on the head's rank only."""
     logits: dict[int, Tensor] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class PlanRun:
         return self.inputs if flow is Flow.ACTIVATION else self.gradients
 
     def add_router_statistics(self, position: int, sums: Tensor) -> None:
-        """Add the router statistics of one pass, [experts + Tally.OTHERS]."""
+        """Add the router statistics of one pass, [experts + RouterStatistics.OTHERS]."""
         self.router_statistics[position] = (
             self.router_statistics[position] + sums if position in self.router_statistics else sums
         )
@@ -218,13 +218,13 @@ class Passes:
 
     def _layer_backward(self, run: PlanRun, position: int, m: int) -> None:
         graph, gradient = self._graph(run, position, m)
-        tally, trained = graph.tally, self._trained(position)
-        sources = [*([graph.input] if position > 0 else []), *trained, *([tally.sums] if tally else [])]
+        statistics, trained = graph.statistics, self._trained(position)
+        sources = [*([graph.input] if position > 0 else []), *trained, *([statistics.sums] if statistics else [])]
         # With tied embeddings the unit contains the final norm, which the embedding does not use.
         gradients = [*torch.autograd.grad(graph.output, sources, gradient, allow_unused=position == 0)]
         if position > 0:
             run.gradients[position, m] = gradients.pop(0)
-        sums = gradients.pop() if tally else None
+        sums = gradients.pop() if statistics else None
         for unit in self.layout.units_of(position):
             count = len(self.modules.of(unit).trained)
             own, gradients = gradients[:count], gradients[count:]
@@ -244,7 +244,7 @@ class Passes:
             if len(module.parameters) > len(module.trained):
                 # The update of the balancing bias follows from token counts, which are accumulated and reduced like a
                 # gradient.
-                own.append(sums[: -Tally.OTHERS])
+                own.append(sums[: -RouterStatistics.OTHERS])
         self.gradients.accumulate(unit, own)
 
     def _trained(self, position: int) -> list[Tensor]:
@@ -282,23 +282,23 @@ class Passes:
             source = self._tokens(run, m)[:, :-1] if position == 0 else run.inputs.pop(key)
             with torch.no_grad():
                 return self._compute(run, position, m, source)
-        kept = KeptChoice() if self.layout.has_experts(position) else None
-        output = (self._forward_without_graph if self.layout.recompute else self._forward_with_graph)(run, key, kept)
-        if kept is not None and kept.choice is not None:
-            run.choice_counts.add(position, kept.choice)
+        saved = SavedDecision() if self.layout.has_experts(position) else None
+        output = (self._forward_without_graph if self.layout.recompute else self._forward_with_graph)(run, key, saved)
+        if saved is not None and saved.decision is not None:
+            run.choice_counts.add(position, saved.decision)
         return output
 
     @torch.no_grad()
-    def _forward_without_graph(self, run: PlanRun, key: Key, kept: KeptChoice | None) -> Tensor:
-        output = self._compute(run, *key, run.inputs[key], kept=kept)
-        if kept is not None:
-            run.routing_decisions[key] = kept
+    def _forward_without_graph(self, run: PlanRun, key: Key, saved: SavedDecision | None) -> Tensor:
+        output = self._compute(run, *key, run.inputs[key], saved=saved)
+        if saved is not None:
+            run.routing_decisions[key] = saved
         return output
 
-    def _forward_with_graph(self, run: PlanRun, key: Key, kept: KeptChoice | None) -> Tensor:
+    def _forward_with_graph(self, run: PlanRun, key: Key, saved: SavedDecision | None) -> Tensor:
         source = run.inputs.pop(key).requires_grad_()
         with self.copies.saving():
-            graph = run.graphs[key] = self._training_pass(run, *key, source, kept)
+            graph = run.graphs[key] = self._training_pass(run, *key, source, saved)
         return graph.output.detach()
 
     def _graph(self, run: PlanRun, position: int, m: int) -> tuple[Graph, Tensor]:
@@ -310,15 +310,15 @@ class Passes:
         return self._training_pass(run, position, m, source, run.routing_decisions.pop((position, m), None)), gradient
 
     def _training_pass(
-        self, run: PlanRun, position: int, m: int, source: Tensor, kept: KeptChoice | None = None
+        self, run: PlanRun, position: int, m: int, source: Tensor, saved: SavedDecision | None = None
     ) -> Graph:
-        tally = self.new_tally(run, position, source) if position > 0 else None
-        return Graph(source, self._compute(run, position, m, source, tally, kept), tally)
+        statistics = self.new_statistics(run, position, source) if position > 0 else None
+        return Graph(source, self._compute(run, position, m, source, statistics, saved), statistics)
 
-    def new_tally(self, run: PlanRun, position: int, source: Tensor) -> Tally | None:
-        """Return a tally for a training pass of a layer on `source`; None if the layer has no experts."""
+    def new_statistics(self, run: PlanRun, position: int, source: Tensor) -> RouterStatistics | None:
+        """Return the router statistics of a training pass of a layer on `source`; None if the layer has no experts."""
         choices = partial(run.choice_counts.of, position)
-        return self.modules.tally(position - 1, run.training_step.tokens, source.device, choices)
+        return self.modules.router_statistics(position - 1, run.training_step.tokens, source.device, choices)
 
     def computing(self, record: Record, lane: str = "compute") -> AbstractContextManager[None]:
         """Return a context whose kernels are traced under the record."""
@@ -343,7 +343,7 @@ class Passes:
             tokens = run.batch.tokens(m)
             run.tokens[m] = self.tokens.to_device(tokens)
             if self.end_of_document is not None:
-                run.documents[m] = documents_of(tokens, self.end_of_document, run.tokens[m])
+                run.documents[m] = find_documents(tokens, self.end_of_document, run.tokens[m])
         return run.tokens[m]
 
     def documents(self, run: PlanRun, m: int) -> Documents | None:
@@ -363,9 +363,9 @@ class Passes:
         position: int,
         m: int,
         source: Tensor,
-        tally: Tally | None = None,
-        kept: KeptChoice | None = None,
+        statistics: RouterStatistics | None = None,
+        saved: SavedDecision | None = None,
     ) -> Tensor:
         if position == 0:
             return self.modules.embed(source)
-        return self.modules.block(source, position - 1, tally, self.documents(run, m), kept)
+        return self.modules.block(source, position - 1, statistics, self.documents(run, m), saved)

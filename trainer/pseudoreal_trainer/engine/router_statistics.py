@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.model.experts import Choice, Tally
+from pseudoreal_trainer.model.experts import RouterStatistics, RoutingDecision
 from pseudoreal_trainer.plan.records import SumChoices
 
 NO_ROUTER_STATISTICS = torch.empty(0, 0, dtype=torch.float64)
@@ -30,11 +30,11 @@ class ChoiceCounts:
         self._under_way: dict[int, tuple[dist.Work, int]] = {}
         """Position -> its pending all-reduce, and the start time in nanoseconds of time.perf_counter_ns."""
 
-    def add(self, position: int, choice: Choice) -> None:
+    def add(self, position: int, decision: RoutingDecision) -> None:
         """Add the choices of a micro-batch, if a loss needs them."""
-        if (counts := choice.unbiased_counts) is not None:
+        if (counts := decision.unbiased_counts) is not None:
             before = self._counts.get(position)
-            # Cloned: the all-reduce works in place, and the choice keeps its own counts.
+            # Cloned: the all-reduce works in place, and the decision keeps its own counts.
             self._counts[position] = counts.clone() if before is None else before + counts
 
     def begin_sum(self, record: SumChoices, groups: ProcessGroups, trace: Trace) -> None:
@@ -80,7 +80,7 @@ def change_of_bias(counts: Tensor, rate: float) -> Tensor:
 
 def choices_of(sums: Sequence[float], layers: int) -> list[list[float]]:
     """Return how many tokens chose each expert, layer after layer with experts; `sums` as in `ExpertLoad.of`."""
-    return [[*row[: -Tally.OTHERS]] for row in _rows(sums, layers)]
+    return [[*row[: -RouterStatistics.OTHERS]] for row in _rows(sums, layers)]
 
 
 def _rows(sums: Sequence[float], layers: int) -> list[Sequence[float]]:
@@ -108,13 +108,13 @@ class ExpertLoad:
 
     @classmethod
     def of(cls, sums: Sequence[float], layers: int) -> "ExpertLoad | None":
-        """Return the load; None if no layer has experts. `sums`: `Tally.sums` of the step, layer after layer with
-        experts."""
+        """Return the load; None if no layer has experts. `sums`: `RouterStatistics.sums` of the step, layer after layer
+        with experts."""
         if not layers:
             return None
         rows = _rows(sums, layers)
         tokens = choices_of(sums, layers)
-        refused, entropies, auxiliary_losses = zip(*(row[-Tally.OTHERS :] for row in rows), strict=True)
+        refused, entropies, auxiliary_losses = zip(*(row[-RouterStatistics.OTHERS :] for row in rows), strict=True)
         choices = sum(map(sum, tokens))
         violations = [max(row) * len(row) / sum(row) for row in tokens]
         return cls(

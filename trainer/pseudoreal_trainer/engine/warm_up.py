@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.passes import Batch, Passes
-from pseudoreal_trainer.model.attention import Documents, documents_of
-from pseudoreal_trainer.model.experts import Tally
+from pseudoreal_trainer.model.attention import Documents, find_documents
+from pseudoreal_trainer.model.experts import RouterStatistics
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.memory.pinned_arena import Shape
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
@@ -69,29 +69,29 @@ def _run_on_zeros(passes: Passes, position: int, shape: Shape) -> None:
     if position == 0:
         outputs, sources = [modules.embed(tokens)], list[Tensor](trained)
     else:
-        tally = modules.tally(position - 1, 1, device)
+        statistics = modules.router_statistics(position - 1, 1, device)
         documents = None if passes.end_of_document is None else _documents(passes.end_of_document, shape, device)
         compute = _expert_parallel_block if passes.layout.spreads(position) else _block
-        outputs = compute(modules, hidden, position - 1, tally, documents)
-        sources = [hidden, *trained, *([tally.sums] if tally else [])]
+        outputs = compute(modules, hidden, position - 1, statistics, documents)
+        sources = [hidden, *trained, *([statistics.sums] if statistics else [])]
     torch.autograd.grad(outputs, sources, [torch.ones_like(output) for output in outputs])
 
 
 def _block(
-    modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None
+    modules: Modules, hidden: Tensor, layer: int, statistics: RouterStatistics | None, documents: Documents | None
 ) -> list[Tensor]:
-    return [modules.block(hidden, layer, tally, documents)]
+    return [modules.block(hidden, layer, statistics, documents)]
 
 
 def _expert_parallel_block(
-    modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None
+    modules: Modules, hidden: Tensor, layer: int, statistics: RouterStatistics | None, documents: Documents | None
 ) -> list[Tensor]:
     """Run the parts of an expert-parallel pass, as if all tokens had come to the first of this rank's experts."""
-    routed = modules.routed(hidden, layer, tally, documents)
+    routed = modules.route(hidden, layer, statistics, documents)
     sizes = [len(routed.features), *([0] * (len(modules.experts.up.weight) - 1))]
     counts = torch.tensor(sizes, device=hidden.device)
     made = modules.experts.outputs(routed.features, counts, sizes)
-    return [routed.summed(made), routed.routes.weights]
+    return [routed.add_expert_output(made), routed.routes.weights]
 
 
 def _documents(end: int, shape: Shape, device: torch.device) -> Documents:
@@ -99,4 +99,4 @@ def _documents(end: int, shape: Shape, device: torch.device) -> Documents:
     windows each kind has its own kernels."""
     tokens = torch.full((shape[0], shape[1] + 1), end + 1)
     tokens[:, 0] = end
-    return documents_of(tokens, end, tokens.to(device))
+    return find_documents(tokens, end, tokens.to(device))

@@ -8,7 +8,7 @@ from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pseudoreal_trainer.model.norm import norm
+from pseudoreal_trainer.model.layers import rms_norm
 from pseudoreal_trainer.model.rotary import rotate
 
 
@@ -47,11 +47,11 @@ class Attention(nn.Module):
         `mask`: from `window_mask`; None: each token attends to all tokens before it. `documents`: attention stays
         within them; None: whole sequences.
         """
-        query = self._split(self.query(hidden), self.query_norm)
-        key = self._split(self.key(hidden), self.key_norm)
-        value = self._split(self.value(hidden), None)
+        query = self._split_heads(self.query(hidden), self.query_norm)
+        key = self._split_heads(self.key(hidden), self.key_norm)
+        value = self._split_heads(self.value(hidden), None)
         if documents is None or not len(hidden):
-            mixed = _attended(
+            mixed = _attend(
                 rotate(query, rotation), rotate(key, rotation), value, mask, is_grouped=self._is_grouped
             )  # [B, heads, T, width of a head]
             mixed = mixed.transpose(1, 2).flatten(2)
@@ -62,7 +62,7 @@ class Attention(nn.Module):
         out: Tensor = self.output(mixed)
         return out
 
-    def _split(self, features: Tensor, norm: nn.Module | None) -> Tensor:
+    def _split_heads(self, features: Tensor, norm: nn.Module | None) -> Tensor:
         """Return the features by head, with the norm if there is one: [B, T, heads * width] -> [B, heads, T, width]."""
         if norm is not None and not self._norms_heads:
             features = norm(features)
@@ -76,10 +76,10 @@ def _norm(spec: Model, size: int) -> nn.Module | None:
     """Return the norm of queries or keys with `size` features over all heads; None if the model has none."""
     if spec.attention.query_key_norm == "None":
         return None
-    return norm(spec, spec.head_size if spec.attention.query_key_norm == "PerHead" else size)
+    return rms_norm(spec, spec.head_size if spec.attention.query_key_norm == "PerHead" else size)
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_grouped: bool) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_grouped: bool) -> Tensor:
     """Return values mixed by attention: queries [B, heads, T, w], keys and values [B, key heads, T, w] -> [B, heads, T,
     w]."""
     return F.scaled_dot_product_attention(
@@ -100,13 +100,13 @@ def attend_within(
     mixed: list[Tensor] = []
     for row, *sequence in zip(documents.lengths, query.split(1), key.split(1), value.split(1), strict=True):
         for length, q, k, v in zip(row, *(features.split([*row], dim=2) for features in sequence), strict=True):
-            one = _attended(q, k, v, _corner(mask, length, window), is_grouped=is_grouped)  # [1, heads, length, w]
+            one = _attend(q, k, v, _document_mask(mask, length, window), is_grouped=is_grouped)  # [1, heads, length, w]
             mixed.append(one.squeeze(0).transpose(0, 1))
     side_by_side = torch.cat(mixed).flatten(1)  # [B * T, heads * w]
     return side_by_side.view(len(query), -1, side_by_side.shape[1])
 
 
-def _corner(mask: Tensor | None, length: int, window: int | None) -> Tensor | None:
+def _document_mask(mask: Tensor | None, length: int, window: int | None) -> Tensor | None:
     """Return the window mask of a document, a corner of a longer mask, as distances are the same everywhere; None if no
     mask is needed."""
     if mask is None or window is None or length <= window:
@@ -116,28 +116,28 @@ def _corner(mask: Tensor | None, length: int, window: int | None) -> Tensor | No
     return corner if len(mask) % 16 == 0 else corner.contiguous()
 
 
-def documents_of(tokens: Tensor, end: int, there: Tensor) -> Documents:
+def find_documents(tokens: Tensor, end: int, on_device: Tensor) -> Documents:
     """Return the documents in the inputs of a micro-batch, [B, T + 1]; each document ends with the token `end`.
-    `there`: the same tokens on the device. Does not wait for the device."""
-    begins = _begins(tokens, end)
-    starts = begins.flatten().nonzero().flatten()
-    lengths = torch.diff(starts, append=starts.new_tensor([begins.numel()]))
-    rows = lengths.split(begins.sum(dim=1).tolist())
-    return Documents(tuple(tuple(row.tolist()) for row in rows), _positions(there, end))
+    `on_device`: the same tokens on the device. Does not wait for the device."""
+    is_start = _is_document_start(tokens, end)
+    starts = is_start.flatten().nonzero().flatten()
+    lengths = torch.diff(starts, append=starts.new_tensor([is_start.numel()]))
+    rows = lengths.split(is_start.sum(dim=1).tolist())
+    return Documents(tuple(tuple(row.tolist()) for row in rows), _positions(on_device, end))
 
 
 def _positions(tokens: Tensor, end: int) -> Tensor:
     """Return the position of each input in its document: [B, T + 1] -> [B, T]."""
-    begins = _begins(tokens, end)
-    places = torch.arange(begins.shape[1], device=tokens.device)
-    return places - torch.where(begins, places, 0).cummax(dim=1).values
+    is_start = _is_document_start(tokens, end)
+    positions = torch.arange(is_start.shape[1], device=tokens.device)
+    return positions - torch.where(is_start, positions, 0).cummax(dim=1).values
 
 
-def _begins(tokens: Tensor, end: int) -> Tensor:
+def _is_document_start(tokens: Tensor, end: int) -> Tensor:
     """Return whether a document, or the rest of one, starts at each input: [B, T + 1] -> [B, T]."""
-    begins = torch.ones_like(tokens[:, :-1], dtype=torch.bool)
-    begins[:, 1:] = tokens[:, :-2] == end
-    return begins
+    is_start = torch.ones_like(tokens[:, :-1], dtype=torch.bool)
+    is_start[:, 1:] = tokens[:, :-2] == end
+    return is_start
 
 
 def window_mask(length: int, window: int, like: Tensor) -> Tensor | None:
@@ -148,7 +148,7 @@ def window_mask(length: int, window: int, like: Tensor) -> Tensor | None:
     """
     if length <= window:
         return None
-    places = torch.arange(length, device=like.device)
-    distance = places[:, None] - places
+    positions = torch.arange(length, device=like.device)
+    distance = positions[:, None] - positions
     seen = (distance >= 0) & (distance < window)
     return torch.zeros(length, length, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))

@@ -6,14 +6,13 @@ from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 
 from pseudoreal_trainer.model.attention import Attention, Documents
-from pseudoreal_trainer.model.experts import Choice, Experts, KeptChoice, Router, Routes, Tally
-from pseudoreal_trainer.model.feed_forward import FeedForward
-from pseudoreal_trainer.model.norm import norm
+from pseudoreal_trainer.model.experts import Experts, Router, RouterStatistics, Routes, RoutingDecision, SavedDecision
+from pseudoreal_trainer.model.layers import FeedForward, rms_norm
 from pseudoreal_trainer.model.top_k import TopKExperts
 
 
 @dataclass(frozen=True)
-class Routed:
+class RoutedTokens:
     """Result of a layer's pass up to its experts."""
 
     hidden: Tensor
@@ -24,7 +23,7 @@ class Routed:
     shared: Tensor | None
     """Output of shared experts, [B, T, H]; None without shared experts."""
 
-    def summed(self, mixed: Tensor) -> Tensor:
+    def add_expert_output(self, mixed: Tensor) -> Tensor:
         """Return the layer's output, [B, T, H]. `mixed`: output of the experts, [N, H]."""
         mixed = mixed.view_as(self.hidden)
         return self.hidden + (mixed if self.shared is None else mixed + self.shared)
@@ -37,9 +36,9 @@ class Block(nn.Module):
     def __init__(self, spec: Model, layer: int = 0) -> None:
         """`layer`: any layer that uses the block; other layers of its kind may use the block as well."""
         super().__init__()
-        self.attention_norm, self.attention_output_norm = _norm_before(spec), _norm_behind(spec)
+        self.attention_norm, self.attention_output_norm = _pre_norm(spec), _post_norm(spec)
         self.attention = Attention(spec)
-        self.ffn_norm, self.ffn_output_norm = _norm_before(spec), _norm_behind(spec)
+        self.ffn_norm, self.ffn_output_norm = _pre_norm(spec), _post_norm(spec)
         self.is_mixture = spec.has_experts(layer)
         if self.is_mixture:
             self.router, self.experts, self.shared = _experts(spec)
@@ -51,68 +50,75 @@ class Block(nn.Module):
         hidden: Tensor,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None = None,
-        tally: Tally | None = None,
+        statistics: RouterStatistics | None = None,
         documents: Documents | None = None,
-        kept: KeptChoice | None = None,
+        saved: SavedDecision | None = None,
     ) -> Tensor:
         """Return the block's output: [B, T, H] -> [B, T, H].
 
-        `mask`: of a sliding window, [T, T]; None without one. `tally`: for a training pass through experts.
-        `documents`: attention stays within them; None: whole sequences. `kept`: routing decision, made by this pass
+        `mask`: of a sliding window, [T, T]; None without one. `statistics`: for a training pass through experts.
+        `documents`: attention stays within them; None: whole sequences. `saved`: routing decision, made by this pass
         unless it was made before; None: the decision is not needed again.
         """
-        hidden = self._attended(hidden, rotation, mask, documents)
-        return hidden + _applied(
-            self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden), tally, documents, kept)
+        hidden = self._attend(hidden, rotation, mask, documents)
+        return hidden + _normalize(
+            self.ffn_output_norm, self._feed_forward(_normalize(self.ffn_norm, hidden), statistics, documents, saved)
         )
 
-    def routed(
+    def route(
         self,
         hidden: Tensor,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None = None,
-        tally: Tally | None = None,
+        statistics: RouterStatistics | None = None,
         documents: Documents | None = None,
-        choice: Choice | None = None,
-    ) -> Routed:
-        """Run `forward` up to the experts, for experts on other ranks. `choice`: routing decision of an earlier pass.
+        decision: RoutingDecision | None = None,
+    ) -> RoutedTokens:
+        """Run `forward` up to the experts, for experts on other ranks. `decision`: routing decision of an earlier pass.
         There must be no norm after the experts: its backward pass would need the experts' outputs again."""
         assert self.ffn_output_norm is None, "the job's rules allow only norm.placement Pre with spread experts"
-        hidden = self._attended(hidden, rotation, mask, documents)
-        features = _applied(self.ffn_norm, hidden)
-        routes = self.experts.routes(self.router(features), tally, documents, choice)
+        hidden = self._attend(hidden, rotation, mask, documents)
+        features = _normalize(self.ffn_norm, hidden)
+        routes = self.experts.routes(self.router(features), statistics, documents, decision)
         shared = None if self.shared is None else self.shared(features)
-        return Routed(hidden, features.flatten(0, 1), routes, shared)
+        return RoutedTokens(hidden, features.flatten(0, 1), routes, shared)
 
-    def _attended(
+    def _attend(
         self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, documents: Documents | None
     ) -> Tensor:
         # The summand has no name, so that nothing holds it longer than the sum.
-        return hidden + _applied(
-            self.attention_output_norm, self.attention(_applied(self.attention_norm, hidden), rotation, mask, documents)
+        return hidden + _normalize(
+            self.attention_output_norm,
+            self.attention(_normalize(self.attention_norm, hidden), rotation, mask, documents),
         )
 
     def use_experts_of(self, other: "Block") -> None:
         """Make both blocks use the experts of `other`. Each block keeps its router."""
         self.experts.use_weights_of(other.experts)
 
-    def _fed_forward(
-        self, features: Tensor, tally: Tally | None, documents: Documents | None, kept: KeptChoice | None
-    ) -> Tensor:
-        out: Tensor = self._mixed(features, tally, documents, kept) if self.is_mixture else self.ffn(features)
-        return out
-
-    def _mixed(
+    def _feed_forward(
         self,
         features: Tensor,
-        tally: Tally | None = None,
+        statistics: RouterStatistics | None,
+        documents: Documents | None,
+        saved: SavedDecision | None,
+    ) -> Tensor:
+        out: Tensor = (
+            self._mix_experts(features, statistics, documents, saved) if self.is_mixture else self.ffn(features)
+        )
+        return out
+
+    def _mix_experts(
+        self,
+        features: Tensor,
+        statistics: RouterStatistics | None = None,
         documents: Documents | None = None,
-        kept: KeptChoice | None = None,
+        saved: SavedDecision | None = None,
     ) -> Tensor:
         """Return the output of the experts: [B, T, H] -> [B, T, H]."""
         # Top-k experts are never full, so they need not know documents.
         known = () if isinstance(self.experts, TopKExperts) else (documents,)
-        mixed: Tensor = self.experts(features, self.router(features), tally, *known, kept=kept)
+        mixed: Tensor = self.experts(features, self.router(features), statistics, *known, saved=saved)
         return mixed if self.shared is None else mixed + self.shared(features)
 
 
@@ -126,15 +132,15 @@ def _experts(spec: Model) -> tuple[Router, Experts | TopKExperts, FeedForward | 
     return router, TopKExperts(spec, spec.experts.top_k, spec.experts.count), shared
 
 
-def _norm_before(spec: Model) -> nn.Module | None:
-    return norm(spec, spec.hidden_size) if spec.norm.placement != "Post" else None
+def _pre_norm(spec: Model) -> nn.Module | None:
+    return rms_norm(spec, spec.hidden_size) if spec.norm.placement != "Post" else None
 
 
-def _norm_behind(spec: Model) -> nn.Module | None:
-    return norm(spec, spec.hidden_size) if spec.norm.placement != "Pre" else None
+def _post_norm(spec: Model) -> nn.Module | None:
+    return rms_norm(spec, spec.hidden_size) if spec.norm.placement != "Pre" else None
 
 
-def _applied(norm: nn.Module | None, features: Tensor) -> Tensor:
+def _normalize(norm: nn.Module | None, features: Tensor) -> Tensor:
     if norm is None:
         return features
     out: Tensor = norm(features)

@@ -39,7 +39,7 @@ class Router(nn.Linear):
 
 
 @dataclass(frozen=True)
-class Tally:
+class RouterStatistics:
     """Router statistics of a training pass. They come out of the backward pass, as if they were the gradient of `sums`:
     so they travel with the pass, and a recomputed pass counts once."""
 
@@ -59,12 +59,12 @@ class Tally:
     @classmethod
     def empty(
         cls, experts: int, divisor: int, device: torch.device, choices_of_step: Callable[[], Tensor] | None = None
-    ) -> "Tally":
-        """Return a tally of zeros. `choices_of_step`: None: all experts are chosen equally often."""
+    ) -> "RouterStatistics":
+        """Return statistics of zeros. `choices_of_step`: None: all experts are chosen equally often."""
         sums = zeros(experts + cls.OTHERS, dtype=torch.float64, device=device, requires_grad=True)
         return cls(sums, divisor, choices_of_step or (lambda: torch.ones(experts, device=device)))
 
-    def joined(
+    def attach(
         self,
         weights: Tensor,
         counts: Tensor,
@@ -73,12 +73,13 @@ class Tally:
         loss: Tensor,
         of_step: "StepLoss | None" = None,
     ) -> Tensor:
-        """Return the weights of choices unchanged. In their backward pass, the auxiliary losses join the batch's loss,
-        and the tally gets its sums: counts [experts], and three scalars."""
+        """Return the weights of the chosen experts unchanged, and make their backward pass add the auxiliary losses to
+        the batch's loss and return the sums as the gradient of `sums`. counts [experts]; refused, entropy and loss are
+        scalars."""
         others = [each.detach().double() for each in (refused, entropy, loss)]
         learned = torch.cat([counts.double(), torch.stack(others)])
-        chances, factor = (None, 0.0) if of_step is None else (of_step.chances, of_step.factor)
-        out: Tensor = _Tallied.apply(weights, self.sums, loss, chances, learned, factor, self)
+        probabilities, factor = (None, 0.0) if of_step is None else (of_step.probabilities, of_step.factor)
+        out: Tensor = _WithStatistics.apply(weights, self.sums, loss, probabilities, learned, factor, self)
         return out
 
 
@@ -88,19 +89,19 @@ class StepLoss:
     times the number of experts, times the sum over experts of their share of all choices times their router
     probability."""
 
-    chances: Tensor
+    probabilities: Tensor
     """Router probabilities, with gradient, summed over the pass's tokens: [experts]."""
     factor: float
 
-    def prices(self, choices: Tensor) -> Tensor:
-        """Return the derivative of the loss by each expert's `chances`, [experts], float64. choices [experts], of the
-        whole step."""
+    def derivative(self, choices: Tensor) -> Tensor:
+        """Return the derivative of the loss by `probabilities`, [experts], float64. `choices`: how often the whole step
+        chose each expert, [experts]."""
         return self.factor * len(choices) * choices.double() / choices.sum()
 
 
-class _Tallied(torch.autograd.Function):
+class _WithStatistics(torch.autograd.Function):
     """Identity on `weights`. The backward pass adds the auxiliary losses, and returns the statistics as the gradient of
-    `Tally.sums`."""
+    `RouterStatistics.sums`."""
 
     @staticmethod
     def forward(
@@ -108,37 +109,37 @@ class _Tallied(torch.autograd.Function):
         weights: Tensor,
         _: Tensor,
         loss: Tensor,
-        chances: Tensor | None,
+        probabilities: Tensor | None,
         learned: Tensor,
         factor: float,
-        tally: Tally,
+        statistics: RouterStatistics,
     ) -> Tensor:
-        ctx.save_for_backward(learned, chances)
-        ctx.factor, ctx.tally, ctx.dtype = factor, tally, loss.dtype
+        ctx.save_for_backward(learned, probabilities)
+        ctx.factor, ctx.statistics, ctx.dtype = factor, statistics, loss.dtype
         return weights.view_as(weights)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (sums, chances), tally = ctx.saved_tensors, ctx.tally
-        of_loss, of_chances = sums.new_full((), 1 / tally.divisor, dtype=ctx.dtype), None
-        if chances is not None:
-            prices = StepLoss(chances, ctx.factor).prices(tally.choices_of_step())
-            sums = torch.cat([sums[:-1], sums[-1:] + (prices * chances).sum()])
-            of_chances = (prices / tally.divisor).to(chances.dtype)
-        return gradient, sums, of_loss, of_chances, None, None, None
+        (sums, probabilities), statistics = ctx.saved_tensors, ctx.statistics
+        of_loss, of_probabilities = sums.new_full((), 1 / statistics.divisor, dtype=ctx.dtype), None
+        if probabilities is not None:
+            derivative = StepLoss(probabilities, ctx.factor).derivative(statistics.choices_of_step())
+            sums = torch.cat([sums[:-1], sums[-1:] + (derivative * probabilities).sum()])
+            of_probabilities = (derivative / statistics.divisor).to(probabilities.dtype)
+        return gradient, sums, of_loss, of_probabilities, None, None, None
 
 
 @torch.no_grad()
-def entropy_of(chances: Tensor) -> Tensor:
+def total_entropy(probabilities: Tensor) -> Tensor:
     """Return the entropies of distributions, [..., experts], in nats, summed: a scalar. The entropy is 0 if one expert
     has everything, and the logarithm of the number of experts if all are equal."""
-    summed: Tensor = torch.special.entr(chances).sum(dtype=torch.float64)
+    summed: Tensor = torch.special.entr(probabilities).sum(dtype=torch.float64)
     return summed
 
 
 @dataclass(frozen=True)
-class Choice:
+class RoutingDecision:
     """Routing decision for the N tokens of a micro-batch. It is made once: made again in the backward pass, it could
     differ where two experts are equal but for rounding."""
 
@@ -156,10 +157,10 @@ class Choice:
 
 
 @dataclass
-class KeptChoice:
+class SavedDecision:
     """Routing decision of a pass, kept for the recomputed pass."""
 
-    choice: Choice | None = None
+    decision: RoutingDecision | None = None
     """Decision; None until it is made."""
 
 
@@ -167,7 +168,7 @@ class KeptChoice:
 class Routes:
     """Routing decision, and the weights of the experts' outputs."""
 
-    choice: Choice
+    decision: RoutingDecision
     weights: Tensor
     """With gradient: for prototypes [P, N], for top k [N, k]."""
 
@@ -184,122 +185,116 @@ class Experts(StackedFeedForward):
         self,
         hidden: Tensor,
         logits: Tensor,
-        tally: Tally | None = None,
+        statistics: RouterStatistics | None = None,
         documents: Documents | None = None,
-        kept: KeptChoice | None = None,
+        saved: SavedDecision | None = None,
     ) -> Tensor:
         """Return the sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H].
 
-        `documents`: the capacity counts in each of them; None: in whole sequences. `kept`: routing decision, made by
+        `documents`: the capacity counts in each of them; None: in whole sequences. `saved`: routing decision, made by
         this pass unless it was made before.
         """
-        kept = kept or KeptChoice()
-        routes = self.routes(logits, tally, documents, kept.choice)
-        kept.choice = routes.choice
-        accepted = routes.choice.counts.flatten()
+        saved = saved or SavedDecision()
+        routes = self.routes(logits, statistics, documents, saved.decision)
+        saved.decision = routes.decision
+        accepted = routes.decision.counts.flatten()
         # The only place where the host waits for the device, once for all prototypes.
         counts: list[int] = accepted.tolist()
-        made = self.outputs(self.rows(hidden.flatten(0, 1), routes.choice, counts), accepted, counts)
-        weights = self.weights_of_rows(routes, counts)
-        return self.combined(made, weights, routes.choice, counts).view_as(hidden)
+        made = self.outputs(self.rows(hidden.flatten(0, 1), routes.decision, counts), accepted, counts)
+        weights = self.row_weights(routes, counts)
+        return self.combine(made, weights, routes.decision, counts).view_as(hidden)
 
     def routes(
         self,
         logits: Tensor,
-        tally: Tally | None = None,
+        statistics: RouterStatistics | None = None,
         documents: Documents | None = None,
-        choice: Choice | None = None,
+        decision: RoutingDecision | None = None,
     ) -> Routes:
-        """Return the routes for logits [B, T, experts]. `choice`: routing decision of an earlier pass. Nothing is read
-        back from the device: `bincount` and `one_hot` may read back, to learn a size."""
+        """Return the routes for logits [B, T, experts]. `decision`: routing decision of an earlier pass."""
+        # Nothing is read back from the device. `bincount` and `one_hot` might read back, to learn a size.
         grouped = logits.unflatten(-1, (self._prototypes, -1))  # [B, T, P, n]
-        choice = choice or _chosen(grouped.detach(), self._capacity, documents)
-        chances = grouped.softmax(dim=-1)
-        gates = _gates(chances, choice.chosen)
-        if tally is not None:
-            assert choice.is_refused is not None, "experts of prototypes may be full"
-            choices, no_loss = (
-                _one_hot(choice.chosen, grouped.shape[-1]).sum(dim=(0, 1)).flatten(),
-                logits.new_zeros(()),
-            )
-            gates = tally.joined(gates, choices, choice.is_refused.sum(), entropy_of(chances), no_loss)
-        return Routes(choice, gates)
+        decision = decision or _decide(grouped.detach(), self._capacity, documents)
+        probabilities = grouped.softmax(dim=-1)
+        gates = _gates(probabilities, decision.chosen)
+        if statistics is not None:
+            assert decision.is_refused is not None, "experts of prototypes may be full"
+            choices = _one_hot(decision.chosen, grouped.shape[-1]).sum(dim=(0, 1)).flatten()
+            refused, no_loss = decision.is_refused.sum(), logits.new_zeros(())
+            gates = statistics.attach(gates, choices, refused, total_entropy(probabilities), no_loss)
+        return Routes(decision, gates)
 
-    # Rows are the accepted tokens in the order of all experts; the experts may be on other ranks.
+    # Rows: the accepted tokens in the order of all experts, which may be on other ranks.
 
-    def rows(self, tokens: Tensor, choice: Choice, counts: Sequence[int]) -> Tensor:
+    def rows(self, tokens: Tensor, decision: RoutingDecision, counts: Sequence[int]) -> Tensor:
         """Return a row for each token that an expert accepts: tokens [N, H], counts of all experts -> [rows, H]."""
-        orders = self._orders(choice, counts)
+        orders = self._orders(decision, counts)
         # One prototype at a time: each token is in it at most once, so no sum in the backward pass depends on a GPU's
         # threads.
         return torch.cat([tokens.index_select(0, order) for order in orders])
 
-    def weights_of_rows(self, routes: Routes, counts: Sequence[int]) -> Tensor:
+    def row_weights(self, routes: Routes, counts: Sequence[int]) -> Tensor:
         """Return the weights of the rows, [rows]."""
-        orders = self._orders(routes.choice, counts)
+        orders = self._orders(routes.decision, counts)
         return torch.cat([w.index_select(0, order) for w, order in zip(routes.weights, orders, strict=True)])
 
-    def combined(self, made: Tensor, weights: Tensor, choice: Choice, counts: Sequence[int]) -> Tensor:
+    def combine(self, made: Tensor, weights: Tensor, decision: RoutingDecision, counts: Sequence[int]) -> Tensor:
         """Return the experts' outputs added up for each token: made [rows, H], weights of rows [rows] -> [N, H]."""
-        orders = self._orders(choice, counts)
+        orders = self._orders(decision, counts)
         sizes = [len(order) for order in orders]
-        out = made.new_zeros(choice.order.shape[1], made.shape[1])
+        out = made.new_zeros(decision.order.shape[1], made.shape[1])
         for order, part, gates in zip(orders, made.split(sizes), weights.split(sizes), strict=True):
-            out = _added(out, order, part, gates)
+            # One prototype at a time: each token is in `order` at most once, so the sum is the same in every run, on a
+            # GPU too.
+            out = out.index_add(0, order, part * gates.to(part.dtype)[:, None])
         return out
 
-    def _orders(self, choice: Choice, counts: Sequence[int]) -> list[Tensor]:
+    def _orders(self, decision: RoutingDecision, counts: Sequence[int]) -> list[Tensor]:
         """Return for each prototype the accepted tokens, in the order of its experts."""
         of_each = len(counts) // self._prototypes
         accepted = [sum(counts[first : first + of_each]) for first in range(0, len(counts), of_each)]
-        return [order[:number] for order, number in zip(choice.order, accepted, strict=True)]
+        return [order[:number] for order, number in zip(decision.order, accepted, strict=True)]
 
 
-def _added(out: Tensor, order: Tensor, made: Tensor, gates: Tensor) -> Tensor:
-    """Return `out` plus a prototype's outputs for the tokens `order`. Each token is in `order` at most once, so the sum
-    is the same in every run, on a GPU too."""
-    return out.index_add(0, order, made * gates.to(made.dtype)[:, None])
-
-
-def _chosen(logits: Tensor, capacity: int, documents: Documents | None) -> Choice:
+def _decide(logits: Tensor, capacity: int, documents: Documents | None) -> RoutingDecision:
     """Return the routing decision for logits [B, T, P, n]."""
     experts = logits.shape[-1]
-    choice = logits.argmax(dim=-1, keepdim=True)  # [B, T, P, 1]
-    chosen = _one_hot(choice, experts)
-    is_refused = _numbers(chosen, choice, documents) > capacity  # [B, T, P, 1]
-    counts = (chosen & ~is_refused).sum(dim=(0, 1))  # [P, n]
-    expert = choice.masked_fill(is_refused, experts).flatten(0, 1).squeeze(-1).t()  # [P, N]
-    return Choice(choice, is_refused, expert.argsort(dim=-1, stable=True), counts)
+    chosen = logits.argmax(dim=-1, keepdim=True)  # [B, T, P, 1]
+    is_chosen = _one_hot(chosen, experts)
+    is_refused = _queue_positions(is_chosen, chosen, documents) > capacity  # [B, T, P, 1]
+    counts = (is_chosen & ~is_refused).sum(dim=(0, 1))  # [P, n]
+    expert = chosen.masked_fill(is_refused, experts).flatten(0, 1).squeeze(-1).t()  # [P, N]
+    return RoutingDecision(chosen, is_refused, expert.argsort(dim=-1, stable=True), counts)
 
 
-def _one_hot(choice: Tensor, experts: int) -> Tensor:
-    """Return the choice as one-hot: [B, T, P, 1] -> [B, T, P, n]."""
-    return choice == torch.arange(experts, device=choice.device)
+def _one_hot(chosen: Tensor, experts: int) -> Tensor:
+    """Return the chosen experts as one-hot: [B, T, P, 1] -> [B, T, P, n]."""
+    return chosen == torch.arange(experts, device=chosen.device)
 
 
-def _numbers(chosen: Tensor, choice: Tensor, documents: Documents | None) -> Tensor:
-    """Return the number of each token, from 1, among the tokens of its sequence, or document, that choose the same
-    expert: chosen [B, T, P, n], choice [B, T, P, 1] -> [B, T, P, 1]."""
-    counts = chosen.cumsum(dim=1)
-    numbers = counts.gather(-1, choice)
+def _queue_positions(is_chosen: Tensor, chosen: Tensor, documents: Documents | None) -> Tensor:
+    """Return the position of each token, from 1, among the tokens of its sequence, or document, that choose the same
+    expert: is_chosen [B, T, P, n], chosen [B, T, P, 1] -> [B, T, P, 1]."""
+    counts = is_chosen.cumsum(dim=1)
+    positions = counts.gather(-1, chosen)
     if documents is None:
-        return numbers
-    sequences, places, prototypes = (torch.arange(size, device=chosen.device) for size in chosen.shape[:3])
-    begins = (places - documents.positions)[..., None]  # [B, T, 1]
+        return positions
+    sequences, tokens, prototypes = (torch.arange(size, device=is_chosen.device) for size in is_chosen.shape[:3])
+    starts = (tokens - documents.positions)[..., None]  # [B, T, 1]
     # Counts at the end of the previous document. There are none before the first document: index -1, the last token, is
     # masked.
-    before = counts[sequences[:, None, None], begins - 1, prototypes, choice.squeeze(-1)]  # [B, T, P]
-    return numbers - before.masked_fill(begins == 0, 0)[..., None]
+    before = counts[sequences[:, None, None], starts - 1, prototypes, chosen.squeeze(-1)]  # [B, T, P]
+    return positions - before.masked_fill(starts == 0, 0)[..., None]
 
 
-def _gates(chances: Tensor, choice: Tensor) -> Tensor:
-    """Return the gates: 1, with the gradient of the chosen expert's probability. chances [B, T, P, n], choice [B, T, P,
-    1] -> [P, N].
+def _gates(probabilities: Tensor, chosen: Tensor) -> Tensor:
+    """Return the gates: 1, with the gradient of the chosen expert's probability. probabilities [B, T, P, n], chosen [B,
+    T, P, 1] -> [P, N].
 
     Mixtral divides by the sum of the chosen experts' probabilities. For one expert, this leaves 1 and nothing for the
     router to learn from. So the gradient passes straight through, as if the gate were the probability (Bengio et al.
     2013, arXiv 1308.3432). Multiplied by the probability itself, as in Switch, the layer would not be Mixtral's.
     """
-    chance = chances.gather(-1, choice).flatten(0, 1).squeeze(-1).t()
+    probability = probabilities.gather(-1, chosen).flatten(0, 1).squeeze(-1).t()
     # The difference first: it is exactly 0, while 1 + p - p need not be 1.
-    return 1 + (chance - chance.detach())
+    return 1 + (probability - probability.detach())

@@ -26,7 +26,7 @@ class StackedLinear(nn.Module):
         """Return [rows, inputs], rows of the first expert first -> [rows, outputs]. `ends`: end of each expert's rows,
         [E], int32; `sizes`: numbers of rows, on the host."""
         is_grouped = self.bias is None and can_group(rows, self.weight)
-        out: Tensor = _Products.apply(rows, self.weight, self.bias, ends if is_grouped else None, sizes)
+        out: Tensor = _GroupedLinear.apply(rows, self.weight, self.bias, ends if is_grouped else None, sizes)
         return out
 
 
@@ -47,8 +47,8 @@ class StackedFeedForward(nn.Module):
         zeros."""
         ends = counts.cumsum(0, dtype=torch.int32)
         up = self.up(rows, ends, sizes)
-        inner = F.gelu(up) if self.gate is None else F.silu(self.gate(rows, ends, sizes)) * up
-        out: Tensor = self.down(inner, ends, sizes)
+        intermediate = F.gelu(up) if self.gate is None else F.silu(self.gate(rows, ends, sizes)) * up
+        out: Tensor = self.down(intermediate, ends, sizes)
         return out
 
     def use_weights_of(self, other: "StackedFeedForward") -> None:
@@ -67,7 +67,7 @@ def can_group(rows: Tensor, weight: Tensor) -> bool:
     return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.bfloat16)
 
 
-class _Products(torch.autograd.Function):
+class _GroupedLinear(torch.autograd.Function):
     """A linear layer for each expert: rows [rows, in], weight [E, out, in], bias [E, out] or none -> [rows, out].
     `ends`: end of each expert's rows, [E]; None: torch has no kernel for all experts at once.
 
@@ -80,20 +80,22 @@ class _Products(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(rows, weight, ends)
         ctx.sizes, ctx.has_bias = sizes, bias is not None
-        return _by_rows(rows, weight.transpose(1, 2), bias, ends, sizes)
+        return _multiply_rows(rows, weight.transpose(1, 2), bias, ends, sizes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, ends = ctx.saved_tensors
         gradient = gradient.contiguous()
-        of_rows = _by_rows(gradient, weight, None, ends, ctx.sizes)
-        of_weight = _by_experts(gradient, rows, ends, ctx.sizes)
-        of_bias = _sums(gradient, ctx.sizes) if ctx.has_bias else None
+        of_rows = _multiply_rows(gradient, weight, None, ends, ctx.sizes)
+        of_weight = _weight_gradient(gradient, rows, ends, ctx.sizes)
+        of_bias = _bias_gradient(gradient, ctx.sizes) if ctx.has_bias else None
         return of_rows, of_weight, of_bias, None, None
 
 
-def _by_rows(rows: Tensor, matrices: Tensor, bias: Tensor | None, ends: Tensor | None, sizes: Sequence[int]) -> Tensor:
+def _multiply_rows(
+    rows: Tensor, matrices: Tensor, bias: Tensor | None, ends: Tensor | None, sizes: Sequence[int]
+) -> Tensor:
     """Return each expert's rows times its matrix, plus its bias: [rows, in], [E, in, out], [E, out] -> [rows, out]."""
     if ends is not None:
         return F.grouped_mm(rows, matrices, offs=ends)
@@ -107,7 +109,7 @@ def _by_rows(rows: Tensor, matrices: Tensor, bias: Tensor | None, ends: Tensor |
     return out
 
 
-def _by_experts(gradient: Tensor, rows: Tensor, ends: Tensor | None, sizes: Sequence[int]) -> Tensor:
+def _weight_gradient(gradient: Tensor, rows: Tensor, ends: Tensor | None, sizes: Sequence[int]) -> Tensor:
     """Return the gradient of each expert's matrix, from its own rows: gradient [rows, out], [rows, in] -> [E, out,
     in]."""
     if ends is not None:
@@ -122,12 +124,12 @@ def _by_experts(gradient: Tensor, rows: Tensor, ends: Tensor | None, sizes: Sequ
     return out
 
 
-def _sums(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
+def _bias_gradient(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return each expert's sum over its rows: [rows, out] -> [E, out]."""
     return torch.stack([part.sum(0) for part in gradient.split([*sizes])])
 
 
-def by_expert(counts: Tensor, rows: int) -> Tensor:
+def rows_by_expert(counts: Tensor, rows: int) -> Tensor:
     """Return the indices of the rows of the first expert, then of the second, ...: [rows].
 
     Rows arrive rank after rank, and from each rank expert after expert. The rows of an expert keep the order of the
@@ -136,10 +138,10 @@ def by_expert(counts: Tensor, rows: int) -> Tensor:
     counts: rows from each rank for each expert, [ranks, experts]; `rows`: their sum, which the host knows.
     """
     lengths = counts.t().flatten()  # expert after expert, and for each of them rank after rank
-    begins = _begins(counts.flatten()).view_as(counts).t().flatten()  # where these rows start now
-    shifts = (begins - _begins(lengths)).repeat_interleave(lengths, output_size=rows)
+    starts = _starts(counts.flatten()).view_as(counts).t().flatten()  # where these rows start now
+    shifts = (starts - _starts(lengths)).repeat_interleave(lengths, output_size=rows)
     return shifts + torch.arange(rows, device=counts.device)
 
 
-def _begins(lengths: Tensor) -> Tensor:
+def _starts(lengths: Tensor) -> Tensor:
     return lengths.cumsum(0) - lengths

@@ -4,7 +4,7 @@ import torch
 from pseudoreal_api.spec.model import Model as ModelSpec
 from torch import Tensor, nn
 
-from pseudoreal_trainer.model.norm import norm
+from pseudoreal_trainer.model.layers import rms_norm
 
 
 def _embedding(spec: ModelSpec) -> nn.Embedding:
@@ -31,7 +31,7 @@ class Head(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.norm = norm(spec, spec.hidden_size)
+        self.norm = rms_norm(spec, spec.hidden_size)
         self.head = nn.Linear(spec.hidden_size, spec.vocabulary_size, bias=False)
 
     @property
@@ -40,13 +40,13 @@ class Head(nn.Module):
         return self.head.weight
 
 
-class TiedEnds(nn.Module):
+class TiedEmbeddingHead(nn.Module):
     """The embedding, whose matrix is also the head's, and the final norm."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.embedding = _embedding(spec)
-        self.norm = norm(spec, spec.hidden_size)
+        self.norm = rms_norm(spec, spec.hidden_size)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the tokens' embeddings: [B, T] -> [B, T, H]."""
@@ -59,19 +59,19 @@ class TiedEnds(nn.Module):
         return self.embedding.weight
 
 
-def ends_of(spec: ModelSpec) -> tuple[Embedding, Head] | tuple[TiedEnds, TiedEnds]:
+def embedding_and_head(spec: ModelSpec) -> tuple[Embedding, Head] | tuple[TiedEmbeddingHead, TiedEmbeddingHead]:
     """Return the modules of the two ends; with tied embeddings the same module twice."""
     if spec.embeddings == "Separate":
         return Embedding(spec), Head(spec)
-    ends = TiedEnds(spec)
+    ends = TiedEmbeddingHead(spec)
     return ends, ends
 
 
-def soft_cap_of(spec: ModelSpec) -> float | None:
+def logit_soft_cap(spec: ModelSpec) -> float | None:
     return None if spec.logit_soft_cap is None else float(spec.logit_soft_cap)
 
 
-def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
+def apply_soft_cap(logits: Tensor, cap: float | None) -> Tensor:
     """Return logits between -cap and cap: cap tanh(logits / cap) (Gemma 2, arXiv 2408.00118, section 2). None:
     unchanged."""
     return logits if cap is None else cap * torch.tanh(logits / cap)

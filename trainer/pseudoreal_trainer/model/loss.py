@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from pseudoreal_trainer.model.head import soft_capped
+from pseudoreal_trainer.model.head import Head, TiedEmbeddingHead, apply_soft_cap
 from pseudoreal_trainer.plan.chunks import chunk_length
 
 IGNORED = -100
@@ -23,16 +22,6 @@ IGNORED = -100
 
 Take = Callable[[Tensor, Tensor], None]
 """Receives a part of a parameter's gradient, in the parameter's shape and in the compute dtype."""
-
-
-class Output(Protocol):
-    """The model after its last layer."""
-
-    norm: nn.RMSNorm
-
-    @property
-    def matrix(self) -> Tensor:
-        """The head's matrix, [V, H]."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,7 @@ class Loss:
     """Factor of the z-loss, the sum of the squares of the logits' log-sum-exp (PaLM, arXiv 2204.02311, section 5)."""
 
     @torch.no_grad()
-    def cross_entropy(self, head: Output, hidden: Tensor, targets: Tensor) -> Tensor:
+    def cross_entropy(self, head: Head | TiedEmbeddingHead, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy only, without gradients: hidden states [B, T, H], targets [B, T] -> sum over the
         tokens, a scalar."""
         features = head.norm(hidden).flatten(0, 1)  # [N, H]
@@ -80,12 +69,12 @@ class Loss:
         return reduce(add, sums)
 
     @torch.no_grad()
-    def logits(self, head: Output, hidden: Tensor) -> Tensor:
+    def logits(self, head: Head | TiedEmbeddingHead, hidden: Tensor) -> Tensor:
         """Return the logits of single tokens: hidden states [N, H] -> [N, V]."""
         return self._logits(head.norm(hidden), head.matrix)
 
     def backward(
-        self, head: Output, hidden: Tensor, targets: Tensor, divisor: float, take: Take
+        self, head: Head | TiedEmbeddingHead, hidden: Tensor, targets: Tensor, divisor: float, take: Take
     ) -> tuple[Losses, Tensor]:
         """Return the loss sums over the tokens, and the gradient of total / `divisor` by the hidden states, [B, T, H].
 
@@ -124,7 +113,7 @@ class Loss:
 
     def _logits(self, features: Tensor, matrix: Tensor) -> Tensor:
         """Return the logits of a chunk in the dtype of the loss: [c, H] -> [c, V]."""
-        return soft_capped(F.linear(features, matrix).to(self.dtype), self.soft_cap)
+        return apply_soft_cap(F.linear(features, matrix).to(self.dtype), self.soft_cap)
 
     def _cut(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Return the chunks of a tensor with one entry per token, [N, ...]; without tokens, one empty chunk."""

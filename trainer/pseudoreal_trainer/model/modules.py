@@ -8,9 +8,9 @@ from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 
 from pseudoreal_trainer.model.attention import Documents, attend_within, window_mask
-from pseudoreal_trainer.model.block import Block, Routed
-from pseudoreal_trainer.model.experts import Choice, Experts, KeptChoice, Tally
-from pseudoreal_trainer.model.head import Head, TiedEnds, ends_of
+from pseudoreal_trainer.model.block import Block, RoutedTokens
+from pseudoreal_trainer.model.experts import Experts, RouterStatistics, RoutingDecision, SavedDecision
+from pseudoreal_trainer.model.head import Head, TiedEmbeddingHead, embedding_and_head
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
 from pseudoreal_trainer.model.top_k import TopKExperts
 from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of
@@ -60,8 +60,8 @@ class Modules:
         layers = {model.has_experts(layer): layer for layer in range(model.layers)}
         with torch.device("meta"):
             blocks = {kind: Block(model, layer) for kind, layer in layers.items()}
-            embedding, head = ends_of(model)
-        self.head: Head | TiedEnds = head
+            embedding, head = embedding_and_head(model)
+        self.head: Head | TiedEmbeddingHead = head
         self._embedding = UnitModule(embedding, units[0])
         self._head = self._embedding if head is embedding else UnitModule(head, units[-1])
         parts = {_part(unit): unit for unit in units if block_of(unit.name) is not None}
@@ -92,29 +92,31 @@ class Modules:
         self,
         hidden: Tensor,
         layer: int,
-        tally: Tally | None = None,
+        statistics: RouterStatistics | None = None,
         documents: Documents | None = None,
-        kept: KeptChoice | None = None,
+        saved: SavedDecision | None = None,
     ) -> Tensor:
         """Run the bound block as this layer uses it: [B, T, H] -> [B, T, H]. `documents`: attention stays within them;
-        None: whole sequences. `kept`: routing decision; None without experts, and if the decision is not needed
+        None: whole sequences. `saved`: routing decision; None without experts, and if the decision is not needed
         again."""
         run = self._run_block[self._model.has_experts(layer)]
-        out: Tensor = run(hidden, self._rotation(hidden, documents), self._mask(hidden, layer), tally, documents, kept)
+        out: Tensor = run(
+            hidden, self._rotation(hidden, documents), self._mask(hidden, layer), statistics, documents, saved
+        )
         return out
 
-    def routed(
+    def route(
         self,
         hidden: Tensor,
         layer: int,
-        tally: Tally | None = None,
+        statistics: RouterStatistics | None = None,
         documents: Documents | None = None,
-        choice: Choice | None = None,
-    ) -> Routed:
-        """Run a layer up to its experts, for experts on other ranks: hidden [B, T, H]. `choice`: routing decision of an
-        earlier pass."""
+        decision: RoutingDecision | None = None,
+    ) -> RoutedTokens:
+        """Run a layer up to its experts, for experts on other ranks: hidden [B, T, H]. `decision`: routing decision of
+        an earlier pass."""
         rotation, mask = self._rotation(hidden, documents), self._mask(hidden, layer)
-        return self._mixture.routed(hidden, rotation, mask, tally, documents, choice)
+        return self._mixture.route(hidden, rotation, mask, statistics, documents, decision)
 
     @property
     def experts(self) -> Experts | TopKExperts:
@@ -126,15 +128,15 @@ class Modules:
     def _mixture(self) -> Block:
         return self._blocks[True]
 
-    def tally(
+    def router_statistics(
         self, layer: int, divisor: int, device: torch.device, choices_of_step: Callable[[], Tensor] | None = None
-    ) -> Tally | None:
-        """Return a tally for a training pass of this layer; None if it has no experts. `choices_of_step`: None: all
-        experts are chosen equally often."""
+    ) -> RouterStatistics | None:
+        """Return the router statistics of a training pass of this layer; None if it has no experts. `choices_of_step`:
+        None: all experts are chosen equally often."""
         experts = self._model.experts
         if experts is None or not self._model.has_experts(layer):
             return None
-        return Tally.empty(experts.count, divisor, device, choices_of_step)
+        return RouterStatistics.empty(experts.count, divisor, device, choices_of_step)
 
     def _rotation(self, hidden: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor]:
         key = (hidden.shape[1], hidden.device)

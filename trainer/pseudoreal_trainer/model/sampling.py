@@ -1,12 +1,9 @@
-"""Sampling of tokens from a model, one after the other."""
+"""Sampling of a token from the logits of a model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from pseudoreal_trainer.model.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -21,18 +18,6 @@ class Sampling:
     """Share of probability: only the most probable tokens that together have this share are drawn (Holtzman et al.
     2020, nucleus sampling)."""
     seed: int = 0
-
-
-@torch.no_grad()
-def generate(model: Transformer, prompt: Sequence[int], count: int, sequence: int, sampling: Sampling) -> list[int]:
-    """Return `count` tokens that continue a prompt of at least one token. The same seed gives the same tokens."""
-    generator = torch.Generator().manual_seed(sampling.seed)
-    device = model.embedding.weight.device
-    tokens = [*prompt]
-    for _ in range(count):
-        context = torch.tensor([tokens[-sequence:]], device=device)
-        tokens.append(draw(model(context)[0, -1], sampling, generator))
-    return tokens[len(prompt) :]
 
 
 def readable(text: str) -> str:

@@ -15,8 +15,10 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a file atomically: readers of `path` see the old text or the new text."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
+    # Content before name: after a crash, the name could otherwise stand for an empty or partly written file.
     sync(temporary)
     temporary.rename(path)
+    # A rename changes the directory, and survives a crash once the directory is flushed.
     sync(path.parent)
 
 

@@ -50,7 +50,7 @@ class FileStorage:
             with temporary.open("x") as file:
                 file.write(text)
                 file.flush()
-                os.fsync(file.fileno())
+                os.fsync(file.fileno())  # content before name, as in `write_atomically`
             rename_new(temporary, self.path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.documents import Counts, count_documents
-from pseudoreal_trainer.data.order import Stretch, check_epochs, continued, planned, stretch
+from pseudoreal_trainer.data.order import PhaseSamples, check_epochs, continue_phase, phase_samples, project_phases
 from pseudoreal_trainer.data.prefetch import Prefetch
-from pseudoreal_trainer.data.sources import MixedStream, Source
-from pseudoreal_trainer.data.step_order import StepOrder
+from pseudoreal_trainer.data.sources import MixedStream, Source, StepOrder
 from pseudoreal_trainer.data.stream import Part, Stream, rank_parts
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.data.tokens.reader import Tokens
@@ -85,7 +84,7 @@ class DataSource:
     """Samples of a phase, their document counts, and the samples consumed from each source. A context manager."""
 
     def __init__(
-        self, samples: Stream | PrefetchedSamples, mixed: Stretch | None = None, count: Count | None = None
+        self, samples: Stream | PrefetchedSamples, mixed: PhaseSamples | None = None, count: Count | None = None
     ) -> None:
         """`count` is None if attention spans whole sequences."""
         self.samples: Samples = samples
@@ -165,7 +164,7 @@ def _sum_over_ranks(counts: Counts, groups: ProcessGroups) -> Counts:
     return Counts(targets, dict(zip(counts.twice_the_pairs, pairs, strict=True)))
 
 
-def _enter_mixture(config: PhaseConfig, progress: Progress) -> Stretch:
+def _enter_mixture(config: PhaseConfig, progress: Progress) -> PhaseSamples:
     """Return the sample range of the phase. At the start of its mixture, record the start cursor in `progress`."""
     weights = config.mixtures[0].weights
     consumed = progress.consumed or {}
@@ -174,8 +173,8 @@ def _enter_mixture(config: PhaseConfig, progress: Progress) -> Stretch:
         consumed = {"": progress.cursor}
     if progress.mixture_begin is None or progress.step == progress.begin:
         progress.mixture_begin = progress.cursor
-        return stretch(progress.cursor, weights, consumed)
-    return continued(progress.cursor, progress.mixture_begin, weights, consumed)
+        return phase_samples(progress.cursor, weights, consumed)
+    return continue_phase(progress.cursor, progress.mixture_begin, weights, consumed)
 
 
 def _fix_orders(sources: Mapping[str, Source], progress: Progress) -> dict[str, Source]:
@@ -190,7 +189,7 @@ def _fix_orders(sources: Mapping[str, Source], progress: Progress) -> dict[str, 
     return {name: replace(source, order=(progress.blocks or {}).get(name)) for name, source in sources.items()}
 
 
-def _check_epochs(config: PhaseConfig, corpus: TokenCorpus, progress: Progress, first: Stretch) -> None:
+def _check_epochs(config: PhaseConfig, corpus: TokenCorpus, progress: Progress, first: PhaseSamples) -> None:
     step, cursor, ends = progress.step, progress.cursor, list[int]()
     for mixture in config.mixtures:
         cursor += max(0, mixture.last_step - step) * mixture.sequences
@@ -199,7 +198,7 @@ def _check_epochs(config: PhaseConfig, corpus: TokenCorpus, progress: Progress, 
     later = [(end, mixture.weights) for end, mixture in zip(ends, config.mixtures[1:], strict=False)]
     samples = {name: source.samples for name, source in corpus.sources.items()}
     most = {source.name: source.max_epochs for source in config.data.sources if source.max_epochs is not None}
-    check_epochs(planned(first, later), ends[-1], samples, most)
+    check_epochs(project_phases(first, later), ends[-1], samples, most)
 
 
 @dataclass(frozen=True)

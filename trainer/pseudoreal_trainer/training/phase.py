@@ -12,13 +12,13 @@ from pseudoreal_api.wire.messages import Outcome, TerminationMessage
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.lineage import remember_lineage
 from pseudoreal_trainer.checkpoint.manifest import Manifest
-from pseudoreal_trainer.checkpoint.origin import Anew, Complete, Continued, Origin, Resumed, find_origin
+from pseudoreal_trainer.checkpoint.origin import Complete, Continued, FreshStart, Origin, Resumed, find_origin
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.documents import Counts
 from pseudoreal_trainer.data.stream import rank_parts
 from pseudoreal_trainer.data.token_corpus import TokenCorpus, end_of_document_of
-from pseudoreal_trainer.data.tokenizer.kept import keep_tokenizer
+from pseudoreal_trainer.data.tokenizer.saved import save_tokenizer
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.gradient_similarity import LayerGradients, SimilarityProbe
 from pseudoreal_trainer.engine.gradients import REMEDY, Agreement
@@ -76,7 +76,7 @@ def train_phase(
     if ranks.is_first:
         fence.claim()
         remember_lineage(config)
-        keep_tokenizer(config)
+        save_tokenizer(config)
     ranks.heartbeat.working("compares the corpus of all ranks")
     agree_on_corpus(corpus.identity, ranks)
     ranks.heartbeat.working("verifies checkpoints")
@@ -182,7 +182,7 @@ class _TrainingLoop:
     def start(self, origin: Origin) -> None:
         """Measure the validation loss before the phase's first step, unless a checkpoint already has it."""
         progress = self.progress
-        if self.reporter and isinstance(origin, Anew):
+        if self.reporter and isinstance(origin, FreshStart):
             baseline = order2_baseline(self.config, self.corpus) if isinstance(self.corpus, Corpus) else None
             events.log_corpus(self.corpus, self.validations, baseline)
         self.engine.groups.ranks.heartbeat.step_done(progress.step)

@@ -19,7 +19,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from torch import Tensor
 
 from pseudoreal_trainer.checkpoint.manifest import Ending
-from pseudoreal_trainer.checkpoint.origin import Anew, Continued, Origin
+from pseudoreal_trainer.checkpoint.origin import Continued, FreshStart, Origin
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.convert.weights import Weights, open_weights
 from pseudoreal_trainer.data.corpus import CorpusIdentity
@@ -30,8 +30,8 @@ from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
-from pseudoreal_trainer.model.initial import initial_weights
-from pseudoreal_trainer.model.transformer import Transformer, load_into
+from pseudoreal_trainer.model.initialization import initial_weights
+from pseudoreal_trainer.model.reference import Transformer, load_into
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.sizes import Device
@@ -64,7 +64,7 @@ def check_corpus(identity: CorpusIdentity, origin: Origin) -> None:
     Raises InvalidJobError if they differ within one job: every sample would change, and training would use text of the
     validation part. After `continueFrom` another job, a different corpus is only logged.
     """
-    if isinstance(origin, Anew):
+    if isinstance(origin, FreshStart):
         return
     start = origin.checkpoint.manifest
     before = start.corpus
@@ -91,7 +91,7 @@ def open_imported(config: PhaseConfig, origin: Origin, *, checks: bool) -> Weigh
     they do not fit the model.
     """
     start = config.start_from
-    if start is None or start.hugging_face is None or not isinstance(origin, Anew):
+    if start is None or start.hugging_face is None or not isinstance(origin, FreshStart):
         return None
     weights = open_weights(storage_path(start.hugging_face.path), config.model, config.sharing, start.blocks)
     if checks:
@@ -102,7 +102,7 @@ def open_imported(config: PhaseConfig, origin: Origin, *, checks: bool) -> Weigh
 
 def first_progress(config: PhaseConfig, origin: Origin, imported: Weights | None = None) -> Progress:
     """Return the progress before this execution's first step."""
-    if isinstance(origin, Anew):
+    if isinstance(origin, FreshStart):
         return Progress(imported=None if imported is None else imported.config)
     progress = Progress.saved_in(origin.checkpoint.manifest)
     if not isinstance(origin, Continued):
@@ -181,7 +181,7 @@ def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights 
     for index, unit in enumerate(engine.units):
         if engine.state.has(index):
             extent = engine.state.shard_range(index)
-            if not isinstance(origin, Anew):
+            if not isinstance(origin, FreshStart):
                 engine.state.put(index, _load_state(unit, extent, origin.checkpoint))
             elif imported is not None:
                 engine.state.put(index, _import_state(unit, extent, imported, engine.blueprint.master))

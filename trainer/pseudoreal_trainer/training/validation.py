@@ -25,8 +25,8 @@ from pseudoreal_trainer.engine import evaluation
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.evaluation import assign_sequences
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.model.sampling import Sampling, generate
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer, generate
+from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.memory.evaluation import sequences_at_once
 from pseudoreal_trainer.plan.memory.from_config import phase_sizes

@@ -1,8 +1,11 @@
-"""Rules on a layer: attention, rotary positions, windows, norms."""
+"""Rules on the model: attention, rotary positions, windows, norms; experts; tokens."""
 
 from pseudoreal_api.spec.rules.rule import on_job
 
 _ATTENTION, _ROTARY, _SCALING = (f"self.model.attention{path}" for path in ("", ".rotary", ".rotary.scaling"))
+_EXPERTS = "self.model.experts"
+_BYTES = 256
+"""Vocabulary size of the tokenizer Bytes."""
 
 MODEL_RULES = (
     on_job(
@@ -68,5 +71,88 @@ MODEL_RULES = (
         "spec.model.norm.epsilon %s must be at least 1e-37: in float32 it would be 0, and a token of zeros would be"
         " divided by that",
         "self.model.norm.epsilon",
+    ),
+    # Experts.
+    on_job(
+        f"!has(self.model.experts) || has({_EXPERTS}.topK) == ({_EXPERTS}.type == 'TopK')",
+        "spec.model.experts.type is %s; topK is set with type TopK, and with no other",
+        f"{_EXPERTS}.type",
+    ),
+    on_job(
+        f"!has(self.model.experts) || {_EXPERTS}.type != 'TopK' || {_EXPERTS}.prototypes == 1",
+        "spec.model.experts.prototypes %d needs spec.model.experts.type Prototypes; remove it",
+        f"{_EXPERTS}.prototypes",
+    ),
+    on_job(
+        f"!has(self.model.experts) || !has({_EXPERTS}.topK) || {_EXPERTS}.topK.perToken <= {_EXPERTS}.count",
+        "spec.model.experts.topK.perToken %d must be at most spec.model.experts.count %d",
+        f"{_EXPERTS}.topK.perToken",
+        f"{_EXPERTS}.count",
+    ),
+    on_job(
+        f"!has(self.model.experts) || !has({_EXPERTS}.topK) || double({_EXPERTS}.topK.scale) > 0.0",
+        "spec.model.experts.topK.scale %s must be greater than 0",
+        f"{_EXPERTS}.topK.scale",
+    ),
+    on_job(
+        f"!has(self.model.experts) || !has({_EXPERTS}.topK) || {_EXPERTS}.topK.balanceOver == 'Sequence'"
+        f" || double({_EXPERTS}.topK.auxiliaryLoss) > 0.0",
+        "spec.model.experts.topK.balanceOver %s is of a loss whose factor, auxiliaryLoss, is %s; set auxiliaryLoss, or"
+        " remove balanceOver",
+        f"{_EXPERTS}.topK.balanceOver",
+        f"{_EXPERTS}.topK.auxiliaryLoss",
+    ),
+    on_job(
+        f"!has(self.model.experts) || {_EXPERTS}.denseLayers.all(l, l < self.model.layers)",
+        "spec.model.experts.denseLayers: there is no layer %d, as spec.model.layers is %d and the first is 0",
+        f"{_EXPERTS}.denseLayers.filter(l, l >= self.model.layers)[0]",
+        "self.model.layers",
+    ),
+    on_job(
+        f"!has(self.model.experts) || size({_EXPERTS}.denseLayers) < self.model.layers",
+        "spec.model.experts.denseLayers has %d layers, all of spec.model.layers %d; remove spec.model.experts",
+        f"size({_EXPERTS}.denseLayers)",
+        "self.model.layers",
+    ),
+    on_job(
+        "!has(self.model.family) || !(self.model.family in ['Mixtral', 'Qwen3MoE'])"
+        f" || (has(self.model.experts) && {_EXPERTS}.type == 'TopK')",
+        "spec.model.family %s needs spec.model.experts with type TopK",
+        "self.model.family",
+    ),
+    # Tokens.
+    on_job(
+        f"size(self.data.sources) > 0 || self.model.vocabularySize >= {_BYTES}",
+        f"spec.model.vocabularySize %d must be at least {_BYTES}: text is trained on as bytes",
+        "self.model.vocabularySize",
+    ),
+    on_job(
+        "self.data.documents.masking == 'None' || size(self.data.sources) > 0",
+        "spec.data.documents.masking %s needs spec.data.sources: in text that is trained on as bytes nothing ends a"
+        " document",
+        "self.data.documents.masking",
+    ),
+    on_job(
+        "!has(self.data.documents.endToken) || self.data.documents.endToken < self.model.vocabularySize",
+        "spec.data.documents.endToken %d must be below spec.model.vocabularySize %d",
+        "self.data.documents.endToken",
+        "self.model.vocabularySize",
+    ),
+    on_job(
+        "!has(self.model.logitSoftCap) || double(self.model.logitSoftCap) > 0.0",
+        "spec.model.logitSoftCap %s must be greater than 0; leave it out for logits without a bound",
+        "self.model.logitSoftCap",
+    ),
+    # Prototypes.
+    on_job(
+        "!has(self.model.experts) || self.model.experts.count % self.model.experts.prototypes == 0",
+        "spec.model.experts.count %d must be a multiple of spec.model.experts.prototypes %d",
+        "self.model.experts.count",
+        "self.model.experts.prototypes",
+    ),
+    on_job(
+        "!has(self.model.experts) || double(self.model.experts.capacityFactor) > 0.0",
+        "spec.model.experts.capacityFactor %s must be greater than 0",
+        "self.model.experts.capacityFactor",
     ),
 )

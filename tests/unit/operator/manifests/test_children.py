@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_api.environment import is_reserved
+from pseudoreal_api.names import is_reserved_variable
 from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
 from pseudoreal_operator.lifecycle.acceptance import check
 from pseudoreal_operator.manifests.overlay import merge
@@ -378,7 +378,7 @@ def test_no_overlay_removes_indispensable_fields(template: Json, stage: Stage) -
     for kind in ("labels", "annotations"):
         own = {word: value for word, value in plain["metadata"][kind].items() if word.startswith("pseudoreal.dev/")}
         assert own.items() <= overlaid["metadata"][kind].items()
-    env = [entry for entry in plain["spec"]["containers"][0]["env"] if is_reserved(entry["name"])]
+    env = [entry for entry in plain["spec"]["containers"][0]["env"] if is_reserved_variable(entry["name"])]
     assert env
     assert all(entry in overlaid["spec"]["containers"][0]["env"] for entry in env)
 

@@ -53,7 +53,7 @@ def undisturbed(train_job: Callable[[str], Any], tmp_path: Path) -> dict[str, An
 
 
 @pytest.mark.parametrize(("steps_of_real", "saved"), [(2, [6, 8, 10, 12]), (5, [6, 11, 12])])
-def test_it_goes_on_in_the_phase_where_the_other_ended(
+def test_job_continues_in_the_phase_where_the_other_job_ended(
     steps_of_real: int,
     saved: list[int],
     undisturbed: Any,
@@ -82,7 +82,7 @@ def test_it_goes_on_in_the_phase_where_the_other_ended(
     assert train(continuing(1, continues=str(tmp_path / "gone"))).outcome == "Succeeded"
 
 
-def test_it_goes_on_in_the_first_phase(
+def test_job_continues_within_the_first_phase(
     undisturbed: Any, config: Any, delink_of: Any, train: Any, continuing: Any, tmp_path: Path
 ) -> None:
     train(config(0, OLD), _stop_after(3))
@@ -106,7 +106,7 @@ def test_a_job_that_is_given_up_at_once_has_what_it_took_over(
     assert _steps(tmp_path / NEW, "pseudo") == [3]
 
 
-def test_what_the_other_trained_from_another_end_of_the_phase_before_does_not_count(
+def test_checkpoints_of_the_other_job_from_another_phase_start_do_not_count(
     config: Any, delink_of: Any, train: Any, continuing: Any, job_body: Any, tmp_path: Path, capsys: Any
 ) -> None:
     train(config(0, OLD))
@@ -133,7 +133,9 @@ def test_a_last_phase_that_ended_early_may_train_on(
     assert train(continuing(1)).step == 12
 
 
-def test_it_may_train_longer_than_the_other(config: Any, train: Any, continuing: Any, job_body: Any) -> None:
+def test_job_may_train_longer_than_the_job_that_it_continues(
+    config: Any, train: Any, continuing: Any, job_body: Any
+) -> None:
     assert train(config(0, OLD)).step == 6
     job_body["spec"]["phases"][0]["until"]["step"] = 9
     assert train(continuing(0)).step == 9
@@ -149,7 +151,7 @@ def test_a_phase_that_is_trained_again_forgets_what_the_other_made_of_it(
     assert next(made) == 6, "from the start: the checkpoints of steps 5 and 6 count no more"
 
 
-def test_what_another_job_made_of_a_later_phase_outlives_a_roll_back(
+def test_checkpoints_of_the_continued_job_in_a_later_phase_survive_a_roll_back(
     config: Any, delink_of: Any, train: Any, continuing: Any, tmp_path: Path
 ) -> None:
     """The roll back repeats only the end of the earlier phase, with the same result."""
@@ -184,7 +186,7 @@ def test_a_job_that_continues_a_continuing_one_finds_what_the_first_made(
     assert all(np.array_equal(undisturbed[name], found[name]) for name in undisturbed)
 
 
-def test_what_the_second_job_trained_again_stays_discarded_for_the_third(
+def test_checkpoints_discarded_by_the_second_job_stay_discarded_for_the_third(
     config: Any, delink_of: Any, train: Any, continuing: Any, job_body: Any, tmp_path: Path
 ) -> None:
     train(config(0, OLD))
@@ -204,7 +206,7 @@ def test_what_the_second_job_trained_again_stays_discarded_for_the_third(
     assert [m.step for m in store.committed("real")] == [6, 8, 10], "not from step 11 of the first"
 
 
-def test_what_a_job_discarded_of_its_own_does_not_count_for_the_next(
+def test_own_checkpoints_discarded_by_a_job_do_not_count_for_the_next_job(
     config: Any, train: Any, continuing: Any, tmp_path: Path
 ) -> None:
     """The first job was given up before its first save removed the discarded checkpoint."""

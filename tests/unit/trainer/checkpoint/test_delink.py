@@ -21,7 +21,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.plan.units import KINDS, are_experts, block_of
 from pseudoreal_trainer.training.start import load_weights
 from torch.nn import functional as F
@@ -110,7 +110,7 @@ def test_the_function_stays_the_same_to_the_bit(
 
 
 @pytest.mark.parametrize("kind", ["Copy", "Scale", "Reset"])
-def test_of_layers_that_share_experts_alone_only_the_moments_of_experts_are_divided(
+def test_delink_of_shared_experts_divides_only_the_moments_of_experts(
     kind: str, job_body: Any, tmp_path: Path, config: Any, train: Any
 ) -> None:
     """4 layers on one set of experts become 2 sets of 2 layers each, and then each layer has its own experts. The
@@ -139,7 +139,7 @@ def test_of_layers_that_share_experts_alone_only_the_moments_of_experts_are_divi
         assert after.updates("blocks.2.router.weight") == after.updates("blocks.3.experts.balancing_bias") == 6
 
 
-def test_it_writes_a_manifest_and_nothing_else(tmp_path: Path, config: Any, delink_of: Any, train: Any) -> None:
+def test_delink_writes_a_manifest_and_nothing_else(tmp_path: Path, config: Any, delink_of: Any, train: Any) -> None:
     train(config(0))
     delink(delink_of(1))
     folder = tmp_path / "work" / "checkpoints" / "real-00000006"
@@ -237,7 +237,9 @@ def test_an_interrupted_phase_measures_the_same(
     assert whole.manifest.measurement.steps == 4
 
 
-def test_what_was_not_measured_is_refused(job_body: dict[str, Any], tmp_path: Path, config: Any, train: Any) -> None:
+def test_delink_with_measured_moments_is_refused_without_a_measurement(
+    job_body: dict[str, Any], tmp_path: Path, config: Any, train: Any
+) -> None:
     train(config(0))
     unmeasured = newest(CheckpointStore(tmp_path / "work", UID), "pseudo").manifest
     with pytest.raises(TrainingError, match=r"pseudo-00000006 measured nothing.*4 blocks \(Cycle\).*delink with Scale"):
@@ -274,7 +276,7 @@ def test_two_delinks_after_each_other_divide_twice(tmp_path: Path, config: Any, 
         assert np.array_equal(Reader(twice, folder).tensor(name, kind), Reader(at_once, folder).tensor(name, kind))
 
 
-def test_it_can_be_repeated_and_repairs_its_own_work(
+def test_delink_can_be_repeated_and_repairs_its_own_checkpoint(
     tmp_path: Path, config: Any, delink_of: Callable[..., Any], train: Any
 ) -> None:
     train(config(0))

@@ -80,7 +80,9 @@ def test_a_phase_that_was_trained_again_is_not_trained_a_third_time(config: Any,
     assert steps.made == 0
 
 
-def test_what_later_phases_made_goes_with_the_first_save(config: Any, train_job: Any, train: Any, store: Any) -> None:
+def test_first_save_removes_the_discarded_checkpoints_of_later_phases(
+    config: Any, train_job: Any, train: Any, store: Any
+) -> None:
     """Otherwise a job that continues this one would use them, if this one were given up before it trains these phases
     again."""
     train_job("work")
@@ -92,9 +94,7 @@ def test_what_later_phases_made_goes_with_the_first_save(config: Any, train_job:
     assert [(m.phase, m.step, m.execution) for m in store.committed()] == [("pseudo", 3, 2)]
 
 
-def test_what_is_left_over_is_removed_and_what_somebody_writes_meanwhile_is_not(
-    config: Any, train: Any, store: Any
-) -> None:
+def test_unfinished_folders_are_removed_but_not_those_written_meanwhile(config: Any, train: Any, store: Any) -> None:
     left_over, written = store.folder / "pseudo-00000099", store.folder / "real-00000006"
     left_over.mkdir(parents=True)
 

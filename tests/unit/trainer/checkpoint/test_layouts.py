@@ -11,7 +11,7 @@ import pytest
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.origin import Anew, Complete, Origin, find_origin
+from pseudoreal_trainer.checkpoint.origin import Complete, FreshStart, Origin, find_origin
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import load_corpus
@@ -75,7 +75,7 @@ def _rank(rank: int, world: int, tasks: list[Task]) -> None:
 
 def _do(task: Task, ranks: Ranks) -> None:
     config, work = task.config, Path(task.config.work_directory)
-    origin: Origin | Complete = Anew()
+    origin: Origin | Complete = FreshStart()
     if task.source is not None:
         there = config.model_copy(update={"work_directory": str(task.source)})
         origin = find_origin(there, store_of(there), ranks)
@@ -87,7 +87,7 @@ def _do(task: Task, ranks: Ranks) -> None:
         with Saver(engine, store, fence, config.checkpoint, None) as saver:
             stream = Stream(corpus.train, config.model.sequence_length, config.data.seed)
             progress = first_progress(config, origin)
-            if not isinstance(origin, Anew):
+            if not isinstance(origin, FreshStart):
                 saver.start(progress.manifest(config, corpus.identity))
             while progress.step < END:
                 progress.advance(train_step(config, stream, engine, progress), config, left_out=[])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink
-from pseudoreal_trainer.checkpoint.origin import Anew, Complete, Continued, Origin, Resumed, find_origin
+from pseudoreal_trainer.checkpoint.origin import Complete, Continued, FreshStart, Origin, Resumed, find_origin
 from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
@@ -99,7 +99,7 @@ def test_a_phase_that_its_tokens_end_before_its_last_step_is_complete(
 
 
 def test_the_first_phase_begins_anew_and_a_later_one_does_not(config: Any) -> None:
-    assert _find(config(0)) == Anew()
+    assert _find(config(0)) == FreshStart()
     with pytest.raises(
         TrainingError, match=r"phase real has no checkpoint .* the delink from the phase before has not"
     ):
@@ -117,7 +117,7 @@ def test_a_phase_resumes_until_it_is_complete(config: Any, train: Any) -> None:
     assert complete.checkpoint.manifest.name == "pseudo-00000006"
 
 
-def test_what_a_delink_made_is_what_the_next_phase_resumes_from(config: Any, train: Any, delink_of: Any) -> None:
+def test_phase_resumes_from_the_checkpoint_of_its_delink(config: Any, train: Any, delink_of: Any) -> None:
     train(config(0))
     delink(delink_of(1))
     found = _find(config(1))

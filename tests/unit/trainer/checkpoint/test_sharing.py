@@ -2,8 +2,8 @@ import pytest
 from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.checkpoint.sharing import sources
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.checkpoint.delink import block_sources
+from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.plan.units import units_of
 
 
@@ -27,14 +27,14 @@ def test_every_layer_keeps_its_weights_when_blocks_are_refined(pattern: str) -> 
     for few, many in ((1, 3), (2, 4), (3, 6), (2, 12), (4, 4)):
         before = blocks_of_layers(Sharing.model_validate({"blocks": few, "pattern": pattern}), 12)
         after = blocks_of_layers(Sharing.model_validate({"blocks": many, "pattern": pattern}), 12)
-        found = sources(before, after)
+        found = block_sources(before, after)
         assert len(found) == many
         assert [found[block] for block in after] == list(before)
 
 
 def test_a_sharing_that_does_not_refine_is_refused() -> None:
     with pytest.raises(ValueError, match="must refine"):
-        sources((0, 1, 0, 1), (0, 0, 1, 1))
+        block_sources((0, 1, 0, 1), (0, 0, 1, 1))
 
 
 def _mixture(dense: tuple[int, ...]) -> Model:

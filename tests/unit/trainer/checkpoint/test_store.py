@@ -44,7 +44,7 @@ def _newest_step(store: CheckpointStore, phase: str = "pseudo") -> int | None:
     return found.manifest.step
 
 
-def test_what_was_saved_is_read(store: CheckpointStore) -> None:
+def test_saved_checkpoint_is_read_unchanged(store: CheckpointStore) -> None:
     manifest = _save(store, 3)
     found = store.newest("pseudo")
     assert found is not None
@@ -124,7 +124,7 @@ def test_each_rank_verifies_some_files_and_together_all(store: CheckpointStore) 
         path.write_bytes(content)
 
 
-def test_nothing_sound_is_an_error_not_a_fresh_start(store: CheckpointStore) -> None:
+def test_phase_with_only_corrupt_checkpoints_is_an_error_and_no_fresh_start(store: CheckpointStore) -> None:
     _save(store, 1)
     (_folder(store) / "pseudo-00000001" / FILES[0]).unlink()
     with pytest.raises(CorruptCheckpoint, match="every checkpoint of phase pseudo"):
@@ -190,7 +190,7 @@ def test_retention_keeps_every_so_many_steps_and_what_was_verified(store: Checkp
     assert _names(store) == [f"pseudo-0000000{step}" for step in (2, 3, 4, 6, 8)]
 
 
-def test_what_was_never_finished_is_swept_away(store: CheckpointStore) -> None:
+def test_sweep_removes_unfinished_checkpoints(store: CheckpointStore) -> None:
     _save(store, 1)
     for name in ("pseudo-00000002", "real-00000003"):
         (_folder(store) / name).mkdir()
@@ -242,7 +242,9 @@ def test_a_file_that_cannot_be_read_is_not_a_corrupt_one(
     assert not isinstance(error.value, CorruptCheckpoint)
 
 
-def test_what_cannot_be_looked_at_is_not_unfinished(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_keeps_a_checkpoint_whose_manifest_cannot_be_looked_up(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _save(store, 1)
     ours = store.names()
     look = Path.stat
@@ -273,7 +275,7 @@ def _discarding(store: CheckpointStore, before_execution: int, from_step: int) -
     return replace(store, discards={"pseudo": [rule]})
 
 
-def test_what_is_discarded_does_not_count(store: CheckpointStore) -> None:
+def test_discarded_checkpoints_do_not_count(store: CheckpointStore) -> None:
     for step, execution in ((2, 1), (4, 2), (6, 1), (8, 3)):
         _save(store, step, execution=execution)
     _save(store, 8, "real", delinked=True)
@@ -310,7 +312,7 @@ def _linked(store: CheckpointStore, step: int, folder: str) -> None:
     store.commit(manifest)
 
 
-def test_while_files_are_replaced_nothing_refers_to_them(
+def test_no_committed_checkpoint_links_to_files_that_are_being_replaced(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _save(store, 3, phase_complete=True)

@@ -11,8 +11,8 @@ from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.model.sampling import Sampling, generate, readable
-from pseudoreal_trainer.model.transformer import build_model
+from pseudoreal_trainer.model.reference import build_model, generate
+from pseudoreal_trainer.model.sampling import Sampling, readable
 
 from tests.support.forked import run_ranks
 from tests.unit.trainer.convert.support.published import begin

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.training.start import load_weights
 
 LENGTH, NEWLINE = 64, 10

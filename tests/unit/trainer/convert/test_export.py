@@ -19,7 +19,7 @@ from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.convert import huggingface
 from pseudoreal_trainer.data.tokenizer.train import train_tokenizer, write_tokenizer
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.parts import parts_of, units_of_rank
 from pseudoreal_trainer.plan.units import KINDS, units_of
@@ -292,7 +292,7 @@ def test_tensors_are_written_in_portions(shared: Reader, tmp_path: Path, monkeyp
         most.append(end - begin)
         return read(self, name, kind, begin, end)
 
-    monkeypatch.setattr(reader, "_PORTION", 100)
+    monkeypatch.setattr(reader, "_CHUNK", 100)
     monkeypatch.setattr(Reader, "read", counted)
     assert _export(shared, "huggingface", tmp_path / "exported").exit_code == 0
     assert max(most) == 100

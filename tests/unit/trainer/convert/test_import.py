@@ -14,7 +14,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.storage.files import FileContent
 from pseudoreal_trainer.training.start import load_weights
@@ -44,7 +44,7 @@ def _logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_comes_back_is_what_was_read(name: str, job_body: Any, config: Any, tmp_path: Path) -> None:
+def test_export_of_imported_weights_equals_the_original(name: str, job_body: Any, config: Any, tmp_path: Path) -> None:
     """Tensors are equal to the bit, config.json keeps every entry, and transformers computes the same logits."""
     from transformers import AutoModelForCausalLM
 
@@ -244,7 +244,7 @@ def copied(llama: Path, tmp_path: Path, job_body: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused(name: str, copied: Path, config: Any) -> None:
+def test_weights_that_do_not_fit_the_job_are_refused(name: str, copied: Path, config: Any) -> None:
     file, change, says = REFUSED[name]
     edit(copied / file, change)
     with pytest.raises(InvalidJobError) as refused:

@@ -13,9 +13,8 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
-from pseudoreal_trainer.convert.errors import Unfit
 from pseudoreal_trainer.convert.selection import layers_of_blocks
-from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.errors import InvalidJobError, UnfitWeights
 from pseudoreal_trainer.plan.units import are_experts, block_of
 from structlog.testing import capture_logs
 
@@ -43,7 +42,9 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("origins", "layers", "blocks", "pattern", "expected"), KNOWN)
-def test_known_choices(origins: dict[str, Any], layers: int, blocks: int, pattern: str, expected: list[int]) -> None:
+def test_each_block_starts_from_the_expected_layer(
+    origins: dict[str, Any], layers: int, blocks: int, pattern: str, expected: list[int]
+) -> None:
     assert _chosen(layers, blocks, pattern, **origins) == [(layer,) for layer in expected]
 
 
@@ -73,7 +74,7 @@ def test_a_block_does_not_begin_as_a_layer_of_another_kind() -> None:
     assert layers_of_blocks(BlockOrigins(type="Lower"), model, sharing) == ((0,), (1,))
     assert layers_of_blocks(BlockOrigins(type="Average"), model, sharing) == ((0, 2), (1, 3))
     says = "block 1 would begin as layer 2, a dense one, and layer 1, which uses it, is one with experts"
-    with pytest.raises(Unfit, match=says):
+    with pytest.raises(UnfitWeights, match=says):
         layers_of_blocks(BlockOrigins(type="Listed", layers=[0, 2]), model, sharing)
 
 

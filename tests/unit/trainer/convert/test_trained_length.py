@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.convert.published import KINDS, trained_length
+from pseudoreal_trainer.convert.published_config import KINDS, trained_length
 
 YARN, ORIGINAL = {"type": "yarn", "factor": 4.0}, {"original_max_position_embeddings": 32_768}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}

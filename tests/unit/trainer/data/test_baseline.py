@@ -30,7 +30,7 @@ def _brute_force(train: bytes, windows: list[bytes]) -> float:
 
 
 @pytest.mark.parametrize("chunk", [7, 1 << 24])
-def test_it_is_witten_bell_counted_by_hand(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+def test_baseline_equals_witten_bell_counted_by_hand(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(baseline, "_CHUNK", chunk)
     train, windows = TEXT[:70], [TEXT[5:15], TEXT[68:78], TEXT[89:99]]
     found = order2_nats(np.frombuffer(train, np.uint8), np.array([list(window) for window in windows], np.uint8))

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.spec.phase import Batch
 from pseudoreal_trainer.data.block_order import BlockOrder, groups_of, order_of_objects, shuffled_by_blocks
-from pseudoreal_trainer.data.order import continued, stretch
+from pseudoreal_trainer.data.order import continue_phase, phase_samples
 from pseudoreal_trainer.data.sources import MixedStream, Source, blocks_of, open_source
 from pseudoreal_trainer.data.stream import rank_parts
-from pseudoreal_trainer.data.tokens import spans
+from pseudoreal_trainer.data.tokens import ranges
+from pseudoreal_trainer.data.tokens.ranges import ObjectReader
 from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
-from pseudoreal_trainer.data.tokens.spans import ObjectSpans
 from pseudoreal_trainer.storage.path import ObjectPath
 
 from tests.support.depth import DEPTH
@@ -124,7 +124,7 @@ class _Bucket:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> _Bucket:
     bucket = _Bucket()
-    monkeypatch.setattr(spans, "read_ranges", bucket.read_ranges)
+    monkeypatch.setattr(ranges, "read_ranges", bucket.read_ranges)
     return bucket
 
 
@@ -132,14 +132,14 @@ def _source(order: BlockOrder | None, ranks: int = 1) -> Source:
     """Return a source whose cache is the same for both orders."""
     runs = [Run(ObjectPath(f"s3://b/{number}"), 0, np.dtype("<u2"), count) for number, count in enumerate(COUNTS)]
     files = TokenFiles(tuple(runs), ())
-    reader = TokenReader(files, 2**16, ObjectSpans(files.runs, blocks_of(ORDER, T, 2, ranks)))
+    reader = TokenReader(files, 2**16, ObjectReader(files.runs, blocks_of(ORDER, T, 2, ranks)))
     return Source("web", reader, T, SEED, order)
 
 
 def _epoch(source: Source, rank: int, ranks: int) -> list[list[int]]:
     """Return a rank's samples of the first epoch, in steps of 24 samples in two micro-batches."""
     batch, found = Batch(sequences=24, micro_batches=2), list[list[int]]()
-    stream = MixedStream(stretch(0, {"web": 1}, {}), {"web": source}, T)
+    stream = MixedStream(phase_samples(0, {"web": 1}, {}), {"web": source}, T)
     for cursor in range(0, source.samples, 24):
         for first, end in rank_parts(batch, cursor, rank, ranks):
             found += stream.windows(min(first, source.samples), min(end, source.samples)).tolist()
@@ -180,10 +180,10 @@ def test_ranks_together_request_little_more(ranks: int, times: float, bucket: _B
 def test_ranks_restarts_and_the_horizon_change_nothing() -> None:
     source = _source(ORDER)
     expected = [T * _slow(number, source.samples, ORDER, SEED, _key()) for number in range(1200)]
-    stream = MixedStream(stretch(0, {"web": 1}, {}), {"web": source}, T)
+    stream = MixedStream(phase_samples(0, {"web": 1}, {}), {"web": source}, T)
     assert stream.windows(0, 1200)[:, 0].tolist() == expected, "into the second epoch"
     for cut in (1, 31, 32, 33, 583, 585, 1000):
-        again = MixedStream(continued(cut, 0, {"web": 1}, {"web": cut}), {"web": source}, T)
+        again = MixedStream(continue_phase(cut, 0, {"web": 1}, {"web": cut}), {"web": source}, T)
         assert again.windows(cut, cut + 50)[:, 0].tolist() == expected[cut : cut + 50]
     for ranks in (2, 5):
         parts = [rank_parts(Batch(sequences=30, micro_batches=3), 570, rank, ranks) for rank in range(ranks)]

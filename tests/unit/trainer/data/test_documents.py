@@ -28,7 +28,7 @@ def _pairs(length: int, window: int | None) -> int:
 
 
 @given(rows, st.sampled_from([None, 1, 2, 3, 20]))
-def test_what_is_counted_is_what_a_person_counts(windows: list[list[int]], window: int | None) -> None:
+def test_document_counts_equal_those_counted_by_hand(windows: list[list[int]], window: int | None) -> None:
     parts = [part for row in windows for part in cut(row, END)]
     array = _array(windows)
     assert document_lengths(array, END).tolist() == [len(part) for part in parts]

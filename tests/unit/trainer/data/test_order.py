@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_trainer.data.order import Stretch, check_epochs, continued, planned, stretch
+from pseudoreal_trainer.data.order import PhaseSamples, check_epochs, continue_phase, phase_samples, project_phases
 from pseudoreal_trainer.errors import InvalidJobError
 
 NAMES = ("web", "code", "books")
@@ -13,18 +13,18 @@ phases = st.lists(st.tuples(mixtures, st.integers(0, 60)), min_size=1, max_size=
 """Weights of each phase, and the samples that it took in the end."""
 
 
-def _stretches(phases: list[tuple[dict[str, int], int]]) -> list[tuple[Stretch, int]]:
+def _stretches(phases: list[tuple[dict[str, int], int]]) -> list[tuple[PhaseSamples, int]]:
     """Return each phase with the cursor at which it ended."""
-    found: list[tuple[Stretch, int]] = []
+    found: list[tuple[PhaseSamples, int]] = []
     begin, consumed = 0, dict[str, int]()
     for weights, samples in phases:
-        found.append((stretch(begin, weights, consumed), begin + samples))
+        found.append((phase_samples(begin, weights, consumed), begin + samples))
         begin += samples
         consumed = found[-1][0].consumed(begin)
     return found
 
 
-def _samples(part: Stretch, first: int, end: int) -> list[tuple[str, int]]:
+def _samples(part: PhaseSamples, first: int, end: int) -> list[tuple[str, int]]:
     sources, numbers = part.locate(np.arange(first, end))
     return [(part.names[source], number) for source, number in zip(sources.tolist(), numbers.tolist(), strict=True)]
 
@@ -47,7 +47,9 @@ def test_a_checkpoint_anywhere_says_enough_to_go_on(
 ) -> None:
     part, end = _stretches(phases)[-1]
     at = data.draw(st.integers(part.begin, end))
-    again = continued(at, part.begin, dict(zip(part.names, phases[-1][0].values(), strict=True)), part.consumed(at))
+    again = continue_phase(
+        at, part.begin, dict(zip(part.names, phases[-1][0].values(), strict=True)), part.consumed(at)
+    )
     assert _samples(again, at, end + 9) == _samples(part, at, end + 9)
 
 
@@ -69,7 +71,7 @@ def test_a_plan_is_what_comes_if_nothing_ends_early(phases: list[tuple[dict[str,
     found = _stretches(phases)
     behind = [(part.begin, weights) for (part, _), (weights, _) in zip(found[1:], phases[1:], strict=True)]
     last, end = found[-1]
-    assert planned(found[0][0], behind).consumed(end) == last.consumed(end)
+    assert project_phases(found[0][0], behind).consumed(end) == last.consumed(end)
 
 
 def test_too_many_epochs_are_an_error_before_training() -> None:

@@ -25,7 +25,7 @@ def _all(count: int, *key: int) -> list[int]:
 
 @settings(deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 2**31), st.integers(0, 10**6))
-def test_it_is_a_permutation(count: int, seed: int, epoch: int) -> None:
+def test_permuted_indices_contain_each_sample_once(count: int, seed: int, epoch: int) -> None:
     assert sorted(_all(count, seed, epoch)) == list(range(count))
 
 
@@ -80,7 +80,7 @@ def test_fixed_points_are_as_many_as_chance_gives() -> None:
     assert abs(sum(fixed) / len(fixed) - 1) < 0.25, "five deviations of the mean"
 
 
-def test_it_holds_no_list_of_samples() -> None:
+def test_permutation_holds_no_list_of_samples() -> None:
     tracemalloc.start()
     permute(np.arange(64, dtype=np.uint64), 2 * 10**12, 1, 2)
     peak = tracemalloc.get_traced_memory()[1]

@@ -72,7 +72,7 @@ def _threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "prefetch"]
 
 
-def test_it_is_closed_while_its_thread_waits_for_room() -> None:
+def test_prefetch_closes_while_its_thread_waits_for_room() -> None:
     reached = threading.Event()
 
     def make(cursor: int) -> int:
@@ -87,7 +87,7 @@ def test_it_is_closed_while_its_thread_waits_for_room() -> None:
     assert _threads() == []
 
 
-def test_it_is_closed_while_its_thread_makes_something() -> None:
+def test_prefetch_closes_while_its_thread_makes_a_result() -> None:
     """`close` waits for the thread: its resources are free afterwards."""
     begun, finished = threading.Event(), threading.Event()
 
@@ -139,7 +139,7 @@ def test_an_error_of_the_caller_does_not_wait_for_what_hangs() -> None:
     wait_for("the end of the thread", lambda: not _threads())
 
 
-def test_what_is_handed_over_is_the_callers_alone() -> None:
+def test_prefetched_result_belongs_to_the_caller_alone() -> None:
     """Only the caller holds a reference, so a result is freed when the caller drops it; and two results share no
     memory."""
     make: Callable[[int], np.ndarray] = lambda cursor: np.full(10, cursor)  # noqa: E731
@@ -153,7 +153,7 @@ def test_what_is_handed_over_is_the_callers_alone() -> None:
         assert gone() is None
 
 
-def test_what_the_caller_waited_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetch_counts_the_time_that_the_caller_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock advances by one second at each call."""
     monkeypatch.setattr(time, "monotonic", count().__next__)
     with Prefetch(lambda cursor: cursor, 0, 1) as prefetch:

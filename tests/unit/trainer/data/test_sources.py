@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.spec.phase import Batch
-from pseudoreal_trainer.data import step_order
-from pseudoreal_trainer.data.order import continued, stretch
-from pseudoreal_trainer.data.sources import MixedStream, Places, Source, open_source
-from pseudoreal_trainer.data.step_order import StepOrder
+from pseudoreal_trainer.data import sources as samples
+from pseudoreal_trainer.data.order import continue_phase, phase_samples
+from pseudoreal_trainer.data.sources import MixedStream, Places, Source, StepOrder, open_source
 from pseudoreal_trainer.data.stream import Indices, rank_parts
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
@@ -77,7 +76,7 @@ def test_sources_of_one_size_have_orders_of_their_own(sources: dict[str, Source]
 
 
 def test_the_order_is_the_slow_one(sources: dict[str, Source]) -> None:
-    stream = MixedStream(stretch(0, WEIGHTS, {}), sources, SEQUENCE)
+    stream = MixedStream(phase_samples(0, WEIGHTS, {}), sources, SEQUENCE)
     assert stream.windows(0, 300).tolist() == _expected_stream(300)
     assert stream.windows(123, 140).tolist() == _expected_stream(140)[123:]
     assert stream.windows(7, 7).shape == (0, SEQUENCE + 1)
@@ -99,14 +98,14 @@ def test_cut_at_any_step_it_goes_on_with_the_same_windows(
     seen: list[list[int]] = []
     for ranks, micro_batches, width, steps in runs:
         batch = Batch(sequences=width * micro_batches, micro_batches=micro_batches)
-        streams = [MixedStream(continued(cursor, 0, WEIGHTS, consumed), sources, SEQUENCE) for _ in range(ranks)]
+        streams = [MixedStream(continue_phase(cursor, 0, WEIGHTS, consumed), sources, SEQUENCE) for _ in range(ranks)]
         for _ in range(steps):
             parts = [rank_parts(batch, cursor, rank, ranks) for rank in range(ranks)]
             for micro in range(micro_batches):
                 for stream, part in zip(streams, parts, strict=True):
                     seen += stream.windows(*part[micro]).tolist()
             cursor += batch.sequences
-        consumed = streams[0].stretch.consumed(cursor)
+        consumed = streams[0].phase.consumed(cursor)
     assert seen == _expected_stream(cursor)
 
 
@@ -116,7 +115,7 @@ def test_samples_of_many_steps_are_located_at_a_time(
     at_once: int, rank: int, sources: dict[str, Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """40 steps of two micro-batches with 4 samples each; of three ranks, one has 2 samples and the others 1."""
-    monkeypatch.setattr(step_order, "AT_ONCE", at_once)
+    monkeypatch.setattr(samples, "AT_ONCE", at_once)
     places, called = MixedStream.places, list[int]()
 
     def counted(stream: MixedStream, cursors: Indices) -> Places:
@@ -125,7 +124,9 @@ def test_samples_of_many_steps_are_located_at_a_time(
 
     monkeypatch.setattr(MixedStream, "places", counted)
     batch, begin = Batch(sequences=8, micro_batches=2), 16
-    stream = MixedStream(continued(begin, 0, WEIGHTS, stretch(0, WEIGHTS, {}).consumed(begin)), sources, SEQUENCE)
+    stream = MixedStream(
+        continue_phase(begin, 0, WEIGHTS, phase_samples(0, WEIGHTS, {}).consumed(begin)), sources, SEQUENCE
+    )
     order = StepOrder(stream, lambda cursor: rank_parts(batch, cursor, rank, 3), 8)
     expected = _expected_stream(begin + 320)
     for cursor in range(begin, begin + 320, 8):
@@ -144,11 +145,11 @@ def test_cut_at_every_step_of_a_job_of_two_phases(sources: dict[str, Source], st
     def phase(
         begin: int, end: int, weights: dict[str, int], before: dict[str, int]
     ) -> tuple[list[list[int]], dict[str, int]]:
-        part = stretch(begin, weights, before)
+        part = phase_samples(begin, weights, before)
         cut = min(max(4 * steps, begin), end)
         first = MixedStream(part, sources, SEQUENCE).windows(begin, cut).tolist()
-        again = MixedStream(continued(cut, begin, weights, part.consumed(cut)), sources, SEQUENCE)
-        return first + again.windows(cut, end).tolist(), again.stretch.consumed(end)
+        again = MixedStream(continue_phase(cut, begin, weights, part.consumed(cut)), sources, SEQUENCE)
+        return first + again.windows(cut, end).tolist(), again.phase.consumed(end)
 
     one, consumed = phase(0, 24, WEIGHTS, {})
     two, consumed = phase(24, 48, {"code": 1}, consumed)

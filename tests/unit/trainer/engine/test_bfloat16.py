@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.model.transformer import build_model
+from pseudoreal_trainer.model.reference import build_model
 from torch import Tensor
 from torch.nn import functional as F
 

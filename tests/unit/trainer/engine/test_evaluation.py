@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_trainer.engine.evaluation import assign_sequences
-from pseudoreal_trainer.model.sampling import generate
-from pseudoreal_trainer.model.transformer import build_model, load_into
+from pseudoreal_trainer.model.reference import build_model, generate, load_into
 
 from tests.unit.trainer.engine.support import reference
 from tests.unit.trainer.engine.support.cases import PROMPTS, SAMPLING, WRITTEN, Case

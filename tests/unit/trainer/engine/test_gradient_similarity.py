@@ -10,7 +10,7 @@ import torch
 from pseudoreal_api.resolved.layers import groups_of_layers
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.engine.gradient_similarity import LayerGradients, LayerGroup, groups_of
-from pseudoreal_trainer.model.transformer import Transformer, build_model
+from pseudoreal_trainer.model.reference import Transformer, build_model
 from pseudoreal_trainer.plan.layout import Layout
 from torch import Tensor
 from torch.nn import functional as F

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.model.top_k import TopKExperts
-from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.check import PlanError
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -86,8 +86,8 @@ def _loss_of_layer(case: Case, logits: Tensor) -> Tensor:
     scores = logits.softmax(dim=-1) if top_k.score == "Softmax" else logits.sigmoid()
     best = scores.detach().sort(dim=-1, descending=True).indices[:, : top_k.per_token]
     shares = [float((best == expert).sum()) / best.numel() for expert in range(scores.shape[1])]
-    chances = (scores / scores.sum(dim=-1, keepdim=True)).mean(dim=0)
-    return FACTOR * len(shares) * (torch.tensor(shares, dtype=torch.float64) * chances).sum()
+    probabilities = (scores / scores.sum(dim=-1, keepdim=True)).mean(dim=0)
+    return FACTOR * len(shares) * (torch.tensor(shares, dtype=torch.float64) * probabilities).sum()
 
 
 def _joined(case: Case) -> tuple[list[float], list[float], dict[str, Tensor]]:
@@ -165,11 +165,13 @@ def choices(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """Identities of the choices of all passes, and whether the pass made its choice itself."""
     found, made, routes = list[tuple[int, bool]](), list[Any](), TopKExperts.routes
 
-    def noting(self: TopKExperts, logits: Tensor, tally: Any = None, documents: Any = None, choice: Any = None) -> Any:
-        result = routes(self, logits, tally, documents, choice)
+    def noting(
+        self: TopKExperts, logits: Tensor, statistics: Any = None, documents: Any = None, decision: Any = None
+    ) -> Any:
+        result = routes(self, logits, statistics, documents, decision)
         # What lives has an identity of its own.
-        made.append(result.choice)
-        found.append((id(result.choice), choice is None))
+        made.append(result.decision)
+        found.append((id(result.decision), decision is None))
         return result
 
     monkeypatch.setattr(TopKExperts, "routes", noting)

@@ -7,7 +7,7 @@ and copies it to the other.
 import pytest
 import torch
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.model.transformer import Transformer, build_model
+from pseudoreal_trainer.model.reference import Transformer, build_model
 from torch import Tensor, nn
 
 from tests.support.adamw import adamw

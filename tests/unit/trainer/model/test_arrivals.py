@@ -8,7 +8,7 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.grouped import StackedFeedForward, by_expert
+from pseudoreal_trainer.model.grouped import StackedFeedForward, rows_by_expert
 from torch import Tensor
 
 pytestmark = pytest.mark.processor
@@ -48,9 +48,9 @@ def _spread(block: Block, features: list[Tensor], logits: list[Tensor]) -> list[
     experts, ranks = block.experts, len(features)
     count = len(block.router.weight) // ranks
     routes = [experts.routes(part) for part in logits]
-    sent = [r.choice.counts.flatten().tolist() for r in routes]
+    sent = [r.decision.counts.flatten().tolist() for r in routes]
     rows = [
-        experts.rows(part.flatten(0, 1), r.choice, s).split(s)
+        experts.rows(part.flatten(0, 1), r.decision, s).split(s)
         for part, r, s in zip(features, routes, sent, strict=True)
     ]
     back: list[list[Tensor]] = [[] for _ in range(ranks)]
@@ -58,13 +58,13 @@ def _spread(block: Block, features: list[Tensor], logits: list[Tensor]) -> list[
         own = range(owner * count, (owner + 1) * count)
         came = torch.cat([rows[source][expert] for source in range(ranks) for expert in own])
         counts = torch.tensor([[sent[source][expert] for expert in own] for source in range(ranks)])
-        places, sizes = by_expert(counts, len(came)), counts.sum(dim=0)
+        places, sizes = rows_by_expert(counts, len(came)), counts.sum(dim=0)
         made = _of_rank(experts, own).outputs(came.index_select(0, places), sizes, sizes.tolist())
         made = torch.empty_like(came).index_copy_(0, places, made)
         for source, part in enumerate(made.split(counts.sum(dim=1).tolist())):
             back[source].append(part)
     return [
-        experts.combined(torch.cat(parts), experts.weights_of_rows(r, s), r.choice, s).view_as(part)
+        experts.combine(torch.cat(parts), experts.row_weights(r, s), r.decision, s).view_as(part)
         for parts, r, s, part in zip(back, routes, sent, features, strict=True)
     ]
 
@@ -101,7 +101,7 @@ def test_rows_are_found_expert_by_expert_in_the_order_of_the_ranks() -> None:
     counts[1] = 0
     counts[:, 2] = 0
     came = [(rank, expert) for rank in range(3) for expert in range(5) for _ in range(int(counts[rank, expert]))]
-    places = by_expert(counts, len(came)).tolist()
+    places = rows_by_expert(counts, len(came)).tolist()
     assert sorted(places) == [*range(len(came))]
     assert [came[place][::-1] for place in places] == sorted((expert, rank) for rank, expert in came)
     assert places == sorted(places, key=lambda place: (came[place][1], place)), "rows of a rank keep their order"
@@ -113,7 +113,7 @@ def test_a_choice_is_not_made_again() -> None:
         block = _block(kind, torch.float64)
         logits = torch.randn(2, LENGTH, len(block.router.weight), dtype=torch.float64)
         first = block.experts.routes(logits)
-        again = block.experts.routes(-logits, choice=first.choice)
-        assert again.choice is first.choice
+        again = block.experts.routes(-logits, decision=first.decision)
+        assert again.decision is first.decision
         fresh = block.experts.routes(-logits)
-        assert not torch.equal(fresh.choice.chosen, first.choice.chosen)
+        assert not torch.equal(fresh.decision.chosen, first.decision.chosen)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.model.attention import documents_of
+from pseudoreal_trainer.model.attention import find_documents
 from pseudoreal_trainer.model.modules import Modules
+from pseudoreal_trainer.model.reference import build_model
 from pseudoreal_trainer.model.rotary import rotary
-from pseudoreal_trainer.model.transformer import build_model
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 from torch.nn import functional as F
@@ -29,7 +29,7 @@ rows = st.integers(1, 9).flatmap(
 
 @given(rows)
 def test_documents_are_those_that_a_person_cuts(tokens: Tensor) -> None:
-    found = documents_of(tokens, END, tokens)
+    found = find_documents(tokens, END, tokens)
     expected = [cut(row, END) for row in tokens.tolist()]
     assert found.lengths == tuple(tuple(map(len, parts)) for parts in expected)
     assert found.positions.shape == (len(tokens), tokens.shape[1] - 1)
@@ -70,7 +70,7 @@ def test_packed_rows_are_separate_rows(name: str) -> None:
             separate = separate + F.cross_entropy(logits, torch.tensor(wanted).long(), reduction="sum")
     expected = torch.autograd.grad(separate, list(model.parameters()))
     targets = tokens[:, 1:].masked_fill(tokens[:, :-1] == END, -100)
-    logits = model(tokens[:, :-1], documents_of(tokens, END, tokens))
+    logits = model(tokens[:, :-1], find_documents(tokens, END, tokens))
     packed = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
     assert packed.item() == pytest.approx(separate.item(), rel=1e-14)
     for found, gradient in zip(torch.autograd.grad(packed, list(model.parameters())), expected, strict=True):
@@ -89,13 +89,13 @@ def test_positions_begin_anew_in_each_document() -> None:
         return hidden
 
     modules._run_block[False] = block
-    modules.block(hidden, 0, documents=documents_of(tokens, END, tokens))
+    modules.block(hidden, 0, documents=find_documents(tokens, END, tokens))
     for found, table in zip(given[0], rotary(spec, LENGTH, hidden), strict=True):
         expected = [[table[place] for part in cut(row, END) for place in range(len(part))] for row in tokens.tolist()]
         assert torch.equal(found[:, 0], torch.stack([torch.stack(row) for row in expected]))
 
 
-def test_nothing_is_compiled_anew_for_other_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_documents_cause_no_recompilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each micro-batch has other documents; after eight recompilations torch would run uncompiled."""
     graphs: list[Any] = []
 
@@ -109,7 +109,7 @@ def test_nothing_is_compiled_anew_for_other_documents(monkeypatch: pytest.Monkey
     modules.of(1).bind(torch.randn(modules.of(1).numel, dtype=torch.float64))
     hidden, compiled = torch.randn(2, LENGTH, 32, dtype=torch.float64), []
     for rows in (tokens[:2], tokens[1:3], tokens[2:4], tokens[3:]):
-        modules.block(hidden, 0, documents=documents_of(rows, END, rows))
+        modules.block(hidden, 0, documents=find_documents(rows, END, rows))
         compiled.append(len(graphs))
     torch.compiler.reset()
     assert compiled == [compiled[0]] * 4
@@ -119,7 +119,7 @@ def test_nothing_is_compiled_anew_for_other_documents(monkeypatch: pytest.Monkey
 def test_masks_change_what_is_computed() -> None:
     """Otherwise comparing the masked models would prove nothing."""
     model, tokens = build_model(MODELS["plain"], Sharing(blocks=2), 5, torch.float64), _rows()
-    within, across = model(tokens[:, :-1], documents_of(tokens, END, tokens)), model(tokens[:, :-1])
+    within, across = model(tokens[:, :-1], find_documents(tokens, END, tokens)), model(tokens[:, :-1])
     difference = (within - across).abs().amax(dim=2)
     assert difference[0].max() < 1e-13, "the row is one document, so its mask changes nothing"
     assert difference[1, :10].max() < 1e-13
@@ -129,6 +129,6 @@ def test_masks_change_what_is_computed() -> None:
 def test_a_rank_without_sequences_has_a_pass_of_none() -> None:
     """All parameters still have gradients, which are zero."""
     model, tokens = build_model(MODELS["windows"], Sharing(blocks=2), 5, torch.float64), _rows()[:0]
-    logits = model(tokens[:, :-1], documents_of(tokens, END, tokens))
+    logits = model(tokens[:, :-1], find_documents(tokens, END, tokens))
     assert logits.shape == (0, LENGTH, 256)
     assert all(not gradient.any() for gradient in torch.autograd.grad(logits.sum(), list(model.parameters())))

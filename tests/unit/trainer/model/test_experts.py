@@ -8,10 +8,10 @@ import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.experts import Tally
+from pseudoreal_trainer.model.experts import RouterStatistics
 from pseudoreal_trainer.model.grouped import can_group
+from pseudoreal_trainer.model.reference import Transformer, build_model
 from pseudoreal_trainer.model.rotary import rotary
-from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor
 
 from tests.unit.trainer.model.support.grouping import assert_groups_compute_the_same, assert_waits_once
@@ -96,14 +96,14 @@ def test_a_pass_tallies_choices_and_refusals(experts: dict[str, Any]) -> None:
     spec = _spec(experts)
     block, hidden = _block(spec), _features()
     assert spec.experts is not None
-    tally = Tally.empty(spec.experts.count, 7, hidden.device)
-    out = block.experts(hidden, block.router(hidden), tally)
+    statistics = RouterStatistics.empty(spec.experts.count, 7, hidden.device)
+    out = block.experts(hidden, block.router(hidden), statistics)
     assert torch.equal(out, _mixed(block, hidden))
-    (sums,) = torch.autograd.grad(out.sum(), [tally.sums])
+    (sums,) = torch.autograd.grad(out.sum(), [statistics.sums])
     groups = block.router(hidden).detach().flatten(0, 1).unflatten(-1, (spec.experts.prototypes, -1))  # [N, P, n]
     chosen = [[int((token == expert).sum()) for expert in range(groups.shape[-1])] for token in groups.argmax(-1).t()]
-    assert sums[: -Tally.OTHERS].tolist() == [count for group in chosen for count in group]
-    refused, entropy, loss = sums[-Tally.OTHERS :].tolist()
+    assert sums[: -RouterStatistics.OTHERS].tolist() == [count for group in chosen for count in group]
+    refused, entropy, loss = sums[-RouterStatistics.OTHERS :].tolist()
     assert refused == _by_hand(block, spec, hidden)[1]
     assert entropy == pytest.approx(float(torch.distributions.Categorical(logits=groups).entropy().sum()), rel=1e-12)
     assert loss == 0

@@ -11,9 +11,9 @@ from pseudoreal_api.spec.model import Model, Rotary
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.convert.architectures import Ours, Places, architecture_of
-from pseudoreal_trainer.model.attention import documents_of
+from pseudoreal_trainer.model.attention import find_documents
+from pseudoreal_trainer.model.reference import Transformer, build_model
 from pseudoreal_trainer.model.rotary import frequencies, rotary
-from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -250,7 +250,7 @@ def test_documents_of_a_packed_row_are_those_of_transformers(name: str) -> None:
     """transformers separates documents by positions that restart at 0."""
     family = FAMILIES[name]
     ours, theirs, names = _pair(family)
-    inputs, documents = PACKED[:, :-1], documents_of(PACKED, END, PACKED)
+    inputs, documents = PACKED[:, :-1], find_documents(PACKED, END, PACKED)
     expected = theirs(inputs, position_ids=documents.positions, use_cache=False).logits
     found = ours(inputs, documents)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

@@ -107,7 +107,7 @@ def closed_form(setting: Setting, cap: float | None, factor: float) -> Found:
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("factor", [0.0, 1e-3])
 @pytest.mark.parametrize("cap", [None, 3.0])
-def test_it_is_the_closed_form_however_it_is_cut(cap: float | None, factor: float, chunk: int | None) -> None:
+def test_loss_is_the_closed_form_for_any_chunk_length(cap: float | None, factor: float, chunk: int | None) -> None:
     setting = Setting().ignoring()
     found = backward(Loss(torch.float64, chunk, cap, factor), setting)
     expected = closed_form(setting, cap, factor)
@@ -172,7 +172,7 @@ def test_no_tokens_make_a_gradient_of_zeros(factor: float) -> None:
 
 
 @pytest.mark.processor
-def test_what_it_was_given_stays_as_it_was() -> None:
+def test_loss_leaves_its_hidden_states_unchanged() -> None:
     """The normed features are overwritten by their gradient; the hidden states stay intact."""
     setting = Setting()
     before = setting.hidden.clone()

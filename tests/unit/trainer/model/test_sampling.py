@@ -5,8 +5,8 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.model.sampling import Sampling, generate, readable
-from pseudoreal_trainer.model.transformer import Transformer, build_model
+from pseudoreal_trainer.model.reference import Transformer, build_model, generate
+from pseudoreal_trainer.model.sampling import Sampling, readable
 
 PROBABILITIES = {7: 0.5, 3: 0.25, 250: 0.15, 9: 0.1}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Model, TopK
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.experts import Tally
+from pseudoreal_trainer.model.experts import RouterStatistics
 from pseudoreal_trainer.model.top_k import TopKExperts
 from torch import Tensor, nn
 
@@ -79,7 +79,7 @@ def test_scores_of_their_own_with_shared_experts_are_those_of_deepseek(balance: 
     block = _block(_spec(score="Sigmoid", scale="2.5", sharedExperts=2, **balance))
     theirs = _deepseek(block)
     results = []
-    for compute in (block._mixed, theirs):
+    for compute in (block._mix_experts, theirs):
         hidden = _features().requires_grad_()
         out = compute(hidden)
         (out * torch.arange(HIDDEN)).sum().backward()
@@ -96,17 +96,17 @@ def test_scores_of_their_own_with_shared_experts_are_those_of_deepseek(balance: 
 def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
     block = _block(_spec(count=40))
     parameters = [p for n, p in block.named_parameters() if n.startswith("experts.")]
-    gradients = torch.autograd.grad(block._mixed(_features()[:1, :4]).sum(), parameters)
+    gradients = torch.autograd.grad(block._mix_experts(_features()[:1, :4]).sum(), parameters)
     assert sum(not of_one.any() for gradient in gradients for of_one in gradient) >= 3 * (40 - 3 * 4)
 
 
 def test_a_pass_waits_for_the_device_once() -> None:
-    assert_waits_once(Block._mixed, _block(_spec(sharedExperts=1)), _features())
+    assert_waits_once(Block._mix_experts, _block(_spec(sharedExperts=1)), _features())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_in_groups_are_those_one_by_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_groups_compute_the_same(Block._mixed, _spec(), _features().to(dtype), monkeypatch)
+    assert_groups_compute_the_same(Block._mix_experts, _spec(), _features().to(dtype), monkeypatch)
 
 
 @pytest.mark.processor
@@ -114,13 +114,13 @@ def test_a_bias_chooses_experts_and_weighs_none() -> None:
     block = _block(_spec(score="Sigmoid", biasUpdateRate="0.1"))
     bias: Any = block.experts.balancing_bias
     bias.data = torch.tensor([9.0, 0, 9, 0, 0, 9]).double()
-    tally = Tally.empty(6, 1, torch.device("cpu"))
-    (sums,) = torch.autograd.grad(block._mixed(_features(), tally).sum(), [tally.sums])
+    statistics = RouterStatistics.empty(6, 1, torch.device("cpu"))
+    (sums,) = torch.autograd.grad(block._mix_experts(_features(), statistics).sum(), [statistics.sums])
     assert sums[:7].tolist() == [3 * LENGTH, 0, 3 * LENGTH, 0, 0, 3 * LENGTH, 0]
     assert float(sums[-1]) == 0
-    shifted = block._mixed(_features())
+    shifted = block._mix_experts(_features())
     bias.data += 5
-    assert torch.equal(block._mixed(_features()), shifted)
+    assert torch.equal(block._mix_experts(_features()), shifted)
 
 
 @pytest.mark.parametrize("score", ["Softmax", "Sigmoid"])
@@ -130,12 +130,14 @@ def test_the_auxiliary_loss_is_that_of_each_sequence(score: str) -> None:
     for is_plain in (False, True):
         block, hidden = _block(spec), _features().requires_grad_()
         sources = [hidden, block.router.weight]
-        tally = Tally.empty(6, 30, torch.device("cpu"))
+        statistics = RouterStatistics.empty(6, 30, torch.device("cpu"))
         if is_plain:
-            out, loss = block._mixed(hidden), _auxiliary_loss(score, block.router(hidden))
+            out, loss = block._mix_experts(hidden), _auxiliary_loss(score, block.router(hidden))
             found.append([*torch.autograd.grad(out.sum() + loss / 30, sources), loss])
         else:
-            *gradients, sums = torch.autograd.grad(block._mixed(hidden, tally).sum(), [*sources, tally.sums])
+            *gradients, sums = torch.autograd.grad(
+                block._mix_experts(hidden, statistics).sum(), [*sources, statistics.sums]
+            )
             found.append([*gradients, sums[-1]])
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-13, atol=1e-13)
@@ -144,10 +146,10 @@ def test_the_auxiliary_loss_is_that_of_each_sequence(score: str) -> None:
 def test_the_z_loss_pulls_the_logarithm_of_the_sum_to_zero() -> None:
     """The gradient by a logit z is 2 log(sum) exp(z) / sum. The output's gradient is zero here, so nothing else adds to
     it."""
-    block, tally = _block(_spec(routerZLoss="0.3")), Tally.empty(6, 30, torch.device("cpu"))
+    block, statistics = _block(_spec(routerZLoss="0.3")), RouterStatistics.empty(6, 30, torch.device("cpu"))
     logits = block.router(_features()).detach().requires_grad_()
-    out = block.experts(_features(), logits, tally)
-    gradient, sums = torch.autograd.grad(out, [logits, tally.sums], torch.zeros_like(out))
+    out = block.experts(_features(), logits, statistics)
+    gradient, sums = torch.autograd.grad(out, [logits, statistics.sums], torch.zeros_like(out))
     logarithms = logits.detach().exp().sum(dim=-1, keepdim=True).log()
     torch.testing.assert_close(
         gradient, 0.3 / 30 * 2 * logarithms * logits.detach().softmax(dim=-1), rtol=1e-12, atol=0
@@ -174,7 +176,7 @@ def test_experts_in_balance_have_an_auxiliary_loss_of_its_factor() -> None:
     logits = torch.zeros(1, 10, 5, dtype=torch.float64)
     for token in range(10):
         logits[0, token, [token % 5, (token + 1) % 5]] = 1e-12
-    assert float(experts._loss_of_sequences(logits.softmax(dim=-1))) == pytest.approx(10 * 0.5, rel=1e-11)
+    assert float(experts._sequence_loss(logits.softmax(dim=-1))) == pytest.approx(10 * 0.5, rel=1e-11)
 
 
 def test_tokens_are_counted_exactly_in_bfloat16() -> None:
@@ -182,8 +184,8 @@ def test_tokens_are_counted_exactly_in_bfloat16() -> None:
     torch.manual_seed(0)
     block = Block(_spec(biasUpdateRate="0.1")).bfloat16()
     hidden = torch.randn(2, 1001, HIDDEN, dtype=torch.bfloat16)
-    tally = Tally.empty(6, 1, torch.device("cpu"))
-    (sums,) = torch.autograd.grad(block._mixed(hidden, tally).sum(), [tally.sums])
+    statistics = RouterStatistics.empty(6, 1, torch.device("cpu"))
+    (sums,) = torch.autograd.grad(block._mix_experts(hidden, statistics).sum(), [statistics.sums])
     assert int(sums[:6].sum()) == 3 * 2002
     chosen = block.router(hidden).softmax(dim=-1).flatten(0, 1).argsort(dim=-1, descending=True)[:, :3]
     assert sums[:6].tolist() == [int((chosen == expert).sum()) for expert in range(6)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer
 from pseudoreal_trainer.plan.parts import by_expert, parts_of
 from pseudoreal_trainer.plan.units import Unit, are_experts, block_of, in_block, unit_of, units_of
 from pseudoreal_trainer.plan.update_ranges import update_ranges

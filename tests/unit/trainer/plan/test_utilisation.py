@@ -6,7 +6,7 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, Model, Window
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.model.transformer import build_model
+from pseudoreal_trainer.model.reference import build_model
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.plan.utilisation import peak_operations, step_operations

@@ -17,7 +17,7 @@ import pytest
 from pseudoreal_api.resolved.config import CheckpointPolicy
 from pseudoreal_trainer.checkpoint import heads as heads_of
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.heads import MANIFEST, Heads
+from pseudoreal_trainer.checkpoint.heads import MANIFEST, HeadCache
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.manifest_text import manifest_text
 from pseudoreal_trainer.checkpoint.origin import Resumed, find_origin
@@ -107,7 +107,7 @@ def _listed(read: int) -> dict[str, int]:
     return {"list_objects_v2": 1} | ({"get_object": read} if read else {})
 
 
-def test_what_another_process_wrote_or_removed_is_seen(store: CheckpointStore) -> None:
+def test_checkpoints_committed_or_removed_by_another_process_are_noticed(store: CheckpointStore) -> None:
     other = replace(store)
     for step in (1, 2):
         committed(store, step, uid=UID)
@@ -235,7 +235,7 @@ def test_a_file_that_a_rank_does_not_see_yet_is_waited_for_where_it_is_opened(
                 raise FileNotFoundError(2, "not yet", str(path))
 
     monkeypatch.setattr("pseudoreal_trainer.checkpoint.reader.TensorFile", Opened)
-    monkeypatch.setattr("pseudoreal_trainer.checkpoint.visible._AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr("pseudoreal_trainer.checkpoint.visibility._AGAIN_SECONDS", 0.001)
     late, other = (Reader(manifest, store.folder, awaits_files=awaits) for awaits in (True, False))
     assert isinstance(late._file("weights", 5), Opened)
     assert len(looks) == 4
@@ -358,7 +358,9 @@ def test_a_server_that_does_not_remove_many_at_once_is_asked_for_each(
     assert bucket.found() == []
 
 
-def test_the_manifest_goes_first(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removal_of_a_checkpoint_starts_with_its_manifest(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import s3fs
 
     committed(store, 1, uid=UID)
@@ -377,7 +379,7 @@ def test_the_manifest_goes_first(store: CheckpointStore, monkeypatch: pytest.Mon
         patch.setattr(s3fs.S3FileSystem, "_call_s3", sent)
         with pytest.raises((OSError, StorageUnavailable), match="cut"):
             store.begin(manifest_of(1, uid=UID))
-    assert Heads(store.folder).all() == []
+    assert HeadCache(store.folder).all() == []
     assert store.names() == {"pseudo-00000001"}
 
 
@@ -421,7 +423,7 @@ def test_manifests_of_1024_ranks_take_less_than_100_mb(
     digest, kept = started.digest(manifest), []
     tracemalloc.start()
     try:
-        kept.append(started.as_seen(manifest.name, digest))
+        kept.append(started.manifest_when_visible(manifest.name, digest))
         saves.save(saves.saver_of(with_200, 0, 1024, POLICY, monkeypatch), manifest_of(201))
         held, peak = tracemalloc.get_traced_memory()
     finally:

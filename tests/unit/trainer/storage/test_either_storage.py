@@ -16,7 +16,7 @@ from tests.support.checkpoints import newest
 @pytest.mark.parametrize(
     ("successor", "said"), [((2, 0), "was replaced by execution 2"), ((1, 1), "a spare pod took a place")]
 )
-def test_one_that_is_replaced_while_it_writes_does_not_commit(
+def test_execution_that_is_replaced_while_it_writes_does_not_commit(
     successor: tuple[int, int],
     said: str,
     store: CheckpointStore,

@@ -68,7 +68,7 @@ def _after(steps: int) -> Callable[[], bool]:
     return lambda: next(calls) >= steps
 
 
-def test_what_is_resumed_from_objects_is_what_was_never_stopped(
+def test_job_resumed_from_object_storage_equals_an_uninterrupted_one(
     local: CheckpointStore, remote: Bucket, config: Any, train: Any, tmp_path: Path
 ) -> None:
     assert train(config(0), _after(3)).outcome == "Yielded"
@@ -174,7 +174,9 @@ def test_a_corrupt_object_is_named_and_the_checkpoint_before_is_taken(
     assert newest(store_of(remote), "pseudo").manifest.step == 6
 
 
-def test_nothing_sound_is_an_error_not_a_fresh_start(remote: Bucket, config: Any, train: Any) -> None:
+def test_phase_with_only_corrupt_objects_is_an_error_and_no_fresh_start(
+    remote: Bucket, config: Any, train: Any
+) -> None:
     train(config(0), _after(2))
     _damage(remote, "lost", f"{FOLDER}/checkpoints/pseudo-00000002/{FILES[1]}")
     with pytest.raises(CorruptCheckpoint, match=f"every checkpoint of phase pseudo in {remote.url}/{FOLDER}/checkpoin"):
@@ -211,7 +213,7 @@ def test_a_writer_that_is_killed_leaves_the_checkpoint_before(
     assert_same(newest(local, "pseudo"), newest(store_of(remote), "pseudo"))
 
 
-def test_an_attempt_that_is_late_replaces_neither_file_nor_manifest(remote: Bucket, config: Any, train: Any) -> None:
+def test_late_execution_replaces_neither_file_nor_manifest(remote: Bucket, config: Any, train: Any) -> None:
     """The late attempt has read the fence and then stalls; meanwhile its successor saves the same step."""
     train(config(0), _after(2))
     store = store_of(remote)
@@ -314,7 +316,7 @@ def test_folders_are_what_comes_before_the_next_slash(bucket: Bucket) -> None:
     ]
 
 
-def test_what_others_write_is_seen_at_once(bucket: Bucket) -> None:
+def test_objects_written_by_others_are_seen_at_once(bucket: Bucket) -> None:
     folder = ObjectPath(bucket.url)
     assert ObjectStorage(folder).folders() == []
     bucket.write("one/x", b"1")
@@ -428,7 +430,7 @@ def _without_credentials(_: Bucket, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("spoil", [_unreachable, _without_bucket, _without_credentials])
-def test_what_cannot_be_reached_is_said_and_is_not_taken_for_corrupt_or_empty(
+def test_unreachable_storage_is_reported_and_not_taken_for_corrupt_or_empty(
     spoil: Callable[[Bucket, pytest.MonkeyPatch], str],
     saved: Bucket,
     config: Any,
@@ -462,7 +464,7 @@ def test_a_pod_says_what_is_missing(remote: Bucket, delink_of: Any, tmp_path: Pa
     assert "The specified bucket does not exist; check the bucket, and AWS_ENDPOINT_URL" in message["message"]
 
 
-def test_without_its_packages_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_storage_without_its_packages_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     # fsspec may have found it already.
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)

@@ -27,7 +27,9 @@ class Crash(Exception):
     pass
 
 
-def test_they_are_there_once_though_two_pods_are_gone(remote: Bucket, config: Any, train: Any, tmp_path: Path) -> None:
+def test_metrics_of_each_step_are_stored_once_after_two_lost_pods(
+    remote: Bucket, config: Any, train: Any, tmp_path: Path
+) -> None:
     train(config(0, "undisturbed").model_copy(update={"object_storage": None}))
     calls = count(1)
 
@@ -60,7 +62,7 @@ def test_parts_behind_the_checkpoint_that_is_resumed_are_removed(remote: Bucket,
     assert kept(remote) == expected
 
 
-def test_what_could_not_be_written_is_part_of_the_next(
+def test_metrics_that_could_not_be_written_are_part_of_the_next_write(
     remote: Bucket, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace, calls = ObjectStorage.replace, count(1)
@@ -75,7 +77,7 @@ def test_what_could_not_be_written_is_part_of_the_next(
     assert [step for step, _ in kept(remote)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_command_prints_them(remote: Bucket, config: Any, train: Any) -> None:
+def test_metrics_command_prints_the_stored_metrics(remote: Bucket, config: Any, train: Any) -> None:
     train(config(0))
     said = CliRunner().invoke(main, ["metrics", f"{remote.url}/{FOLDER}"])
     assert said.exit_code == 0
@@ -86,7 +88,7 @@ def test_a_command_prints_them(remote: Bucket, config: Any, train: Any) -> None:
     assert (nothing.exit_code, "has no metrics" in nothing.stderr) == (78, True)
 
 
-def test_what_else_lies_beside_the_parts_stays_and_is_not_read(bucket: Bucket) -> None:
+def test_other_objects_beside_the_metrics_are_neither_read_nor_removed(bucket: Bucket) -> None:
     names = ["metrics/notes/today.txt", "metrics/7/lines.jsonl", "metrics/-00000000007/lines.jsonl", "metrics/readme"]
     for name in names:
         bucket.write(name, b"somebody's")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import structlog
-from pseudoreal_trainer.model.sampling import Sampling, generate
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer, generate
+from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.training.metrics_file import metrics_of, truncate_after
 from pseudoreal_trainer.training.start import load_weights
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_trainer.checkpoint import visible
-from pseudoreal_trainer.checkpoint.origin import Anew, Resumed, find_origin
+from pseudoreal_trainer.checkpoint import visibility
+from pseudoreal_trainer.checkpoint.origin import FreshStart, Resumed, find_origin
 from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import TrainingError
@@ -46,13 +46,13 @@ def _stale(*, forever: bool) -> None:
 
 
 def _starts(rank: int, config_file: str, folder: str, forever: bool) -> None:
-    visible._AGAIN_SECONDS, visible._MOST_SECONDS = 0.001, 1.0 if forever else 120.0
+    visibility._AGAIN_SECONDS, visibility._MOST_SECONDS = 0.001, 1.0 if forever else 120.0
     if rank == 1:
         _stale(forever=forever)
     config = PhaseConfig.model_validate_json(Path(config_file).read_bytes())
     try:
         origin = find_origin(config, store_of(config), Ranks(rank, 2, CPU))
-        said = "none" if isinstance(origin, Anew) else origin.checkpoint.manifest.to_json()
+        said = "none" if isinstance(origin, FreshStart) else origin.checkpoint.manifest.to_json()
     except TrainingError as error:
         said = str(error)
     (Path(folder) / str(rank)).write_text(said)
@@ -84,7 +84,7 @@ def test_a_rank_that_never_sees_the_checkpoint_fails_with_a_sentence(saved: str,
 def test_a_file_that_is_gone_for_the_first_rank_too_is_not_waited_for(
     saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visible, "_MOST_SECONDS", 0.0)
+    monkeypatch.setattr(visibility, "_MOST_SECONDS", 0.0)
     (tmp_path / "work" / "checkpoints" / "pseudo-00000006" / "weights-00000.safetensors").unlink()
     config = PhaseConfig.model_validate_json(Path(saved).read_bytes())
     origin = find_origin(config, store_of(config), Ranks(0, 1, CPU))

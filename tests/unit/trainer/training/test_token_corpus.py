@@ -19,10 +19,10 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.data.token_corpus import TokenCorpus, open_corpus
-from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
+from pseudoreal_trainer.data.tokenizer.token_bytes import BYTE_CHARACTERS
 from pseudoreal_trainer.data.tokens.native import read_index, write_index
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.model.transformer import build_model
+from pseudoreal_trainer.model.reference import build_model
 from pseudoreal_trainer.training.schedule import learning_rate
 from torch.nn import functional as F
 

@@ -9,7 +9,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.manifest import Head
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.model.transformer import build_model
+from pseudoreal_trainer.model.reference import build_model
 from pseudoreal_trainer.training.schedule import learning_rate
 from torch.nn import functional as F
 

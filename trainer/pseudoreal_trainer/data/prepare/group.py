@@ -66,15 +66,15 @@ class Work:
 
 def prepare_group(work: Work, tokenizer: Tokenizer, progress: Progress) -> GroupRecord:
     """Write the missing shards of the group. Raises InvalidJobError if an input cannot be used."""
-    record = _begun(work, tokenizer)
-    sound = _sound(work, tokenizer, record)
-    if record.is_finished and sound == record.shards:
+    record = _read_record(work, tokenizer)
+    intact = _intact_shards(work, tokenizer, record)
+    if record.is_finished and intact == record.shards:
         progress.skip()
         return record
-    record = record.model_copy(update={"shards": sound, "is_finished": False})
-    _remove_leftovers(work, len(sound))
-    faults = Faults(work.settings.most_malformed, sound[-1].malformed if sound else 0)
-    for done in _made(work, tokenizer, progress, record, faults):
+    record = record.model_copy(update={"shards": intact, "is_finished": False})
+    _remove_leftovers(work, len(intact))
+    faults = Faults(work.settings.most_malformed, intact[-1].malformed if intact else 0)
+    for done in _write_shards(work, tokenizer, progress, record, faults):
         record = record.model_copy(update={"shards": [*record.shards, done]})
         _write_record(work, record)
     record = record.model_copy(update={"malformed": faults.count, "is_finished": True})
@@ -82,7 +82,7 @@ def prepare_group(work: Work, tokenizer: Tokenizer, progress: Progress) -> Group
     return record
 
 
-def _begun(work: Work, tokenizer: Tokenizer) -> GroupRecord:
+def _read_record(work: Work, tokenizer: Tokenizer) -> GroupRecord:
     """Return the record of an earlier run; an empty record if that run had other content, or the file is unreadable."""
     parts = [work.settings.identity(tokenizer), *(each.sha256() for each in work.group.inputs)]
     source = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -95,9 +95,9 @@ def _begun(work: Work, tokenizer: Tokenizer) -> GroupRecord:
     return found if found.source == source else nothing
 
 
-def _sound(work: Work, tokenizer: Tokenizer, record: GroupRecord) -> list[Done]:
+def _intact_shards(work: Work, tokenizer: Tokenizer, record: GroupRecord) -> list[Done]:
     """Return the leading shards whose files are intact."""
-    sound = []
+    intact = []
     for done in record.shards:
         try:
             found = finished_shard(work.folder, int(done.shard.name), token_type(tokenizer.vocabulary))
@@ -105,22 +105,24 @@ def _sound(work: Work, tokenizer: Tokenizer, record: GroupRecord) -> list[Done]:
             break
         if found != done.shard:
             break
-        sound.append(done)
-    return sound
+        intact.append(done)
+    return intact
 
 
-def _remove_leftovers(work: Work, sound: int) -> None:
-    """Remove the index, which would list shards that are replaced now, and the group's shards from number `sound` on,
+def _remove_leftovers(work: Work, intact: int) -> None:
+    """Remove the index, which would list shards that are replaced now, and the group's shards from number `intact` on,
     finished or not."""
     (work.folder / INDEX).unlink(missing_ok=True)
     first = work.group.number * shards.MOST_PER_GROUP
     prefix = f"{first:05d}"[:-3]
     for path in work.folder.glob(f"{prefix}[0-9][0-9][0-9].*"):
-        if int(path.name.partition(".")[0]) >= first + sound:
+        if int(path.name.partition(".")[0]) >= first + intact:
             path.unlink()
 
 
-def _made(work: Work, tokenizer: Tokenizer, progress: Progress, record: GroupRecord, faults: Faults) -> Iterator[Done]:
+def _write_shards(
+    work: Work, tokenizer: Tokenizer, progress: Progress, record: GroupRecord, faults: Faults
+) -> Iterator[Done]:
     """Write and yield the shards after those of the record."""
     target = Target(
         work.folder, work.group.number, tokenizer.vocabulary, tokenizer.end_of_document, work.settings.sequence

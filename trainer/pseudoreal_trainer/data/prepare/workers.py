@@ -157,7 +157,7 @@ def _work(asked: Connection, shared: Any, tokenizer: TokenizerPath) -> None:
 
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
-    assert parent is not None
+    assert parent is not None, "only worker processes run this"
     parent.join()
     os._exit(1)
 

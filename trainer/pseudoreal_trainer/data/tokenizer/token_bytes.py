@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
 from pseudoreal_trainer.errors import InvalidJobError
 
 TokenBytes = NDArray[np.int64]
@@ -68,6 +67,16 @@ def _kinds(part: dict[str, Any] | None) -> Iterable[str]:
         for inner in part.get("pretokenizers") or part.get("decoders") or []:
             yield from _kinds(inner)
 
+
+def _byte_characters() -> list[str]:
+    """Return the character for each byte: the byte's own character if it is visible, else a character from 256 on."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return [chr(byte) if byte in visible else chr(256 + hidden.index(byte)) for byte in range(256)]
+
+
+BYTE_CHARACTERS = _byte_characters()
+"""Character that represents each byte in byte-level BPE (Radford et al. 2019, GPT-2)."""
 
 _BYTE_SIZES = dict.fromkeys(BYTE_CHARACTERS, 1)
 

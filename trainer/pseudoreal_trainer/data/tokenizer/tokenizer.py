@@ -5,12 +5,11 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.data.tokenizer.named_tokens import named_token
 from pseudoreal_trainer.data.tokenizer.token_bytes import TokenBytes, token_bytes
 from pseudoreal_trainer.errors import InvalidJobError, from_extra
 
@@ -155,3 +154,32 @@ def _checked(end_of_document: int, vocabulary: int) -> int:
             f"{end_of_document} cannot end documents: the tokenizer has the tokens 0 to {vocabulary - 1}"
         )
     return end_of_document
+
+
+def named_token(folder: Path, kind: Literal["bos", "eos"]) -> str | int | None:
+    """Return the token that starts or ends a text, as text or number: from `tokenizer_config.json`, else from
+    `config.json`.
+
+    Chat models list several end tokens in `config.json`; the first is the one of pre-training. Raises InvalidJobError
+    if a file is damaged.
+    """
+    token = json_object(folder / "tokenizer_config.json").get(f"{kind}_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    if isinstance(text, str):
+        return text
+    numbers = json_object(folder / "config.json").get(f"{kind}_token_id")
+    first = numbers[0] if isinstance(numbers, list) and numbers else numbers
+    return first if isinstance(first, int) else None
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in the file; empty if the file does not exist. Raises InvalidJobError if it is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise InvalidJobError(f"{path} is not JSON ({error}); restore the file") from error
+    if not isinstance(found, dict):
+        raise InvalidJobError(f"{path} is JSON, but no object; restore the file")
+    return found

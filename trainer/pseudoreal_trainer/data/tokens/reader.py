@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pseudoreal_trainer.data.tokens.ranges import ByteRange, FileReader, ObjectReader, RangeReader
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
-from pseudoreal_trainer.data.tokens.spans import FileSpans, ObjectSpans, Span, SpanReader
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.storage.path import ObjectPath
 
@@ -20,15 +20,15 @@ class TokenReader:
     """The tokens of token files as one sequence. Memory is a few numbers per file, independent of documents and
     windows. Used by one thread at a time."""
 
-    def __init__(self, files: TokenFiles, vocabulary: int, spans: SpanReader | None = None) -> None:
-        """`vocabulary`: every token must be below it. `spans`: how to read the files; None: chosen by the type of their
-        paths."""
+    def __init__(self, files: TokenFiles, vocabulary: int, ranges: RangeReader | None = None) -> None:
+        """`vocabulary`: every token must be below it. `ranges`: how to read the files; None: chosen by the type of
+        their paths."""
         self._runs, self._dtype, self._vocabulary = files.runs, files.dtype, vocabulary
         self._unsigned = np.dtype(f"{self._dtype.byteorder}u{self._dtype.itemsize}")
         self._ends = np.cumsum([run.count for run in files.runs], dtype=np.int64)
         self._begins = np.concatenate([np.zeros(1, np.int64), self._ends])
         self._first_bytes = np.array([run.begin for run in files.runs], dtype=np.int64)
-        self._spans = spans or (ObjectSpans if are_objects(files.runs) else FileSpans)(files.runs)
+        self._ranges = ranges or (ObjectReader if are_objects(files.runs) else FileReader)(files.runs)
 
     @property
     def tokens(self) -> int:
@@ -39,7 +39,7 @@ class TokenReader:
         changed, or a token is not below the vocabulary."""
         found = np.empty((len(starts), width), self._dtype)
         if found.size:
-            self._spans.read_into(self._places(starts, width), found.reshape(-1).view(np.uint8).data)
+            self._ranges.read_into(self._places(starts, width), found.reshape(-1).view(np.uint8).data)
             self._check(found, starts)
         return found.astype(np.int32)
 
@@ -51,7 +51,7 @@ class TokenReader:
             row, column = np.argwhere(unsigned >= self._vocabulary)[0].tolist()
             raise self._wrong_token(int(starts[row]) + column)
 
-    def _places(self, starts: Starts, width: int) -> list[Span]:
+    def _places(self, starts: Starts, width: int) -> list[ByteRange]:
         """Return the bytes of the windows, with their targets in the result. Windows within a file come in file order,
         so files are read one after another."""
         assert 0 <= starts.min() <= starts.max() <= self.tokens - width
@@ -62,18 +62,18 @@ class TokenReader:
         size, some = self._dtype.itemsize, runs[inside]
         bytes_begin = self._first_bytes[some] + begins[inside] * size
         ats = rows[inside] * (width * size)
-        found = [*map(Span, some.tolist(), bytes_begin.tolist(), ats.tolist(), repeat(width * size))]
+        found = [*map(ByteRange, some.tolist(), bytes_begin.tolist(), ats.tolist(), repeat(width * size))]
         for row, run, begin in np.stack([rows, runs, begins], 1)[~inside].tolist():
             found += self._window(run, begin, row * width, width)
         return found
 
-    def _window(self, run: int, begin: int, at: int, count: int) -> Iterator[Span]:
+    def _window(self, run: int, begin: int, at: int, count: int) -> Iterator[ByteRange]:
         """Yield the bytes of `count` tokens, starting at token `begin` of a run; they may continue in the next runs.
         `at`: index of the first token in the result."""
         width = self._dtype.itemsize
         while count:
             here = min(count, self._runs[run].count - begin)
-            yield Span(run, self._runs[run].begin + begin * width, at * width, here * width)
+            yield ByteRange(run, self._runs[run].begin + begin * width, at * width, here * width)
             run, begin, at, count = run + 1, 0, at + here, count - here
 
     def _wrong_token(self, place: int) -> TrainingError:
@@ -84,7 +84,7 @@ class TokenReader:
         )
 
     def close(self) -> None:
-        self._spans.close()
+        self._ranges.close()
 
 
 def are_objects(runs: tuple[Run, ...]) -> bool:

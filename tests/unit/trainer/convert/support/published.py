@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.origin import Anew
+from pseudoreal_trainer.checkpoint.origin import FreshStart
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.data.corpus import load_corpus
@@ -167,13 +167,13 @@ def begin_with(weights: Path | str, family: Family, job_body: dict[str, Any], **
 def begin(config: PhaseConfig, ranks: Ranks | None = None) -> Reader:
     """Start the phase and save its initial state. Collective: every rank of the phase must call it."""
     ranks = ranks or Ranks(0, 1, torch.device("cpu"))
-    imported = open_imported(config, Anew(), checks=ranks.is_first)
+    imported = open_imported(config, FreshStart(), checks=ranks.is_first)
     corpus = load_corpus(config.data, config.model.sequence_length)
     store = store_of(config)
     with open_engine(config, phase_layout(config, "cpu"), ranks) as engine:
-        fill(engine, config, Anew(), imported)
+        fill(engine, config, FreshStart(), imported)
         with Saver(engine, store, Fence(store.work_directory, 1), config.checkpoint, None) as saver:
-            saver.start(first_progress(config, Anew(), imported).manifest(config, corpus.identity))
+            saver.start(first_progress(config, FreshStart(), imported).manifest(config, corpus.identity))
             saver.finish()
     found = store.newest(config.phase)
     assert found is not None

@@ -36,7 +36,7 @@ def test_each_document_is_there_once_and_cut_as_seldom_as_can_be(case: tuple[lis
 
 @settings(deadline=None)
 @given(lengths_and_row)
-def test_it_is_best_fit_decreasing(case: tuple[list[int], int]) -> None:
+def test_packing_is_best_fit_decreasing(case: tuple[list[int], int]) -> None:
     """A slow reference that searches every block gives blocks with the same room."""
     lengths, sequence = case
     rooms: list[int] = []

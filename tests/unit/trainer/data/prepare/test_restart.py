@@ -29,7 +29,7 @@ def _times(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_mtime_ns for file in folder.glob("*.bin")}
 
 
-def test_it_is_killed_at_every_rename(inputs: Path, tmp_path: Path) -> None:
+def test_prepare_killed_at_any_rename_ends_with_the_same_shards(inputs: Path, tmp_path: Path) -> None:
     prepare_small(inputs, tmp_path / "undisturbed")
     expected = _content(tmp_path / "undisturbed")
     shards = sum(name.endswith(".bin") for name in expected)

@@ -81,7 +81,7 @@ documents = st.lists(st.lists(st.integers(0, 298), max_size=8), max_size=6)
 
 @settings(max_examples=DEPTH.of(40, 1000))
 @given(shards=st.lists(documents, min_size=1, max_size=3))
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, shards: list[Documents]) -> None:
+def test_native_files_are_read_as_written(tmp_path_factory: pytest.TempPathFactory, shards: list[Documents]) -> None:
     folder = tmp_path_factory.mktemp("native")
     index = _index(*(_write(folder, number, each) for number, each in enumerate(shards)))
     write_index(folder, index)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pseudoreal_trainer.data.tokens import spans
+from pseudoreal_trainer.data.tokens import ranges
+from pseudoreal_trainer.data.tokens.formats import token_files
 from pseudoreal_trainer.data.tokens.megatron import megatron_files
 from pseudoreal_trainer.data.tokens.native import native_files, verify
-from pseudoreal_trainer.data.tokens.opening import token_files
+from pseudoreal_trainer.data.tokens.ranges import Blocks, ByteRange, ObjectReader
 from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.data.tokens.runs import Run
-from pseudoreal_trainer.data.tokens.spans import Blocks, ObjectSpans, Span
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.storage.path import ObjectPath
 from pseudoreal_trainer.storage.storage import storage_of
@@ -54,20 +54,20 @@ drawn = st.tuples(st.integers(0, 2), st.integers(0, 32), st.integers(1, 80)).map
 )
 
 
-def _read(reader: ObjectSpans, drawn: list[Drawn]) -> bytes:
-    """Return the concatenated bytes of the spans, which are requested in reverse order."""
+def _read(reader: ObjectReader, drawn: list[Drawn]) -> bytes:
+    """Return the concatenated bytes of the ranges, which are requested in reverse order."""
     ats = [sum(size for _, _, size in drawn[:number]) for number in range(len(drawn) + 1)]
     buffer = bytearray(ats[-1])
-    spans = [Span(run, begin, at, size) for (run, begin, size), at in zip(drawn, ats, strict=False)]
-    reader.read_into(spans[::-1], memoryview(buffer))
+    ranges = [ByteRange(run, begin, at, size) for (run, begin, size), at in zip(drawn, ats, strict=False)]
+    reader.read_into(ranges[::-1], memoryview(buffer))
     return bytes(buffer)
 
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> _Storage:
     storage = _Storage(RUNS)
-    monkeypatch.setattr(spans, "_MOST_REQUESTED", AT_ONCE * BLOCK)
-    monkeypatch.setattr(spans, "read_ranges", storage.read_ranges)
+    monkeypatch.setattr(ranges, "_MOST_REQUESTED", AT_ONCE * BLOCK)
+    monkeypatch.setattr(ranges, "read_ranges", storage.read_ranges)
     return storage
 
 
@@ -78,11 +78,11 @@ def test_blocks_in_a_cache_of_any_state_give_the_bytes(
 ) -> None:
     """Blocks are counted over all objects, as if these were contiguous."""
     storage.asked.clear()
-    reader = ObjectSpans(RUNS, Blocks(BLOCK, overlap, MOST * BLOCK))
+    reader = ObjectReader(RUNS, Blocks(BLOCK, overlap, MOST * BLOCK))
     for call in calls:
         expected = [_content(run, RUNS[run].end)[begin : begin + size] for run, begin, size in call]
         assert _read(reader, call) == b"".join(expected)
-        assert sum(map(len, reader._blocks.values())) == reader._kept <= MOST * BLOCK
+        assert sum(map(len, reader._blocks.values())) == reader._cached_bytes <= MOST * BLOCK
     firsts = {"s3://b/0": 0, "s3://b/1": 100, "s3://b/2": 133}
     for asked in storage.asked:
         assert len(set(asked)) == len(asked), "no block is requested twice at a time"
@@ -91,15 +91,15 @@ def test_blocks_in_a_cache_of_any_state_give_the_bytes(
 
 
 def test_missing_blocks_are_requested_together_and_known_ones_never(storage: _Storage) -> None:
-    reader = ObjectSpans(RUNS, Blocks(BLOCK, 0, MOST * BLOCK))
+    reader = ObjectReader(RUNS, Blocks(BLOCK, 0, MOST * BLOCK))
     _read(reader, [(0, 10, 10), (1, 26, 3), (0, 0, 5)])
     assert storage.asked == [[("s3://b/0", 0, 16), ("s3://b/1", 12, 28), ("s3://b/1", 28, 33), ("s3://b/0", 16, 32)]]
     _read(reader, [(0, 20, 5)])
     assert storage.asked[1:] in ([], [[]])
 
 
-def test_what_two_blocks_have_in_common_is_requested_with_either(storage: _Storage) -> None:
-    reader = ObjectSpans(RUNS, Blocks(BLOCK, 2, MOST * BLOCK))
+def test_bytes_common_to_two_blocks_are_requested_with_either(storage: _Storage) -> None:
+    reader = ObjectReader(RUNS, Blocks(BLOCK, 2, MOST * BLOCK))
     assert _read(reader, [(0, 4, 14)]) == _content(0, 100)[4:18]
     assert _read(reader, [(0, 4, 15)]) == _content(0, 100)[4:19]
     assert storage.asked == [[("s3://b/0", 0, 18)], [("s3://b/0", 16, 34)]]
@@ -108,7 +108,7 @@ def test_what_two_blocks_have_in_common_is_requested_with_either(storage: _Stora
 def test_an_object_that_is_cut_is_named(storage: _Storage) -> None:
     storage.contents[RUNS[1].file] = bytes(10)
     with pytest.raises(TrainingError, match=r"s3://b/1 of the token files has not the 33 bytes"):
-        _read(ObjectSpans(RUNS), [(1, 0, 5)])
+        _read(ObjectReader(RUNS), [(1, 0, 5)])
 
 
 def test_native_files_in_a_bucket_are_those_on_a_disk(bucket: Bucket, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pseudoreal_trainer.data.tokens import spans
+from pseudoreal_trainer.data.tokens import ranges
+from pseudoreal_trainer.data.tokens.ranges import ByteRange, FileReader
 from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
-from pseudoreal_trainer.data.tokens.spans import FileSpans, Span
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 from tests.support.depth import DEPTH
@@ -48,7 +48,7 @@ def test_windows_of_many_files_are_those_of_one_text(
     files, flat = _files(tmp_path_factory.mktemp("files"), parts, kind)
     starts = [place % (len(flat) - width + 1) for place in places] if len(flat) >= width else []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans, "_MOST_OPEN", most_open)
+        patch.setattr(ranges, "_MOST_OPEN", most_open)
         reader = TokenReader(files, 251)
         found = reader.windows(np.array(starts, np.int64), width)
         reader.close()
@@ -61,7 +61,7 @@ def test_windows_of_many_files_are_those_of_one_text(
 def test_files_are_opened_when_they_are_needed_and_a_few_stay_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spans, "_MOST_OPEN", 3)
+    monkeypatch.setattr(ranges, "_MOST_OPEN", 3)
     files, flat = _files(tmp_path, [(10, 0)] * 20)
 
     def opened() -> int:
@@ -163,16 +163,16 @@ def test_two_trillion_samples_need_no_memory(tmp_path: Path) -> None:
     assert _memory() - before < 20 << 20
 
 
-class _Counted(FileSpans):
+class _Counted(FileReader):
     """Spans that count the bytes requested."""
 
     def __init__(self, runs: Any) -> None:
         super().__init__(runs)
         self.bytes = 0
 
-    def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
-        self.bytes += sum(span.size for span in spans)
-        super().read_into(spans, buffer)
+    def read_into(self, ranges: Sequence[ByteRange], buffer: memoryview) -> None:
+        self.bytes += sum(byte_range.size for byte_range in ranges)
+        super().read_into(ranges, buffer)
 
 
 def test_no_more_is_read_than_the_windows(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_no_more_is_read_than_the_windows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_what_is_not_in_memory_is_announced_before_it_is_read(
+def test_uncached_ranges_are_announced_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
     """Cached bytes are read with one call per window."""

@@ -13,7 +13,7 @@ from pseudoreal_api.spec.optimizer import Clipping
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from pseudoreal_trainer.engine.gradients import Gradients
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.reference import Transformer
 from torch import Tensor
 
 from tests.unit.trainer.engine.support import reference

@@ -6,8 +6,8 @@ from functools import cache, reduce
 from operator import add
 
 import torch
+from pseudoreal_trainer.model.reference import Transformer, build_model, load_into
 from pseudoreal_trainer.model.sampling import draw
-from pseudoreal_trainer.model.transformer import Transformer, build_model, load_into
 from pseudoreal_trainer.plan.units import are_experts, unit_of
 from torch import Tensor, nn
 from torch.nn import functional as F

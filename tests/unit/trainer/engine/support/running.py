@@ -16,7 +16,7 @@ from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.router_statistics import ExpertLoad
-from pseudoreal_trainer.model.initial import initial_weights
+from pseudoreal_trainer.model.initialization import initial_weights
 from pseudoreal_trainer.model.modules import views
 from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit, units_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from pseudoreal_trainer.model.reference import Transformer, build_model
 from pseudoreal_trainer.model.rotary import rotary
-from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleLoopedBFS

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from pseudoreal_trainer.model.attention import Documents, documents_of, window_mask
+from pseudoreal_trainer.model.attention import Documents, find_documents, window_mask
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.experts import Tally
-from pseudoreal_trainer.model.head import Embedding, Head, soft_cap_of
+from pseudoreal_trainer.model.experts import RouterStatistics
+from pseudoreal_trainer.model.head import Embedding, Head, logit_soft_cap
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
 from pseudoreal_trainer.plan.memory.graphs import Graphs
@@ -76,13 +76,13 @@ class BlockPass:
         self.trained = [parameter for parameter in self.block.parameters() if parameter.requires_grad]
         self.totals = [torch.zeros(p.shape, dtype=MASTERS[compute], device=p.device) for p in self.trained]
         experts = spec.experts
-        self.tally = Tally.empty(experts.count, 7, self.source.device) if experts else None
+        self.statistics = RouterStatistics.empty(experts.count, 7, self.source.device) if experts else None
 
     def forward(self, source: Tensor) -> Tensor:
         rotation = self.rotation
         if self.documents is not None:
             rotation = rotation_at(rotation, self.documents.positions)
-        output: Tensor = self.block(source, rotation, self.mask, self.tally, self.documents)
+        output: Tensor = self.block(source, rotation, self.mask, self.statistics, self.documents)
         return output
 
     def both(self) -> object:
@@ -102,7 +102,7 @@ def _documents(rows: int, length: int) -> Documents:
     tokens = torch.ones(rows, length + 1, dtype=torch.int64)
     for row in range(rows):
         tokens[row, [2 + row, length // 2 + row]] = 0
-    return documents_of(tokens, 0, tokens)
+    return find_documents(tokens, 0, tokens)
 
 
 def masters_of(module: nn.Module, compute: str) -> list[Tensor]:
@@ -120,7 +120,7 @@ class EndPasses:
     def __init__(self, found: Graphs, compute: str) -> None:
         spec, dtype = found.sizes.model, DTYPES[compute]
         rows = found.tokens // spec.sequence_length
-        self.loss = Loss(MASTERS[compute], found.most, soft_cap_of(spec), 1e-3 if found.sizes.has_z_loss else 0.0)
+        self.loss = Loss(MASTERS[compute], found.most, logit_soft_cap(spec), 1e-3 if found.sizes.has_z_loss else 0.0)
         self.tokens = torch.randint(spec.vocabulary_size, (rows, spec.sequence_length))
         self.head, self.embedding = Head(spec).to(dtype), Embedding(spec).to(dtype)
         self.source = torch.randn(rows, spec.sequence_length, spec.hidden_size, dtype=dtype)

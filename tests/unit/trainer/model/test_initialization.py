@@ -6,7 +6,7 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.model.initial import initial_weights
+from pseudoreal_trainer.model.initialization import initial_weights
 from pseudoreal_trainer.plan.units import units_of
 
 HIDDEN, INNER, LAYERS = 64, 256, 8

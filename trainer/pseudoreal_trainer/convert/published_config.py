@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from pseudoreal_api.spec.model import Placement, QueryKeyNorm
 
-from pseudoreal_trainer.convert.entries import Entries
-from pseudoreal_trainer.convert.errors import Unfit
+from pseudoreal_trainer.convert.config_entries import ConfigEntries
 from pseudoreal_trainer.convert.facts import Facts, windows
-from pseudoreal_trainer.convert.rotary import joined_parameters, rotary_facts
+from pseudoreal_trainer.convert.rotary import join_parameters, rotary_facts
+from pseudoreal_trainer.errors import UnfitWeights
 
 Json = dict[str, Any]
 
@@ -66,54 +66,56 @@ KINDS: Mapping[str, _Kind] = {
 
 
 def published_facts(config: Json) -> Facts:
-    """Return the facts of the model. Raises Unfit."""
+    """Return the facts of the model. Raises UnfitWeights."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in KINDS:
-        raise Unfit(f"config.json has the model_type {model_type}; those that can be read are {', '.join(KINDS)}")
+        raise UnfitWeights(
+            f"config.json has the model_type {model_type}; those that can be read are {', '.join(KINDS)}"
+        )
     try:
-        return _facts(model_type, Entries(config))
+        return _facts(model_type, ConfigEntries(config))
     except (AttributeError, TypeError) as error:
-        raise Unfit(f"config.json has an entry of another type than a {model_type} has: {error}") from error
+        raise UnfitWeights(f"config.json has an entry of another type than a {model_type} has: {error}") from error
 
 
 def trained_length(config: Json) -> int:
     """Return the longest sequence in tokens for which the weights are meant: the length to which their rotary scaling
     stretches positions, or max_position_embeddings if larger. `config` is one that `published_facts` can read."""
-    kind, entries = KINDS[config["model_type"]], Entries(config)
-    rotary = joined_parameters(entries, kind.base)
+    kind, entries = KINDS[config["model_type"]], ConfigEntries(config)
+    rotary = join_parameters(entries, kind.base)
     stretched = rotary.get("factor", 0) * rotary.get("original_max_position_embeddings", 0)
-    return max(entries.whole("max_position_embeddings", kind.positions), int(stretched))
+    return max(entries.integer("max_position_embeddings", kind.positions), int(stretched))
 
 
-def _facts(model_type: str, entries: Entries) -> Facts:
+def _facts(model_type: str, entries: ConfigEntries) -> Facts:
     kind = KINDS[model_type]
-    layers = entries.whole("num_hidden_layers")
+    layers = entries.integer("num_hidden_layers")
     facts = _shape(entries, kind, layers)
     facts |= windows(_windows(entries, kind, layers))
-    facts |= rotary_facts(joined_parameters(entries, kind.base))
+    facts |= rotary_facts(join_parameters(entries, kind.base))
     facts |= _feed_forward(entries, kind, layers)
     for name, value in _FIXED.items():
         if (found := entries.get(name, value)) != value:
-            raise Unfit(f"config.json has {name} {found}; the only one that is computed is {value}")
-    if unknown := [name for name in entries.rest() if name not in _SAYS_NOTHING]:
-        raise Unfit(
+            raise UnfitWeights(f"config.json has {name} {found}; the only one that is computed is {value}")
+    if unknown := [name for name in entries.unread() if name not in _SAYS_NOTHING]:
+        raise UnfitWeights(
             f"config.json has the entries {', '.join(unknown)}, which a {model_type} is not known to have; they may"
             " change what it computes; remove those that do not"
         )
     return facts
 
 
-def _shape(entries: Entries, kind: _Kind, layers: int) -> Facts:
-    hidden, heads = entries.whole("hidden_size"), entries.whole("num_attention_heads")
+def _shape(entries: ConfigEntries, kind: _Kind, layers: int) -> Facts:
+    hidden, heads = entries.integer("hidden_size"), entries.integer("num_attention_heads")
     return {
         "layers": layers,
         "hiddenSize": hidden,
-        "vocabularySize": entries.whole("vocab_size"),
+        "vocabularySize": entries.integer("vocab_size"),
         "embeddings": "Tied" if entries.get("tie_word_embeddings", False) else "Separate",
         "logitSoftCap": None,
         "attention.heads": heads,
         "attention.keyValueHeads": _key_value_heads(entries, kind) or heads,
-        "attention.headSize": entries.whole("head_dim", kind.head_size or hidden // heads),
+        "attention.headSize": entries.integer("head_dim", kind.head_size or hidden // heads),
         "attention.bias": _bias(entries, kind),
         "attention.queryKeyNorm": kind.query_key_norm,
         "norm.placement": kind.placement,
@@ -122,23 +124,23 @@ def _shape(entries: Entries, kind: _Kind, layers: int) -> Facts:
     }
 
 
-def _key_value_heads(entries: Entries, kind: _Kind) -> int | None:
+def _key_value_heads(entries: ConfigEntries, kind: _Kind) -> int | None:
     """Return the number of key-value heads; None (null) means as many as heads. A missing entry means the default of
     the class."""
     found: int | None = entries.get("num_key_value_heads", kind.key_value_heads)
     return found
 
 
-def _bias(entries: Entries, kind: _Kind) -> str:
+def _bias(entries: ConfigEntries, kind: _Kind) -> str:
     has_bias = bool(entries.get("attention_bias", False))
     if kind.bias == "Entry":
         return "All" if has_bias else "None"
     if has_bias:
-        raise Unfit("config.json has attention_bias true, and transformers computes none in this model_type")
+        raise UnfitWeights("config.json has attention_bias true, and transformers computes none in this model_type")
     return kind.bias
 
 
-def _windows(entries: Entries, kind: _Kind, layers: int) -> list[int | None]:
+def _windows(entries: ConfigEntries, kind: _Kind, layers: int) -> list[int | None]:
     """Return the window of each layer."""
     if kind.window == "None":
         return [None] * layers
@@ -152,33 +154,35 @@ def _windows(entries: Entries, kind: _Kind, layers: int) -> list[int | None]:
     if kinds is None:
         return [size if layer >= first else None for layer in range(layers)]
     if len(kinds) != layers or not {*kinds} <= {"sliding_attention", "full_attention"}:
-        raise Unfit(f"config.json has the layer_types {kinds}; it must be full or sliding_attention for each layer")
+        raise UnfitWeights(
+            f"config.json has the layer_types {kinds}; it must be full or sliding_attention for each layer"
+        )
     return [size if each == "sliding_attention" else None for each in kinds]
 
 
-def _feed_forward(entries: Entries, kind: _Kind, layers: int) -> Facts:
-    size = entries.whole("intermediate_size")
+def _feed_forward(entries: ConfigEntries, kind: _Kind, layers: int) -> Facts:
+    size = entries.integer("intermediate_size")
     has_bias = kind.has_mlp_bias and entries.get("mlp_bias", False)
     facts: Facts = {"feedForward.bias": "All" if has_bias else "None"}
     if kind.experts == "Mixtral":
         count = _count(entries, 8)
-        return facts | _top_k(count, entries.whole("num_experts_per_tok", 2), size, "Renormalised", [])
+        return facts | _top_k(count, entries.integer("num_experts_per_tok", 2), size, "Renormalised", [])
     if kind.experts == "None":
         return facts | {"feedForward.size": size}
-    step, only = entries.whole("decoder_sparse_step", 1), entries.get("mlp_only_layers", None) or []
+    step, only = entries.integer("decoder_sparse_step", 1), entries.get("mlp_only_layers", None) or []
     dense = [layer for layer in range(layers) if layer in only or (layer + 1) % step]
-    per_token, width = entries.whole("num_experts_per_tok", 8), entries.whole("moe_intermediate_size", 768)
+    per_token, width = entries.integer("num_experts_per_tok", 8), entries.integer("moe_intermediate_size", 768)
     weights = "Renormalised" if entries.get("norm_topk_prob", False) else "Scores"
     facts |= {"feedForward.size": size} if dense else {}
     return facts | _top_k(_count(entries, 128), per_token, width, weights, dense)
 
 
-def _count(entries: Entries, default: int) -> int:
+def _count(entries: ConfigEntries, default: int) -> int:
     """Return the number of experts: in transformers 5, `num_local_experts` and `num_experts` mean the same."""
     names = ("num_experts", "num_local_experts")
     found = {value for name in names if (value := entries.get(name, None)) is not None} or {default}
     if len(found) > 1:
-        raise Unfit("config.json says num_experts and num_local_experts, and they differ; make them the same")
+        raise UnfitWeights("config.json says num_experts and num_local_experts, and they differ; make them the same")
     return int(found.pop())
 
 

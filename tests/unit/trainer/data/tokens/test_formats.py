@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from pseudoreal_trainer.data.tokens.opening import Format, token_files
+from pseudoreal_trainer.data.tokens.formats import Format, token_files
 from pseudoreal_trainer.errors import InvalidJobError
 
 from tests.unit.trainer.data.support.written import write_native
@@ -44,7 +44,7 @@ def test_the_dtype_of_raw_files_is_what_the_user_says(folder: Path) -> None:
     assert token_files("Raw", folder, "r/*", "uint8").tokens == 10
 
 
-def test_nothing_that_matches_is_named(folder: Path) -> None:
+def test_pattern_without_a_matching_file_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidJobError, match=r"'x/\*\.bin' matches no file below .*; change the pattern"):
         token_files("Megatron", folder, "x/*.bin")
     with pytest.raises(InvalidJobError, match=r"'/etc/\*' is not a glob pattern below"):

@@ -1,20 +1,54 @@
-"""Check that documents in token files end with the token used as the end of a document in training."""
+"""Token files of a folder in any of the formats, and the check that their documents end with the token used in training
+as the end of a document."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pseudoreal_trainer.data.tokens import megatron, nanotron
-from pseudoreal_trainer.data.tokens.opening import Format
+from pseudoreal_trainer.data.tokens.arrays import numpy_files, raw_files
+from pseudoreal_trainer.data.tokens.native import native_files
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles, read_bytes
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.storage.path import StoragePath
+from pseudoreal_trainer.storage.storage import storage_of
+
+Format = Literal["Native", "Megatron", "Nanotron", "NumPy", "Raw"]
+RawType = Literal["uint8", "uint16", "uint32", "int32", "int64"]
 
 _DOCUMENTS = 64
 """Number of documents checked, over all files of a source; at least one of each file."""
 _PLACES, _PORTION = 16, 1 << 18
 """For files without a table of documents: number of places checked, and tokens read at each."""
+
+
+def token_files(kind: Format, folder: StoragePath, pattern: str = "", dtype: RawType = "uint16") -> TokenFiles:
+    """Return the token files of a folder. `pattern`: the files of tokens, in the order of their names (Megatron's
+    X.bin, nanotron's X.ds); native files are listed in their index. `dtype`: of raw files. Raises InvalidJobError if no
+    file matches or a file is damaged."""
+    match kind:
+        case "Native":
+            return native_files(folder)
+        case "Megatron":
+            return megatron.megatron_files(_find(folder, pattern))
+        case "Nanotron":
+            return nanotron.nanotron_files(_find(folder, pattern))
+        case "NumPy":
+            return numpy_files(_find(folder, pattern))
+        case "Raw":
+            return raw_files(_find(folder, pattern), dtype)
+
+
+def _find(folder: StoragePath, pattern: str) -> list[StoragePath]:
+    try:
+        found = [*storage_of(folder).glob(pattern)]
+    except (ValueError, NotImplementedError) as error:
+        raise InvalidJobError(f"{pattern!r} is not a glob pattern below {folder}: {error}") from error
+    if not found:
+        raise InvalidJobError(f"{pattern!r} matches no file below {folder}; change the pattern, or put the files there")
+    return found
 
 
 def check_ends(kind: Format, files: TokenFiles, end: int) -> None:

@@ -21,16 +21,16 @@ def initial_weights(unit: Unit, index: int, model: Model, seed: int, dtype: torc
     distribution. The values of an expert do not depend on the unit's other experts."""
     if unit.experts is None:
         generator = _generator(seed, index)
-        return {parameter.name: _drawn(parameter, model, dtype, generator) for parameter in unit.parameters}
+        return {parameter.name: _draw(parameter, model, dtype, generator) for parameter in unit.parameters}
     stacked = {one.name: torch.empty(one.shape, dtype=dtype) for one in unit.parameters}
-    for place, number in enumerate(unit.experts):
+    for row, number in enumerate(unit.experts):
         generator = _generator(seed, index, number)
         for parameter in unit.parameters:
-            stacked[parameter.name][place] = _drawn(_of_one(parameter), model, dtype, generator)
+            stacked[parameter.name][row] = _draw(_expert_parameter(parameter), model, dtype, generator)
     return stacked
 
 
-def _of_one(stacked: Parameter) -> Parameter:
+def _expert_parameter(stacked: Parameter) -> Parameter:
     return Parameter(stacked.name, stacked.whole[1:])
 
 
@@ -38,10 +38,10 @@ def _generator(*seeds: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
 
 
-def _drawn(parameter: Parameter, model: Model, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def _draw(parameter: Parameter, model: Model, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     if not parameter.is_matrix:
         return (torch.zeros if parameter.is_bias else torch.ones)(parameter.shape, dtype=dtype)
-    normal, values = _normal(parameter, model), torch.empty(parameter.shape, dtype=dtype)
+    normal, values = _distribution(parameter, model), torch.empty(parameter.shape, dtype=dtype)
     if normal.bound is None:
         return values.normal_(std=normal.std, generator=generator)
     bound = normal.bound * normal.std
@@ -57,7 +57,7 @@ class _Normal:
     """Standard deviations at which the distribution is truncated; None: no truncation."""
 
 
-def _normal(matrix: Parameter, model: Model) -> _Normal:
+def _distribution(matrix: Parameter, model: Model) -> _Normal:
     """Return the distribution of a matrix's initial values.
 
     FanIn keeps the size of features through each matrix, and the sum of all layers' outputs adds up to about one

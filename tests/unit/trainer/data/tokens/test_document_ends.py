@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pseudoreal_trainer.data.tokens import ends
+from pseudoreal_trainer.data.tokens import formats
 from pseudoreal_trainer.data.tokens.arrays import raw_files
-from pseudoreal_trainer.data.tokens.ends import check_ends
+from pseudoreal_trainer.data.tokens.formats import Format, check_ends
 from pseudoreal_trainer.data.tokens.megatron import megatron_files
 from pseudoreal_trainer.data.tokens.nanotron import nanotron_files
-from pseudoreal_trainer.data.tokens.opening import Format
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
 
@@ -48,7 +47,7 @@ def test_files_of_nanotron_without_an_index_are_believed(tmp_path: Path) -> None
 def test_bare_tokens_must_have_the_end_somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two files have 100 and 60 tokens. The check reads two tokens at each of the places 0, 10, 20, … of their
     concatenation."""
-    monkeypatch.setattr(ends, "_PORTION", 2)
+    monkeypatch.setattr(formats, "_PORTION", 2)
     places = [*range(0, 160, 10), *range(1, 160, 10)]
     for place in range(160):
         tokens = np.full(160, 7, "<u2")

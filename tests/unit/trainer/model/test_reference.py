@@ -2,8 +2,8 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_trainer.model.reference import Transformer, build_model
 from pseudoreal_trainer.model.rotary import rotary, rotate
-from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch.nn import functional as F
 
 TOKENS = torch.randint(256, (3, 13), generator=torch.Generator().manual_seed(1))

@@ -2,39 +2,39 @@
 
 from typing import Any
 
-from pseudoreal_trainer.convert.errors import Unfit
+from pseudoreal_trainer.errors import UnfitWeights
 
 
-class Entries:
-    """Entries of a config.json. Remembers which were read. A missing entry or a wrong type raises Unfit."""
+class ConfigEntries:
+    """Entries of a config.json. Remembers which were read. A missing entry or a wrong type raises UnfitWeights."""
 
     def __init__(self, config: dict[str, Any], prefix: str = "") -> None:
         self._config, self._prefix = config, prefix
-        self._asked: set[str] = set()
+        self._read: set[str] = set()
 
     def get(self, name: str, default: Any) -> Any:
-        self._asked.add(name)
+        self._read.add(name)
         return self._config.get(name, default)
 
-    def whole(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None) -> int:
         """Return a whole number of at least 1."""
         found = self.get(name, None)
         found = default if found is None else found
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-            raise Unfit(f"{self._prefix}{name} is {_said(found)}, and must be a whole number of at least 1")
+            raise UnfitWeights(f"{self._prefix}{name} is {_describe(found)}, and must be a whole number of at least 1")
         return found
 
     def number(self, name: str, default: float | None = None) -> float:
         found = self.get(name, None)
         found = default if found is None else found
         if not isinstance(found, int | float) or isinstance(found, bool):
-            raise Unfit(f"{self._prefix}{name} is {_said(found)}, and must be a number")
+            raise UnfitWeights(f"{self._prefix}{name} is {_describe(found)}, and must be a number")
         return float(found)
 
-    def rest(self) -> list[str]:
+    def unread(self) -> list[str]:
         """Return the names of the entries that were never read."""
-        return sorted(self._config.keys() - self._asked)
+        return sorted(self._config.keys() - self._read)
 
 
-def _said(value: Any) -> str:
+def _describe(value: Any) -> str:
     return "missing" if value is None else repr(value)

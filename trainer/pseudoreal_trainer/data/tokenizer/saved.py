@@ -16,7 +16,7 @@ from pseudoreal_trainer.storage.storage import storage_of
 TOKENIZER_CONFIG = "tokenizer_config.json"
 BESIDE = (TOKENIZER_CONFIG, "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
 """Files that say how texts of the tokenizer start and end."""
-_KEPT = "tokenizer"
+_FOLDER = "tokenizer"
 _FILES = (TOKENIZER_FILE, *BESIDE, "config.json")
 """Files that are kept; the last one may name the end-of-document token."""
 
@@ -26,12 +26,12 @@ def tokenizer_file(path: Path) -> Path:
     return path / TOKENIZER_FILE if path.is_dir() else path
 
 
-def keep_tokenizer(config: PhaseConfig) -> None:
+def save_tokenizer(config: PhaseConfig) -> None:
     """Copy the job's tokenizer.json, if it has one, with the files that belong to it. Raises TrainingError."""
     if config.data.tokenizer.path is None:
         return
     file = tokenizer_file(Path(config.data.path) / config.data.tokenizer.path)
-    folder = storage_path(config.storage) / _KEPT
+    folder = storage_path(config.storage) / _FOLDER
     try:
         storage_of(folder).make_folder()
         for name in _FILES:
@@ -44,10 +44,10 @@ def keep_tokenizer(config: PhaseConfig) -> None:
 
 
 @contextmanager
-def kept_tokenizer(work_directory: StoragePath) -> Iterator[Path | None]:
+def saved_tokenizer(work_directory: StoragePath) -> Iterator[Path | None]:
     """Yield the local path of the tokenizer.json kept in the work directory; None if the tokens are bytes, or no
     tokenizer was named. Raises OSError."""
-    folder = work_directory / _KEPT
+    folder = work_directory / _FOLDER
     if not storage_of(folder / TOKENIZER_FILE).exists():
         yield None
     elif isinstance(folder, Path):

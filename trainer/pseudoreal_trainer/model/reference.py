@@ -1,6 +1,10 @@
-"""A decoder-only transformer whose layers may share blocks."""
+"""The whole model in one module and one process: the reference for the engine, which runs the same model unit by unit.
 
-from collections.abc import Mapping
+Tests compare the engine with it; `pseudoreal sample` and the text logged after a phase are generated with it.
+`engine.writing` generates text during training, from the engine's own units.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import torch
 from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
@@ -11,15 +15,17 @@ from torch.nn import functional as F
 
 from pseudoreal_trainer.model.attention import Documents, window_mask
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.head import soft_cap_of, soft_capped
-from pseudoreal_trainer.model.initial import initial_weights
-from pseudoreal_trainer.model.norm import norm
+from pseudoreal_trainer.model.head import apply_soft_cap, logit_soft_cap
+from pseudoreal_trainer.model.initialization import initial_weights
+from pseudoreal_trainer.model.layers import rms_norm
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
+from pseudoreal_trainer.model.sampling import Sampling, draw
 from pseudoreal_trainer.plan.units import units_of
 
 
 class Transformer(nn.Module):
-    """Embedding, layers, final norm, head. Layer l uses block `layer_blocks[l]`; blocks may share experts."""
+    """Decoder-only transformer: embedding, layers, final norm, head. Layer l uses block `layer_blocks[l]`; blocks may
+    share experts."""
 
     def __init__(self, spec: ModelSpec, sharing: Sharing) -> None:
         super().__init__()
@@ -31,7 +37,7 @@ class Transformer(nn.Module):
             if experts is not None and experts != block:
                 blocks[block].use_experts_of(blocks[experts])
         self.blocks = nn.ModuleList(blocks)
-        self.norm = norm(spec, spec.hidden_size)
+        self.norm = rms_norm(spec, spec.hidden_size)
         separate = spec.embeddings == "Separate"
         self.head = nn.Linear(spec.hidden_size, spec.vocabulary_size, bias=False) if separate else None
 
@@ -47,7 +53,7 @@ class Transformer(nn.Module):
         for layer, block in enumerate(self.layer_blocks):
             hidden = self.blocks[block](hidden, rotation, mask if self.spec.window_of(layer) else None, None, documents)
         matrix = self.embedding.weight if self.head is None else self.head.weight
-        return soft_capped(F.linear(self.norm(hidden), matrix), soft_cap_of(self.spec))
+        return apply_soft_cap(F.linear(self.norm(hidden), matrix), logit_soft_cap(self.spec))
 
 
 def load_into(model: Transformer, weights: Mapping[str, Tensor]) -> None:
@@ -62,3 +68,15 @@ def build_model(spec: ModelSpec, sharing: Sharing, seed: int, dtype: torch.dtype
     for index, unit in enumerate(units_of(spec, sharing)):
         model.load_state_dict(initial_weights(unit, index, spec, seed, dtype), strict=False)
     return model
+
+
+@torch.no_grad()
+def generate(model: Transformer, prompt: Sequence[int], count: int, sequence: int, sampling: Sampling) -> list[int]:
+    """Return `count` tokens that continue a prompt of at least one token. The same seed gives the same tokens."""
+    generator = torch.Generator().manual_seed(sampling.seed)
+    device = model.embedding.weight.device
+    tokens = [*prompt]
+    for _ in range(count):
+        context = torch.tensor([tokens[-sequence:]], device=device)
+        tokens.append(draw(model(context)[0, -1], sampling, generator))
+    return tokens[len(prompt) :]

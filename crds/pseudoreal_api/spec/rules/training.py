@@ -1,6 +1,13 @@
-"""Rules on each phase, and on pairs of consecutive phases."""
+"""Rules on training: the data, the optimizer, each phase, and pairs of consecutive phases."""
 
 from pseudoreal_api.spec.rules.rule import on_each_pair, on_each_phase, on_job
+
+_LACKS = (
+    "((m.tensors == 'Head' && self.model.embeddings == 'Tied')"
+    " || (m.tensors in ['Experts', 'Router'] && !has(self.model.experts))"
+    " || (m.tensors == 'FeedForward' && has(self.model.experts) && size(self.model.experts.denseLayers) == 0))"
+)
+_NEVER_DECAYS = "(m.tensors in ['Norms', 'Biases'] && double(m.weightDecay) != 1.0)"
 
 
 def blocks_of(phase: str) -> str:
@@ -31,7 +38,96 @@ _NEXT_OF_BLOCK = (
 )
 _MIXED = f"{_DENSE_LAYERS}.filter(l, !({_NEXT_OF_BLOCK} in {_DENSE_LAYERS}))"
 
-PHASE_RULES = (
+TRAINING_RULES = (
+    # Validation, token sets, tokenizer.
+    on_job(
+        "double(self.data.validation.fraction) > 0.0 && double(self.data.validation.fraction) < 1.0",
+        "spec.data.validation.fraction %s must lie between 0 and 1, both excluded",
+        "self.data.validation.fraction",
+    ),
+    on_job(
+        "size(self.data.sources) == 0 || size(self.data.validation.sets) > 0",
+        "spec.data.validation.sets: beside the %d spec.data.sources there must be one at least; name files of tokens"
+        " that are not trained on",
+        "size(self.data.sources)",
+    ),
+    on_job(
+        "size(self.data.sources) > 0 || size(self.data.validation.sets) == 0",
+        "spec.data.validation.sets: the %d sets are tokens, and without spec.data.sources training reads text; remove"
+        " them, and spec.data.validation.fraction of the text is measured",
+        "size(self.data.validation.sets)",
+    ),
+    on_job(
+        "has(self.data.tokenizer.path) == (self.data.tokenizer.type == 'File')",
+        "spec.data.tokenizer.type is %s: File needs spec.data.tokenizer.path, and Bytes has none",
+        "self.data.tokenizer.type",
+    ),
+    on_job(
+        "self.data.tokenizer.type == 'Bytes' || size(self.data.sources) > 0",
+        "spec.data.tokenizer.type %s is for spec.data.sources, and text is trained on as bytes; run `pseudoreal data"
+        " prepare` with that tokenizer, and name what it writes in spec.data.sources",
+        "self.data.tokenizer.type",
+    ),
+    # Optimizer, and tensors with settings of their own.
+    on_job(
+        "double(self.optimizer.learningRate) > 0.0",
+        "spec.optimizer.learningRate %s must be greater than 0",
+        "self.optimizer.learningRate",
+    ),
+    on_job(
+        "double(self.optimizer.finalFraction) <= 1.0",
+        "spec.optimizer.finalFraction %s must be at most 1",
+        "self.optimizer.finalFraction",
+    ),
+    on_job(
+        "double(self.optimizer.decayFraction) > 0.0 && double(self.optimizer.decayFraction) <= 1.0",
+        "spec.optimizer.decayFraction %s must be greater than 0 and at most 1",
+        "self.optimizer.decayFraction",
+    ),
+    on_job(
+        "double(self.optimizer.beta1) < 1.0 && double(self.optimizer.beta2) < 1.0",
+        "spec.optimizer.beta1 %s and spec.optimizer.beta2 %s must be less than 1",
+        "self.optimizer.beta1",
+        "self.optimizer.beta2",
+    ),
+    on_job(
+        # The smallest normal float32 is 1.18e-38; numbers far below it become zero.
+        "double(self.optimizer.epsilon) >= 1e-37",
+        "spec.optimizer.epsilon %s must be at least 1e-37: in float32 it would be 0, and a parameter without a gradient"
+        " would be divided by that",
+        "self.optimizer.epsilon",
+    ),
+    on_job(
+        "self.model.embeddings != 'Tied' || !('Head' in self.optimizer.decayExclusions)",
+        "spec.optimizer.decayExclusions has Head, but with spec.model.embeddings %s there is no head of its own; write"
+        " Embedding for the one matrix",
+        "self.model.embeddings",
+    ),
+    on_job(
+        f"self.optimizer.multipliers.all(m, !{_LACKS})",
+        "spec.optimizer.multipliers[%s]: spec.model has none of these tensors; remove it. A tied head is the Embedding",
+        f"self.optimizer.multipliers.filter(m, {_LACKS})[0].tensors",
+    ),
+    on_job(
+        f"self.optimizer.multipliers.all(m, !{_NEVER_DECAYS})",
+        "spec.optimizer.multipliers[%s].weightDecay %s must be left out: these tensors do not decay",
+        f"self.optimizer.multipliers.filter(m, {_NEVER_DECAYS})[0].tensors",
+        f"self.optimizer.multipliers.filter(m, {_NEVER_DECAYS})[0].weightDecay",
+    ),
+    on_job(
+        "self.optimizer.idleExperts == 'Update' || has(self.model.experts)",
+        "spec.optimizer.idleExperts %s is of experts, and spec.model has none; set spec.model.experts, or remove"
+        " idleExperts",
+        "self.optimizer.idleExperts",
+    ),
+    on_job(
+        "self.optimizer.idleExperts == 'Update' || self.optimizer.clipping.mode == 'Global'",
+        "spec.optimizer.idleExperts %s needs spec.optimizer.clipping.mode Global, and it is %s: otherwise experts are"
+        " updated before all choices of the step are known; change the mode, or remove idleExperts",
+        "self.optimizer.idleExperts",
+        "self.optimizer.clipping.mode",
+    ),
+    # Phases.
     on_job(
         "self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",
         "spec.phases: the name %s is used by more than one phase; names must differ",

@@ -21,7 +21,7 @@ MOST_OPEN_IN_ALL = 512
 _MOST_OPEN = 64
 """Most open files of one source."""
 _ANNOUNCED = 64
-"""Number of uncached spans announced to the system before the first of them is read: a disk serves many requests
+"""Number of uncached ranges announced to the system before the first of them is read: a disk serves many requests
 concurrently."""
 _MOST_REQUESTED = 16 << 20
 """Bytes of blocks requested at a time; at least one block."""
@@ -40,7 +40,7 @@ class Blocks(NamedTuple):
     """Bytes of blocks that are cached, per source."""
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     run: int
     """Number of the run."""
     begin: int
@@ -50,43 +50,43 @@ class Span(NamedTuple):
     size: int
 
 
-class SpanReader(Protocol):
+class RangeReader(Protocol):
     """Used by one thread at a time."""
 
-    def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
-        """Fill the buffer's bytes named by the spans. Raises TrainingError if a file is missing, too short, or
+    def read_into(self, ranges: Sequence[ByteRange], buffer: memoryview) -> None:
+        """Fill the buffer's bytes named by the ranges. Raises TrainingError if a file is missing, too short, or
         unreadable."""
 
     def close(self) -> None: ...
 
 
-class FileSpans:
+class FileReader:
     """Spans of files. A file is opened at its first read; the least recently used file is closed to make room."""
 
     def __init__(self, runs: Sequence[Run], most_open: int = MOST_OPEN_IN_ALL) -> None:
         self._runs, self._most_open = runs, min(most_open, _MOST_OPEN)
         self._descriptors: OrderedDict[int, int] = OrderedDict()
 
-    def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
-        missing = [span for span in spans if not self._read_from_memory(span, buffer)]
+    def read_into(self, ranges: Sequence[ByteRange], buffer: memoryview) -> None:
+        missing = [byte_range for byte_range in ranges if not self._read_from_memory(byte_range, buffer)]
         for first in range(0, len(missing), _ANNOUNCED):
             portion = missing[first : first + _ANNOUNCED]
             for run, begin, _, size in portion:
                 os.posix_fadvise(self._descriptor(run), begin, size, os.POSIX_FADV_WILLNEED)
-            for span in portion:
-                self._read(span, buffer)
+            for byte_range in portion:
+                self._read(byte_range, buffer)
 
-    def _read_from_memory(self, span: Span, buffer: memoryview) -> bool:
-        """Read the span from the system's page cache. Return False if not all of it is cached, or the file system
+    def _read_from_memory(self, byte_range: ByteRange, buffer: memoryview) -> bool:
+        """Read the byte_range from the system's page cache. Return False if not all of it is cached, or the file system
         cannot tell."""
-        run, begin, at, size = span
+        run, begin, at, size = byte_range
         try:
             return os.preadv(self._descriptor(run), [buffer[at : at + size]], begin, os.RWF_NOWAIT) == size
         except OSError:
             return False
 
-    def _read(self, span: Span, buffer: memoryview) -> None:
-        run, begin, at, size = span
+    def _read(self, byte_range: ByteRange, buffer: memoryview) -> None:
+        run, begin, at, size = byte_range
         done = 0
         while done < size:
             try:
@@ -103,7 +103,7 @@ class FileSpans:
         if found is None:
             if len(self._descriptors) == self._most_open:
                 os.close(self._descriptors.popitem(last=False)[1])
-            found = self._descriptors[run] = _opened(self._runs[run])
+            found = self._descriptors[run] = _open_file(self._runs[run])
         self._descriptors.move_to_end(run)
         return found
 
@@ -112,7 +112,7 @@ class FileSpans:
             os.close(self._descriptors.popitem()[1])
 
 
-def _opened(run: Run) -> int:
+def _open_file(run: Run) -> int:
     try:
         descriptor = os.open(str(run.file), os.O_RDONLY)
     except FileNotFoundError as error:
@@ -131,7 +131,7 @@ _Block = tuple[int, int]
 """Number of a run, and number of a block that overlaps it."""
 
 
-class ObjectSpans:
+class ObjectReader:
     """Spans of objects. Blocks that are not cached are requested concurrently."""
 
     def __init__(self, runs: Sequence[Run], blocks: Blocks | None = None) -> None:
@@ -139,40 +139,40 @@ class ObjectSpans:
         self._firsts = [0, *accumulate(run.end - run.begin for run in runs)]
         """For each run, the bytes of all runs before it."""
         self._blocks: OrderedDict[_Block, bytes] = OrderedDict()
-        self._kept = 0
+        self._cached_bytes = 0
         """Bytes of all cached blocks."""
 
-    def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
-        for portion in self._portions(spans):
-            self._fetch([block for span in portion for block in self._blocks_of(span)])
-            for span in portion:
-                buffer[span.at : span.at + span.size] = self._joined(span)
-            while self._kept > self._cut.most:
-                self._kept -= len(self._blocks.popitem(last=False)[1])
+    def read_into(self, ranges: Sequence[ByteRange], buffer: memoryview) -> None:
+        for portion in self._portions(ranges):
+            self._fetch([block for byte_range in portion for block in self._blocks_of(byte_range)])
+            for byte_range in portion:
+                buffer[byte_range.at : byte_range.at + byte_range.size] = self._join(byte_range)
+            while self._cached_bytes > self._cut.most:
+                self._cached_bytes -= len(self._blocks.popitem(last=False)[1])
 
-    def _portions(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
-        """Yield parts of the spans whose blocks are requested together."""
-        portion: list[Span] = []
+    def _portions(self, ranges: Sequence[ByteRange]) -> Iterator[list[ByteRange]]:
+        """Yield parts of the ranges whose blocks are requested together."""
+        portion: list[ByteRange] = []
         count = 0
-        for span in spans:
-            needed = len(self._blocks_of(span))
+        for byte_range in ranges:
+            needed = len(self._blocks_of(byte_range))
             if portion and (count + needed) * self._cut.size > _MOST_REQUESTED:
                 yield portion
                 portion, count = [], 0
-            portion.append(span)
+            portion.append(byte_range)
             count += needed
         if portion:
             yield portion
 
     def _fetch(self, blocks: list[_Block]) -> None:
         missing = [block for block in dict.fromkeys(blocks) if block not in self._blocks]
-        for block, content in zip(missing, self._downloaded(missing), strict=True):
+        for block, content in zip(missing, self._download(missing), strict=True):
             self._blocks[block] = content
-            self._kept += len(content)
+            self._cached_bytes += len(content)
         for block in blocks:
             self._blocks.move_to_end(block)
 
-    def _downloaded(self, blocks: list[_Block]) -> list[bytes]:
+    def _download(self, blocks: list[_Block]) -> list[bytes]:
         ranges = [(*self._range(*block), self._runs[block[0]]) for block in blocks]
         try:
             contents = read_ranges([(_object(run), begin, end) for begin, end, run in ranges])
@@ -189,19 +189,19 @@ class ObjectSpans:
         end = (number + 1) * self._cut.size + self._cut.overlap
         return max(number * self._cut.size, first) - first + header, min(end, self._firsts[run + 1]) - first + header
 
-    def _blocks_of(self, span: Span) -> list[_Block]:
-        begin = self._place(span)
-        first, last = (byte // self._cut.size for byte in (begin, begin + span.size - 1 - self._cut.overlap))
-        return [(span.run, number) for number in range(first, max(first, last) + 1)]
+    def _blocks_of(self, byte_range: ByteRange) -> list[_Block]:
+        begin = self._offset(byte_range)
+        first, last = (byte // self._cut.size for byte in (begin, begin + byte_range.size - 1 - self._cut.overlap))
+        return [(byte_range.run, number) for number in range(first, max(first, last) + 1)]
 
-    def _place(self, span: Span) -> int:
-        """Return the span's first byte, counted over all runs."""
-        return self._firsts[span.run] + span.begin - self._runs[span.run].begin
+    def _offset(self, byte_range: ByteRange) -> int:
+        """Return the byte_range's first byte, counted over all runs."""
+        return self._firsts[byte_range.run] + byte_range.begin - self._runs[byte_range.run].begin
 
-    def _joined(self, span: Span) -> bytes:
-        """Return the span's bytes, joined from its blocks without their overlaps."""
-        pieces, byte, end = [], span.begin, span.begin + span.size
-        for block in self._blocks_of(span):
+    def _join(self, byte_range: ByteRange) -> bytes:
+        """Return the byte_range's bytes, joined from its blocks without their overlaps."""
+        pieces, byte, end = [], byte_range.begin, byte_range.begin + byte_range.size
+        for block in self._blocks_of(byte_range):
             begin, _ = self._range(*block)
             pieces.append(self._blocks[block][byte - begin : end - begin])
             byte += len(pieces[-1])
@@ -209,11 +209,11 @@ class ObjectSpans:
 
     def close(self) -> None:
         self._blocks.clear()
-        self._kept = 0
+        self._cached_bytes = 0
 
 
 def _object(run: Run) -> ObjectPath:
-    assert isinstance(run.file, ObjectPath)
+    assert isinstance(run.file, ObjectPath), "open_source chooses ObjectReader for objects"
     return run.file
 
 

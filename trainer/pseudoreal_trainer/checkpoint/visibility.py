@@ -25,7 +25,7 @@ Seen = TypeVar("Seen")
 log = structlog.get_logger()
 
 
-def read_as_seen(path: StoragePath, sha256: str) -> bytes:
+def read_when_visible(path: StoragePath, sha256: str) -> bytes:
     """Return the content of a file, once the content has the digest sent by another rank. Raises TrainingError on a
     timeout."""
 
@@ -36,7 +36,7 @@ def read_as_seen(path: StoragePath, sha256: str) -> bytes:
     return _await(path, read)
 
 
-def open_as_seen(path: StoragePath, open_: Callable[[], Seen]) -> Seen:
+def open_when_visible(path: StoragePath, open_: Callable[[], Seen]) -> Seen:
     """Return the result of `open_` for a file that another rank has verified. Raises TrainingError on a timeout."""
     return _await(path, open_)
 
