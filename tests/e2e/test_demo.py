@@ -12,7 +12,7 @@ pytestmark = pytest.mark.e2e
 JOB = "quickstart"
 
 
-def test_the_job_succeeded_on_one_worker_and_then_on_two(demo: Demo) -> None:
+def test_the_demo_job_succeeds_on_one_worker_and_then_on_two(demo: Demo) -> None:
     status = Job(demo.kubernetes, JOB).status()
     assert status.state == "Complete"
     assert [phase.state for phase in status.phases] == ["Complete", "Complete"]
@@ -26,7 +26,7 @@ def test_the_job_succeeded_on_one_worker_and_then_on_two(demo: Demo) -> None:
     assert trained == {"pseudo": 1, "real": 2}
 
 
-def test_it_learned_far_more_than_an_order_2_model(demo: Demo) -> None:
+def test_the_demo_model_beats_an_order_2_model(demo: Demo) -> None:
     status = Job(demo.kubernetes, JOB).status()
     found = report.result(status, job_logs.events(demo.kubernetes, JOB, NAMESPACE))
     # Well above a uniform guess (log 256 = 5.5) would be a broken baseline; below 1.2 no order-2 model gets on English.
@@ -34,14 +34,14 @@ def test_it_learned_far_more_than_an_order_2_model(demo: Demo) -> None:
     assert found.better_by >= 0.15
 
 
-def test_delinking_changed_nothing(demo: Demo) -> None:
+def test_delinking_changes_no_loss(demo: Demo) -> None:
     pseudo, real = Job(demo.kubernetes, JOB).status().phases
     assert pseudo.validation_loss is not None
     assert real.start_validation_loss == pseudo.validation_loss
     assert float(real.validation_loss or "nan") < float(pseudo.validation_loss)
 
 
-def test_the_output_shows_what_people_want_to_see(demo: Demo) -> None:
+def test_the_demo_prints_phases_losses_and_events(demo: Demo) -> None:
     header = re.search(r"^NAME +STATE +PHASE +STEP +LOSS +PROGRESS +RESTARTS +AGE", demo.output, re.MULTILINE)
     assert header, demo.output[-3000:]
     for piece in (
@@ -54,7 +54,7 @@ def test_the_output_shows_what_people_want_to_see(demo: Demo) -> None:
     assert re.search(r"time: \d+ s, of which \d+ s only a first run pays", demo.output)
 
 
-def test_the_training_was_shown_while_it_ran(demo: Demo) -> None:
+def test_the_demo_shows_progress_while_training_runs(demo: Demo) -> None:
     steps = [int(step) for step in re.findall(r"step (\d+)/\d+  loss", demo.output)]
     assert len(set(steps)) >= 5
     assert steps == sorted(steps)
@@ -70,5 +70,5 @@ def test_each_transition_has_one_event(demo: Demo) -> None:
     assert reasons.count("Completed") == 1
 
 
-def test_the_installation_passes_its_own_test(demo: Demo) -> None:
+def test_helm_test_passes(demo: Demo) -> None:
     assert "Phase:          Succeeded" in demo.kubernetes.run_helm("test", "pseudoreal", "--namespace=pseudoreal")

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 JOB = "llama"
 
 
-def test_it_trained_on_two_pods_in_both_phases(llama: Demo) -> None:
+def test_the_llama_demo_trains_on_two_pods_in_both_phases(llama: Demo) -> None:
     status = Job(llama.kubernetes, JOB, f"{JOB}-checkpoints").status()
     assert [(phase.name, phase.state) for phase in status.phases] == [("pseudo", "Complete"), ("real", "Complete")]
     assert status.restarts == 0, "pods that wait for the text are no fault"
@@ -24,13 +24,13 @@ def test_it_trained_on_two_pods_in_both_phases(llama: Demo) -> None:
 
 
 @pytest.mark.usefixtures("llama")
-def test_the_tokenizer_has_a_vocabulary_of_the_texts_own() -> None:
+def test_the_tokenizer_is_trained_on_the_text() -> None:
     index = json.loads((machine.volume(f"{JOB}-data") / "train" / "index.json").read_text())
     assert 14_500 < index["vocabulary"] <= 16_384
     assert index["textBytes"] > 4_000_000
 
 
-def test_the_output_shows_what_people_want_to_see(llama: Demo) -> None:
+def test_the_llama_demo_prints_phases_losses_and_the_export(llama: Demo) -> None:
     output = llama.output
     assert re.search(r"tokenizer/tokenizer.json: 1\d,\d{3} tokens", output)
     assert "Losses, in nats per token" in output

@@ -46,7 +46,7 @@ def _features(gpu: torch.device, sequences: int) -> Tensor:
     )
 
 
-def test_a_layers_pass_waits_once(block: Block, gpu: torch.device, figure: Figure) -> None:
+def test_an_expert_layer_waits_once_for_the_host(block: Block, gpu: torch.device, figure: Figure) -> None:
     hidden = _features(gpu, 4)
     block.experts(hidden, block.router(hidden)).sum().backward()  # load the kernels
     found: list[Tensor] = []
@@ -57,7 +57,7 @@ def test_a_layers_pass_waits_once(block: Block, gpu: torch.device, figure: Figur
     assert backward == 0
 
 
-def test_grouped_products_are_those_of_a_loop(
+def test_grouped_products_equal_a_loop_over_experts(
     block: Block, gpu: torch.device, monkeypatch: pytest.MonkeyPatch, figure: Figure
 ) -> None:
     hidden = _features(gpu, 1)

@@ -41,7 +41,9 @@ COMPILED += [Case(homes="h", experts=6, prototypes=2, recompute=recompute) for r
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_losses_are_those_of_the_cpu(case: Case, device: torch.device, tmp_path: Path, figure: Figure) -> None:
+def test_losses_on_the_gpu_equal_losses_on_the_cpu(
+    case: Case, device: torch.device, tmp_path: Path, figure: Figure
+) -> None:
     found = run_case(case, Ranks(0, 1, device), tmp_path, writes=case.precision == "float64")
     losses, weights = reference.train(_exact(case))
     figure(f"losses differ by {_difference(found.losses, losses):.1e} at most, relative")

@@ -18,7 +18,9 @@ SCRATCH = 0.25
 
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize("compute", ON_GPUS)
-def test_most_bytes_of_a_blocks_backward_pass(compute: str, activation: str, gpu: torch.device, figure: Figure) -> None:
+def test_peak_bytes_of_a_blocks_backward_pass_equal_the_prediction(
+    compute: str, activation: str, gpu: torch.device, figure: Figure
+) -> None:
     found = graphs(SHAPE, compute, activation, device="cuda")
     with gpu:
         one = BlockPass(found, compute)
@@ -30,7 +32,9 @@ def test_most_bytes_of_a_blocks_backward_pass(compute: str, activation: str, gpu
 
 
 @pytest.mark.parametrize("compute", ON_GPUS)
-def test_most_bytes_of_the_heads_backward_pass(compute: str, gpu: torch.device, figure: Figure) -> None:
+def test_peak_bytes_of_the_heads_backward_pass_equal_the_prediction(
+    compute: str, gpu: torch.device, figure: Figure
+) -> None:
     found = graphs(SHAPE, compute, "GELU", device="cuda")
     with gpu:
         ends = EndPasses(found, compute)

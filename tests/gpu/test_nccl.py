@@ -30,7 +30,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_losses_are_those_of_the_cpu(case: Case, results: dict[Case, list[Result]], figure: Figure) -> None:
+def test_losses_on_the_gpu_equal_losses_on_the_cpu(
+    case: Case, results: dict[Case, list[Result]], figure: Figure
+) -> None:
     losses, weights = reference.train(case)
     figure(f"the last loss differs by {abs(results[case][0].losses[-1] / losses[-1] - 1):.1e}, relative")
     for found in results[case]:

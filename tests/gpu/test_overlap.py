@@ -51,9 +51,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("home", ["h", "D"])
-def test_copies_and_updates_are_hidden_behind_compute(
-    home: str, gpu: torch.device, folder: Path, figure: Figure
-) -> None:
+def test_copies_and_updates_overlap_with_compute(home: str, gpu: torch.device, folder: Path, figure: Figure) -> None:
     case = LargeCase(homes=home, layers=8, micro_batches=4, precision="bfloat16")
     engine = make_engine(case, Ranks(0, 1, gpu), folder)
     tokens = batch_of(case, 0)[:, :, 1:].numel()

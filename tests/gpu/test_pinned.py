@@ -32,7 +32,7 @@ class _Nowhere:
 
 
 @pytest.mark.parametrize("homes", ["hd", "hD"])
-def test_pinned_bytes_are_those_planned(homes: str, gpu: torch.device, figure: Figure, tmp_path: Path) -> None:
+def test_pinned_bytes_equal_the_plan(homes: str, gpu: torch.device, figure: Figure, tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes=homes, clipping="Global", stash=True, micro_batches=3)
     engine, batch = make_engine(case, Ranks(0, 1, gpu), tmp_path), CaseBatch(case, 0, 0, torch.device("cpu"))
     for step in range(2):

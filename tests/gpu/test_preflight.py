@@ -12,14 +12,14 @@ from tests.support.ports import free_port
 pytestmark = pytest.mark.gpu
 
 
-def test_a_product_is_right_to_the_bit(device: torch.device, figure: Figure) -> None:
+def test_the_preflight_product_is_exact(device: torch.device, figure: Figure) -> None:
     seconds, is_right = probes.product(device)
     figure(f"{1000 * seconds:.2f} ms")
     assert is_right
     assert 0 < seconds < 1
 
 
-def test_two_ranks_talk_over_nccl() -> None:
+def test_two_ranks_communicate_over_nccl() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("NCCL gives each rank a GPU of its own, and this machine has only one")
     spawn(_probe_pair, (free_port(),), nprocs=2)

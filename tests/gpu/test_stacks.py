@@ -32,7 +32,7 @@ TOLERANCE = 5e-3
 
 
 @pytest.mark.parametrize("home", ["Host", "Device"])
-def test_losses_are_those_of_fully_shard(home: Home, device: torch.device, tmp_path: Path, figure: Figure) -> None:
+def test_losses_equal_losses_of_fully_shard(home: Home, device: torch.device, tmp_path: Path, figure: Figure) -> None:
     ours, seconds = _trained("pseudoreal", home, device, tmp_path)
     theirs, their_seconds = _trained("fully_shard", home, device, tmp_path)
     figure(
@@ -42,7 +42,9 @@ def test_losses_are_those_of_fully_shard(home: Home, device: torch.device, tmp_p
     assert ours[-1] < ours[0], "the loss fell"
 
 
-def test_losses_from_disk_are_those_from_the_device(device: torch.device, tmp_path: Path, figure: Figure) -> None:
+def test_losses_with_units_on_disk_equal_losses_on_the_device(
+    device: torch.device, tmp_path: Path, figure: Figure
+) -> None:
     on_disk, seconds = _trained("pseudoreal", "Disk", device, tmp_path)
     on_device, _ = _trained("pseudoreal", "Device", device, tmp_path)
     figure(f"{1000 * seconds:.1f} ms a step from disk")

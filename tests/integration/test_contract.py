@@ -65,7 +65,7 @@ def jobs(admin: client.ApiClient) -> Jobs:
 
 
 @pytest.mark.parametrize("bad", bad_jobs(), ids=lambda bad: bad.name)
-def test_a_bad_job_is_refused_with_the_field_and_the_values(jobs: Jobs, bad: BadJob) -> None:
+def test_an_invalid_job_is_rejected_with_its_field_and_values(jobs: Jobs, bad: BadJob) -> None:
     refusal = jobs.create(bad.body, dry_run=True).refusal
     assert refusal
     for piece in bad.says:
@@ -80,7 +80,7 @@ def test_the_examples_are_accepted(jobs: Jobs, body: Json) -> None:
     assert _spec(answer.body) == _spec(body)
 
 
-def test_the_defaults_of_the_server_are_those_of_the_models(jobs: Jobs) -> None:
+def test_the_defaults_of_the_api_server_equal_the_defaults_of_the_models(jobs: Jobs) -> None:
     answer = jobs.create(good_job(), dry_run=True)
     assert _spec(answer.body) == _spec(good_job())
     # The server itself filled them in: the user's file says nothing of these.
@@ -186,7 +186,7 @@ WHERE: list[Change] = [
         (PAUSED, LONGER),
     ],
 )
-def test_what_may_change(change: Callable[..., str], before: Change, after: Change) -> None:
+def test_allowed_changes_of_a_job_are_accepted(change: Callable[..., str], before: Change, after: Change) -> None:
     assert change(before, after) == ""
 
 
@@ -222,7 +222,9 @@ RUNS = "is immutable while the job runs; set spec.suspend to true first"
         (SELECTED, LABELLED, RUNS),
     ],
 )
-def test_what_may_not_change(change: Callable[..., str], before: Change, after: Change, says: str) -> None:
+def test_forbidden_changes_of_a_job_are_rejected(
+    change: Callable[..., str], before: Change, after: Change, says: str
+) -> None:
     assert says in change(before, after)
 
 
@@ -243,7 +245,7 @@ def test_what_may_not_change(change: Callable[..., str], before: Change, after: 
     ],
 )
 @pytest.mark.parametrize("before", [{}, PAUSED], ids=["runs", "suspended"])
-def test_a_phase_keeps_what_decides_on_its_weights(
+def test_fields_that_decide_the_weights_of_a_phase_are_immutable(
     change: Callable[..., str], path: str, value: Any, before: Change
 ) -> None:
     assert f"phases[].{path} is immutable" in change(before, before | {f"spec__phases__1__{path}": value})
@@ -262,7 +264,7 @@ def test_a_phase_keeps_what_decides_on_its_weights(
     ],
 )
 @pytest.mark.parametrize("before", [{}, PAUSED], ids=["runs", "suspended"])
-def test_what_training_depends_on_is_immutable(
+def test_fields_that_training_depends_on_are_immutable(
     change: Callable[..., str], path: str, value: Any, before: Change
 ) -> None:
     assert f"spec.{path.split('__')[1]} is immutable" in change(before, before | {path: value})
@@ -270,19 +272,19 @@ def test_what_training_depends_on_is_immutable(
 
 @pytest.mark.parametrize(("old", "new"), [(CLAIM, HOST), (HOST, CLAIM), (CLAIM, OTHER), (OTHER, HOST)])
 @pytest.mark.parametrize("path", ["spec__data", "spec__phases__1__offload"])
-def test_a_volume_is_not_exchanged_for_another(change: Callable[..., str], path: str, old: Json, new: Json) -> None:
+def test_the_volume_of_a_job_is_immutable(change: Callable[..., str], path: str, old: Json, new: Json) -> None:
     rest: Json = {"path": "/d"} if path == "spec__data" else {"home": "Disk"}
     assert "is immutable" in change({path: rest | {"volume": old}}, {path: rest | {"volume": new}})
 
 
 @pytest.mark.parametrize("after", [ADDED, LONGER, PAUSED | LONGER])
-def test_a_job_that_has_ended_takes_no_more_training(change: Callable[..., str], after: Change) -> None:
+def test_a_finished_job_accepts_no_more_phases(change: Callable[..., str], after: Change) -> None:
     assert "the job has ended; to train on, create a job with spec.checkpoint.continueFrom" in change(
         {}, after, ended=True
     )
 
 
-def test_a_job_that_has_ended_may_still_be_told_when_to_go(change: Callable[..., str]) -> None:
+def test_the_ttl_of_a_finished_job_can_change(change: Callable[..., str]) -> None:
     assert change({}, {"spec__deadlines": {"ttlSecondsAfterFinished": 60}}, ended=True) == ""
 
 
@@ -300,7 +302,7 @@ def test_the_status_is_a_subresource(kubectl: Kubectl) -> None:
     assert "status" not in json.loads(kubectl("get", "prj", "honest", "-o", "json").stdout)
 
 
-def test_the_types_of_core_v1_are_those_that_the_api_server_publishes(kubectl: Kubectl) -> None:
+def test_core_v1_types_equal_the_published_schema(kubectl: Kubectl) -> None:
     """The API server may be older than the types in the CRD; they then have more fields."""
     document = json.loads(kubectl.said("get", "--raw", "/openapi/v3/api/v1"))
     for name, schema in kubernetes_types.types(document["components"]["schemas"]).items():
@@ -325,7 +327,7 @@ _EMBEDDED: list[Change] = [
 
 @pytest.mark.parametrize("deep", [_DEEP_MAP, _DEEP_LIST], ids=["map", "list"])
 @pytest.mark.parametrize("place", _EMBEDDED, ids=str)
-def test_no_object_is_stored_that_is_deep(kubectl: Kubectl, tmp_path: Path, deep: str, place: Change) -> None:
+def test_the_api_server_stores_no_deep_object(kubectl: Kubectl, tmp_path: Path, deep: str, place: Change) -> None:
     """Such an object once crashed every program reading it."""
     (tmp_path / "job").write_text(json.dumps(good_job(**place)).replace('"?"', deep))
     path = f"/apis/{GROUP}/{VERSION}/namespaces/default/{PLURAL}?dryRun=All&fieldValidation=Ignore"
@@ -337,14 +339,14 @@ def test_no_object_is_stored_that_is_deep(kubectl: Kubectl, tmp_path: Path, deep
 NULLS: Json = {"securityContext": {"runAsUser": None}, "containers": [{"name": "trainer", "securityContext": None}]}
 
 
-def test_nulls_in_a_template_are_kept(jobs: Jobs) -> None:
+def test_nulls_in_a_pod_template_are_kept(jobs: Jobs) -> None:
     """Nulls remove fields set by the operator."""
     answer = jobs.create(good_job(spec__pod={"template": {"spec": NULLS}}), dry_run=True)
     assert answer.body["spec"]["pod"]["template"]["spec"] == NULLS
 
 
 @pytest.mark.long
-def test_a_job_that_was_stored_before_templates_had_a_type_is_read_and_its_status_is_written(
+def test_a_job_stored_before_typed_templates_is_read_and_gets_a_status(
     admin: client.ApiClient, kubectl: Kubectl
 ) -> None:
     """Fields unknown to pods are pruned on reading; a missing required field stays, and does not prevent status
@@ -379,14 +381,14 @@ def test_a_job_that_was_stored_before_templates_had_a_type_is_read_and_its_statu
         kubectl.said("delete", "crd", f"{PLURAL}.{group}")
 
 
-def test_the_definition_can_be_applied_on_the_client_side(kubectl: Kubectl) -> None:
+def test_the_crd_fits_client_side_apply(kubectl: Kubectl) -> None:
     """The API server then stores the definition once more in an annotation with a size limit."""
     definition = custom_resource_definition()
     definition["metadata"]["labels"] = {"app.kubernetes.io/instance": "x" * 63}
     assert kubectl("apply", "--dry-run=server", "-f", "-", body=definition).returncode == 0
 
 
-def test_explain_reads_well(kubectl: Kubectl) -> None:
+def test_kubectl_explain_describes_the_fields(kubectl: Kubectl) -> None:
     # The API server publishes a schema moments after it has accepted it.
     wait_for("the schema", lambda: kubectl("explain", "prj.spec.phases").returncode == 0)
     said = " ".join(kubectl("explain", "prj.spec.phases").stdout.split())

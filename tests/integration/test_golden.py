@@ -32,7 +32,7 @@ _TOO_NEW = {"gang-native"}
 
 
 @pytest.mark.parametrize("name", sorted({*golden.names()} - _TOO_NEW))
-def test_the_api_server_takes_the_children(kubectl: Kubectl, name: str) -> None:
+def test_the_api_server_accepts_the_children_of_golden_jobs(kubectl: Kubectl, name: str) -> None:
     children = {"apiVersion": "v1", "kind": "List", "items": golden.manifests(name)}
     answer = kubectl(*DRY_RUN, "--output=name", body=children)
     assert answer.returncode == 0, answer.stderr
@@ -41,7 +41,7 @@ def test_the_api_server_takes_the_children(kubectl: Kubectl, name: str) -> None:
     assert len(answer.stdout.splitlines()) == len(golden.manifests(name))
 
 
-def test_the_api_server_judges_what_schemas_cannot(kubectl: Kubectl) -> None:
+def test_the_api_server_applies_the_cel_rules(kubectl: Kubectl) -> None:
     """Uses huge pages without memory: the dry run must include validation beyond the schemas."""
     job = next(m for m in golden.manifests("huge-pages") if m["kind"] == "Job")
     broken = json.loads(json.dumps(job))

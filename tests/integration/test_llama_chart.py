@@ -50,7 +50,9 @@ def restricted(admin: client.ApiClient) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("values", [(), OWN_TEXT], ids=["text of the image", "text of one's own"])
-def test_the_api_server_takes_it(values: tuple[str, ...], kubectl: Kubectl, restricted: str, tmp_path: Path) -> None:
+def test_the_api_server_accepts_the_llama_chart(
+    values: tuple[str, ...], kubectl: Kubectl, restricted: str, tmp_path: Path
+) -> None:
     helm("lint", "--strict", KUBE_VERSION, CHART, *values)
     (tmp_path / "all.yaml").write_text(template(f"--namespace={restricted}", *values))
     done = kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(tmp_path / "all.yaml"))
@@ -62,12 +64,12 @@ def test_the_api_server_takes_it(values: tuple[str, ...], kubectl: Kubectl, rest
 @pytest.mark.parametrize(
     ("value", "says"), [("vocabularySize=100", "/vocabularySize"), ("textvolume=mine", "'textvolume' not allowed")]
 )
-def test_values_that_are_refused(value: str, says: str) -> None:
+def test_the_llama_chart_rejects_invalid_values(value: str, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
         rendered(f"--set={value}")
 
 
-def test_each_step_looks_where_the_one_before_has_written() -> None:
+def test_each_step_of_the_llama_chart_reads_the_folder_of_the_step_before() -> None:
     documents = rendered("--set=steps.real=120")
     job = check_job(find(documents, "PseudoRealJob", llama.JOB))
     folders = {source.path or source.name for source in (*job.spec.data.sources, *job.spec.data.validation.sets)}
@@ -84,7 +86,7 @@ def test_each_step_looks_where_the_one_before_has_written() -> None:
     }
 
 
-def test_an_export_without_a_model_ends() -> None:
+def test_an_export_without_a_model_fails_at_once() -> None:
     """Training may fail, and then no model to export ever exists."""
     specs = {name: find(rendered(), "Job", f"{llama.JOB}-{name}")["spec"] for name in ("prepare", "export")}
     assert specs["export"]["activeDeadlineSeconds"] == 86_400
@@ -113,7 +115,7 @@ def end_of(process: "subprocess.Popen[str]") -> str:
     return said
 
 
-def test_of_a_job_that_was_made_anew_the_newest_is_exported(tmp_path: Path) -> None:
+def test_the_export_takes_the_newest_of_several_jobs_with_one_name(tmp_path: Path) -> None:
     """The claim may still contain a folder of the previous job."""
     data, checkpoints = tmp_path / "data", tmp_path / "checkpoints"
     data.mkdir()
@@ -133,7 +135,7 @@ def test_of_a_job_that_was_made_anew_the_newest_is_exported(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_text_becomes_a_model_that_transformers_loads(tmp_path: Path) -> None:
+def test_the_llama_chart_turns_text_into_a_model_for_transformers(tmp_path: Path) -> None:
     """Takes about a minute: five programs importing torch or transformers, two of them twice."""
     places = {f"/{name}": tmp_path / name for name in ("data", "checkpoints", "book", "tmp")}
     for folder in places.values():

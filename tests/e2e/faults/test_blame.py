@@ -51,7 +51,7 @@ def trained_by(pods: int) -> Json:
 
 @pytest.mark.parametrize("pods", [2, 4])
 @pytest.mark.parametrize(("hurt", "reason", "words"), KINDS)
-def test_the_pod_where_it_began_is_named(
+def test_the_pod_with_the_first_failure_is_named(
     hurt: Callable[[Json], None], reason: str, words: str, pods: int, start: Callable[..., Job]
 ) -> None:
     name = hurt.__name__.replace("_", "-")

@@ -33,7 +33,9 @@ def elastic(name: str) -> dict[str, Any]:
     }
 
 
-def test_a_drained_node_is_done_without_until_it_is_back(start: Callable[..., Job], kubernetes: Kubernetes) -> None:
+def test_an_elastic_job_trains_without_a_drained_node_until_it_returns(
+    start: Callable[..., Job], kubernetes: Kubernetes
+) -> None:
     job = start("smaller", **elastic("smaller"))
     job.wait_for_steps("real", REAL + 20)
     try:
@@ -53,7 +55,7 @@ def test_a_drained_node_is_done_without_until_it_is_back(start: Callable[..., Jo
     assert trained == [*range(1, len(trained) + 1)], "every step is made once"
 
 
-def test_a_lost_node_is_done_without_while_its_pod_cannot_be_ended(
+def test_an_elastic_job_trains_without_a_lost_node(
     start: Callable[..., Job],
 ) -> None:
     job = start("bereft", **elastic("bereft"))

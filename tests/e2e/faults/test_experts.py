@@ -21,7 +21,7 @@ MIXTURE: dict[str, Any] = {
 }
 
 
-def test_experts_over_two_pods_survive_a_rank_that_is_killed(start: Callable[..., Job]) -> None:
+def test_expert_parallel_training_survives_a_killed_rank(start: Callable[..., Job]) -> None:
     """The final weights equal those of an undisturbed job to the bit."""
     undisturbed = Undisturbed.of(start("experts", **MIXTURE))
     job = start("experts-killed", **MIXTURE, spec__restart=SPEC["spec__restart"])

@@ -35,7 +35,7 @@ def test_ranks_are_restarted_in_place(start: Callable[..., Job], undisturbed: Un
 
 
 @pytest.mark.long
-def test_that_takes_a_third_of_the_time_of_new_pods(start: Callable[..., Job]) -> None:
+def test_a_restart_in_place_takes_a_third_of_the_time_of_new_pods(start: Callable[..., Job]) -> None:
     """Runs with the default grace period and back-off, on an otherwise idle machine: starting ranks needs processors,
     while new pods mostly wait."""
     seconds = []
@@ -49,7 +49,7 @@ def test_that_takes_a_third_of_the_time_of_new_pods(start: Callable[..., Job]) -
 
 
 @pytest.mark.long
-def test_a_partner_that_notices_nothing_is_restarted_as_well(
+def test_a_rank_blocked_in_a_collective_is_restarted_in_place_too(
     start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
     """The partner learns of the restart from the answer to its next report."""
@@ -63,7 +63,7 @@ def test_a_partner_that_notices_nothing_is_restarted_as_well(
 
 
 @pytest.mark.long
-def test_ranks_whose_restarts_are_used_up_go_on_in_new_pods(
+def test_training_continues_in_new_pods_when_restarts_in_place_are_used_up(
     start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
     job = start("in-place-once", spec__restart={"inPlace": 1, "backoffSeconds": 1, "avoidNodesAfter": 100})
@@ -79,7 +79,7 @@ def test_ranks_whose_restarts_are_used_up_go_on_in_new_pods(
 @pytest.mark.parametrize(
     ("lost", "how"), [(0, ()), pytest.param(1, ("--force", "--grace-period=0"), marks=pytest.mark.long)]
 )
-def test_a_spare_pod_takes_the_place_of_a_deleted_one(
+def test_a_spare_pod_replaces_a_deleted_worker(
     lost: int, how: tuple[str, ...], start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
     job = start(f"spare-{lost}", spec__pod={}, spec__restart={}, spec__phases__1__spares=1)
@@ -111,7 +111,7 @@ def test_delink_and_next_phase_succeed_after_a_takeover(start: Callable[..., Job
 
 
 @pytest.mark.long
-def test_a_spare_pod_is_sooner_there_than_new_pods(start: Callable[..., Job]) -> None:
+def test_a_spare_pod_is_faster_than_new_pods(start: Callable[..., Job]) -> None:
     seconds = []
     for spares in (1, 0):
         job = start(f"timed-{spares}", spec__pod={}, spec__restart={}, spec__phases__1__spares=spares)

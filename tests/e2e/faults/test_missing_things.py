@@ -31,7 +31,7 @@ def small_volume(kubernetes: Kubernetes) -> Iterator[Path]:
 
 
 @pytest.mark.long
-def test_a_full_volume_is_said_and_training_goes_on_once_there_is_room(
+def test_a_full_volume_is_reported_and_training_continues_once_there_is_room(
     small_volume: Path, start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
     restart = {"backoffSeconds": 1, "maxRestarts": 100}
@@ -47,7 +47,7 @@ def test_a_full_volume_is_said_and_training_goes_on_once_there_is_room(
 
 
 @pytest.mark.long
-def test_a_missing_image_is_said_and_the_job_starts_once_it_is_there(
+def test_a_missing_image_is_reported_and_the_job_starts_once_it_exists(
     start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
     image = "localhost/pseudoreal-missing:1"

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.long
-def test_an_operator_killed_in_each_stage_disturbs_nothing(
+def test_killing_the_operator_in_each_stage_does_not_disturb_training(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes
 ) -> None:
     """The operator is killed in the pseudo phase, during the delink, and in the real phase."""
@@ -48,7 +48,7 @@ def previous(tmp_path: Path) -> Release:
 
 
 @pytest.mark.long
-def test_an_upgrade_from_the_release_before_disturbs_nothing(
+def test_an_upgrade_from_the_release_before_does_not_disturb_training(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes, previous: Release
 ) -> None:
     kubernetes.run_helm("uninstall", chart.RELEASE, f"--namespace={chart.NAMESPACE}", "--wait", "--timeout=10m")
@@ -68,7 +68,7 @@ def test_an_upgrade_from_the_release_before_disturbs_nothing(
 
 
 @pytest.mark.long
-def test_uninstalling_leaves_pods_that_train_and_jobs_that_can_be_deleted(
+def test_uninstalling_leaves_training_pods_running_and_jobs_deletable(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes
 ) -> None:
     job, idle = start("left-behind"), start("left-idle", spec__suspend=True)

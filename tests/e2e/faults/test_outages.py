@@ -17,7 +17,7 @@ OUTAGE_SECONDS = 60.0
 
 
 @pytest.mark.long
-def test_an_api_server_that_is_down_for_a_minute_disturbs_nothing(
+def test_an_api_server_outage_of_a_minute_does_not_disturb_training(
     start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
     """The phase ends during the outage; the operator sees its end afterwards."""
@@ -38,7 +38,9 @@ def test_an_api_server_that_is_down_for_a_minute_disturbs_nothing(
 
 
 @pytest.mark.long
-def test_a_restarted_container_runtime_disturbs_nothing(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
+def test_a_restart_of_the_container_runtime_does_not_disturb_training(
+    start: Callable[..., Job], undisturbed: Undisturbed
+) -> None:
     job = start("shimmed")
     job.wait_for_steps("real", REAL + 20)
     trained = job.steps()
@@ -54,7 +56,7 @@ def test_a_restarted_container_runtime_disturbs_nothing(start: Callable[..., Job
 
 @pytest.mark.long
 @pytest.mark.usefixtures("other_node")
-def test_a_lost_node_is_named_and_training_goes_on_elsewhere(
+def test_a_lost_node_is_named_and_training_continues_on_another(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes
 ) -> None:
     """The node is disconnected from the network. The pod on it keeps running, and must not interfere."""

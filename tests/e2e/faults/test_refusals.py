@@ -20,7 +20,7 @@ def test_a_missing_corpus_fails_the_job_once_with_a_remedy(start: Callable[..., 
     assert (status.restarts, len(job.pods())) == (0, 1)
 
 
-def test_last_words_of_any_kind_stop_no_job(start: Callable[..., Job]) -> None:
+def test_termination_messages_of_any_kind_stop_no_job(start: Callable[..., Job]) -> None:
     """The texts contain an emoji (once enough to stop a job), invalid UTF-8, and terminal control characters.
 
     The first execution leaves its text as termination message, the second one only in its log.

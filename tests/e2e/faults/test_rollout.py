@@ -71,7 +71,7 @@ def standby(kubernetes: Kubernetes) -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("standby")
-def test_a_rollout_leaves_no_gap(
+def test_a_rollout_of_the_operator_leaves_no_gap(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job, seen = start("rolled"), Seen(kubernetes)

@@ -42,7 +42,9 @@ def file(tmp_path: Path, kubernetes: Kubernetes) -> Iterator[Path]:
 
 
 @pytest.mark.long
-def test_a_job_by_the_command_alone(kubernetes: Kubernetes, undisturbed: Undisturbed, file: Path) -> None:
+def test_a_job_can_be_run_with_the_pseudoreal_command_alone(
+    kubernetes: Kubernetes, undisturbed: Undisturbed, file: Path
+) -> None:
     terminal, job = Terminal(kubernetes.kubectl[1]), Job(kubernetes, NAME)
     terminal.says("validate", str(file))
     assert NAME in terminal.says("submit", str(file))

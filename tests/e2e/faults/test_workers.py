@@ -28,16 +28,14 @@ BACKOFF = 10
 """Default back-off in seconds."""
 
 
-def test_a_rank_that_is_killed_is_named_and_all_start_again(
-    start: Callable[..., Job], undisturbed: Undisturbed
-) -> None:
+def test_a_killed_rank_is_named_and_all_workers_restart(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
     """Both workers are killed in turn, with the default grace period and back-off, and with new pods."""
     job = start("killed", spec__pod={}, spec__restart={"avoidNodesAfter": 100, "inPlace": 0})
     _check_killed(job, undisturbed, [1, 0], [STOLEN * SECONDS, STOLEN * (SECONDS + BACKOFF)])
 
 
 @pytest.mark.long
-def test_ranks_that_are_killed_again_and_again_are_named(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
+def test_repeatedly_killed_ranks_are_named(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
     # A checkpoint between any two of them: without progress, each wait is longer than the one before.
     often = {"spec__checkpoint__everySteps": 1, "spec__restart": {"maxRestarts": 6, "windowSeconds": 1, "inPlace": 0}}
     job = start("killed-often", spec__pod={}, **often)
@@ -76,7 +74,7 @@ def _seconds_until_execution(job: Job, number: int, since: float) -> float:
 
 @pytest.mark.long
 @pytest.mark.parametrize("worker", [0, 1])
-def test_a_partner_that_notices_nothing_holds_up_nobody(
+def test_a_rank_blocked_in_a_collective_does_not_delay_the_restart(
     worker: int, start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
     """The partner cannot save without the killed rank, so its grace period of two minutes would be wasted."""
@@ -94,7 +92,7 @@ def test_a_partner_that_notices_nothing_holds_up_nobody(
 
 @pytest.mark.long
 @pytest.mark.parametrize("worker", [0, 1])
-def test_a_rank_that_is_stopped_is_named_and_all_start_again(
+def test_a_stopped_rank_is_named_and_all_workers_restart(
     worker: int, start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
     job = start(f"stopped-{worker}", spec__hang=HANG, spec__pod={}, spec__restart={})
@@ -158,7 +156,7 @@ def test_a_drained_node_costs_no_restart_and_no_step(
 
 
 @pytest.mark.long
-def test_a_job_that_was_given_up_is_continued_by_another(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
+def test_a_new_job_continues_from_a_failed_one(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
     failed = start("given-up", spec__restart={"maxRestarts": 0})
     machine.tell(failed.wait_for_steps("real", REAL + 20)[0], signal.SIGKILL, RANK)
     assert failed.wait_for_end().state == "Failed"

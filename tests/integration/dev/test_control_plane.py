@@ -21,19 +21,19 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield started
 
 
-def test_the_server_has_the_version_that_it_was_built_from(control: ControlPlane) -> None:
+def test_the_api_server_reports_the_version_of_its_source(control: ControlPlane) -> None:
     versions = json.loads(Kubectl(control.kubeconfig).said("version", "-o", "json"))
     assert versions["serverVersion"]["gitVersion"] == versions["clientVersion"]["gitVersion"]
     assert versions["serverVersion"]["gitVersion"].startswith("v1.")
 
 
-def test_arguments_reach_the_server(control: ControlPlane) -> None:
+def test_arguments_reach_the_api_server(control: ControlPlane) -> None:
     metrics = Kubectl(control.kubeconfig).said("get", "--raw", "/metrics").splitlines()
     gates = [line for line in metrics if line.startswith("kubernetes_feature_enabled")]
     assert any('name="MutatingAdmissionPolicy"' in line and line.endswith(" 0") for line in gates)
 
 
-def test_a_job_gets_its_pods_from_the_controllers(control: ControlPlane) -> None:
+def test_the_controllers_create_the_pods_of_a_job(control: ControlPlane) -> None:
     container = {"name": "c", "image": "none.invalid/none"}
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     spec = {"completionMode": "Indexed", "completions": 2, "parallelism": 2, "template": template}
@@ -46,11 +46,11 @@ def test_a_job_gets_its_pods_from_the_controllers(control: ControlPlane) -> None
     assert sorted(pod["metadata"]["annotations"][index] for pod in pods) == ["0", "1"]
 
 
-def test_the_kubeconfig_is_for_its_owner_alone(control: ControlPlane) -> None:
+def test_only_the_owner_can_read_the_kubeconfig(control: ControlPlane) -> None:
     assert control.kubeconfig.stat().st_mode & 0o077 == 0
 
 
-def test_an_api_server_that_was_killed_starts_again_on_what_it_knew(tmp_path: Path) -> None:
+def test_a_killed_api_server_restarts_with_its_data(tmp_path: Path) -> None:
     with ControlPlane(tmp_path) as control:
         Kubectl(control.kubeconfig).said("create", "configmap", "kept")
         control.kill_api_server()
@@ -63,7 +63,7 @@ def test_an_api_server_that_was_killed_starts_again_on_what_it_knew(tmp_path: Pa
         assert "kept" in Kubectl(Path(kubeconfig)).said("get", "configmaps", "--output=name")
 
 
-def test_nothing_runs_after_the_end(tmp_path: Path) -> None:
+def test_no_process_outlives_the_cluster(tmp_path: Path) -> None:
     with ControlPlane(tmp_path) as control:
         started = control.processes
         assert all(map(processes.is_running, started))

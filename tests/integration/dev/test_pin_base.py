@@ -85,7 +85,7 @@ def test_the_digest_of_all_platforms_is_written(registry: str, tmp_path: Path) -
         assert file.read_text() == f"# First.\nARG BASE_IMAGE={wanted}\n\nFROM ${{BASE_IMAGE}}\n"
 
 
-def test_where_there_is_no_such_tag_the_file_stays(registry: str, tmp_path: Path) -> None:
+def test_the_file_stays_if_the_tag_does_not_exist(registry: str, tmp_path: Path) -> None:
     file = tmp_path / "Dockerfile"
     file.write_text(before := f"ARG BASE_IMAGE=python:3@{OLD}\n")
     with pytest.raises(CommandFailed, match="skopeo inspect"):

@@ -115,7 +115,7 @@ def _with(template: Json, path: str, value: Any) -> Json:
 
 
 @pytest.mark.parametrize("kind", PATHS)
-def test_it_makes_only_children(asks: Asking, admin_asks: Asking, kind: str) -> None:
+def test_the_account_policy_lets_the_operator_create_only_children(asks: Asking, admin_asks: Asking, kind: str) -> None:
     path = PATHS[kind].format(NAMESPACE)
     foreign = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": OWNER["uid"], "controller": True}
     not_controlled = {**OWNER, "controller": False}
@@ -134,13 +134,13 @@ def test_it_makes_only_children(asks: Asking, admin_asks: Asking, kind: str) -> 
     assert admin_asks.create(path, of(kind, {})) == "", "others are left alone"
 
 
-def test_a_claim_that_stays_has_no_owner_but_the_name_of_a_job(asks: Asking) -> None:
+def test_a_retained_claim_has_a_job_name_in_place_of_an_owner(asks: Asking) -> None:
     kept = of("PersistentVolumeClaim", {"labels": {"pseudoreal.dev/job-name": "j"}})
     assert asks.create(PATHS["PersistentVolumeClaim"].format(NAMESPACE), kept) == ""
 
 
 @pytest.mark.parametrize("kind", PATHS)
-def test_it_makes_nothing_where_kubernetes_itself_is(asks: Asking, kind: str) -> None:
+def test_the_account_policy_forbids_children_in_system_namespaces(asks: Asking, kind: str) -> None:
     assert "in the namespaces of Kubernetes itself" in asks.create(PATHS[kind].format("kube-system"), of(kind))
 
 
@@ -156,7 +156,7 @@ def test_it_makes_nothing_where_kubernetes_itself_is(asks: Asking, kind: str) ->
         ("Secret", {"type": "kubernetes.io/service-account-token"}, "only Secrets that never change"),
     ],
 )
-def test_children_have_the_shapes_that_it_makes(asks: Asking, kind: str, changes: Json, says: str) -> None:
+def test_the_account_policy_fixes_the_shape_of_children(asks: Asking, kind: str, changes: Json, says: str) -> None:
     if changes.get("type"):
         changes = changes | {
             "metadata": {"name": "x", "annotations": {"kubernetes.io/service-account.name": "default"}} | OURS
@@ -165,7 +165,7 @@ def test_children_have_the_shapes_that_it_makes(asks: Asking, kind: str, changes
 
 
 @pytest.mark.parametrize("kind", sorted(PATHS.keys() - {"Job"}))
-def test_it_changes_and_deletes_only_jobs(asks: Asking, admin_asks: Asking, kind: str) -> None:
+def test_the_account_policy_limits_updates_and_deletions_to_jobs(asks: Asking, admin_asks: Asking, kind: str) -> None:
     path = PATHS[kind].format(NAMESPACE)
     assert admin_asks.create(path, of(kind), dry_run=False) == ""
     says = "the operator changes and deletes only Jobs"
@@ -174,7 +174,7 @@ def test_it_changes_and_deletes_only_jobs(asks: Asking, admin_asks: Asking, kind
     admin_asks.delete(f"{path}/x", dry_run=False)
 
 
-def test_it_adopts_no_job_of_others(asks: Asking, admin_asks: Asking) -> None:
+def test_the_account_policy_forbids_adopting_foreign_jobs(asks: Asking, admin_asks: Asking) -> None:
     """An update is judged by the existing Job, not by the result of the patch."""
     assert admin_asks.create(JOBS, of("Job", {"name": "bank"}), dry_run=False) == ""
     assert CHILDREN in asks.merge(f"{JOBS}/bank", {"metadata": OURS})
@@ -183,7 +183,7 @@ def test_it_adopts_no_job_of_others(asks: Asking, admin_asks: Asking) -> None:
     assert admin_asks.delete(f"{JOBS}/bank") == ""
 
 
-def test_of_its_jobs_it_changes_one_field_and_deletes_them(asks: Asking, admin_asks: Asking) -> None:
+def test_the_account_policy_allows_one_field_of_child_jobs_to_change(asks: Asking, admin_asks: Asking) -> None:
     spec = {"completions": 1, "completionMode": "Indexed", "backoffLimitPerIndex": 0, "template": TEMPLATE}
     mine = of("Job", {"name": "mine"} | OURS, spec=spec | {"suspend": True})
     assert admin_asks.create(JOBS, mine, dry_run=False) == ""
@@ -204,7 +204,7 @@ def test_of_its_jobs_it_changes_one_field_and_deletes_them(asks: Asking, admin_a
     assert asks.delete(f"{JOBS}/mine") == ""
 
 
-def test_it_changes_nothing_of_pods_but_which_of_its_own_leads(asks: Asking, admin_asks: Asking) -> None:
+def test_the_account_policy_allows_one_label_of_operator_pods_to_change(asks: Asking, admin_asks: Asking) -> None:
     says = "of pods, the operator changes only the label pseudoreal.dev/leader of its own"
     pods = f"api/v1/namespaces/{NAMESPACE}/pods"
     for name, labels in (("other", {}), ("own", {"app.kubernetes.io/component": "operator", "kept": "yes"})):
@@ -226,7 +226,7 @@ def test_it_changes_nothing_of_pods_but_which_of_its_own_leads(asks: Asking, adm
     assert "the operator makes no pods" in asks.create(pods, pod)
 
 
-def test_it_deletes_only_pods_of_jobs(asks: Asking, admin_asks: Asking) -> None:
+def test_the_account_policy_limits_pod_deletion_to_pods_of_jobs(asks: Asking, admin_asks: Asking) -> None:
     pods = f"api/v1/namespaces/{NAMESPACE}/pods"
     for name, labels in (("stranger", {}), ("child", LABELS)):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, **TEMPLATE}
@@ -260,7 +260,7 @@ def test_the_account_policy_lets_the_operator_delete_only_jobs_with_a_ttl(asks: 
     admin_asks.merge(f"{jobs}/stays", {"metadata": {"finalizers": None}}, dry_run=False)
 
 
-def test_it_tells_events_of_jobs_and_makes_its_own_lease(asks: Asking) -> None:
+def test_the_account_policy_allows_events_of_jobs_and_the_own_lease(asks: Asking) -> None:
     def event(kind: str, version: str) -> str:
         about = {"kind": kind, "apiVersion": version, "name": "x", "namespace": NAMESPACE}
         body = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"}, "involvedObject": about}
@@ -337,7 +337,7 @@ def _projected(**source: Any) -> list[Json]:
         ("spec.nodeName", "control-plane", "may name a node"),
     ],
 )
-def test_pods_that_it_makes_may_not_be_more_than_a_job_may_ask_for(
+def test_the_account_policy_forbids_privileged_child_pods(
     asks: Asking, admin_asks: Asking, path: str, value: Any, says: str
 ) -> None:
     template = _with(TEMPLATE, path, value)
@@ -359,12 +359,12 @@ def test_pods_that_it_makes_may_not_be_more_than_a_job_may_ask_for(
         ("spec.runtimeClassName", "nvidia"),
     ],
 )
-def test_pods_that_it_may_make(asks: Asking, path: str, value: Any) -> None:
+def test_the_account_policy_allows_unprivileged_child_pods(asks: Asking, path: str, value: Any) -> None:
     assert asks.create(JOBS, of("Job", spec={"template": _with(TEMPLATE, path, value)})) == ""
 
 
 @pytest.mark.parametrize("stage", [TRAIN, DELINK], ids=["train", "delink"])
-def test_all_that_it_renders_it_may_make(asks: Asking, stage: Stage) -> None:
+def test_the_account_policy_allows_all_rendered_children(asks: Asking, stage: Stage) -> None:
     for kind, manifest in rendered(stage, 1, {"settings": SITE}).items():
         body = manifest | {"metadata": manifest["metadata"] | {"namespace": NAMESPACE}}
         assert asks.create(PATHS[kind].format(NAMESPACE), body) == ""
@@ -372,7 +372,7 @@ def test_all_that_it_renders_it_may_make(asks: Asking, stage: Stage) -> None:
 
 # Its PodGroup is of Kubernetes 1.37, which this API server does not serve.
 @pytest.mark.parametrize("name", sorted({*golden.names()} - {"gang-native"}))
-def test_what_it_renders_of_realistic_jobs_it_may_make(asks: Asking, name: str) -> None:
+def test_the_account_policy_allows_the_children_of_realistic_jobs(asks: Asking, name: str) -> None:
     said = {}
     for manifest in golden.manifests(name):
         body = manifest | {"metadata": manifest["metadata"] | {"namespace": NAMESPACE}}
@@ -385,7 +385,7 @@ def test_what_it_renders_of_realistic_jobs_it_may_make(asks: Asking, name: str) 
 
 
 @pytest.mark.usefixtures("asks")
-def test_the_policies_name_only_fields_that_there_are(kubectl: Kubectl) -> None:
+def test_the_policies_name_only_existing_fields(kubectl: Kubectl) -> None:
     """The controller manager type-checks the expressions against the schemas of the matched resources."""
 
     def checked(part: str) -> Callable[[], Any]:

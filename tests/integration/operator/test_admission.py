@@ -109,7 +109,7 @@ WEIGHTS = {"type": "HuggingFace", "huggingFace": {"path": "/weights", "volume": 
         ({"containers": "all"}, {}, "must be of type array"),
     ],
 )
-def test_what_a_job_may_not_ask_for(asking: Asking, template: Json, changes: Json, says: str) -> None:
+def test_the_policy_rejects_privileged_jobs(asking: Asking, template: Json, changes: Json, says: str) -> None:
     assert says in create(asking, _job({"spec": template}, **changes))
     if not changes:
         of_a_phase = {"template": {"spec": template}}
@@ -120,7 +120,7 @@ PRIVILEGED: Json = {"template": {"spec": {"hostPID": True}}}
 
 
 @pytest.mark.parametrize("path", ["spec__pod", "spec__phases__0__pod"])
-def test_what_a_job_may_not_become(ask: Ask, path: str) -> None:
+def test_the_policy_rejects_updates_to_privileged_jobs(ask: Ask, path: str) -> None:
     """The pod fields of a job can change during its suspension."""
     name = path.replace("_", "-")
     apply = ("apply", "--namespace=guarded", "-f", "-")
@@ -132,7 +132,7 @@ def test_what_a_job_may_not_become(ask: Ask, path: str) -> None:
     assert "configured" in ask(*apply, body=good_job(name, **{path: harmless}))
 
 
-def test_a_phase_that_is_added_may_not_ask_for_more(ask: Ask) -> None:
+def test_the_policy_judges_phases_that_an_update_adds(ask: Ask) -> None:
     body = good_job("grows")
     assert "created" in ask("apply", "--namespace=guarded", "-f", "-", body=body)
     phase = {"name": "more", "until": {"step": 30}, "batch": {"sequences": 8}}
@@ -141,7 +141,7 @@ def test_a_phase_that_is_added_may_not_ask_for_more(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "ordinary"])
-def test_what_a_job_may_ask_for(asking: Asking, name: str) -> None:
+def test_the_policy_admits_unprivileged_jobs(asking: Asking, name: str) -> None:
     container = {
         "name": "trainer",
         "securityContext": {"privileged": False, "capabilities": {"add": ["IPC_LOCK"]}},
@@ -155,7 +155,7 @@ def test_what_a_job_may_ask_for(asking: Asking, name: str) -> None:
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_a_namespace_that_enforces_a_standard_gets_no_pod_that_breaks_it(cluster: Cluster) -> None:
+def test_pods_that_break_the_pod_security_standard_of_a_namespace_are_rejected(cluster: Cluster) -> None:
     core = client.CoreV1Api(cluster.api)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     core.patch_namespace(cluster.namespace, {"metadata": {"labels": labels}})
@@ -174,7 +174,7 @@ def test_a_namespace_that_enforces_a_standard_gets_no_pod_that_breaks_it(cluster
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_a_job_that_the_policy_on_jobs_did_not_see_gets_no_pods(cluster: Cluster) -> None:
+def test_a_job_that_bypassed_the_policy_gets_no_pods(cluster: Cluster) -> None:
     """Rendered children are judged too: a job may be older than the policy, or in an excluded namespace."""
     job = cluster.create("unseen", spec__pod={"template": {"spec": {"hostPID": True}}})
     says = "admissionPolicy.allow.privileged"

@@ -71,12 +71,12 @@ MONITORED = (
         MONITORED,
     ],
 )
-def test_helm_finds_no_fault(values: tuple[str, ...]) -> None:
+def test_helm_lint_passes(values: tuple[str, ...]) -> None:
     chart.helm("lint", "--strict", KUBE_VERSION, str(chart.CHART), *values)
     assert render(*values)
 
 
-def test_the_operator_finds_what_the_chart_sets(tmp_path: Path) -> None:
+def test_the_operator_reads_all_settings_of_the_chart(tmp_path: Path) -> None:
     documents = render("--set=watchNamespaces={a,b}")
     secret = write_secret(tmp_path, documents)
     (mount,) = [m for m in container(documents)["volumeMounts"] if m["name"] == "tls"]
@@ -94,7 +94,7 @@ def test_the_operator_finds_what_the_chart_sets(tmp_path: Path) -> None:
     assert (settings.trainer_metrics_port, settings.scrapers) == (None, ())
 
 
-def test_an_upgrade_leaves_no_gap() -> None:
+def test_a_rolling_update_keeps_one_operator_available() -> None:
     """A standby pod answers its probes, and a new pod is ready before an old one is removed."""
     deployment = find(render(), "Deployment")["spec"]
     assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
@@ -102,7 +102,7 @@ def test_an_upgrade_leaves_no_gap() -> None:
     assert probes == [{"path": path, "port": "health"} for path in ("/healthz", "/readyz", "/healthz")]
 
 
-def test_replicas_are_kept_apart_and_one_of_them_stays() -> None:
+def test_replicas_are_spread_over_nodes_and_have_a_disruption_budget() -> None:
     documents = render("--set=replicaCount=3")
     deployment, budget = find(documents, "Deployment")["spec"], find(documents, "PodDisruptionBudget")["spec"]
     assert deployment["replicas"] == 3
@@ -115,16 +115,16 @@ def test_replicas_are_kept_apart_and_one_of_them_stays() -> None:
 
 
 @pytest.mark.parametrize("value", ["replicaCount=1", "podDisruptionBudget.enabled=false"])
-def test_one_pod_alone_keeps_no_node_from_being_emptied(value: str) -> None:
+def test_a_single_replica_has_no_disruption_budget(value: str) -> None:
     assert not [document for document in render(f"--set={value}") if document["kind"] == "PodDisruptionBudget"]
 
 
-def test_no_mount_lies_in_another_that_is_read_only() -> None:
+def test_no_mount_is_nested_in_a_read_only_mount() -> None:
     folders = [Path(mount["mountPath"]) for mount in container(render("--set=trainer.ncclConfig=A=1"))["volumeMounts"]]
     assert not [folder for folder in folders if set(folder.parents) & set(folders)]
 
 
-def test_pods_are_told_where_the_service_is() -> None:
+def test_pods_get_the_address_of_the_report_service() -> None:
     documents = render()
     (port,) = [port for port in find(documents, "Service")["spec"]["ports"] if port["name"] == "reports"]
     assert environment(documents)[REPORT_URL] == f"https://{HOST}:{port['port']}{REPORT_PATH}"
@@ -135,7 +135,7 @@ def test_pods_are_told_where_the_service_is() -> None:
 
 
 @pytest.mark.parametrize("values", [(), ("--set=watchNamespaces={a,b}",)])
-def test_secrets_are_only_made_and_only_the_own_lease_is_written(values: tuple[str, ...]) -> None:
+def test_the_operator_may_only_create_secrets_and_write_its_own_lease(values: tuple[str, ...]) -> None:
     documents = render(*values)
     rules = [rule for d in documents if d["kind"] in ("Role", "ClusterRole") for rule in d["rules"]]
     assert not [rule for rule in rules if "*" in (*rule["resources"], *rule["verbs"])]
@@ -146,7 +146,7 @@ def test_secrets_are_only_made_and_only_the_own_lease_is_written(values: tuple[s
     assert [rule.get("resourceNames") for rule in written] == [[RELEASE]]
 
 
-def test_the_policy_on_the_account_covers_each_kind_that_it_may_write() -> None:
+def test_the_account_policy_covers_each_writable_kind() -> None:
     documents = render()
     roles = [d for d in documents if d["kind"] in ("Role", "ClusterRole") and d["metadata"]["name"] in _ROLES]
     rules = [rule for role in roles for rule in role["rules"]]
@@ -178,7 +178,7 @@ def test_the_policy_on_the_account_covers_each_kind_that_it_may_write() -> None:
     }
 
 
-def test_every_role_is_bound_to_the_operator() -> None:
+def test_each_role_is_bound_to_the_operator() -> None:
     documents = render("--set=watchNamespaces={a}")
     account = {"kind": "ServiceAccount", "name": RELEASE, "namespace": "operators"}
     bindings = [d for d in documents if d["kind"].endswith("RoleBinding") and account in d["subjects"]]
@@ -186,7 +186,7 @@ def test_every_role_is_bound_to_the_operator() -> None:
     assert bound == [("", f"{WIDE}-reviews"), ("a", WIDE), ("operators", "pseudoreal-lease")]
 
 
-def test_the_certificate_is_one_that_strict_clients_trust(tmp_path: Path) -> None:
+def test_strict_tls_clients_trust_the_generated_certificate(tmp_path: Path) -> None:
     assert sorted(write_secret(tmp_path, render())) == ["ca.crt", "tls.crt", "tls.key"]
     trusted = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
     # The default from Python 3.13 on.
@@ -198,14 +198,14 @@ def test_the_certificate_is_one_that_strict_clients_trust(tmp_path: Path) -> Non
     assert round(years) == 10
 
 
-def test_another_certificate_restarts_no_operator() -> None:
+def test_a_new_certificate_does_not_restart_the_operator() -> None:
     """A restarted operator would know only the new certificate, and pods without news of it only the old one."""
     first, second = render(), render()
     assert find(first, "Secret", "pseudoreal-tls")["data"] != find(second, "Secret", "pseudoreal-tls")["data"]
     assert find(first, "Deployment") == find(second, "Deployment")
 
 
-def test_a_secret_of_the_users_own() -> None:
+def test_the_chart_uses_a_secret_named_by_the_user() -> None:
     documents = render("--set=reports.tlsSecret=mine")
     assert not [document for document in documents if document["kind"] == "Secret"]
     volumes = find(documents, "Deployment")["spec"]["template"]["spec"]["volumes"]
@@ -233,12 +233,12 @@ def test_a_secret_of_the_users_own() -> None:
         ("fullnameOverride=Trainers", "/fullnameOverride"),
     ],
 )
-def test_values_that_are_refused(value: str, says: str) -> None:
+def test_the_chart_rejects_invalid_values(value: str, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
         render(f"--set={value}")
 
 
-def test_the_network_policy_lets_training_pods_in() -> None:
+def test_the_network_policy_admits_training_pods() -> None:
     documents = render("--set=networkPolicy.enabled=true", "--set=watchNamespaces={a,b}")
     (rule,) = find(documents, "NetworkPolicy")["spec"]["ingress"]
     (peer,) = rule["from"]
@@ -252,13 +252,13 @@ def test_the_network_policy_lets_training_pods_in() -> None:
     assert not [document for document in off if document["kind"] == "NetworkPolicy"]
 
 
-def test_nothing_of_prometheus_unless_it_is_asked_for() -> None:
+def test_prometheus_objects_are_off_by_default() -> None:
     """The CRDs of the Prometheus operator may be missing."""
     assert not [document for document in render() if document["apiVersion"].startswith("monitoring.coreos.com")]
     assert not [document for document in render() if document["kind"] == "ConfigMap"]
 
 
-def test_prometheus_finds_the_operator_and_the_pods() -> None:
+def test_prometheus_monitors_select_operator_and_pods() -> None:
     documents = render(*MONITORED)
     service, monitor = find(documents, "Service", "pseudoreal-metrics"), find(documents, "ServiceMonitor")
     assert LEADER_LABEL not in service["spec"]["selector"], "all operators are read, whoever leads"
@@ -281,7 +281,7 @@ def test_prometheus_finds_the_operator_and_the_pods() -> None:
     assert found["NetworkPolicy"]["spec"]["ingress"][1]["from"] == peers
 
 
-def test_alerts_and_dashboard_are_in_the_objects_as_they_are_in_their_files() -> None:
+def test_alert_and_dashboard_objects_equal_their_files() -> None:
     documents = render(*MONITORED)
     rules = yaml.safe_load((chart.CHART / "files/alerts.yaml").read_text())
     assert find(documents, "PrometheusRule")["spec"] == rules
@@ -297,7 +297,7 @@ SCC_VOLUMES = {"configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentV
 
 
 @pytest.mark.parametrize("values", [NO_IDS, OPENSHIFT], ids=["null", "OpenShift"])
-def test_openshift_admits_all_pods_by_restricted_v2(values: list[str], tmp_path: Path) -> None:
+def test_openshift_admits_all_pods_under_restricted_v2(values: list[str], tmp_path: Path) -> None:
     documents = render(*values)
     write_secret(tmp_path, documents)
     set_here = environment(documents) | {"PSEUDOREAL_REPORT_CA": str(tmp_path / "ca.crt")}
@@ -307,7 +307,7 @@ def test_openshift_admits_all_pods_by_restricted_v2(values: list[str], tmp_path:
         assert {*_restricted(pod)} == set()
 
 
-def test_pods_have_an_id_where_the_cluster_gives_none() -> None:
+def test_pods_run_as_a_user_id_unless_the_cluster_assigns_one() -> None:
     assert find(render(), "Deployment")["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 10001
     assert "runAsUser: a number" in {*_restricted(find(render(), "Deployment")["spec"]["template"]["spec"])}
 
@@ -329,7 +329,7 @@ def _restricted(pod: Json) -> Iterator[str]:
     yield from (field for field in ("hostNetwork", "hostPID", "hostIPC") if pod.get(field))
 
 
-def test_an_image_by_its_digest() -> None:
+def test_an_image_can_be_given_by_digest() -> None:
     digest = f"sha256:{'a' * 64}"
     documents = render(*(f"--set={part}.image.digest={digest}" for part in ("operator", "trainer")))
     assert container(documents)["image"] == f"pseudoreal/operator@{digest}"
@@ -338,7 +338,7 @@ def test_an_image_by_its_digest() -> None:
     assert test["image"] == f"pseudoreal/operator@{digest}"
 
 
-def test_cert_manager_makes_the_certificate() -> None:
+def test_cert_manager_can_issue_the_certificate() -> None:
     wanted = ["--set=reports.certManager.issuerRef.name=internal-ca"]
     documents = render(*wanted)
     assert not [document for document in documents if document["kind"] == "Secret"]
@@ -355,7 +355,7 @@ THINGS = ["serviceAccounts", "hostPath", "privileged", "rootUser", "hostNetwork"
 
 
 @pytest.mark.parametrize("thing", THINGS)
-def test_what_is_allowed_is_not_refused(thing: str) -> None:
+def test_the_policy_admits_allowed_jobs(thing: str) -> None:
     name = f"admissionPolicy.allow.{thing}"
     by_default, refusing, allowing = (
         render(*value) for value in ((), (f"--set={name}=false",), (f"--set={name}=true",))
@@ -379,7 +379,7 @@ def test_the_api_server_takes_the_policies_that_allow_all(kubectl: Kubectl) -> N
     assert len(said.splitlines()) == 6
 
 
-def test_releases_of_one_name_in_two_namespaces_share_only_the_definition() -> None:
+def test_two_releases_in_different_namespaces_share_only_the_crd() -> None:
     def made(namespace: str) -> set[tuple[str, str, str]]:
         values = ("--set=watchNamespaces={team}", *MONITORED)
         text = chart.helm("template", RELEASE, str(chart.CHART), f"--namespace={namespace}", KUBE_VERSION, *values)
@@ -392,7 +392,7 @@ def test_releases_of_one_name_in_two_namespaces_share_only_the_definition() -> N
     assert ("ClusterRole", "", f"blue.{RELEASE}-reviews") in made("blue")
 
 
-def test_another_name_is_that_of_all_objects() -> None:
+def test_a_name_override_applies_to_all_objects() -> None:
     documents = render("--set=fullnameOverride=trainers")
     named = {d["metadata"]["name"] for d in documents if d["kind"] != "CustomResourceDefinition"}
     assert {name.removeprefix("operators.").split("-")[0] for name in named} == {"trainers"}
@@ -402,7 +402,7 @@ def test_another_name_is_that_of_all_objects() -> None:
     assert given[REPORT_URL].startswith("https://trainers.operators.svc:")
 
 
-def test_pods_have_the_labels_variables_and_nodes_that_are_asked_for() -> None:
+def test_pods_get_the_labels_variables_and_node_selector_of_the_values() -> None:
     values = ("podLabels.team=blue", "podLabels.app\\.kubernetes\\.io/component=mine", "nodeSelector.pool=infra")
     proxy = ("extraEnv[0].name=HTTPS_PROXY", "extraEnv[0].value=http://proxy:3128")
     documents = render(*(f"--set=operator.{value}" for value in (*values, *proxy)))

@@ -177,7 +177,7 @@ def jobs(admin: client.ApiClient, operator_of_all: Operator) -> Iterator[dict[st
 
 
 @pytest.mark.parametrize("name", sorted(SITUATIONS))
-def test_a_description_tells_what_is_and_what_to_do(name: str, jobs: dict[str, Job], kubectl: Kubectl) -> None:
+def test_kubectl_describe_shows_state_and_remedy(name: str, jobs: dict[str, Job], kubectl: Kubectl) -> None:
     job, path = jobs[name], FOLDER / f"{name}.txt"
     if os.environ.get("RENEW_GOLDEN"):
         _renew(path, lambda: described(job, kubectl))

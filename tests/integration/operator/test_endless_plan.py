@@ -42,7 +42,7 @@ def reason(job: Job) -> str | None:
     return next((found["reason"] for found in conditions if found["type"] == "Progressing"), None)
 
 
-def test_a_plan_without_an_end_stops_nothing_else(cluster: Cluster, make_operator: Callable[[str], Operator]) -> None:
+def test_an_endless_plan_does_not_stop_other_jobs(cluster: Cluster, make_operator: Callable[[str], Operator]) -> None:
     operator = make_operator("leader")
     operator.program, operator.expected = run_with_endless_plans, "plan_overran"
     before = cluster.create("before")

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("shared_operator"
 NO_BACKOFF = {"spec__restart": {"backoffSeconds": 0, "maxRestarts": 1}}
 
 
-def test_a_failed_worker_restarts_all_and_counts(cluster: Cluster) -> None:
+def test_a_failed_worker_restarts_all_workers_and_counts(cluster: Cluster) -> None:
     job = cluster.create("wounded", **NO_BACKOFF)
     complete_stage(job, "pseudo")
     complete_stage(job, "delink")
@@ -32,7 +32,7 @@ def test_a_failed_worker_restarts_all_and_counts(cluster: Cluster) -> None:
     assert job.reasons().count("PhaseStarted") == 2
 
 
-def test_a_worker_that_yields_does_not_count(cluster: Cluster) -> None:
+def test_a_disrupted_worker_restarts_all_without_counting(cluster: Cluster) -> None:
     job = cluster.create("polite", **NO_BACKOFF)
     (pod,) = job.run("polite-pseudo-e1")
     job.end(pod, "Yielded", step=7, checkpoint="pseudo-7")
@@ -43,7 +43,7 @@ def test_a_worker_that_yields_does_not_count(cluster: Cluster) -> None:
     assert status.checkpoint.latest == "pseudo-7"
 
 
-def test_restarts_are_exhausted(cluster: Cluster) -> None:
+def test_a_job_fails_when_its_restarts_are_used_up(cluster: Cluster) -> None:
     job = cluster.create("hopeless", **NO_BACKOFF)
     for execution in (1, 2):
         (pod,) = job.run(f"hopeless-pseudo-e{execution}")
@@ -56,7 +56,7 @@ def test_restarts_are_exhausted(cluster: Cluster) -> None:
     assert job.child_jobs() == ["hopeless-pseudo-e1", "hopeless-pseudo-e2"], "they are kept for their logs"
 
 
-def test_what_the_trainer_refuses_is_not_tried_again(cluster: Cluster) -> None:
+def test_a_job_that_the_trainer_rejects_is_not_restarted(cluster: Cluster) -> None:
     job = cluster.create("mistaken")
     (pod,) = job.run("mistaken-pseudo-e1")
     job.end(pod, "InvalidJob", message="spec.data.path corpus does not exist; name a folder")
@@ -69,7 +69,7 @@ def test_what_the_trainer_refuses_is_not_tried_again(cluster: Cluster) -> None:
     assert (status.restarts, status.execution, job.child_jobs()) == (0, 1, ["mistaken-pseudo-e1"])
 
 
-def test_a_job_that_cannot_be_resolved_makes_no_child(cluster: Cluster) -> None:
+def test_a_job_that_cannot_be_resolved_gets_no_children(cluster: Cluster) -> None:
     job = cluster.create("crowded", spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": "AllRanks"})
     job.wait("the refusal", lambda status: status.state == "Failed")
     assert job.condition("Accepted")["status"] == "False"
@@ -78,7 +78,7 @@ def test_a_job_that_cannot_be_resolved_makes_no_child(cluster: Cluster) -> None:
     job.tells("Failed")
 
 
-def test_an_overlay_that_the_api_server_refuses_fails_the_job(cluster: Cluster) -> None:
+def test_a_pod_template_that_the_api_server_rejects_fails_the_job(cluster: Cluster) -> None:
     job = cluster.create("overlaid", spec__pod={"template": {"spec": {"dnsPolicy": "Somehow"}}})
     job.wait("the refusal", lambda status: status.state == "Failed")
     failed = job.condition("Failed")
@@ -87,13 +87,13 @@ def test_an_overlay_that_the_api_server_refuses_fails_the_job(cluster: Cluster) 
     job.tells("Failed")
 
 
-def test_an_overlay_that_the_api_server_cannot_read_is_explained(cluster: Cluster) -> None:
+def test_a_pod_template_that_cannot_be_decoded_is_explained(cluster: Cluster) -> None:
     overlay = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"memory": "many"}}}]}}
     job = cluster.create("unreadable", spec__pod={"template": overlay})
     job.wait("the explanation", lambda status: any("quantities must match" in c.message for c in status.conditions))
 
 
-def test_a_later_phase_that_cannot_run_is_refused_before_the_first_pod(cluster: Cluster) -> None:
+def test_a_later_phase_that_cannot_run_is_rejected_before_the_first_pod(cluster: Cluster) -> None:
     amounts = {"limits": {"memory": "16Gi"}, "requests": {"memory": "32Gi"}}
     job = cluster.create("backwards", spec__phases__1__resources=amounts)
     job.wait("the refusal", lambda status: status.state == "Failed")
@@ -105,7 +105,7 @@ def test_a_later_phase_that_cannot_run_is_refused_before_the_first_pod(cluster: 
     assert not cluster.list("api/v1 services")
 
 
-def test_a_quota_is_waited_for(cluster: Cluster) -> None:
+def test_a_job_waits_for_quota(cluster: Cluster) -> None:
     cluster.set_quota({"count/jobs.batch": "0"})
     job = cluster.create("poor")
     job.wait("the refusal", lambda status: any("exceeded quota" in c.message for c in status.conditions))
@@ -133,7 +133,7 @@ def test_pods_that_cannot_start_are_explained(cluster: Cluster) -> None:
     job.wait("the start", lambda s: any(c.type == "Progressing" and c.status == "True" for c in s.conditions))
 
 
-def test_suspending_frees_the_pods_and_resuming_goes_on(cluster: Cluster) -> None:
+def test_suspending_deletes_the_pods_and_resuming_continues(cluster: Cluster) -> None:
     job = cluster.create("paused")
     job.run("paused-pseudo-e1")
     job.wait("training", lambda status: status.current_phase == "pseudo")
@@ -168,7 +168,7 @@ def test_preemptions_leave_a_bounded_number_of_children(cluster: Cluster) -> Non
     assert last["spec"]["subdomain"] == job.children("api/v1 services")[0]["metadata"]["name"]
 
 
-def test_a_deadline_ends_the_job(cluster: Cluster) -> None:
+def test_a_job_fails_at_its_deadline(cluster: Cluster) -> None:
     job = cluster.create("late", spec__deadlines={"activeSeconds": 3})
     job.run("late-pseudo-e1")
     job.wait("the end", lambda status: status.state == "Failed")

@@ -35,7 +35,7 @@ def template(cluster: Cluster, child: str) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("pod_group_definitions")
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_phase_has_a_group_and_no_stranger_is_taken_for_it(
+def test_a_phase_has_a_pod_group_and_a_foreign_group_of_that_name_is_not_adopted(
     cluster: Cluster, stopped_operator: Operator, policy: str
 ) -> None:
     version, (group, _, number) = POLICIES[policy], POLICIES[policy].partition("/")
@@ -61,7 +61,7 @@ def test_a_phase_has_a_group_and_no_stranger_is_taken_for_it(
 
 
 @pytest.mark.usefixtures("pod_group_definitions")
-def test_where_there_are_no_such_groups_the_job_says_so_and_waits(cluster: Cluster, stopped_operator: Operator) -> None:
+def test_a_job_waits_and_reports_missing_pod_groups(cluster: Cluster, stopped_operator: Operator) -> None:
     version = POLICIES["Volcano"]
     definitions, body = client.ApiextensionsV1Api(cluster.api), pod_groups.definition(version)
     definitions.delete_custom_resource_definition(body["metadata"]["name"])

@@ -37,7 +37,7 @@ def blame(pod: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("stuck", ["Report"], indirect=True)
-def test_a_hang_is_told(stuck: Job) -> None:
+def test_a_hang_is_reported(stuck: Job) -> None:
     stuck.wait("the hang", lambda status: any(c.reason == "StepStalled" for c in status.conditions))
     progressing = stuck.condition("Progressing")
     assert progressing["status"] == "False"
@@ -49,7 +49,7 @@ def test_a_hang_is_told(stuck: Job) -> None:
 
 
 @pytest.mark.parametrize("stuck", ["Restart"], indirect=True)
-def test_a_hang_is_a_fault(stuck: Job) -> None:
+def test_a_hang_restarts_the_job_and_counts(stuck: Job) -> None:
     culprit = stuck.pods("stuck-pseudo-e1", 2)[1]
     status = stuck.wait("the decision", lambda status: status.execution == 2)
     # The other pod has no node, and needs nobody to end it.
@@ -65,7 +65,7 @@ def test_a_hang_is_a_fault(stuck: Job) -> None:
 
 
 @pytest.mark.parametrize("stuck", ["Fail"], indirect=True)
-def test_a_hang_ends_the_job(stuck: Job) -> None:
+def test_a_hang_fails_a_job_without_restarts_left(stuck: Job) -> None:
     culprit = stuck.pods("stuck-pseudo-e1", 2)[1]
     status = stuck.wait("the end", lambda status: status.state == "Failed")
     failed = stuck.condition("Failed")

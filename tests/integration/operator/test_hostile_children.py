@@ -16,7 +16,7 @@ _VARIABLES = 40_000
 """Number of variables beyond the operator's reading limit, within etcd's size limit."""
 
 
-def test_large_pods_with_the_labels_of_a_job_are_left_out(cluster: Cluster, shared_operator: Operator) -> None:
+def test_oversized_pods_with_the_labels_of_a_job_are_ignored(cluster: Cluster, shared_operator: Operator) -> None:
     job = cluster.create("beset")
     labels = {LABEL_JOB: "beset", LABEL_JOB_UID: job.body["metadata"]["uid"]}
     env = [{"name": f"v{number:05}", "value": "x"} for number in range(_VARIABLES)]

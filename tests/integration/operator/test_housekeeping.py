@@ -19,7 +19,7 @@ def _managers(body: dict[str, object]) -> set[tuple[str, str]]:
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_children_are_made_and_owned(cluster: Cluster) -> None:
+def test_children_are_created_with_an_owner_reference(cluster: Cluster) -> None:
     job = cluster.create("owned")
     job.pods("owned-pseudo-e1")
     uid = job.body["metadata"]["uid"]
@@ -35,7 +35,7 @@ def test_children_are_made_and_owned(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_describe_shows_the_events_in_order(cluster: Cluster, kubectl: Kubectl) -> None:
+def test_kubectl_describe_shows_events_in_order(cluster: Cluster, kubectl: Kubectl) -> None:
     job = cluster.create("described")
     job.run("described-pseudo-e1")
     job.wait("training", lambda status: status.current_phase == "pseudo")
@@ -45,7 +45,7 @@ def test_describe_shows_the_events_in_order(cluster: Cluster, kubectl: Kubectl) 
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_nothing_is_written_while_nothing_happens(cluster: Cluster) -> None:
+def test_the_operator_writes_nothing_while_nothing_changes(cluster: Cluster) -> None:
     job = cluster.create("quiet")
     job.run("quiet-pseudo-e1")
     job.wait("training", lambda status: status.replicas.ready == 1)
@@ -73,7 +73,7 @@ def test_deleting_a_job_deletes_its_children(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_a_claim_is_made_for_a_job_and_goes_with_it(cluster: Cluster) -> None:
+def test_the_claim_of_a_job_is_created_and_deleted_with_it(cluster: Cluster) -> None:
     job = cluster.create("claiming", spec__checkpoint={"storage": {"volume": {"retentionPolicy": "Delete"}}})
     job.pods("claiming-pseudo-e1")
     (made,) = cluster.list("api/v1 persistentvolumeclaims")
@@ -90,7 +90,7 @@ def _claim(cluster: Cluster) -> dict[str, object]:
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_a_job_that_has_ended_is_deleted_when_its_time_is_over(cluster: Cluster) -> None:
+def test_a_finished_job_is_deleted_after_its_ttl(cluster: Cluster) -> None:
     job = cluster.create("transient", spec__deadlines={"ttlSecondsAfterFinished": 1})
     (pod,) = job.run("transient-pseudo-e1")
     job.end(pod, "InvalidJob", message="no corpus")
@@ -98,7 +98,7 @@ def test_a_job_that_has_ended_is_deleted_when_its_time_is_over(cluster: Cluster)
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_a_job_created_anew_waits_for_the_children_of_the_old_one(cluster: Cluster) -> None:
+def test_a_recreated_job_waits_until_the_old_children_are_gone(cluster: Cluster) -> None:
     old = cluster.create("reborn")
     old.run("reborn-pseudo-e1")
     first = old.children("apis/batch/v1 jobs")[0]["metadata"]["uid"]
@@ -111,7 +111,7 @@ def test_a_job_created_anew_waits_for_the_children_of_the_old_one(cluster: Clust
     assert job["metadata"]["labels"]["pseudoreal.dev/job-uid"] == new.body["metadata"]["uid"]
 
 
-def test_a_job_can_be_deleted_while_the_operator_is_away(cluster: Cluster, operator: Operator) -> None:
+def test_a_job_can_be_deleted_while_the_operator_is_down(cluster: Cluster, operator: Operator) -> None:
     job = cluster.create("left-behind")
     job.pods("left-behind-pseudo-e1")
     operator.kill()
@@ -122,7 +122,7 @@ def test_a_job_can_be_deleted_while_the_operator_is_away(cluster: Cluster, opera
     cluster.create("left-behind").pods("left-behind-pseudo-e1")
 
 
-def test_health_says_whether_all_tasks_run(cluster: Cluster, operator: Operator) -> None:
+def test_the_health_endpoint_fails_when_a_task_has_ended(cluster: Cluster, operator: Operator) -> None:
     # Its jobs are seen only once all watches run: those of jobs, child Jobs and pods, and that of silence.
     cluster.create("seen").pods("seen-pseudo-e1")
     expected = {"watchers": 4, "refused_statuses": 0, "internal_errors": 0, "lost_events": 0, "dead_tasks": []}

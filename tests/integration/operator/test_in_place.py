@@ -23,7 +23,7 @@ DIED = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without 
 FOLLOWED = InPlace(restarts=1, peer_lost=True, message="Connection closed by peer")
 
 
-def test_ranks_that_are_restarted_in_place_are_counted_and_their_pods_stay(cluster: Cluster) -> None:
+def test_a_restart_in_place_is_counted_and_keeps_the_pods(cluster: Cluster) -> None:
     job = cluster.create("in-place", spec__phases__0__workers=2, spec__restart={"backoffSeconds": 0})
     pods = job.run("in-place-pseudo-e1", 2)
     assert [_allowed(pod) for pod in pods] == [3, 3]
@@ -54,7 +54,7 @@ def _allowed(pod: Json) -> int:
     return int(json.loads(pod["metadata"]["annotations"][file_annotation(CONFIG_FILE)])["inPlace"])
 
 
-def test_a_spare_pod_takes_the_place_of_a_lost_one(cluster: Cluster) -> None:
+def test_a_spare_pod_replaces_a_lost_worker(cluster: Cluster) -> None:
     job = cluster.create("spare", spec__phases__0__workers=2, spec__phases__0__spares=1)
     pods = job.run("spare-pseudo-e1", 3)
     reporters = [Reporter.of(cluster, pod) for pod in pods]
@@ -84,7 +84,7 @@ def test_a_spare_pod_takes_the_place_of_a_lost_one(cluster: Cluster) -> None:
 
 
 @pytest.mark.long
-def test_a_spare_pod_that_cannot_be_ended_holds_nothing_up(cluster: Cluster) -> None:
+def test_an_unkillable_spare_pod_does_not_delay_the_end_of_a_phase(cluster: Cluster) -> None:
     """The pod's node has no kubelet, like a node switched off."""
     job = cluster.create("stuck", spec__phases__0__workers=2, spec__phases__0__spares=1)
     pods = job.pods("stuck-pseudo-e1", 3)

@@ -52,7 +52,7 @@ def live(cluster: Cluster) -> None:
     training.wait("the training", lambda status: status.progress is not None)
 
 
-def test_prometheus_reads_all_that_the_dashboard_and_the_alerts_ask_for(
+def test_prometheus_scrapes_all_series_of_dashboard_and_alerts(
     cluster: Cluster, operator: Operator, tmp_path: Path
 ) -> None:
     namespace = cluster.namespace
@@ -140,14 +140,14 @@ def _groups() -> list[Any]:
     return list(yaml.safe_load(ALERTS.read_text())["groups"])
 
 
-def test_each_alert_fires_when_it_should_and_not_before() -> None:
+def test_each_alert_fires_at_its_condition_and_not_before() -> None:
     done = promtool("check", "rules", str(ALERTS))
     assert done.returncode == 0, done.stdout + done.stderr
     done = promtool("test", "rules", str(TESTS))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_each_alert_is_tried_both_ways() -> None:
+def test_each_alert_has_a_firing_and_a_silent_case() -> None:
     tried: dict[str, set[bool]] = {rule["alert"]: set() for group in _groups() for rule in group["rules"]}
     for case in yaml.safe_load(TESTS.read_text())["tests"]:
         for one in case["alert_rule_test"]:
@@ -155,7 +155,7 @@ def test_each_alert_is_tried_both_ways() -> None:
     assert {name for name, ways in tried.items() if ways != {True, False}} == set()
 
 
-def test_panels_have_titles_units_and_a_place_of_their_own() -> None:
+def test_dashboard_panels_have_titles_and_units_and_do_not_overlap() -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]

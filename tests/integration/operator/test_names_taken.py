@@ -12,7 +12,9 @@ from tests.support.operator_process import Operator
 pytestmark = pytest.mark.integration
 
 
-def test_a_job_with_the_name_of_a_child_is_left_alone_and_named(cluster: Cluster, stopped_operator: Operator) -> None:
+def test_a_foreign_job_with_the_name_of_a_child_is_reported_and_untouched(
+    cluster: Cluster, stopped_operator: Operator
+) -> None:
     job = cluster.create("robbed")
     name = execution_name("robbed", job.body["metadata"]["uid"], "pseudo", "train", 1)
     pod = {"restartPolicy": "Never", "containers": [{"name": "mine", "image": "mine"}]}
@@ -25,7 +27,7 @@ def test_a_job_with_the_name_of_a_child_is_left_alone_and_named(cluster: Cluster
     job.pods("robbed-pseudo-e1")
 
 
-def test_a_service_with_the_name_of_a_child_is_left_alone_and_named(
+def test_a_foreign_service_with_the_name_of_a_child_is_reported_and_untouched(
     cluster: Cluster, stopped_operator: Operator
 ) -> None:
     job = cluster.create("robbed")
@@ -43,7 +45,7 @@ def test_a_service_with_the_name_of_a_child_is_left_alone_and_named(
     job.pods("robbed-pseudo-e1")
 
 
-def test_a_secret_with_the_name_of_a_child_is_used_and_the_operator_may_not_look_at_it(
+def test_an_existing_secret_with_the_name_of_a_child_is_used_unread(
     cluster: Cluster, stopped_operator: Operator
 ) -> None:
     """The creator of the Secret learns only the secret of this job."""

@@ -34,7 +34,7 @@ def works(operator: Operator) -> bool:
     return bool(operator.lines("lease_acquired"))
 
 
-def test_an_operator_that_waits_ends_when_it_is_asked_to(cluster: Cluster, make_operator: MakeOperator) -> None:
+def test_a_standby_operator_ends_at_sigterm(cluster: Cluster, make_operator: MakeOperator) -> None:
     _hold(cluster, "somebody")
     waiting = begin_to_wait(make_operator("waiting"))
     assert waiting.stop() == 0
@@ -42,7 +42,7 @@ def test_an_operator_that_waits_ends_when_it_is_asked_to(cluster: Cluster, make_
     assert holder(cluster) == "somebody"
 
 
-def test_an_operator_that_loses_the_lease_ends(cluster: Cluster, make_operator: MakeOperator) -> None:
+def test_an_operator_exits_when_it_loses_the_lease(cluster: Cluster, make_operator: MakeOperator) -> None:
     operator = make_operator("victim")
     operator.start()
     cluster.create("dropped").pods("dropped-pseudo-e1")

@@ -55,7 +55,7 @@ ORDERS: list[list[Callable[[Trial], None]]] = [
 """Orders of events. In the last one, the peer notices nothing, and the operator ends it."""
 
 
-def test_the_pod_where_it_began_is_blamed(cluster: Cluster) -> None:
+def test_the_worker_with_the_first_failure_is_named(cluster: Cluster) -> None:
     cases = list(product(range(TRIALS), ORDERS, (0, 1)))
     DEPTH.chance("orders").shuffle(cases)
     trials = [Trial(cluster, victim, number) for number, (_, _, victim) in enumerate(cases)]

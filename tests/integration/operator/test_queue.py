@@ -11,7 +11,7 @@ from tests.support.patience import wait_for
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("shared_operator")]
 
 
-def test_a_job_has_the_time_that_a_queue_took(cluster: Cluster) -> None:
+def test_time_in_a_queue_does_not_count_against_the_deadline(cluster: Cluster) -> None:
     job, child = cluster.create("held", spec__deadlines={"activeSeconds": 3600}), "held-pseudo-e1"
     job.run(child)
     before = job.wait("training", lambda status: bool(status.phases) and status.phases[0].state == "Training")

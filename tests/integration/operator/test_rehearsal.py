@@ -9,7 +9,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_a_field_that_the_cluster_does_not_know_is_refused_before_anything_is_made(cluster: Cluster) -> None:
+def test_an_unknown_field_is_rejected_before_a_child_is_created(cluster: Cluster) -> None:
     """The CRD knows the field from a Kubernetes newer than this API server."""
     group = {"schedulingGroup": {"podGroupName": "all"}}
     job = cluster.create("newer", spec__phases__1__pod={"template": {"spec": group}})

@@ -54,7 +54,7 @@ def test_progress_comes_from_reports(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_the_log_of_a_pod_that_says_nothing_is_asked_for(cluster: Cluster, audit_log: Path) -> None:
+def test_the_operator_reads_the_log_of_a_silent_pod(cluster: Cluster, audit_log: Path) -> None:
     """The request fails here, because there is no kubelet."""
     begin = audit_log.stat().st_size
     job = cluster.create("silent")
@@ -65,7 +65,7 @@ def test_the_log_of_a_pod_that_says_nothing_is_asked_for(cluster: Cluster, audit
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_the_trainer_s_own_client_is_heard(cluster: Cluster, tmp_path: Path) -> None:
+def test_reports_of_the_trainers_own_client_arrive(cluster: Cluster, tmp_path: Path) -> None:
     job, pod = begin(cluster, "spoken")
     (tmp_path / "token").write_text(pod.token)
     (tmp_path / "ca.crt").write_text(pod.authority)
@@ -81,7 +81,7 @@ def test_the_trainer_s_own_client_is_heard(cluster: Cluster, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_a_token_speaks_for_its_own_job_alone(cluster: Cluster) -> None:
+def test_a_token_is_valid_for_its_own_job_only(cluster: Cluster) -> None:
     mine, pod = begin(cluster, "mine")
     yours, other = begin(cluster, "yours")
     pod.tell(at(7))
@@ -91,7 +91,7 @@ def test_a_token_speaks_for_its_own_job_alone(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_tokens_that_are_refused(cluster: Cluster) -> None:
+def test_invalid_tokens_are_rejected(cluster: Cluster) -> None:
     job, reporter = begin(cluster, "guarded")
     reporter.tell(at(3))
     (pod,) = job.pods("guarded-pseudo-e1")
@@ -115,7 +115,7 @@ def test_tokens_that_are_refused(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_the_token_of_a_deleted_pod_is_refused(cluster: Cluster) -> None:
+def test_the_token_of_a_deleted_pod_is_rejected(cluster: Cluster) -> None:
     job = cluster.create("bygone")
     (pod,) = job.pods("bygone-pseudo-e1")
     reporter = Reporter.of(cluster, pod)
@@ -126,7 +126,7 @@ def test_the_token_of_a_deleted_pod_is_refused(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("operator")
-def test_a_pod_of_another_namespace_is_refused_whatever_its_labels_say(cluster: Cluster) -> None:
+def test_a_pod_of_another_namespace_is_rejected_regardless_of_its_labels(cluster: Cluster) -> None:
     job, reporter = begin(cluster, "envied")
     reporter.tell(at(3))
     (pod,) = job.pods("envied-pseudo-e1")
@@ -160,7 +160,7 @@ def test_progress_is_written_every_ten_seconds_at_most(cluster: Cluster) -> None
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_a_phase_is_asked_to_finish(cluster: Cluster) -> None:
+def test_a_phase_is_told_to_finish_through_the_answers_to_reports(cluster: Cluster) -> None:
     job, pod = begin(cluster, "ended-early")
     assert not pod.tell(at(1)).finish_phase
     request = {"id": "1", "type": "FinishPhase", "phase": "pseudo"}
@@ -175,7 +175,7 @@ def test_a_phase_is_asked_to_finish(cluster: Cluster) -> None:
     wait_for("an answer without it", lambda: not _asks_to_finish(pod))
 
 
-def test_a_restarted_operator_hears_its_pods_again(cluster: Cluster, operator: Operator) -> None:
+def test_a_restarted_operator_receives_reports_again(cluster: Cluster, operator: Operator) -> None:
     job, pod = begin(cluster, "patient")
     assert pod.tell(at(2)).status == 200
     operator.kill()

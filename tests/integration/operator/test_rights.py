@@ -41,7 +41,7 @@ def used(log: Path) -> set[Right]:
     return found
 
 
-def test_every_right_of_the_operator_is_used(audit_log: Path, request: pytest.FixtureRequest) -> None:
+def test_the_operator_uses_each_of_its_rights(audit_log: Path, request: pytest.FixtureRequest) -> None:
     folder = Path(__file__).parent
     run = {item.path for item in request.session.items}
     # Those beside neighbours are long, and the operator asks for nothing there that it does not ask for elsewhere.

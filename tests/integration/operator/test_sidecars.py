@@ -32,7 +32,7 @@ def end_trainer(job: Job, pod: dict[str, Any], code: int, message: str) -> None:
 
 
 @pytest.mark.long
-def test_containers_that_run_on_keep_neither_a_job_nor_its_nodes(cluster: Cluster) -> None:
+def test_a_sidecar_that_runs_on_does_not_keep_a_job_from_ending(cluster: Cluster) -> None:
     """Holds regardless of the Job controller's handling of such deleted pods. Slow: other containers have 15 s to
     end."""
     done, failed = cluster.create("meshed", **PROXY), cluster.create("crashed", **PROXY)
@@ -64,7 +64,7 @@ def names_of(job: Job) -> list[str]:
     return [pod["metadata"]["name"] for pod in job.children("api/v1 pods")]
 
 
-def test_a_node_that_rejects_a_pod_is_excluded_and_nothing_is_counted(cluster: Cluster) -> None:
+def test_a_node_that_rejects_a_pod_is_excluded_without_a_counted_restart(cluster: Cluster) -> None:
     job = cluster.create("refused", spec__restart={"backoffSeconds": 0, "maxRestarts": 0})
     (pod,) = job.pods("refused-pseudo-e1")
     job.bind(pod, "gpu-1")

@@ -313,7 +313,7 @@ def test_no_tenant_stops_the_operator_for_others(tenants: Tenants, acts: list[tu
 
 
 @pytest.mark.long
-def test_events_of_others_go_on_after_some_were_given_up(tenants: Tenants) -> None:
+def test_events_of_other_namespaces_are_posted_after_one_namespace_refused_them(tenants: Tenants) -> None:
     """One namespace stores no events for minutes, until more jobs' events than there are workers have been dropped."""
     before = tenants.operator.health()["lost_events"]
     for _ in range(3):

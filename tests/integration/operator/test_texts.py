@@ -74,7 +74,7 @@ def texts() -> st.SearchStrategy[str]:
 
 @settings(max_examples=DEPTH.of(40, 1000), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_is_written_is_read_as_it_was_meant(
+def test_every_drawn_termination_message_is_read_as_written(
     cluster: Cluster, ask: Callable[..., None], texts: st.SearchStrategy[str], data: st.DataObject
 ) -> None:
     """Covers unsanitized texts, too."""
@@ -82,7 +82,7 @@ def test_whatever_is_written_is_read_as_it_was_meant(
 
 
 @pytest.mark.parametrize("kind", sorted(TEXTS.keys() - {"huge"}))
-def test_known_texts_are_read_as_they_were_meant(kind: str, cluster: Cluster, ask: Callable[..., None]) -> None:
+def test_known_termination_messages_are_read_as_written(kind: str, cluster: Cluster, ask: Callable[..., None]) -> None:
     _write_and_check(cluster, ask, TEXTS[kind])
 
 
@@ -117,7 +117,7 @@ async def _write(api: Api, job: Job, text: str) -> None:
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_no_last_words_of_a_pod_stop_its_job(cluster: Cluster) -> None:
+def test_no_termination_message_of_a_pod_stops_its_job(cluster: Cluster) -> None:
     """The texts are used as raw termination messages, and as messages of a trainer."""
     raw = {kind: cluster.create(f"raw-{kind}", **ONCE) for kind in TEXTS}
     told = {kind: cluster.create(f"told-{kind}", **ONCE) for kind in TEXTS.keys() - {"huge"}}
@@ -157,7 +157,7 @@ def test_no_number_of_a_pod_stops_its_job(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_no_obstacle_of_a_pod_stops_its_job(cluster: Cluster) -> None:
+def test_no_waiting_reason_of_a_pod_stops_its_job(cluster: Cluster) -> None:
     """Such obstacles come from the kubelet and the scheduler; their reason can be any text too."""
     jobs = {kind: cluster.create(f"waits-{kind}") for kind in TEXTS.keys() - {"huge"}}
     for kind, job in jobs.items():
@@ -193,7 +193,7 @@ def test_texts_of_a_user_reach_the_pods(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("shared_operator")
-def test_the_words_of_a_policy_are_told(cluster: Cluster) -> None:
+def test_the_message_of_an_admission_policy_is_reported(cluster: Cluster) -> None:
     words = "no jobs today 🏖️\u2028\u200f!! &a"
     _forbid_jobs(cluster, words)
     job = cluster.create("forbidden")

@@ -33,7 +33,7 @@ def node(cluster: Cluster) -> Iterator[str]:
     core.delete_node(name)
 
 
-def test_a_pod_has_the_zone_of_its_node_where_it_looks_for_its_domain(cluster: Cluster, node: str) -> None:
+def test_a_pod_reads_its_topology_domain_from_the_zone_of_its_node(cluster: Cluster, node: str) -> None:
     job = cluster.create("near", spec__scheduling={"topology": {"preferred": ZONE}})
     (pod,) = job.pods("near-pseudo-e1")
     job.bind(pod, node)

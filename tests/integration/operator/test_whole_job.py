@@ -49,7 +49,7 @@ def test_a_job_runs_through_its_phases(cluster: Cluster) -> None:
     job.tells(*STORY)
 
 
-def test_an_operator_killed_in_every_stage_changes_nothing(
+def test_killing_the_operator_in_each_stage_changes_nothing(
     cluster: Cluster, restart_operator: Callable[[], None]
 ) -> None:
     job = cluster.create("immortal")
@@ -66,7 +66,7 @@ def test_an_operator_killed_in_every_stage_changes_nothing(
     assert all(reason in told for reason in job.reasons()), "some may be lost with an operator; none comes twice"
 
 
-def test_its_program_ends_when_it_is_asked_to(cluster: Cluster, stopped_operator: Operator) -> None:
+def test_the_operator_program_ends_at_sigterm(cluster: Cluster, stopped_operator: Operator) -> None:
     operator = stopped_operator
     operator.is_program = True
     operator.start()

@@ -8,7 +8,7 @@ from tests.integration.operator.chaos.support.lives import Lives
 pytestmark = pytest.mark.integration
 
 
-def test_a_job_ends_the_same_after_some_of_the_faults(lives: Lives) -> None:
+def test_a_job_ends_the_same_after_a_sample_of_failed_requests(lives: Lives) -> None:
     calm = lives.undisturbed()
     end = calm.story.end
     assert (end["state"], end["execution"], end["restarts"]) == ("Complete", 1, 0)
@@ -18,7 +18,7 @@ def test_a_job_ends_the_same_after_some_of_the_faults(lives: Lives) -> None:
 
 
 @pytest.mark.long
-def test_a_job_ends_the_same_after_every_fault_at_every_request(lives: Lives) -> None:
+def test_a_job_ends_the_same_after_each_fault_at_each_request(lives: Lives) -> None:
     """Takes an hour: `make test-chaos` shows the progress."""
     calm = lives.undisturbed()
     complaints = lives.complaints(list(every_fault(calm.counts)), calm)

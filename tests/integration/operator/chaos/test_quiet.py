@@ -34,7 +34,7 @@ def _has_told(job: Job, reason: str) -> bool:
     return reason in job.reasons()
 
 
-def test_a_new_operator_leaves_jobs_alone_at_which_nothing_is_to_be_done(lives: Lives) -> None:
+def test_a_new_operator_makes_no_requests_for_idle_jobs(lives: Lives) -> None:
     """The new operator recognizes ended, suspended and training jobs from a few list requests."""
     with lives.life("quiet") as life:
         life.create()

@@ -15,7 +15,7 @@ JOBS = 5
 @pytest.mark.parametrize(
     ("target", "number"), [(Target.READ, 1), (Target.DISCOVERY, 1), (Target.WRITE, 1), (Target.WRITE, 3 * JOBS)]
 )
-def test_it_ends_while_jobs_run_and_a_request_hangs(lives: Lives, target: Target, number: int) -> None:
+def test_the_operator_ends_while_jobs_run_and_a_request_hangs(lives: Lives, target: Target, number: int) -> None:
     with lives.life(f"hanging-{target}-{number}", Fault(Kind.HANG, target, number)) as life:
         for job in range(JOBS):
             life.cluster.create(f"job-{job}")

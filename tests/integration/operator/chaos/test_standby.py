@@ -112,7 +112,7 @@ def _takes_reports(operator: Operator) -> bool:
         return connection.connect_ex(operator.report_address.getsockname()) == 0
 
 
-def test_a_job_outlives_its_leaders(pair: Pair) -> None:
+def test_a_job_succeeds_while_leaders_are_replaced(pair: Pair) -> None:
     """The first leader is stopped, the second one is killed, and the job is not affected."""
     pair.start()
     first, second = pair.first, pair.second
@@ -158,7 +158,7 @@ def _check(pair: Pair, job: Job) -> None:
     ]
 
 
-def test_a_leader_that_was_frozen_writes_nothing(pair: Pair) -> None:
+def test_a_leader_that_was_frozen_writes_nothing_after_it_lost_the_lease(pair: Pair) -> None:
     """The leader is frozen while it waits for the last answer before a write, and receives the answer after it
     wakes."""
     pair.start()
@@ -185,7 +185,7 @@ def test_a_leader_that_was_frozen_writes_nothing(pair: Pair) -> None:
     assert set(pair.created().values()) == {1}
 
 
-def test_a_leader_that_ends_finishes_what_it_writes(pair: Pair) -> None:
+def test_a_leader_finishes_its_writes_before_it_exits(pair: Pair) -> None:
     """The Lease is released only after the last write has been answered."""
     pair.start()
     first, second = pair.first, pair.second
@@ -204,7 +204,7 @@ def test_a_leader_that_ends_finishes_what_it_writes(pair: Pair) -> None:
     assert set(pair.created().values()) == {1}
 
 
-def test_a_leader_pauses_while_the_api_server_is_away(pair: Pair) -> None:
+def test_a_leader_pauses_while_the_api_server_is_down(pair: Pair) -> None:
     """The leader goes on after the outage, although its lease duration has passed: no other replica led in between."""
     leader = pair.first
     leader.operator.start()

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.integration
 EARLY = 3
 
 
-def test_a_watch_that_is_cut_or_expires_is_taken_up_again(lives: Lives) -> None:
+def test_a_watch_that_is_cut_or_expires_resumes(lives: Lives) -> None:
     with lives.life("taken-up", Fault(Kind.CUT, Target.JOB_CHANGE, EARLY)) as life:
         life.create()
         life.until("the cut", lambda: life.proxy.struck)
@@ -22,7 +22,7 @@ def test_a_watch_that_is_cut_or_expires_is_taken_up_again(lives: Lives) -> None:
         assert life.starts == 1
 
 
-def test_a_watch_of_jobs_that_fails_is_begun_again(lives: Lives) -> None:
+def test_a_failed_watch_of_jobs_starts_again(lives: Lives) -> None:
     with lives.life("failed", Fault(Kind.ERROR_500, Target.JOB_CHANGE, EARLY)) as life:
         life.create()
         life.until("the failure", lambda: life.proxy.struck)
@@ -31,7 +31,7 @@ def test_a_watch_of_jobs_that_fails_is_begun_again(lives: Lives) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.ERROR_410, Kind.ERROR_500])
-def test_a_watch_of_children_outlives_whatever_ends_it(lives: Lives, kind: Kind) -> None:
+def test_a_watch_of_children_survives_every_error(lives: Lives, kind: Kind) -> None:
     """Missed changes are listed after the restart of the watch; no later event would show them."""
     with lives.life(f"children-{kind.name.lower().replace('_', '-')}") as life:
         life.create()
@@ -43,7 +43,7 @@ def test_a_watch_of_children_outlives_whatever_ends_it(lives: Lives, kind: Kind)
         assert life.starts == 1
 
 
-def test_a_kind_that_kopf_does_not_find_at_its_start_is_looked_for_again(lives: Lives) -> None:
+def test_the_operator_waits_for_a_kind_that_is_not_served_at_its_start(lives: Lives) -> None:
     with lives.life("blind", Fault(Kind.ANSWER_404, Target.DISCOVERY, 1)) as life:
         life.create()
         life.until("the first child", lambda: life.job.child_jobs())

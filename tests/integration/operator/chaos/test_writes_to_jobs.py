@@ -9,7 +9,7 @@ from tests.integration.operator.chaos.support.lives import Lives
 pytestmark = pytest.mark.integration
 
 
-def test_only_the_status_of_a_job_is_written_in_a_whole_life(lives: Lives) -> None:
+def test_the_operator_writes_only_the_status_of_a_job(lives: Lives) -> None:
     with lives.life("unmarked") as life:
         life.create()
         life.run_to_the_end()
@@ -18,7 +18,7 @@ def test_only_the_status_of_a_job_is_written_in_a_whole_life(lives: Lives) -> No
         assert _written(life) == {"status"}
 
 
-def test_a_job_created_anew_is_not_taken_for_the_old_one(lives: Lives) -> None:
+def test_a_recreated_job_is_not_mistaken_for_the_old_one(lives: Lives) -> None:
     with lives.life("created-anew", Fault(Kind.DELAY, Target.STATUS, 2)) as life:
         life.create()
         life.until("the late write", lambda: life.proxy.struck.endswith("/status"))

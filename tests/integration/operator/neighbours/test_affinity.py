@@ -29,7 +29,7 @@ def nodes(cluster: Cluster) -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize(
     ("topology", "zones"), [({"required": ZONE}, [3]), ({"preferred": ZONE}, [3]), (None, [1, 1, 1])]
 )
-def test_pods_share_a_zone_and_know_it(
+def test_pods_share_a_zone_and_know_their_topology_domain(
     cluster: Cluster, nodes: dict[str, str], topology: dict[str, str] | None, zones: list[int]
 ) -> None:
     """The first pod may go anywhere, and the others follow; without a topology, the scheduler spreads them."""

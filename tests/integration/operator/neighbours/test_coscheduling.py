@@ -81,7 +81,7 @@ def all_are_looked_at(jobs: list[Job]) -> bool:
     return all(placed(job) + refused(job) == PODS for job in jobs)
 
 
-def test_a_gang_has_all_of_its_nodes_or_none(cluster: Cluster, nodes: dict[str, str]) -> None:
+def test_a_gang_is_scheduled_as_a_whole_or_waits(cluster: Cluster, nodes: dict[str, str]) -> None:
     jobs = [create(cluster, name, "SchedulerPlugins", nodes) for name in ("first", "second")]
     by_name = {job.name: job for job in jobs}
 
@@ -96,7 +96,7 @@ def test_a_gang_has_all_of_its_nodes_or_none(cluster: Cluster, nodes: dict[str, 
     wait_for("all pods of the other one", lambda: placed(other) == PODS, lambda: said([other]))
 
 
-def test_without_a_gang_each_holds_what_the_other_one_needs(cluster: Cluster, nodes: dict[str, str]) -> None:
+def test_without_gang_scheduling_two_jobs_deadlock(cluster: Cluster, nodes: dict[str, str]) -> None:
     """The problem solved by gangs: all nodes are taken, and neither job has all of its pods placed."""
     jobs = [create(cluster, name, "None", nodes) for name in ("first", "second")]
     wait_for("the scheduler's look at all", lambda: all_are_looked_at(jobs), lambda: said(jobs))

@@ -72,7 +72,7 @@ def workloads(cluster: Cluster) -> list[dict[str, Any]]:
     return cluster.list(f"apis/{kueue.GROUP}/{kueue.VERSION} workloads")
 
 
-def test_each_phase_waits_for_its_own_shape_and_a_delink_for_nothing(
+def test_each_phase_waits_for_its_own_quota_and_a_delink_for_none(
     queues: Kueue, cluster: Cluster, audit_log: Path
 ) -> None:
     behind, job = queue(queues, cluster, 0), create(cluster, "llm")
@@ -130,7 +130,7 @@ def of_a_cohort(queues: Kueue, cluster: Cluster) -> tuple[dict[str, Any], dict[s
 
 
 @pytest.mark.parametrize("terms", [of_priorities, of_a_cohort], ids=["preempted", "reclaimed"])
-def test_what_is_taken_away_goes_on_later_uncounted(queues: Kueue, cluster: Cluster, terms: Any) -> None:
+def test_a_preempted_job_resumes_later_without_a_counted_restart(queues: Kueue, cluster: Cluster, terms: Any) -> None:
     weak, strong = terms(queues, cluster)
     first = create(cluster, "first", **weak)
     first.run("first-pseudo-e1")
@@ -152,7 +152,7 @@ def test_what_is_taken_away_goes_on_later_uncounted(queues: Kueue, cluster: Clus
     assert "Failed" not in first.reasons()
 
 
-def test_queue_and_priority_change_while_a_job_is_suspended(queues: Kueue, cluster: Cluster) -> None:
+def test_queue_and_priority_can_change_while_a_job_is_suspended(queues: Kueue, cluster: Cluster) -> None:
     queue(queues, cluster, 0)
     queue(queues, cluster, 1, "other")
     job = create(cluster, "llm")
@@ -169,7 +169,7 @@ def test_queue_and_priority_change_while_a_job_is_suspended(queues: Kueue, clust
     assert workload["spec"]["priority"] == 100
 
 
-def test_a_delink_waits_where_it_is_told_to(queues: Kueue, cluster: Cluster) -> None:
+def test_a_delink_waits_if_the_chart_says_that_delinks_are_queued(queues: Kueue, cluster: Cluster) -> None:
     queue(queues, cluster, 1)
     job = create(cluster, "llm", queueDelink=True)
     complete_stage(job, "pseudo")

@@ -79,7 +79,7 @@ def workload_of(cluster: Cluster, job: Job) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", ["required", "preferred"])
-def test_pods_share_the_zone_with_room(cluster: Cluster, audit_log: Path, how: str) -> None:
+def test_kueue_places_all_pods_in_the_zone_with_room(cluster: Cluster, audit_log: Path, how: str) -> None:
     """The scheduler alone would spread the pods, and even one pod in the small zone would be wrong."""
     job = create(cluster, "near", 3, **{how: ZONE})
     assert zones_of(job, 3) == {"large": 3}
@@ -95,7 +95,7 @@ def test_pods_share_the_zone_with_room(cluster: Cluster, audit_log: Path, how: s
     assert verbs_on_jobs(audit_log, cluster.namespace) <= {"create", "delete", "get", "list", "watch"}
 
 
-def test_what_fits_in_no_zone_waits_or_is_spread(cluster: Cluster) -> None:
+def test_a_phase_larger_than_a_zone_waits_if_required_and_spreads_if_preferred(cluster: Cluster) -> None:
     strict = create(cluster, "strict", 4, required=ZONE)
     strict.wait("the queue", lambda status: status.state == "Queued")
 

@@ -127,7 +127,7 @@ def wait_for_same_status(job: Job, other: Job) -> None:
     wait_for("the same status", lambda: job.body.get("status") == other.body["status"], lambda: job.body.get("status"))
 
 
-def test_a_job_runs_in_the_other_cluster_and_its_status_comes_back(
+def test_multikueue_runs_a_job_in_the_worker_cluster_and_copies_its_status_back(
     cluster: Cluster, there: Cluster, audit_log: Path
 ) -> None:
     job = create(cluster)
@@ -151,7 +151,7 @@ def test_a_job_runs_in_the_other_cluster_and_its_status_comes_back(
     assert job.status.state == "Complete"
 
 
-def test_what_is_deleted_here_is_deleted_there(cluster: Cluster, there: Cluster) -> None:
+def test_deleting_a_job_deletes_it_in_the_worker_cluster(cluster: Cluster, there: Cluster) -> None:
     create(cluster)
     carried(there, cluster).run("llm-pseudo-e1")
     cluster.delete_job("llm")
@@ -160,7 +160,7 @@ def test_what_is_deleted_here_is_deleted_there(cluster: Cluster, there: Cluster)
     assert workloads(there) == []
 
 
-def test_a_job_that_is_deleted_only_there_is_made_again(cluster: Cluster, there: Cluster) -> None:
+def test_a_job_deleted_in_the_worker_cluster_is_created_again(cluster: Cluster, there: Cluster) -> None:
     create(cluster)
     first = carried(there, cluster).body["metadata"]["uid"]
     there.delete_job("llm")
@@ -172,7 +172,7 @@ def test_a_job_that_is_deleted_only_there_is_made_again(cluster: Cluster, there:
     wait_for("another job in its place", second)
 
 
-def test_a_job_that_loses_its_quota_is_another_job_afterwards(cluster: Cluster, there: Cluster, worker: Worker) -> None:
+def test_a_job_is_a_new_remote_job_after_it_lost_its_quota(cluster: Cluster, there: Cluster, worker: Worker) -> None:
     """The new job's checkpoint folder contains another uid, so the new job starts from scratch."""
     create(cluster)
     first = carried(there, cluster)
