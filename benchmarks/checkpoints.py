@@ -116,7 +116,7 @@ class Bench:
     def step(self) -> float:
         begin = time.perf_counter()
         train_step(self.engine, self.work, 0)
-        self.engine.settle()
+        self.engine.state.wait_for_updates()
         return time.perf_counter() - begin
 
 
@@ -206,9 +206,9 @@ def _dcp_of(way: str, bench: Bench, mode: CheckpointMode) -> Saving:
 
 def _state(engine: Engine) -> dict[str, Tensor]:
     """Return the tensors that the engine updates, as a trainer would pass them."""
-    states = engine._store.states
+    states = engine.state._store.states
     return {
-        f"{unit}.{kind}": state.part(kind, 0, state.extent.length) for unit, state in states.items() for kind in KINDS
+        f"{unit}.{kind}": state.part(kind, 0, state.shard.length) for unit, state in states.items() for kind in KINDS
     }
 
 

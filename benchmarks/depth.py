@@ -62,7 +62,7 @@ def _measured(layers: int) -> Depth:
         train_step(engine, work, step)
         ends.append(time.perf_counter())
     seconds = [end - begin for begin, end in pairwise(ends)][_WARM_UP:]
-    measured = Depth(layers=layers, seconds=median(seconds), window_bytes=engine.window_bytes())
+    measured = Depth(layers=layers, seconds=median(seconds), window_bytes=engine.state.memory_report().window)
     engine.close()
     return measured
 

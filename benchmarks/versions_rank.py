@@ -45,7 +45,7 @@ def main(case: VersionCase, result: Path) -> None:
             found.seconds.append(time.perf_counter() - begin)
             found.waited.append(ranks.heartbeat.stalled_seconds - waited)
             found.losses.append(loss)
-        engine.settle()
+        engine.state.wait_for_updates()
         engine.close()
     if rank == 0:
         result.write_text(found.model_dump_json())

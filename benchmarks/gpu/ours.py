@@ -7,7 +7,9 @@ import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Clipping, Optimizer
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
+from pseudoreal_trainer.engine.blueprint import Blueprint
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.engine_state import UnitState
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -63,10 +65,10 @@ class Ours:
         return self.engine.train(parts, Training(tokens, LEARNING_RATE, stop=False), self._step).loss_sum / tokens
 
     def settle(self) -> None:
-        self.engine.settle()
+        self.engine.state.wait_for_updates()
 
     def pinned_bytes(self) -> int:
-        return self.engine.pinned_bytes()
+        return self.engine.state.memory_report().pinned
 
     def close(self) -> None:
         self.engine.close()
@@ -83,15 +85,15 @@ class Ours:
 
     def _fill(self) -> None:
         # One zero tensor serves as the moments of all units, because fresh memory costs more than the copies.
-        zeros = torch.zeros(max(len(self.engine.extent(unit)) for unit in range(len(self.units))))
+        zeros = torch.zeros(max(len(self.engine.state.shard_range(unit)) for unit in range(len(self.units))))
         for index, unit in enumerate(self.units):
             weights = torch.cat([tensor.flatten() for tensor in drawn(unit, index, self.model.layers, self._device)])
-            extent = self.engine.extent(index)
+            extent = self.engine.state.shard_range(index)
             mine = torch.zeros(len(extent))
             mine[: len(weights)].copy_(weights)
             moments = zeros[: len(extent)]
             vectors: dict[Kind, torch.Tensor] = {"weights": mine, "first_moment": moments, "second_moment": moments}
-            self.engine.put(index, UnitState(vectors, 0))
+            self.engine.state.put(index, UnitState(vectors, 0))
 
 
 def layout_of(case: Case, model: Model) -> Layout:

@@ -10,9 +10,9 @@ from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_trainer.checkpoint.origin import Anew
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.gradients import Agreement
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.updates import Agreement
 from pseudoreal_trainer.plan.memory.from_config import phase_layout
 from pseudoreal_trainer.training.start import fill, open_engine
 from torch import Tensor

@@ -127,11 +127,11 @@ class Course:
         begun, before = time.time(), self.site.transitions()
         operator = self.site.start_operator()
         with progress.step("another operator starts"):
-            (look,) = await self._wait("the first look", lambda: operator.lines("first_look") or None)
+            (look,) = await self._wait("the initial list", lambda: operator.lines("initial_list_completed") or None)
         drained, processor = datetime.fromisoformat(look["timestamp"]).timestamp(), self._processor()
-        if look["resting"] != len(names):
+        if look["idle_jobs"] != len(names):
             raise TookTooLong(
-                f"{look['resting']} of {len(names)} jobs rest: there is something to be done at the others"
+                f"{look['idle_jobs']} of {len(names)} jobs are idle: there is something to be done at the others"
             )
         seen = self.site.audit.requests()
         acquired = min(r.done for r in seen if r.kind == "patch leases" and r.begun >= begun)

@@ -8,7 +8,9 @@ from tempfile import TemporaryDirectory
 import torch
 from pseudoreal_api.spec.optimizer import Clipping, Optimizer
 from pseudoreal_api.spec.phase import Home, Sharing, StateSharding
-from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
+from pseudoreal_trainer.engine.blueprint import Blueprint
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.engine_state import UnitState
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -69,6 +71,6 @@ def make_engine(work: Work, ranks: Ranks, layout: Layout, folder: Path, compute:
     engine = Engine(blueprint, create_process_groups(layout, ranks), Trace(ranks.rank))
     for index, unit in enumerate(units):
         weights = initial_weights(unit, index, work.model, work.seed, torch.float32)
-        if engine.has(index):
-            engine.put(index, UnitState.fresh(weights, engine.extent(index)))
+        if engine.state.has(index):
+            engine.state.put(index, UnitState.fresh(weights, engine.state.shard_range(index)))
     return engine

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pseudoreal_trainer.measure.scratch import scratch_share
+from pseudoreal_trainer.measure.passes import scratch_share
 
 from tests.gpu.conftest import Figure
 from tests.unit.trainer.plan.memory.support.passes import ON_GPUS, BlockPass, EndPasses, graphs

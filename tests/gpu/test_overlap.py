@@ -61,7 +61,7 @@ def test_copies_and_updates_are_hidden_behind_compute(
     def steps(numbers: range) -> None:
         for step in numbers:
             engine.train(CaseBatch(case, step, 0, gpu), Training(tokens, RATE, stop=False), step)
-        engine.settle()
+        engine.state.wait_for_updates()
 
     steps(range(2))
     engine.trace.events.clear()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from pseudoreal_api.base import API_VERSION
-from pseudoreal_client.command import SECTIONS
+from pseudoreal_trainer.cli.command import SECTIONS
 
 from tests.support.documents import FENCE, ROOT, folders, prose, spans
 

@@ -62,7 +62,7 @@ class _Runner:
         begin = (time.perf_counter(), time.thread_time(), time.process_time())
         for _ in range(steps):
             self._step()
-        self.engine.settle()
+        self.engine.state.wait_for_updates()
         wall, passes, whole = (
             (now - then) / steps
             for now, then in zip((time.perf_counter(), time.thread_time(), time.process_time()), begin, strict=True)

@@ -29,10 +29,10 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.reading import belongs_to, is_orphan, read_job, read_pod
-from pseudoreal_operator.observe.report_store import ReportingPod, updated
+from pseudoreal_operator.observe.report_store import ReportingPod, merge_report
 from pseudoreal_operator.observe.sightings import Sightings
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import RUN_ON_SECONDS, JobState, LastReport, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.view import SIDECAR_SECONDS, JobState, LastReport, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.worker_assignment import memberships, with_worker_indices, worker_of
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
@@ -101,7 +101,7 @@ class World:
     def observe(self, jobs: list[Json] | None = None) -> Observed:
         """Return the observation of a pass. `jobs`: an earlier list of Jobs, as the lists of a pass are not made at
         one time."""
-        dated_jobs, dated_pods = self.sightings.dated(
+        dated_jobs, dated_pods = self.sightings.with_bounded_times(
             ("default", UID),
             self.status,
             [read_job(body) for body in (self.jobs_list() if jobs is None else jobs)],
@@ -132,7 +132,7 @@ class World:
         known = self.reports.get(read.name)
         reporter = ReportingPod(("default", UID), read.execution, read.index, read.name)
         report = PodReport(ranks=[sign] * ranks, in_place=in_place or pod.get("in_place"))
-        self.reports[read.name] = updated(known, reporter, report, self.now)
+        self.reports[read.name] = merge_report(known, reporter, report, self.now)
 
     def plan(self) -> Plan:
         return plan(self.observe(), self.now, SETTINGS)
@@ -141,7 +141,7 @@ class World:
         """Carry out a plan up to `effects` requests; then the operator dies."""
         assert not wanted.events or wanted.status != self.status, "an event tells of a change of the status"
         steps: list[Callable[[], object]] = [partial(self._stop, name) for name in wanted.stop]
-        steps += [partial(self._give_up, name) for name in wanted.give_up]
+        steps += [partial(self._fail_job, name) for name in wanted.fail_jobs]
         steps += [partial(self._delete_job, name) for name in wanted.delete]
         steps += [partial(self._apply, manifest) for manifest in wanted.apply]
         steps.append(partial(self._tell, wanted))
@@ -160,7 +160,7 @@ class World:
     def changes(self, wanted: Plan) -> bool:
         return bool(
             wanted.stop
-            or wanted.give_up
+            or wanted.fail_jobs
             or wanted.apply
             or wanted.delete
             or wanted.events
@@ -199,14 +199,14 @@ class World:
 
     def _stop(self, name: str) -> None:
         if name in self.pods:
-            assert self._is_hopeless(self.pods[name]), f"{name} could still save"
+            assert self._is_doomed(self.pods[name]), f"{name} could still save"
             self._ask_to_end(self.pods[name], STOP_SECONDS)
 
-    def _is_hopeless(self, pod: Json) -> bool:
+    def _is_doomed(self, pod: Json) -> bool:
         """Return whether the pod's execution can save nothing: a rank is gone without having saved, or was found to
         hang; or only the pod's proxy is left, and the status has moved on."""
         if not _trainer_lives(pod):
-            return "proxy" in pod and self._is_told_of(read_pod(pod).execution, pod)
+            return "proxy" in pod and self._has_outcome_in_status(read_pod(pod).execution, pod)
         others = [read_pod(other) for other in self.pods.values() if other["metadata"]["job"] == pod["metadata"]["job"]]
         bad = [other for other in others if other.phase is PodPhase.FAILED and exit_code_of(other) != ExitCode.YIELDED]
         lost = any(_is_lost(other) for other in self.pods.values())
@@ -221,7 +221,7 @@ class World:
             )
         )
 
-    def _is_told_of(self, execution: Execution, pod: Json) -> bool:
+    def _has_outcome_in_status(self, execution: Execution, pod: Json) -> bool:
         """Return whether the status has the outcome of the execution, or a spare pod has replaced the pod."""
         if has_ended(self.status) or execution.number < self.status.execution or self.worker_of(pod) is None:
             return True
@@ -238,7 +238,7 @@ class World:
         leaves = clock.to_text(since + timedelta(seconds=seconds))
         metadata |= {"deletionTimestamp": leaves, "deletionGracePeriodSeconds": seconds}
 
-    def _give_up(self, name: str) -> None:
+    def _fail_job(self, name: str) -> None:
         if ("Job", bare(name)) in self.objects:
             self.objects["Job", bare(name)]["spec"]["maxFailedIndexes"] = 0
 
@@ -325,7 +325,7 @@ class World:
     def _make_pod(self, job: Json, index: int) -> None:
         execution = read_job(job).execution
         for other in self.alive():
-            ours = read_pod(other).execution == execution or self._is_bereft(other)
+            ours = read_pod(other).execution == execution or self._has_lost_peers(other)
             assert ours, f"{execution} starts while {other['metadata']['name']} runs"
         self._check_order(execution)
         self.made += 1
@@ -369,7 +369,7 @@ class World:
         """Return all live pods except waiting spare pods, which never succeed."""
         return [pod for pod in self.alive() if self.worker_of(pod) is not None]
 
-    def _is_bereft(self, pod: Json) -> bool:
+    def _has_lost_peers(self, pod: Json) -> bool:
         """Return whether the pod is on a lost node and one of its peers has ended, so that it can neither train nor
         save."""
         partners = [other for other in self.alive() if other["metadata"]["job"] == pod["metadata"]["job"]]
@@ -477,7 +477,7 @@ class World:
             if heard:
                 self.report(pod, 0, "starting", pod["in_place"])
 
-    def lose_partner(self, pod: Json) -> None:
+    def lose_peer(self, pod: Json) -> None:
         """Let the pod lose its peer: it waits for a new rendezvous if it may restart, and ends otherwise."""
         if self._own_restarts(pod):
             self.report(pod, 0, in_place=self._decide_on_restart(pod, peer_lost=True), ranks=0)
@@ -606,7 +606,7 @@ class World:
             self.finish_all()
             if self.proxies:
                 self.settle()
-                self.tick(RUN_ON_SECONDS)
+                self.tick(SIDECAR_SECONDS)
                 self.settle()
                 for pod in self.orphans():
                     self.vanish(pod)

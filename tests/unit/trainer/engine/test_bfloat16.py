@@ -55,7 +55,7 @@ def _gradients(masters: torch.nn.Module, case: Case, batch: Tensor) -> float:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_it_agrees_to_the_bit(case: Case, tmp_path: Path) -> None:
+def test_bfloat16_agrees_to_the_bit(case: Case, tmp_path: Path) -> None:
     found = run_case(case, Ranks(0, 1, torch.device("cpu")), tmp_path)
     losses, weights = _reference(case)
     assert found.losses == losses

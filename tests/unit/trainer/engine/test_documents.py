@@ -36,7 +36,7 @@ want(MASKED)
 
 
 @pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)
-def test_packed_rows_train_what_separate_rows_train(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_packed_documents_train_like_separate_documents(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     found = engine_results[case][0]
     losses, weights, moments = reference.train_with_moments(case)
     assert found.losses[0] == pytest.approx(losses[0], rel=1e-13)
@@ -46,12 +46,14 @@ def test_packed_rows_train_what_separate_rows_train(case: Case, engine_results: 
 
 
 @pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)
-def test_evaluation_is_the_loss_of_separate_rows(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_evaluation_of_packed_documents_is_the_loss_of_separate_documents(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
     expected = reference.evaluate(case, engine_results[case][0].weights)
     assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
 
 
-def test_ranks_and_micro_batches_have_unlike_numbers_of_targets() -> None:
+def test_cases_have_different_numbers_of_targets_per_rank_and_micro_batch() -> None:
     """With equal numbers, a mean of means would equal the mean."""
     windows = torch.cat([reference.batch_of(MASKED[0], step)[0] for step in range(5)])
     assert len({int((part[:, :-1] != END).sum()) for part in windows.split(2)}) > 3

@@ -51,6 +51,6 @@ def norms(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[float]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_norm_of_ones(case: Case, norms: dict[Case, list[float]]) -> None:
+def test_the_norm_of_a_gradient_of_ones_is_exact_in_every_layout(case: Case, norms: dict[Case, list[float]]) -> None:
     parameters = sum(unit.trained for unit in units_of(case.model, case.sharing))
     assert norms[case] == pytest.approx([sqrt(parameters)] * case.world, rel=1e-12)

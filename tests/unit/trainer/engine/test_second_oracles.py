@@ -30,7 +30,7 @@ def pairs(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_trains_the_same(name: str, pairs: dict[str, tuple[Result, Trained]]) -> None:
+def test_engine_trains_like_a_second_oracle(name: str, pairs: dict[str, tuple[Result, Trained]]) -> None:
     found, expected = pairs[name]
     assert len(found.losses) == STEPS
     assert found.losses == pytest.approx(expected.losses, rel=1e-12)

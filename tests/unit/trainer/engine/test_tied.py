@@ -73,7 +73,9 @@ def _clip(named: dict[str, nn.Parameter], case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
-def test_its_gradient_is_the_sum_of_both_ends(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_gradient_of_tied_embeddings_is_the_sum_of_both_ends(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
     found = engine_results[case][0]
     losses, weights, moments = _train(case)
     assert found.losses == pytest.approx(losses, rel=1e-12)
@@ -82,7 +84,9 @@ def test_its_gradient_is_the_sum_of_both_ends(case: Case, engine_results: dict[C
 
 
 @pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
-def test_its_evaluation_is_the_loss_of_its_weights(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_evaluation_with_tied_embeddings_is_the_loss_of_the_weights(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
     expected = reference.evaluate(case, engine_results[case][0].weights)
     assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
 

@@ -16,7 +16,7 @@ from pseudoreal_trainer.data.token_corpus import end_of_document_of, open_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.model.transformer import Transformer, build_model
-from pseudoreal_trainer.training.gauges import phase_gauges
+from pseudoreal_trainer.training.metrics import phase_gauges
 from pseudoreal_trainer.training.schedule import learning_rate
 from torch import Tensor
 from torch.nn import functional as F

@@ -24,18 +24,18 @@ class Server:
         self.writes += 1
         self.lease = copy.deepcopy(body)
         self.lease["metadata"]["resourceVersion"] = str(self.version)
-        self._tell()
+        self._notify()
 
     def delete(self) -> None:
         self.version += 1
         self.lease = None
-        self._tell()
+        self._notify()
 
     async def changed_since(self, version: int) -> None:
         while self.version <= version:
             await self._changed.wait()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -55,31 +55,31 @@ class Client(Api):
 
     async def find(self, kind: str, namespace: str, name: str) -> Json | None:
         assert (kind, namespace, name) == ("Lease", "pseudoreal", "pseudoreal")
-        found: Json | None = await self._ask(self._found)
+        found: Json | None = await self._request(self._read)
         return found
 
     async def create(self, manifest: Json) -> None:  # type: ignore[override]
-        await self._ask(lambda: self._created(manifest))
+        await self._request(lambda: self._create(manifest))
 
     async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
         assert (kind, namespace, name) == ("Lease", "pseudoreal", "pseudoreal")
-        await self._ask(lambda: self._merged(patch))
+        await self._request(lambda: self._merge(patch))
 
     async def watch(
         self, kind: str, namespace: str | None, selector: str, version: str, *, name: str = ""
     ) -> AsyncIterator[tuple[str, Json]]:
         assert (kind, namespace, selector, name) == ("Lease", "pseudoreal", "", "pseudoreal")
-        await self._travel()
+        await self._wait_for_network()
         known = int(version)
         while True:
             await self.server.changed_since(known)
             known = self.server.version
-            told = copy.deepcopy(self.server.lease)
-            await self._travel()
-            yield ("MODIFIED", told) if told else ("DELETED", {"metadata": {"resourceVersion": str(known)}})
+            lease = copy.deepcopy(self.server.lease)
+            await self._wait_for_network()
+            yield ("MODIFIED", lease) if lease else ("DELETED", {"metadata": {"resourceVersion": str(known)}})
 
-    async def _ask(self, serve: Callable[[], Any]) -> Any:
-        # What was sent arrives, even if nobody waits for the answer any more.
+    async def _request(self, serve: Callable[[], Any]) -> Any:
+        # A sent message arrives, even if the caller no longer waits for the answer.
         task = asyncio.ensure_future(self._deliver(serve))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -87,27 +87,27 @@ class Client(Api):
         return await asyncio.shield(task)
 
     async def _deliver(self, serve: Callable[[], Any]) -> Any:
-        await self._travel()
+        await self._wait_for_network()
         try:
             return serve()
         finally:
-            await self._travel()
+            await self._wait_for_network()
 
-    async def _travel(self) -> None:
+    async def _wait_for_network(self) -> None:
         delay = self.delay()
         if delay is None:
             raise OSError("unreachable")
         await asyncio.sleep(delay)
 
-    def _found(self) -> Json | None:
+    def _read(self) -> Json | None:
         return copy.deepcopy(self.server.lease)
 
-    def _created(self, manifest: Json) -> None:
+    def _create(self, manifest: Json) -> None:
         if self.server.lease:
             raise ApiException(status=409, reason="AlreadyExists")
         self.server.store(manifest)
 
-    def _merged(self, patch: Json) -> None:
+    def _merge(self, patch: Json) -> None:
         lease = self.server.lease
         if lease is None:
             raise ApiException(status=404)

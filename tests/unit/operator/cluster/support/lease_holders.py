@@ -21,7 +21,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class NotedFence(Fence):
+class RecordingFence(Fence):
     """A fence that records in `turns` from when to when it was open."""
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class Operator:
     """An operator that works for an hour once it holds the Lease; `began` and `ended` say when."""
 
     def __init__(self, server: Server, name: str, delay: Callable[[], float | None] = lambda: 0.0) -> None:
-        self.client, self.name, self.fence = Client(server, delay), name, NotedFence()
+        self.client, self.name, self.fence = Client(server, delay), name, RecordingFence()
         self.began: float | None = None
         self.ended: float | None = None
-        self.task = asyncio.create_task(self._execution())
+        self.task = asyncio.create_task(self._hold_lease())
 
-    async def _execution(self) -> None:
+    async def _hold_lease(self) -> None:
         async with keep_lease(self.client, lease(self.name), self.fence):
             self.began = now()
             try:
@@ -58,7 +58,7 @@ class Operator:
                 self.ended = now()
 
     @property
-    def works(self) -> bool:
+    def is_working(self) -> bool:
         """Whether the operator holds the Lease and may write."""
         return self.began is not None and self.ended is None and self.fence.is_open
 
@@ -77,14 +77,14 @@ class Operator:
 
 
 @asynccontextmanager
-async def two(server: Server) -> AsyncIterator[tuple[Operator, Operator]]:
+async def run_two_operators(server: Server) -> AsyncIterator[tuple[Operator, Operator]]:
     """Yield two operators: the first holds the Lease, and the second waits."""
     first = Operator(server, "first")
     await asyncio.sleep(1)
     second = Operator(server, "second")
     await asyncio.sleep(60)
-    assert first.works
-    assert not second.works
+    assert first.is_working
+    assert not second.is_working
     yield first, second
     for one in (first, second):
         with suppress(LeaseLost):

@@ -51,7 +51,7 @@ class FakeApi(Api):
     failure: Exception | None = None
     reviews: int = 0
 
-    async def ask(self, review: Json) -> Json:
+    async def create_review(self, review: Json) -> Json:
         self.reviews += 1
         if self.failure:
             raise self.failure

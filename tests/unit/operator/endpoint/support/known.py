@@ -4,7 +4,7 @@ import ssl
 from dataclasses import replace
 
 from pseudoreal_dev.cluster.certificates import Authority
-from pseudoreal_operator.endpoint.identity import Identities, Refused
+from pseudoreal_operator.endpoint.identity import Identities, Rejected
 from pseudoreal_operator.observe.report_store import ReportingPod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
@@ -13,20 +13,20 @@ JOB = ("default", "job-uid")
 POD = ReportingPod(JOB, Execution("pseudo", StageKind.TRAIN, 1), 0, "pod-0")
 
 
-class Known(Identities):
+class KnownPods(Identities):
     """Accepts the tokens pod-0, pod-1, and so on, without an API server."""
 
     def __init__(self) -> None:
         """Create no API client and no caches, unlike the base class."""
 
-    async def of(self, token: str, address: str) -> ReportingPod:
+    async def authenticate(self, token: str, address: str) -> ReportingPod:
         del address
         if not token.startswith("pod-"):
-            raise Refused(401, "the token is not valid")
+            raise Rejected(401, "the token is not valid")
         return replace(POD, index=int(token.removeprefix("pod-")), pod=token)
 
 
-def served(authority: Authority) -> ssl.SSLContext:
+def make_tls_context(authority: Authority) -> ssl.SSLContext:
     """Return the server's TLS context, with the certificate that `authority` has issued as `tls`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority.folder / "tls.crt", authority.folder / "tls.key")

@@ -17,7 +17,7 @@ def run_pods(world: World) -> None:
     world.settle()
 
 
-def until(world: World, stage: str) -> World:
+def run_until(world: World, stage: str) -> World:
     """Run the job until this stage runs, in whatever execution."""
     for _ in range(20):
         world.settle()
@@ -29,7 +29,7 @@ def until(world: World, stage: str) -> World:
     raise AssertionError(f"{stage} never runs: {world.status}")
 
 
-def begun(**changes: Any) -> World:
+def start_job(**changes: Any) -> World:
     """Return a world in which the first execution of the first phase runs."""
     world = World(make_job(**changes))
     run_pods(world)
@@ -45,13 +45,13 @@ def fail_execution(world: World, **end: Any) -> None:
     world.carry_out(world.plan())
 
 
-def message(world: World, kind: str) -> str:
+def condition_message(world: World, kind: str) -> str:
     condition = find(world.status, kind)
     assert condition is not None
     return condition.message
 
 
-def claims(world: World) -> dict[str, tuple[str, str]]:
+def condition_states(world: World) -> dict[str, tuple[str, str]]:
     return {c.type: (c.status, c.reason) for c in world.status.conditions}
 
 

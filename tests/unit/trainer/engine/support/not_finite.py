@@ -11,8 +11,8 @@ from unittest.mock import patch
 import torch
 from pseudoreal_api.spec.optimizer import Clipping
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
+from pseudoreal_trainer.engine.gradients import Gradients
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.updates import Gradients
 from pseudoreal_trainer.model.transformer import Transformer
 from torch import Tensor
 

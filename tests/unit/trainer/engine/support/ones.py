@@ -6,9 +6,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from pseudoreal_trainer.engine.gradients import Gradients
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.updates import Gradients
 from torch import Tensor
 
 from tests.unit.trainer.engine.support.cases import RATE, Case
@@ -27,18 +27,18 @@ def _norm(case: Case, ranks: Ranks, folder: Path) -> float:
         engine = make_engine(case, ranks, folder)
         batch = CaseBatch(case, 0, ranks.rank % case.data, ranks.device)
         agreement = engine.train(batch, Training(tokens_of(case), RATE, stop=False), 0)
-        engine.settle()
+        engine.state.wait_for_updates()
         engine.close()
     return agreement.norm
 
 
 def _all_ones() -> AbstractContextManager[object]:
-    begin_sum = Gradients._sum
+    launch_sum = Gradients._launch_sum
 
     def put(self: Gradients, unit: int, flat: Tensor) -> Any:
         givers, trained = self._layout.holders(unit), self._store.units[unit].trained
         flat.zero_()
         flat[:trained] = 1 / givers
-        return begin_sum(self, unit, flat)
+        return launch_sum(self, unit, flat)
 
-    return patch.object(Gradients, "_sum", put)
+    return patch.object(Gradients, "_launch_sum", put)

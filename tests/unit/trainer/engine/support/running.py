@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
-from pseudoreal_trainer.engine.balance import ExpertLoad
-from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
+from pseudoreal_trainer.engine.blueprint import Blueprint
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.engine_state import UnitState
+from pseudoreal_trainer.engine.evaluation import generate
+from pseudoreal_trainer.engine.gradient_similarity import LayerGradients
 from pseudoreal_trainer.engine.passes import Training
-from pseudoreal_trainer.engine.probe import LayerGradients
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.writing import write
+from pseudoreal_trainer.engine.router_statistics import ExpertLoad
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.modules import views
 from pseudoreal_trainer.plan.parts import units_of_rank
@@ -165,20 +167,20 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False, 
     for step in range(STEPS):
         batch = CaseBatch(case, step, data_rank, ranks.device)
         tokens, targets = tokens_of(case), targets_of(case, step)
-        probe = engine.probe(case.following) if case.following else None
+        probe = engine.new_probe(case.following) if case.following else None
         agreement = engine.train(batch, Training(tokens, RATE, stop=False, ignored=tokens - targets), step, probe)
         if probe is not None:
             result.measured.append(probe.result())
-        engine.settle()
+        engine.state.wait_for_updates()
         result.losses.append(agreement.loss_sum / targets)
         result.skipped.append(agreement.skipped)
         result.loads.append(agreement.load)
         result.moved.append({str(link): size for link, size in engine.trace.moved.items()})
     result.events = list(engine.trace.events)
-    result.state_bytes = {str(what): size for what, size in engine.state_bytes().items()}
+    result.state_bytes = {str(what): size for what, size in engine.state.memory_report().state.items()}
     result.evaluation = sum(engine.evaluate(CaseBatch(case, 0, data_rank, ranks.device), case.micro_batches).values())
     if writes:
-        result.written = write(engine, PROMPTS, WRITTEN, case.model.sequence_length, SAMPLING, at_once=2)
+        result.written = generate(engine, PROMPTS, WRITTEN, case.model.sequence_length, SAMPLING, at_once=2)
     result.captured = captured(engine)
     engine.close()
     if ranks.world == 1:
@@ -199,10 +201,10 @@ class _Memory:
 def captured(engine: Engine) -> dict[Kind, dict[int, tuple[int, Tensor]]]:
     """Return this rank's part of the state in a checkpoint."""
     spans, memory = spans_of(engine.groups.layout, engine.units, engine.groups.ranks.rank), _Memory()
-    engine.capture(spans, memory, buffer_bytes=1 << 12).result()
+    engine.state.capture(spans, memory, buffer_bytes=1 << 12).result()
     found: dict[Kind, dict[int, tuple[int, Tensor]]] = {}
     for kind, stream in memory.streams.items():
-        flat = torch.cat([torch.empty(0, dtype=engine.master_dtype), *stream])
+        flat = torch.cat([torch.empty(0, dtype=engine.blueprint.master), *stream])
         parts = flat.split([len(span) for span in spans.values()])
         found[kind] = {unit: (span.start, part) for (unit, span), part in zip(spans.items(), parts, strict=True)}
     return found
@@ -242,10 +244,10 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
     units = units_of(case.model, case.sharing)
     blueprint = Blueprint(case.model, case.optimizer, units, master, compute, compiled, folder / "disk", end)
     trace = Trace(ranks.rank)
-    trace.records = True
+    trace.is_recording = True
     engine = Engine(blueprint, process_groups_of(case.layout, ranks), trace)
     for index, unit in enumerate(engine.units):
         weights = initial_weights(unit, case.layout.unit_of_model(index), case.model, SEED, master)
-        if engine.has(index):
-            engine.put(index, UnitState.fresh(weights, engine.extent(index)))
+        if engine.state.has(index):
+            engine.state.put(index, UnitState.fresh(weights, engine.state.shard_range(index)))
     return engine

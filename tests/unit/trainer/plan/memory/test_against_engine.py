@@ -106,11 +106,11 @@ def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
 
     def step() -> None:
         engine.train(batch, Training(100, RATE, stop=False), 1)
-        engine.settle()
+        engine.state.wait_for_updates()
 
     step()
     most = allocated(step, tmp_path).tensors
-    crossing = engine.crossing_bytes()
+    crossing = engine.state.memory_report().pinned_arena
     engine.close()
     # Buffers of the threads that scale gradients are allocated at their first use.
     tiers = held(case.layout, replace(sizes_of(case), threads=0), 0)

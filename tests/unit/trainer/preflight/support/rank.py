@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pseudoreal_trainer.preflight import measure
+from pseudoreal_trainer.preflight import probes
 from pseudoreal_trainer.preflight.__main__ import main
 from pseudoreal_trainer.preflight.check import Limits
 
@@ -20,7 +20,7 @@ QUICK = Limits(start=60, product=4, pairing=2, answer=3)
 """For tests with a silent rank, which uses up the limits of product, pairings and answer. Sound ranks need a tenth of a
 second."""
 
-_multiply = measure.multiply
+_multiply = probes.multiply
 
 
 def slow(left: Any, right: Any) -> Any:
@@ -47,17 +47,17 @@ def killed(*_: Any) -> Any:
 DEFECTS: dict[str, Any] = {"none": _multiply, "slow": slow, "wrong": wrong, "silent": silent, "killed": killed}
 
 
-def start(environment: dict[str, str], defect: str, limits: Limits, config: Path, verdict: Path, log: Path) -> Forked:
-    return Forked(_run, environment, defect, limits, [str(config), str(verdict)], log=log)
+def start(environment: dict[str, str], defect: str, limits: Limits, config: Path, diagnosis: Path, log: Path) -> Forked:
+    return Forked(_run, environment, defect, limits, [str(config), str(diagnosis)], log=log)
 
 
 def _run(environment: dict[str, str], defect: str, limits: Limits, arguments: list[str]) -> None:
     os.environ.update(environment)
     sys.argv = ["", *arguments]
-    measure.multiply = DEFECTS[defect]
+    probes.multiply = DEFECTS[defect]
     main(limits)
 
 
 if __name__ == "__main__":
-    measure.multiply = DEFECTS[sys.argv.pop(1)]
+    probes.multiply = DEFECTS[sys.argv.pop(1)]
     main(PATIENT)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pseudoreal_api.wire.reports import REPORT_URL
 from pseudoreal_trainer.cli import pod as program
-from pseudoreal_trainer.runtime import reporting
-from pseudoreal_trainer.runtime.endpoint import Endpoint
+from pseudoreal_trainer.runtime import reports
+from pseudoreal_trainer.runtime.reports import Endpoint
 
 TOKEN, AUTHORITY = "PSEUDOREAL_TEST_TOKEN", "PSEUDOREAL_TEST_AUTHORITY"
 SECONDS = 0.1
@@ -20,8 +20,8 @@ def _endpoint() -> Endpoint | None:
 
 
 if __name__ == "__main__":
-    reporting._MOST_SECONDS = 2 * SECONDS
+    reports._MOST_SECONDS = 2 * SECONDS
     program.WORKER = "tests.unit.trainer.runtime.support.faulty_worker"
-    for name, value in (("endpoint_of_pod", _endpoint), ("reporting", partial(reporting.reporting, seconds=SECONDS))):
+    for name, value in (("endpoint_of_pod", _endpoint), ("reporting", partial(reports.reporting, seconds=SECONDS))):
         setattr(program, name, value)
     program.main()

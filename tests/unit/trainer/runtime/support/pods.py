@@ -14,8 +14,8 @@ from typing import Any
 
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.reports import REPORT_URL
+from pseudoreal_trainer.runtime.heartbeat import HeartbeatRecord, read_heartbeat
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
-from pseudoreal_trainer.runtime.record import HeartbeatRecord, read_heartbeat
 
 from tests.support.patience import wait_for
 from tests.support.pods import Pod, meeting, start_pod

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.reports import METRICS_PORT, REPORT_URL
+from pseudoreal_trainer.runtime.heartbeat import HeartbeatRecord, read_heartbeat
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
-from pseudoreal_trainer.runtime.record import HeartbeatRecord, read_heartbeat
 
 from tests.support.pods import Pod, start_pod
 from tests.unit.trainer.runtime.support.faulty_worker import FAULTS

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from pseudoreal_api.names import LABEL_JOB
 from pseudoreal_api.wire.reports import REPORT_AUTHORITIES, REPORT_PATH, Membership, PodReport, ReportAnswer
-from pseudoreal_trainer.runtime.endpoint import Endpoint
+from pseudoreal_trainer.runtime.reports import Endpoint
 
 _LOOPBACK = "127.0.0.1"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.reports import RankReport
-from pseudoreal_trainer.runtime.heartbeats import rank_heartbeats
+from pseudoreal_trainer.runtime.heartbeat import HeartbeatRecord, read_heartbeat
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
-from pseudoreal_trainer.runtime.record import HeartbeatRecord, read_heartbeat
+from pseudoreal_trainer.runtime.reports import rank_heartbeats
 
 from tests.support.forked import start_rank
 from tests.support.patience import wait_for

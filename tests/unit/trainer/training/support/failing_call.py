@@ -14,10 +14,10 @@ from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.cli import rank as program
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.gradient_accumulator import GradientAccumulator
-from pseudoreal_trainer.engine.state.capture import Capture
+from pseudoreal_trainer.engine.gradients import GradientAccumulator
 from pseudoreal_trainer.engine.state.disk import DiskState
 from pseudoreal_trainer.engine.state.memory import MemoryState
+from pseudoreal_trainer.engine.state.snapshot import Snapshot
 from pseudoreal_trainer.training.saving import Saver
 
 CALLS: dict[str, tuple[Any, str]] = {
@@ -27,13 +27,13 @@ CALLS: dict[str, tuple[Any, str]] = {
     "reduce_scatter": (dist, "reduce_scatter_tensor"),
     "all_gather": (dist, "all_gather_into_tensor"),
     "all_gather of a save": (dist, "all_gather"),
-    "copy into the window": (Copies, "_fetched"),
+    "copy into the window": (Copies, "_start_fetch"),
     "addition to a gradient": (GradientAccumulator, "add"),
     "copy of a gradient to memory": (MemoryState, "keep_gradient"),
     "copy of a gradient to the disk": (DiskState, "keep_gradient"),
     "update in memory": (MemoryState, "update"),
     "update on the disk": (DiskState, "update"),
-    "copy of a capture": (Capture, "_copy"),
+    "copy of a capture": (Snapshot, "_copy"),
     "write of a checkpoint": (TensorWriter, "append"),
     "commit": (Saver, "_commit"),
 }
@@ -86,6 +86,6 @@ def run(rank: int, port: int, config: Path, folder: Path, name: str, number: int
     os.environ["PSEUDOREAL_OUTCOME_DIRECTORY"] = str(folder)
     calls = _Calls(name, number, folder)
     calls.watch()
-    message = program.run_rank(config, program._end_at_once)
+    message = program.run_rank(config, program._exit_now)
     (folder / "counts").write_text("\n".join(f"{count} {name}" for name, count in calls.counts.items()))
-    program._end_at_once(message.exit_code)
+    program._exit_now(message.exit_code)

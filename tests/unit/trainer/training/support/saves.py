@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -63,12 +64,15 @@ class _Groups:
     checkpoint: object
 
 
+_BLUEPRINT = SimpleNamespace(units=UNITS, master=torch.float32)
+_STATE = SimpleNamespace(capture_wait_seconds=0.0)
+
+
 @dataclass(frozen=True)
 class _Engine:
     groups: _Groups
-    whole_units: Any = UNITS
-    master_dtype: torch.dtype = torch.float32
-    capture_wait_seconds: float = 0.0
+    blueprint: Any = _BLUEPRINT
+    state: Any = _STATE
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def save(saver: Saver, manifest: Manifest) -> float:
     captured: Future[None] = Future()
     captured.set_result(None)
     saver._store.begin(manifest)
-    return _seconds(lambda: saver._written(manifest, cast(Any, _OwnFiles()), captured))
+    return _seconds(lambda: saver._write(manifest, cast(Any, _OwnFiles()), captured))
 
 
 def _seconds(act: Callable[[], object]) -> float:

@@ -10,8 +10,8 @@ from unittest.mock import patch
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.data.corpus import load_corpus
+from pseudoreal_trainer.engine.gradients import Gradients
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.updates import Gradients
 from pseudoreal_trainer.training.phase import train_phase
 from torch import Tensor
 

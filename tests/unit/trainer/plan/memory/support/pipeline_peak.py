@@ -25,7 +25,7 @@ def _most(rank: int, case: Case, folder: Path) -> int:
 
     def step() -> None:
         engine.train(batch, Training(100, RATE, stop=False), 1)
-        engine.settle()
+        engine.state.wait_for_updates()
 
     step()
     # In some steps, memory held by other threads adds to the peak; the minimum excludes it.

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import randrange
 
-from pseudoreal_trainer.runtime.rendezvous.handler import BACKEND, Numbering, StaticRendezvous
-from pseudoreal_trainer.runtime.rendezvous.seats import Seat
+from pseudoreal_trainer.runtime.rendezvous.handler import BACKEND, AssignGroupRanks, StaticRendezvous
+from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
 from tests.support.patience import wait_for
@@ -17,7 +17,7 @@ from tests.support.ports import is_free
 KEY = b"k" * 32
 
 
-def by_worker(seats: Sequence[Seat]) -> list[int]:
+def by_worker(seats: Sequence[WorkerDescription]) -> list[int]:
     return [seat.worker for seat in seats]
 
 
@@ -32,7 +32,7 @@ def _port() -> int:
 @dataclass
 class Meeting:
     workers: int
-    numbering: Numbering = by_worker
+    numbering: AssignGroupRanks = by_worker
     seconds: int = 60
     port: int = field(default_factory=_port)
     handlers: list[StaticRendezvous] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Meeting:
             max_nodes=self.workers,
             join_timeout=str(self.seconds),
         )
-        handler = StaticRendezvous(parameters, Seat(worker, f"node-{worker}", None), self.numbering, key)
+        handler = StaticRendezvous(parameters, WorkerDescription(worker, f"node-{worker}", None), self.numbering, key)
         self.handlers.append(handler)
         return handler
 
@@ -71,7 +71,7 @@ class Meeting:
 
 
 @contextmanager
-def meeting(workers: int, numbering: Numbering = by_worker, seconds: int = 60) -> Iterator[Meeting]:
+def meeting(workers: int, numbering: AssignGroupRanks = by_worker, seconds: int = 60) -> Iterator[Meeting]:
     made = Meeting(workers, numbering, seconds)
     try:
         yield made
