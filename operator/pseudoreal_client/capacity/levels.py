@@ -7,7 +7,7 @@ from typing import Any
 from pseudoreal_api.spec.pod import Topology
 from pseudoreal_trainer.cli.plan_display import EXCHANGES
 from pseudoreal_trainer.plan.mesh import Mesh
-from pseudoreal_trainer.plan.placement.flows import Exchange, Flow, crossing
+from pseudoreal_trainer.plan.placement.flows import Exchange, Flow, bytes_between
 from pseudoreal_trainer.plan.placement.order import Place, worker_order
 from pseudoreal_trainer.quantity import readable_bytes
 
@@ -47,4 +47,4 @@ def levels_of(fit: Fit, topology: Topology | None, mesh: Mesh, flows: Sequence[F
 
 
 def _level(places: str, of_ranks: Sequence[Hashable], flows: Sequence[Flow]) -> Level:
-    return Level(places, len(set(of_ranks)), crossing(flows, of_ranks))
+    return Level(places, len(set(of_ranks)), bytes_between(flows, of_ranks))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_trainer.plan.memory.tiers import held
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.sizes import Sizes
 
 from tests.benchmarks.gpu.budget import MOST_SECONDS, STOP_SECONDS, fits, within
@@ -84,7 +84,7 @@ def test_pinned_bytes_are_those_of_torch_and_those_that_the_engine_pins_itself(
         assert measured.pinned_bytes == memory.pinned + (1 << 30)
         sequences = point.tokens // point.micro_batches // ours.model.sequence_length
         sizes = Sizes(ours.model, ours.units, 2, 4, sequences, device="cuda")
-        assert memory.pinned == held(ours.layout, sizes, 0).pinned
+        assert memory.pinned == resident_bytes(ours.layout, sizes, 0).pinned
     ours.close()
 
 

@@ -17,9 +17,9 @@ from pseudoreal_trainer.cli.fastest_layouts import FastestLayouts, fastest_layou
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_display import show, show_course
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.estimate.course import PhaseCourse
 from pseudoreal_trainer.estimate.picture import Panel, picture
 from pseudoreal_trainer.estimate.report import PlannedPhase, plan_phase
+from pseudoreal_trainer.estimate.schedule import PhaseDuration
 from pseudoreal_trainer.estimate.search.auto import device_of, is_auto, profile_of
 from pseudoreal_trainer.estimate.search.space import chosen
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, read_profile
@@ -173,11 +173,11 @@ def _say(planned: list[PlannedPhase], searched: list[FastestLayouts], *, as_json
         show(console, phase.report)
 
 
-def _courses(configs: list[PhaseConfig], planned: list[PlannedPhase]) -> list[PhaseCourse]:
+def _courses(configs: list[PhaseConfig], planned: list[PlannedPhase]) -> list[PhaseDuration]:
     """Return the duration of each planned phase. A phase planned alone starts at step 0."""
     begins = [0] * len(configs) if len(configs) == 1 else [0, *(config.phase_steps for config in configs[:-1])]
     return [
-        PhaseCourse(
+        PhaseDuration(
             config.phase,
             config.phase_steps - begin,
             phase.report.tokens_per_step,

@@ -38,8 +38,8 @@ from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.lower import evaluation_plan, measuring_plan, step_plan
-from pseudoreal_trainer.plan.memory.activations import most_stashed
-from pseudoreal_trainer.plan.memory.pinned_arena import takes_tokens
+from pseudoreal_trainer.plan.memory.activations import max_offloaded_activations
+from pseudoreal_trainer.plan.memory.pinned_arena import needs_tokens
 from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.records import (
     Agree,
@@ -277,7 +277,7 @@ class Engine:
             warm_up(self._passes, run.batch, plan)
         stashes = self._layout.stash and run.training is not None
         masks = self._blueprint.end_of_document is not None
-        takes = self._streams.are_real and takes_tokens(self._layout, self.groups.pipeline_rank, masks_documents=masks)
+        takes = self._streams.are_real and needs_tokens(self._layout, self.groups.pipeline_rank, masks_documents=masks)
         if not (takes or stashes):
             return
         shapes = [run.batch.shape(m) for m in {record.micro_batch for record in plan if isinstance(record, Forward)}]
@@ -285,7 +285,7 @@ class Engine:
             self._tokens.prepare(shapes)
         if stashes:
             numel = max(sequences * length for sequences, length in shapes) * self._blueprint.model.hidden_size
-            self._stashed.prepare(most_stashed(plan), numel, self._blueprint.compute)
+            self._stashed.prepare(max_offloaded_activations(plan), numel, self._blueprint.compute)
 
     def _loads(self, run: PlanRun) -> Tensor:
         """Return the router statistics of this rank's passes, [layers with experts, experts + Tally.OTHERS].

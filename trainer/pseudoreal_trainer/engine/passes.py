@@ -24,14 +24,14 @@ from pseudoreal_trainer.model.experts import KeptChoice, Tally
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.memory.pinned_arena import Shape
+from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
 from pseudoreal_trainer.plan.records import Backward, Flow, Forward, Record
 
 
 class Batch(Protocol):
     """One data rank's part of a batch."""
 
-    def shape(self, micro_batch: int) -> Shape: ...
+    def shape(self, micro_batch: int) -> MicroBatchShape: ...
 
     def tokens(self, micro_batch: int) -> Tensor:
         """Return the inputs and, shifted by one token, the targets of a micro-batch: [B, T + 1], on host or device.
@@ -140,7 +140,7 @@ class Passes:
     loss: Loss
     end_of_document: int | None = None
     """Token id that ends a document; attention stays within documents. None: attention spans whole sequences."""
-    tried: set[Shape] = field(default_factory=set)
+    tried: set[MicroBatchShape] = field(default_factory=set)
     """Shapes of micro-batches for which passes were run on zeros."""
 
     def forward(self, run: PlanRun, record: Forward) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.streams import Event, Streams, synchronize
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block
-from pseudoreal_trainer.plan.memory.pinned_arena import Shape, token_bytes
+from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape, token_bytes
 
 
 class TokenBuffer:
@@ -25,7 +25,7 @@ class TokenBuffer:
         self._copied: Event = None
         """Event after which the copies of all runs so far are done."""
 
-    def prepare(self, shapes: Sequence[Shape]) -> None:
+    def prepare(self, shapes: Sequence[MicroBatchShape]) -> None:
         """Allocate memory for micro-batches of these shapes, unless there is enough.
 
         Call this before the first pass of a run: pinning memory waits for all kernels of the device, and one of them

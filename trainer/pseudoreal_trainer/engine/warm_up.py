@@ -14,7 +14,7 @@ from pseudoreal_trainer.engine.passes import Batch, Passes
 from pseudoreal_trainer.model.attention import Documents, documents_of
 from pseudoreal_trainer.model.experts import Tally
 from pseudoreal_trainer.model.modules import Modules
-from pseudoreal_trainer.plan.memory.pinned_arena import Shape
+from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
 
@@ -44,7 +44,7 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
     return list(kinds.values())
 
 
-def _try(passes: Passes, position: int, shape: Shape) -> None:
+def _try(passes: Passes, position: int, shape: MicroBatchShape) -> None:
     """Run a position's forward and backward pass on zeros of this shape."""
     modules, device = passes.modules, passes.streams.device
     # All groups of experts have the kernels, and the module, of the first group.
@@ -85,7 +85,7 @@ def _spread(
     return [routed.summed(made), routed.routes.weights]
 
 
-def _documents(end: int, shape: Shape, device: torch.device) -> Documents:
+def _documents(end: int, shape: MicroBatchShape, device: torch.device) -> Documents:
     """Return documents for warming up: in each sequence a document of one token and a long document, because with
     windows each kind has its own kernels."""
     tokens = torch.full((shape[0], shape[1] + 1), end + 1)

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from functools import lru_cache
 
+from pseudoreal_trainer.plan.expert_parallel import split_passes, units_accumulated
 from pseudoreal_trainer.plan.layout import Layout, Pool
 from pseudoreal_trainer.plan.orders import compute_order
-from pseudoreal_trainer.plan.spread import units_grown, with_parts
 
 
 def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
@@ -21,9 +21,9 @@ def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
 def _growth(layout: Layout, rank: int) -> dict[int, range]:
     """Return unit -> range of the rank's passes in which its gradient accumulates."""
     spans: dict[int, range] = {}
-    parts = with_parts(layout, compute_order(layout, rank))
+    parts = split_passes(layout, compute_order(layout, rank))
     for index, record in enumerate(parts):
-        for unit in units_grown(layout, record):
+        for unit in units_accumulated(layout, record):
             # The gradient of a cross-stage unit is reduced after all passes.
             end = len(parts) if layout.is_common(unit) else index + 1
             spans[unit] = range(spans[unit].start if unit in spans else index, end)

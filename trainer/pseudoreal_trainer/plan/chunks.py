@@ -2,15 +2,16 @@
 
 LOGIT_BYTES = 256 << 20
 """Most bytes of logits in memory at a time, in the dtype of the loss. Several tensors of this size exist at once
-(`plan.memory.graphs`). More bytes would mean fewer chunks; each chunk costs a sum over the head's whole matrix."""
+(`plan.memory.autograd_memory`). More bytes would mean fewer chunks; each chunk costs a sum over the head's whole
+matrix."""
 
 
-def most_tokens(vocabulary: int, width: int) -> int:
+def loss_chunk_limit(vocabulary: int, width: int) -> int:
     """Return the most tokens of a chunk, for logits of `width` bytes each."""
     return max(1, LOGIT_BYTES // (vocabulary * width))
 
 
-def chunk_length(tokens: int, most: int | None) -> int:
+def loss_chunk_length(tokens: int, most: int | None) -> int:
     """Return the tokens of each chunk; the last chunk may be shorter. Chunks are as few as possible, and equal. At
     least 1, even without tokens. `most`: None is no bound."""
     if most is None or tokens <= most:

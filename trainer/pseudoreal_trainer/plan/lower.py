@@ -4,6 +4,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from pseudoreal_trainer.plan.expert_parallel import (
+    Part,
+    split_passes,
+    takes_gradient,
+    takes_input,
+    takes_input_again,
+    units_accumulated,
+)
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.orders import compute_order, evaluation_order
 from pseudoreal_trainer.plan.records import (
@@ -24,14 +32,6 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
     Update,
 )
-from pseudoreal_trainer.plan.spread import (
-    Part,
-    takes_gradient,
-    takes_input,
-    takes_input_again,
-    units_grown,
-    with_parts,
-)
 from pseudoreal_trainer.plan.window import window_records
 
 
@@ -42,7 +42,7 @@ def step_plan(layout: Layout) -> Plan:
 
 def training_order(layout: Layout, rank: int) -> list[Part]:
     """Return the passes of a training step, with expert-parallel passes in their parts."""
-    return with_parts(layout, compute_order(layout, rank))
+    return split_passes(layout, compute_order(layout, rank))
 
 
 def measuring_plan(layout: Layout) -> Plan:
@@ -61,7 +61,7 @@ def _measured(layout: Layout, records: RankPlan) -> Iterator[Record]:
 def evaluation_plan(layout: Layout) -> Plan:
     """Return the plan of forward passes to the loss, for each pipeline rank."""
     orders = (evaluation_order(layout, rank) for rank in range(layout.pipeline))
-    return _with_messages(layout, [with_parts(layout, order) for order in orders])
+    return _with_messages(layout, [split_passes(layout, order) for order in orders])
 
 
 def _with_messages(layout: Layout, orders: list[list[Part]]) -> Plan:
@@ -72,7 +72,7 @@ def _with_messages(layout: Layout, orders: list[list[Part]]) -> Plan:
 
 def _lowered(layout: Layout, rank: int, order: list[Part], receives: dict[int, list[Receive]]) -> Iterator[Record]:
     copies = window_records(layout, order)
-    last = {unit: index for index, compute in enumerate(order) for unit in units_grown(layout, compute)}
+    last = {unit: index for index, compute in enumerate(order) for unit in units_accumulated(layout, compute)}
     stashes = _Stashes(layout, order)
     agrees = _early_agreement(layout, order)
     last_choices = _last_choices(layout, order)
@@ -87,7 +87,7 @@ def _lowered(layout: Layout, rank: int, order: list[Part], receives: dict[int, l
             yield SumChoices(last_choices[index])
         if index == agrees:
             yield Agree()
-        for unit in units_grown(layout, compute):
+        for unit in units_accumulated(layout, compute):
             if last[unit] == index and not layout.is_common(unit):
                 yield from _reduced(layout, unit)
     yield from copies.get(len(order), ())

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pseudoreal_trainer.plan.buffers import gradient_buffers
+from pseudoreal_trainer.plan.expert_parallel import units_accumulated, units_read
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.lower import needed
 from pseudoreal_trainer.plan.records import (
@@ -25,7 +26,6 @@ from pseudoreal_trainer.plan.records import (
     Send,
     Update,
 )
-from pseudoreal_trainer.plan.spread import units_grown, units_used
 
 _Message = tuple[Flow | Literal["layer", "gather"], int, int]
 """Something that a main thread has started and other ranks wait for: a flow, a position and a micro-batch; the whole
@@ -79,7 +79,7 @@ def _begins(layout: Layout, state: _Rank, sent: set[_Message]) -> bool:
     record = state.first[0]
     if not _awaited(layout, record) <= sent:
         return False
-    units = [u for u in units_grown(layout, record) if layout.has_gradient_shard(u) and u not in state.growing]
+    units = [u for u in units_accumulated(layout, record) if layout.has_gradient_shard(u) and u not in state.growing]
     if not all(state.free[layout.pool_of(unit)] for unit in units):
         return False
     for unit in units:
@@ -89,7 +89,7 @@ def _begins(layout: Layout, state: _Rank, sent: set[_Message]) -> bool:
 
 
 def _awaited(layout: Layout, record: Record) -> set[_Message]:
-    common = filter(layout.is_common, units_used(layout, record))
+    common = filter(layout.is_common, units_read(layout, record))
     awaited: set[_Message] = {("gather", unit, user) for unit in common for user in layout.users[unit]}
     if (message := needed(layout, record)) is not None:
         awaited.add((message.flow, message.position, message.micro_batch))

@@ -46,13 +46,13 @@ class Sizes:
         """True if working copies differ in type from the master weights."""
         return self.compute_bytes != self.master_bytes
 
-    def most_sequences(self, data_ranks: int) -> int:
+    def max_sequences(self, data_ranks: int) -> int:
         """Return the most sequences of a micro-batch on a data rank; see `stream.rank_parts`."""
         return -(-self.micro_batch // data_ranks)
 
-    def most_tokens(self, data_ranks: int) -> int:
+    def max_tokens(self, data_ranks: int) -> int:
         """Return the most tokens of a micro-batch that a data rank takes as inputs."""
-        return self.most_sequences(data_ranks) * self.model.sequence_length
+        return self.max_sequences(data_ranks) * self.model.sequence_length
 
     def allocated(self, size: int) -> int:
         """Return the device bytes that a tensor of `size` bytes takes."""
@@ -61,9 +61,9 @@ class Sizes:
 
     def boundary(self, tokens: int) -> int:
         """Return the device bytes of the tensor passed from position to position, [B, T, H]."""
-        return self.allocated(self.boundary_on_host(tokens))
+        return self.allocated(self.boundary_unrounded(tokens))
 
-    def boundary_on_host(self, tokens: int) -> int:
+    def boundary_unrounded(self, tokens: int) -> int:
         return tokens * self.model.hidden_size * self.compute_bytes
 
     def block_flops(self, tokens: int, layer: int = 0, twice_the_pairs: int | None = None) -> int:
@@ -117,7 +117,7 @@ class Sizes:
         assert self.model.experts is not None, "the model has experts"
         return self.model.experts.count
 
-    def rows(self, tokens: int, leg: Leg) -> int:
+    def exchange_bytes(self, tokens: int, leg: Leg) -> int:
         """Return the bytes of the rows that `tokens` tokens exchange with their experts: one row per choice, with one
         more element for the weight if gradients travel."""
         gradients = leg in (Leg.COMBINE_GRADIENT, Leg.DISPATCH_GRADIENT)

@@ -62,13 +62,13 @@ def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
         case SumChoices():
             return {"collective": 2 * (layout.data - 1) * sizes.experts * COUNT_BYTES // layout.data}
         case Exchange(leg):
-            return {"experts": _elsewhere(layout, sizes.rows(sizes.most_tokens(layout.data), leg))}
+            return {"experts": _elsewhere(layout, sizes.exchange_bytes(sizes.max_tokens(layout.data), leg))}
         case Send():
-            return {"pipeline": sizes.boundary(sizes.most_tokens(layout.data))}
+            return {"pipeline": sizes.boundary(sizes.max_tokens(layout.data))}
         case Stash():
-            return {"d2h": sizes.boundary(sizes.most_tokens(layout.data))}
+            return {"d2h": sizes.boundary(sizes.max_tokens(layout.data))}
         case Unstash():
-            return {"h2d": sizes.boundary(sizes.most_tokens(layout.data))}
+            return {"h2d": sizes.boundary(sizes.max_tokens(layout.data))}
     return {}
 
 

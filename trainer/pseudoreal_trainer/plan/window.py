@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
+from pseudoreal_trainer.plan.expert_parallel import Part, units_read
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.records import Count, Drop, Fetch, Read, Record
-from pseudoreal_trainer.plan.spread import Part, units_used
 
 
 @dataclass
@@ -47,7 +47,7 @@ def _is_refreshed_alone(layout: Layout, unit: int) -> bool:
 
 def _common(layout: Layout, order: Sequence[Part]) -> Iterator[Record]:
     """Yield the gathers of cross-stage units, before anything that waits for another rank."""
-    used = {unit for record in order for unit in units_used(layout, record)}
+    used = {unit for record in order for unit in units_read(layout, record)}
     for unit in filter(layout.is_common, sorted(used)):
         if layout.home(unit) == "Disk":
             yield Read(unit)
@@ -115,7 +115,7 @@ def _runs(layout: Layout, pool: Pool, order: Sequence[Part], counts: Callable[[i
     for index, record in enumerate(order):
         if isinstance(record, Count):
             counted[record.position] = index + 1
-        for unit in units_used(layout, record):
+        for unit in units_read(layout, record):
             if layout.pool_of(unit) != pool or not counts(unit):
                 continue
             is_optional = layout.is_optional(unit)

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pseudoreal_trainer.plan.memory.pinned_arena import Shape
+from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
 from pseudoreal_trainer.training.reading import Samples
 
 
@@ -19,7 +19,7 @@ class StreamBatch:
     parts: list[tuple[int, int]]
     """Half-open ranges of sample cursors [first, end), one per micro-batch."""
 
-    def shape(self, micro_batch: int) -> Shape:
+    def shape(self, micro_batch: int) -> MicroBatchShape:
         first, end = self.parts[micro_batch]
         return end - first, self.samples.sequence
 
@@ -34,7 +34,7 @@ class WindowBatch:
     windows: list[NDArray[Any]]
     """Windows of [T + 1] tokens each."""
 
-    def shape(self, micro_batch: int) -> Shape:
+    def shape(self, micro_batch: int) -> MicroBatchShape:
         return 1, len(self.windows[micro_batch]) - 1
 
     def tokens(self, micro_batch: int) -> Tensor:

@@ -4,10 +4,10 @@ import re
 from dataclasses import replace
 
 from pseudoreal_trainer.plan import records
+from pseudoreal_trainer.plan.expert_parallel import Part
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
 from pseudoreal_trainer.plan.records import Leg, Record
-from pseudoreal_trainer.plan.spread import Part
 
 
 def _shown() -> tuple[list[Record], list[Record], list[Record]]:

@@ -18,7 +18,7 @@ from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, S
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers, Region, allocator_for
 from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import POOLS, Pool
-from pseudoreal_trainer.plan.memory.pinned_arena import STAGING, crossing
+from pseudoreal_trainer.plan.memory.pinned_arena import STAGING_USE, arena_layout
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import Unit
 from pseudoreal_trainer.plan.update_ranges import cut, update_ranges
@@ -82,9 +82,9 @@ class UnitStore:
         self._sizes = Sizes(model, tuple(units), compute.itemsize, master.itemsize, micro_batch=1)
         self.memory = allocator_for(groups.device)
         """Allocator of host memory for copies to and from the device."""
-        self.region = Region(crossing(layout, self._sizes, self._rank), self.memory)
+        self.region = Region(arena_layout(layout, self._sizes, self._rank), self.memory)
         """Pinned arena through which states cross the bus."""
-        self._passing, self._adamw = PassingBuffers(self.region.all_of("passing")), AdamW()
+        self._passing, self._adamw = PassingBuffers(self.region.all_of("bounce")), AdamW()
         self.resident = {unit: self._on_device(self._padded(unit), self._compute) for unit in self._staying}
         """Unit -> resident working copy, [padded numel], in the compute dtype."""
         self.whole_gradients: dict[int, Tensor] = {}
@@ -133,7 +133,7 @@ class UnitStore:
 
     def _staging(self, units: Iterable[int]) -> dict[int, Staging]:
         """Return unit -> buffers that it shares with the other units of its pool."""
-        shared = {pool: Staging(self.region.all_of(STAGING[pool])) for pool in POOLS}
+        shared = {pool: Staging(self.region.all_of(STAGING_USE[pool])) for pool in POOLS}
         return {unit: shared[self._layout.pool_of(unit)] for unit in units}
 
     def _extent(self, unit: int) -> Extent:

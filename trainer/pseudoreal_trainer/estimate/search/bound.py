@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from pseudoreal_trainer.estimate.time.costs import Costs
+from pseudoreal_trainer.plan.expert_parallel import split_passes
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.records import (
     Agree,
@@ -27,19 +28,18 @@ from pseudoreal_trainer.plan.records import (
     Update,
 )
 from pseudoreal_trainer.plan.sizes import Sizes
-from pseudoreal_trainer.plan.spread import with_parts
 
 _ROUNDING = 1e-9
 """Relative slack: a simulation adds the same numbers in another order and may round below their sum."""
 
 
-def least_seconds(layout: Layout, sizes: Sizes, costs: Costs) -> float:
+def min_step_seconds(layout: Layout, sizes: Sizes, costs: Costs) -> float:
     """Return a lower bound on the mean seconds of a step over many steps: the load of the busiest lane of a rank; if
     steps end with global clipping, also the latency of a micro-batch through all layers."""
-    return max(_bounds(_Least(layout, sizes, costs))) * (1 - _ROUNDING)
+    return max(_bounds(_LowerBounds(layout, sizes, costs))) * (1 - _ROUNDING)
 
 
-def _bounds(least: "_Least") -> Iterator[float]:
+def _bounds(least: "_LowerBounds") -> Iterator[float]:
     layout, costs = least.layout, least.costs
     ranks = range(layout.pipeline)
     computes, mains, waits = ([*map(part, ranks)] for part in (least.compute, least.main, least.waits))
@@ -71,7 +71,7 @@ class _Passes:
 
 
 @dataclass(frozen=True)
-class _Least:
+class _LowerBounds:
     """Lower bounds on the seconds of the lanes of a layout's ranks in a step."""
 
     layout: Layout
@@ -176,11 +176,11 @@ class _Least:
     def _first_passes(self, position: int) -> _Passes:
         # The head's backward pass includes its forward pass.
         passes = [Forward(position, 0)] if position != self.layout.head else []
-        parts = with_parts(self.layout, [*passes, Backward(position, 0)])
+        parts = split_passes(self.layout, [*passes, Backward(position, 0)])
         exchanges = [part for part in parts if isinstance(part, Exchange)]
         compute = sum(self.costs.compute(part) for part in parts if isinstance(part, Pass))
         early = sum(self.costs.compute(part) for part in parts if isinstance(part, Recompute))
-        # The gradients of tokens are waited for; see `plan/spread.py`.
+        # The gradients of tokens are waited for; see `plan/expert_parallel.py`.
         wait = sum(self.costs.network(one) for one in exchanges if one.leg is Leg.DISPATCH_GRADIENT)
         return _Passes(compute, sum(map(self.costs.network, exchanges)), wait, compute - early + wait)
 

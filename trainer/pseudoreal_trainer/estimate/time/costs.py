@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, Precision, Transfer, collectives_for, pass_speed
-from pseudoreal_trainer.plan.chunks import chunk_length
+from pseudoreal_trainer.plan.chunks import loss_chunk_length
+from pseudoreal_trainer.plan.expert_parallel import units_accumulated
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import (
     Agree,
@@ -30,7 +31,6 @@ from pseudoreal_trainer.plan.records import (
     Update,
 )
 from pseudoreal_trainer.plan.sizes import Sizes
-from pseudoreal_trainer.plan.spread import units_grown
 from pseudoreal_trainer.plan.traffic import Traffic, moved
 
 Load = Traffic | Literal["optimizer"]
@@ -125,8 +125,8 @@ class MeasuredCosts:
         self.overlaps = profile.overlaps
         # One data rank per pipeline rank is simulated; the others do the same at the same time.
         self.cores = None if profile.overlaps else self._speeds.ranks / layout.data
-        self._tokens = sizes.most_tokens(layout.data)
-        self._chunks = -(-self._tokens // chunk_length(self._tokens, layout.loss_chunk))
+        self._tokens = sizes.max_tokens(layout.data)
+        self._chunks = -(-self._tokens // loss_chunk_length(self._tokens, layout.loss_chunk))
         self._passes = pass_speed(self._speeds, compute, sizes.model.hidden_size, self._tokens)
         spans = {self._span(record, traffic) for record, traffic in _collectives(layout)}
         self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in spans - {1}}
@@ -224,7 +224,7 @@ class MeasuredCosts:
         match record:
             case Forward() if layout.spreads(position):
                 # The sum over the experts' outputs reads all rows once.
-                return self._sizes.rows(self._tokens, Leg.COMBINE) / self._speeds.memory_bytes_per_second
+                return self._sizes.exchange_bytes(self._tokens, Leg.COMBINE) / self._speeds.memory_bytes_per_second
             case Forward() | Route() | ExpertForward() | Recompute():
                 return forward
         # A part that was recomputed by a Recompute record is not recomputed here.
@@ -244,7 +244,7 @@ class MeasuredCosts:
     def _accumulation(self, record: Pass) -> float:
         """Return the seconds in which a backward pass adds its parameters' gradients to the unit's gradient: two
         tensors are read, one is written; at the head, once per chunk of the loss."""
-        elements = sum(self._sizes.units[unit].numel for unit in units_grown(self._layout, record))
+        elements = sum(self._sizes.units[unit].numel for unit in units_accumulated(self._layout, record))
         touched = elements * (self._sizes.compute_bytes + 2 * self._sizes.master_bytes)
         times = self._chunks if record.position == self._layout.head else 1
         return times * touched / self._speeds.memory_bytes_per_second

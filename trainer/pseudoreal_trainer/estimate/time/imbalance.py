@@ -39,7 +39,9 @@ def _rows_of_sequence(sizes: Sizes, own: range) -> int:
     return sum(min(length, capacity * number) for number in of_prototypes.values())
 
 
-def seconds_at_most(layout: Layout, sizes: Sizes, plan: Plan, profile: HardwareProfile, compute: Precision) -> float:
+def seconds_at_max_imbalance(
+    layout: Layout, sizes: Sizes, plan: Plan, profile: HardwareProfile, compute: Precision
+) -> float:
     """Return the seconds of a step in which the busiest rank gets the most routed tokens. Raises ValueError if the
     profile lacks a figure that the phase needs."""
     costs = MeasuredCosts(profile, layout, sizes, compute, imbalance=most_rows(sizes, layout.expert_ranks))

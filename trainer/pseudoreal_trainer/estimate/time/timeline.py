@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pseudoreal_trainer.estimate.time.costs import Costs
 from pseudoreal_trainer.estimate.time.simulation import Span, Task, simulate
 from pseudoreal_trainer.plan.buffers import gradient_buffers
+from pseudoreal_trainer.plan.expert_parallel import units_accumulated, units_read
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.lower import needed
 from pseudoreal_trainer.plan.records import (
@@ -37,7 +38,6 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
     Update,
 )
-from pseudoreal_trainer.plan.spread import units_grown, units_used
 
 COMPUTE, SIDE, COPY_IN, COPY_OUT, COLLECTIVE, EXCHANGE, MESSAGE, DISK = (
     "compute",
@@ -205,10 +205,10 @@ class _Rank:
             follows.append(self._unstashed.pop(key, None))
         if isinstance(record, Backward):
             follows.append(self._summed.get(record.position))
-        for unit in units_used(layout, record):
+        for unit in units_read(layout, record):
             kept = self._fetched if layout.moves(unit) or layout.refreshed(unit) else self._updated
             follows.append(kept.get(unit))
-        for unit in units_grown(layout, record):
+        for unit in units_accumulated(layout, record):
             if layout.has_gradient_shard(unit) and unit not in self._growing:
                 follows.append(self._take_buffer(unit))
         self._main = self._builder.add(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
-from pseudoreal_trainer.plan.memory.graphs import graphs_by_position
+from pseudoreal_trainer.plan.memory.autograd_memory import autograd_memory_by_position
 from pseudoreal_trainer.plan.records import Forward, RankPlan, Receive
 from pseudoreal_trainer.plan.sizes import Sizes
 
@@ -21,14 +21,14 @@ def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
         plan = evaluation_plan(replace(at_home, micro_batches=sequences))
         return any(evaluation_peak(at_home, sizes, records) > peak for records, peak in zip(plan, peaks, strict=True))
 
-    most = sizes.most_tokens(layout.data) // sizes.model.sequence_length * layout.micro_batches
+    most = sizes.max_tokens(layout.data) // sizes.model.sequence_length * layout.micro_batches
     return max(1, bisect_right(range(1, most + 1), False, key=exceeds))
 
 
 def evaluation_peak(layout: Layout, sizes: Sizes, records: RankPlan) -> int:
     """Return the peak bytes of a rank's activations in an evaluation plan whose micro-batches are single sequences."""
     tokens = sizes.model.sequence_length
-    graphs, boundary = graphs_by_position(sizes, tokens, layout.loss_chunk), sizes.boundary(tokens)
+    graphs, boundary = autograd_memory_by_position(sizes, tokens, layout.loss_chunk), sizes.boundary(tokens)
     held = peak = 0
     for record in records:
         match record:

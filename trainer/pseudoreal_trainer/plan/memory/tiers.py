@@ -4,7 +4,13 @@ from dataclasses import dataclass
 
 from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
-from pseudoreal_trainer.plan.memory.pinned_arena import PAGE, captures_from_device, crossing, takes_tokens, token_bytes
+from pseudoreal_trainer.plan.memory.pinned_arena import (
+    PAGE,
+    arena_layout,
+    captures_from_device,
+    needs_tokens,
+    token_bytes,
+)
 from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes
 
 CHUNK_ELEMENTS = 2**20
@@ -35,7 +41,7 @@ class Tiers:
         )
 
 
-def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+def resident_bytes(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Return the bytes, without activations, held by the most loaded data rank of a pipeline rank."""
     state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
     passing = Tiers(
@@ -52,7 +58,7 @@ def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     return state + passing + region + tokens + _checkpoint_ring(layout, sizes, rank) + updating
 
 
-def least_held(layout: Layout, sizes: Sizes, rank: int) -> int:
+def min_resident_device_bytes(layout: Layout, sizes: Sizes, rank: int) -> int:
     """Return the device bytes that do not depend on the order of passes: state, the window, and two gradient buffers,
     one being reduced while the other accumulates. A lower bound of `held`."""
     state = sum(unit_state(layout, sizes, unit).device for unit in layout.local_units(rank))
@@ -114,16 +120,16 @@ def _measuring(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
 def _crossing_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Return the bytes of the arena without the state of units: shared buffers and padding for alignment. Pinned bytes
     count the whole arena."""
-    region = crossing(layout, sizes, rank)
+    region = arena_layout(layout, sizes, rank)
     of_units = sum(piece.size for piece in region.pieces if piece.use in ("weights", "gradient"))
     return Tiers(host=region.size - of_units, pinned=region.size if sizes.device == "cuda" else 0)
 
 
 def _tokens(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Return the bytes of the tokens of a step, on their way to a GPU."""
-    if sizes.device == "cpu" or not takes_tokens(layout, rank, masks_documents=sizes.masks_documents):
+    if sizes.device == "cpu" or not needs_tokens(layout, rank, masks_documents=sizes.masks_documents):
         return Tiers()
-    shape = (sizes.most_sequences(layout.data), sizes.model.sequence_length)
+    shape = (sizes.max_sequences(layout.data), sizes.model.sequence_length)
     size = token_bytes([shape] * layout.micro_batches)
     return Tiers(host=size, pinned=size)
 

@@ -41,7 +41,7 @@ def flows_of(layout: Layout, sizes: Sizes, plan: Plan) -> list[Flow]:
     return [flow for flow in made if flow.bytes]
 
 
-def crossing(flows: Iterable[Flow], places: Sequence[Hashable]) -> dict[Exchange, int]:
+def bytes_between(flows: Iterable[Flow], places: Sequence[Hashable]) -> dict[Exchange, int]:
     """Return the bytes per step between different places, for each kind of traffic. `places`: place of each rank.
 
     A ring enters each place once: ranks of one place are neighbours in the ring wherever possible.

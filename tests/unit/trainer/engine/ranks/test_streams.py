@@ -21,7 +21,7 @@ from pseudoreal_trainer.engine.stash import StashedInputs
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
 from pseudoreal_trainer.engine.warm_up import warm_up
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.memory.activations import LEAVING, activation_peak, most_stashed
+from pseudoreal_trainer.plan.memory.activations import PENDING_OFFLOADS, activation_peak, max_offloaded_activations
 from pseudoreal_trainer.plan.records import Flow, Forward, Receive, Send, Stash, Unstash
 
 from tests.unit.trainer.engine.cases import RATE, Case
@@ -71,8 +71,8 @@ def test_a_stashed_tensor_is_kept_until_it_is_copied_and_no_longer(streams: Reco
         tensors.append(weakref.ref(inputs[0]))
         stashed.stash(Stash(1, m), inputs.pop())
         gc.collect()
-        assert sum(tensor() is not None for tensor in tensors) <= LEAVING
-        assert len(_synchronized(streams)) == max(0, m + 1 - LEAVING)
+        assert sum(tensor() is not None for tensor in tensors) <= PENDING_OFFLOADS
+        assert len(_synchronized(streams)) == max(0, m + 1 - PENDING_OFFLOADS)
     assert {event.stream for event in _synchronized(streams)} == {Stream.COPY_OUT.value}, (
         "it waits for copies, not for passes"
     )
@@ -123,7 +123,7 @@ def test_the_stash_takes_what_the_plan_says_from_the_first_step_on(order: str, t
         assert held == activation_peak(case.layout, sizes_of(case), 0, plan).host
     engine.close()
     assert buffers[0] == buffers[1], "made once"
-    assert len(buffers[0]) == most_stashed(plan)
+    assert len(buffers[0]) == max_offloaded_activations(plan)
 
 
 def _messages(completed: bool) -> tuple[Messages, Mock]:

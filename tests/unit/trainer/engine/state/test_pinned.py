@@ -17,8 +17,8 @@ from pseudoreal_trainer.engine.tokens import TokenBuffer
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
-from pseudoreal_trainer.plan.memory.pinned_arena import crossing
-from pseudoreal_trainer.plan.memory.tiers import held
+from pseudoreal_trainer.plan.memory.pinned_arena import arena_layout
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.units import Kind
 from torch import Tensor
 
@@ -33,12 +33,12 @@ CPU = torch.device("cpu")
 
 
 def test_6_5_billion_parameters_ask_once_and_to_the_byte() -> None:
-    planned, fake = crossing(layout("Host"), SIZES, 0), FakeMemory()
+    planned, fake = arena_layout(layout("Host"), SIZES, 0), FakeMemory()
     region = Region(planned, fake)
     vectors = [region.vector("weights", unit, torch.bfloat16) for unit in range(len(SIZES.units))]
     vectors += [region.vector("gradient", unit, torch.float32) for unit in range(len(SIZES.units))]
     assert fake.asked == [6 * PARAMETERS]
-    assert held(layout("Host"), SIZES, 0).pinned == 6 * PARAMETERS + TOKENS
+    assert resident_bytes(layout("Host"), SIZES, 0).pinned == 6 * PARAMETERS + TOKENS
     assert sum(vector.nbytes for vector in vectors) == fake.asked[0]
     assert [len(vector) for vector in vectors] == 2 * [unit.numel for unit in SIZES.units]
 
@@ -85,12 +85,12 @@ def test_an_engine_pins_what_the_plan_says_to_the_byte_and_nothing_else(
     case: Case, memory: FakeMemory, tmp_path: Path
 ) -> None:
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    region = crossing(case.layout, sizes_of(case), 0).size
+    region = arena_layout(case.layout, sizes_of(case), 0).size
     assert memory.pinned == engine.crossing_bytes() == region
     train(engine, case)
     sizes = replace(sizes_of(case), device="cuda")
     peak = activation_peak(case.layout, sizes, 0, step_plan(case.layout)[0])
-    assert memory.pinned == (held(case.layout, sizes, 0) + peak).pinned
+    assert memory.pinned == (resident_bytes(case.layout, sizes, 0) + peak).pinned
     tokens = 8 * case.micro_batches * 4 * 7
     asked = [size for size in (region, tokens, peak.host) if size]
     assert memory.asked == asked
@@ -98,7 +98,7 @@ def test_an_engine_pins_what_the_plan_says_to_the_byte_and_nothing_else(
     save_while_it_trains(engine, case)
     engine.evaluate(CaseBatch(case, 0, 0, CPU), case.micro_batches)
     saving = replace(sizes, checkpoint_buffer=RING)
-    assert memory.pinned == engine.pinned_bytes() == (held(case.layout, saving, 0) + peak).pinned
+    assert memory.pinned == engine.pinned_bytes() == (resident_bytes(case.layout, saving, 0) + peak).pinned
     assert memory.asked == asked + [RING] * ("d" in case.homes)
     engine.close()
     assert memory.pinned == 0
@@ -164,7 +164,7 @@ def test_copies_and_gradients_lie_in_the_region_and_masters_and_moments_do_not(t
 def test_gradients_pass_through_the_buffers_of_the_plan(clipping: str, tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes="hD", clipping=clipping)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    count = len(engine._store.region.all_of("passing"))
+    count = len(engine._store.region.all_of("bounce"))
     assert count == 2
     train(engine, case)
     buffers = {id(state._buffers) for state in engine._store.states.values() if isinstance(state, MemoryState)}

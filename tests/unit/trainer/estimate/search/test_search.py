@@ -14,7 +14,7 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Keep, Schedule, StateSharding
 from pseudoreal_dev.machine import paths
 from pseudoreal_trainer.estimate.report import plan_phase
-from pseudoreal_trainer.estimate.search.bound import least_seconds
+from pseudoreal_trainer.estimate.search.bound import min_step_seconds
 from pseudoreal_trainer.estimate.search.search import Search
 from pseudoreal_trainer.estimate.search.space import Choice, choices, chosen
 from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
@@ -83,7 +83,7 @@ def bound_and_seconds(phase: PhaseConfig, choice: Choice, hardware: HardwareProf
     sizes = phase_sizes(config, "cpu")
     layout = fixed_layout(config, sizes)
     costs = MeasuredCosts(hardware, layout, sizes, phase.precision.compute)
-    return least_seconds(layout, sizes, costs), timeline(layout, step_plan(layout), costs, STEPS).seconds
+    return min_step_seconds(layout, sizes, costs), timeline(layout, step_plan(layout), costs, STEPS).seconds
 
 
 def peak(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> int:

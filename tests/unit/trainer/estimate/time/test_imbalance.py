@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.estimate.time.imbalance import most_rows, seconds_at_most
+from pseudoreal_trainer.estimate.time.imbalance import most_rows, seconds_at_max_imbalance
 from pseudoreal_trainer.estimate.time.predict import predict
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
@@ -66,7 +66,7 @@ def _range(layout: Layout, **slow: Any) -> tuple[float, float]:
     """Return the seconds of a step with even load and with the highest load."""
     hardware = profile(**slow)
     even = predict(layout, SIZES, hardware, "float32").timeline.seconds
-    return even, seconds_at_most(layout, SIZES, step_plan(layout), hardware, "float32")
+    return even, seconds_at_max_imbalance(layout, SIZES, step_plan(layout), hardware, "float32")
 
 
 def test_experts_compute_on_the_rows_of_the_busiest_rank() -> None:

@@ -11,7 +11,7 @@ from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
-from pseudoreal_trainer.plan.memory.tiers import held
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.traffic import TRAFFIC, traffic_bytes
 
 from tests.support.forked import run_ranks
@@ -111,7 +111,7 @@ def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
     crossing = engine.crossing_bytes()
     engine.close()
     # Buffers of the threads that scale gradients are allocated at their first use.
-    tiers = held(case.layout, replace(sizes_of(case), threads=0), 0)
+    tiers = resident_bytes(case.layout, replace(sizes_of(case), threads=0), 0)
     peak = activation_peak(case.layout, sizes_of(case), 0, step_plan(case.layout)[0])
     # The pinned arena is not allocated by torch's allocator.
     assert kept + crossing == pytest.approx(tiers.device + tiers.host, rel=0.01)

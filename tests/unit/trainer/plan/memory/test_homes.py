@@ -7,12 +7,12 @@ from pseudoreal_trainer.plan.memory.homes import (
     Bounds,
     activation_peaks,
     bounds_of,
-    budget_shortfalls,
+    budget_violations,
     choose_homes,
     host_state,
-    machine_shortfalls,
+    machine_violations,
 )
-from pseudoreal_trainer.plan.memory.tiers import held, unit_state
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes, unit_state
 from pseudoreal_trainer.plan.sizes import Sizes
 
 from tests.unit.trainer.plan.cases import make_layout, make_sizes
@@ -43,7 +43,10 @@ def homes_of(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]
 
 def needs(layout: Layout, sizes: Sizes) -> list[int]:
     """Return the device bytes that each rank needs."""
-    return [held(layout, sizes, rank).device + peak.device for rank, peak in enumerate(activation_peaks(layout, sizes))]
+    return [
+        resident_bytes(layout, sizes, rank).device + peak.device
+        for rank, peak in enumerate(activation_peaks(layout, sizes))
+    ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -112,11 +115,11 @@ def test_what_cannot_fit_is_named_with_the_figures() -> None:
     budget = offload(100_000).budget
     layout = placed(ONE_RANK, homes_of(offload(100_000), ONE_RANK, SIZES))
     assert set(layout.homes) == {"Host"}
-    (sentence,) = budget_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), bounds_of(budget))
+    (sentence,) = budget_violations(layout, SIZES, activation_peaks(layout, SIZES), bounds_of(budget))
     assert "offload.budget.device is 97.66 KiB, but pipeline rank 0 needs" in sentence
     assert f"({max(needs(layout, SIZES)) - 100_000} bytes) more" in sentence
     assert (
-        budget_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), Bounds(max(needs(layout, SIZES)), 10**9))
+        budget_violations(layout, SIZES, activation_peaks(layout, SIZES), Bounds(max(needs(layout, SIZES)), 10**9))
         == []
     )
 
@@ -132,10 +135,10 @@ def test_a_shared_block_moves_on_all_its_ranks() -> None:
 
 def test_buffers_take_of_the_memory_of_a_machine_and_not_of_a_budget() -> None:
     layout = placed(ONE_RANK, ("Host",) * 10)
-    state, whole = host_state(layout, SIZES, 0), held(layout, SIZES, 0).host
+    state, whole = host_state(layout, SIZES, 0), resident_bytes(layout, SIZES, 0).host
     assert whole > state
-    assert budget_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=state)) == []
-    (sentence,) = machine_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=whole - 1))
+    assert budget_violations(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=state)) == []
+    (sentence,) = machine_violations(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=whole - 1))
     assert sentence.startswith("the hardware profile's host_bytes is ")
     assert "(1 bytes) more; let units move to disk" in sentence
-    assert machine_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=whole)) == []
+    assert machine_violations(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=whole)) == []

@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 from pseudoreal_trainer.plan.placement import order as module
-from pseudoreal_trainer.plan.placement.flows import crossing
+from pseudoreal_trainer.plan.placement.flows import bytes_between
 from pseudoreal_trainer.plan.placement.order import Place, worker_order
 
 from tests.support.depth import DEPTH
@@ -20,7 +20,7 @@ def cost(each: Job, order: Sequence[int], places: Sequence[Place]) -> tuple[int,
     """Return the bytes that cross between domains, and between nodes."""
     of_ranks, flows = each.of_ranks(order, places), each.flows
     domains = [place.domain for place in of_ranks]
-    return sum(crossing(flows, domains).values()), sum(crossing(flows, of_ranks).values())
+    return sum(bytes_between(flows, domains).values()), sum(bytes_between(flows, of_ranks).values())
 
 
 def least(each: Job, places: Sequence[Place]) -> tuple[int, int]:
@@ -72,11 +72,11 @@ def test_only_messages_of_the_pipeline_cross_between_racks() -> None:
     each = job(16, 2, per_worker=2, sharding="Full", replicas=4)
     places = [Place(f"rack-{n % 2}", f"node-{n % 8}") for n in range(16)]
     of_ranks = each.of_ranks(found(each, places), places)
-    racks = crossing(each.flows, [place.domain for place in of_ranks])
+    racks = bytes_between(each.flows, [place.domain for place in of_ranks])
     assert {exchange for exchange, size in racks.items() if size} == {"pipeline"}
-    nodes = crossing(each.flows, of_ranks)
+    nodes = bytes_between(each.flows, of_ranks)
     assert {exchange for exchange, size in nodes.items() if size} == {"pipeline", "replicas"}
-    by_number = crossing(each.flows, each.of_ranks(range(16), places))
+    by_number = bytes_between(each.flows, each.of_ranks(range(16), places))
     assert by_number["shards"] > 0
 
 
@@ -96,6 +96,6 @@ def test_thousands_of_workers_are_ordered_domain_by_domain() -> None:
     places = [Place(f"rack-{n % 4}", f"node-{n}") for n in range(2000)]
     order = found(each, places)
     assert sorted(order) == [*range(2000)]
-    racks = crossing(each.flows, [places[worker].domain for worker in order])
+    racks = bytes_between(each.flows, [places[worker].domain for worker in order])
     assert [exchange for exchange, size in racks.items() if size] == ["replicas"], "replicas exchange the fewest bytes"
-    assert racks["replicas"] < crossing(each.flows, [place.domain for place in places])["shards"]
+    assert racks["replicas"] < bytes_between(each.flows, [place.domain for place in places])["shards"]

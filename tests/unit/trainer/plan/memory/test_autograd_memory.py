@@ -1,4 +1,4 @@
-"""Formulas of graphs.py against autograd and the allocator, and against simulated operations of a GPU."""
+"""Formulas of autograd_memory.py against autograd and the allocator, and against simulated operations of a GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.plan.memory.graphs import Graphs
+from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -94,7 +94,7 @@ def test_most_bytes_of_a_backward_pass_with_options(options: str, shape: Shape, 
     assert counted == pytest.approx(found.block_backward, rel=0.03, abs=found.boundary)
 
 
-def _masked(found: Graphs) -> Graphs:
+def _masked(found: AutogradMemory) -> AutogradMemory:
     return replace(found, sizes=replace(found.sizes, masks_documents=True))
 
 

@@ -1,13 +1,42 @@
-"""Quick tests for layouts that cannot fit, without a plan of a step or a choice of homes. Pure."""
+"""Fit of a layout in its budget and the machine: exact violations, and quick tests before a plan is made. Pure."""
 
 from pseudoreal_api.resolved.config import PhaseConfig
 
-from pseudoreal_trainer.estimate.shortfalls import room
-from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
+from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, Precision, pass_speed
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.memory.homes import Bounds, Peaks, bounds_of
-from pseudoreal_trainer.plan.memory.tiers import held, unit_state
+from pseudoreal_trainer.plan.memory.autograd_memory import autograd_memory_by_position
+from pseudoreal_trainer.plan.memory.homes import Bounds, Peaks, bounds_of, budget_violations, machine_violations
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes, unit_state
 from pseudoreal_trainer.plan.sizes import Sizes
+
+
+def violations(
+    config: PhaseConfig, layout: Layout, sizes: Sizes, peaks: Peaks, profile: HardwareProfile | None
+) -> list[str]:
+    """Return a sentence for each limit, of the phase's budget or of the machine, that some rank exceeds; empty if the
+    layout fits. Raises ValueError if the profile lacks a figure that the phase needs."""
+    reasons = budget_violations(layout, sizes, peaks, bounds_of(config.offload.budget))
+    if profile is not None:
+        reasons += machine_violations(layout, sizes, peaks, room(layout, sizes, profile, config.precision.compute))
+    return reasons
+
+
+def room(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> Bounds:
+    """Return the machine's memory available to a rank, without the bytes that kernels allocate for themselves."""
+    device = profile.device_bytes
+    if device is not None:
+        device -= kernel_scratch(layout, sizes, profile, compute)
+    return Bounds(device, profile.host_bytes)
+
+
+def kernel_scratch(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> int:
+    """Return the bytes that kernels allocate for themselves. Raises ValueError if the profile has no measurement in
+    that precision."""
+    tokens = sizes.max_tokens(layout.data)
+    speed = pass_speed(profile.for_ranks(1), compute, sizes.model.hidden_size, tokens)
+    return round(
+        speed.scratch_share * max(passes.block_backward for passes in autograd_memory_by_position(sizes, tokens))
+    )
 
 
 def least_state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> bool:
@@ -29,7 +58,7 @@ def state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: Hardw
     if config.offload.budget is not None:
         return True
     machine = room(layout, sizes, profile, config.precision.compute)
-    most = [held(layout, sizes, rank) for rank in range(layout.pipeline)]
+    most = [resident_bytes(layout, sizes, rank) for rank in range(layout.pipeline)]
     return _is_within([m.device for m in most], machine.device) and _is_within([m.host for m in most], machine.host)
 
 

@@ -36,7 +36,7 @@ from pseudoreal_trainer.plan.records import (
 Part = Pass | Count | Exchange
 
 
-def with_parts(layout: Layout, order: Iterable[Compute]) -> list[Part]:
+def split_passes(layout: Layout, order: Iterable[Compute]) -> list[Part]:
     """Return the order of passes, with expert-parallel passes replaced by their parts."""
     found: list[Part] = []
     for (kind, position), passes in groupby(order, key=lambda one: (type(one), one.position)):
@@ -70,7 +70,7 @@ def takes_gradient(record: Record, layout: Layout) -> TypeGuard[Exchange | Backw
     return isinstance(record, Backward) and record.position != layout.head and not layout.spreads(record.position)
 
 
-def units_used(layout: Layout, record: Record) -> tuple[int, ...]:
+def units_read(layout: Layout, record: Record) -> tuple[int, ...]:
     """Return the units whose weights the record needs."""
     if not isinstance(record, Pass):
         return ()
@@ -85,9 +85,9 @@ def units_used(layout: Layout, record: Record) -> tuple[int, ...]:
     return (block,)
 
 
-def units_grown(layout: Layout, record: Record) -> tuple[int, ...]:
+def units_accumulated(layout: Layout, record: Record) -> tuple[int, ...]:
     """Return the units to whose gradients the record adds."""
-    return units_used(layout, record) if isinstance(record, Backward | ExpertBackward) else ()
+    return units_read(layout, record) if isinstance(record, Backward | ExpertBackward) else ()
 
 
 def _forward(layout: Layout, position: int, stretch: Sequence[int]) -> Iterator[Part]:

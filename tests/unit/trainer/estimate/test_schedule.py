@@ -1,10 +1,10 @@
 """The schedule estimate of a job, and the changes that would meet a deadline, computed by hand."""
 
 import pytest
-from pseudoreal_trainer.estimate.course import PhaseCourse, total_days, what_must_change
+from pseudoreal_trainer.estimate.schedule import PhaseDuration, changes_to_end_within, total_days
 
-PSEUDO = PhaseCourse("pseudo", steps=8640, tokens_per_step=100, step_seconds=10.0, bottleneck="passes take 90%")
-REAL = PhaseCourse("real", steps=8640, tokens_per_step=100, step_seconds=30.0, bottleneck="updates take 80%")
+PSEUDO = PhaseDuration("pseudo", steps=8640, tokens_per_step=100, step_seconds=10.0, bottleneck="passes take 90%")
+REAL = PhaseDuration("real", steps=8640, tokens_per_step=100, step_seconds=30.0, bottleneck="updates take 80%")
 
 
 def test_days_are_those_of_all_steps() -> None:
@@ -13,11 +13,11 @@ def test_days_are_those_of_all_steps() -> None:
 
 
 def test_a_job_that_ends_in_time() -> None:
-    assert what_must_change([PSEUDO, REAL], 5) == ["the job takes 4 days, within 5"]
+    assert changes_to_end_within([PSEUDO, REAL], 5) == ["the job takes 4 days, within 5"]
 
 
 def test_a_shorter_last_phase_or_faster_steps() -> None:
-    says, shorter, faster = what_must_change([PSEUDO, REAL], 2)
+    says, shorter, faster = changes_to_end_within([PSEUDO, REAL], 2)
     assert says == "the job takes 4 days, 2 times 2"
     assert "let phase real have 2,880 steps instead of 8,640: 288,000 tokens" in shorter
     assert "2 times as fast" in faster
@@ -25,5 +25,5 @@ def test_a_shorter_last_phase_or_faster_steps() -> None:
 
 
 def test_phases_before_the_last_that_take_too_long() -> None:
-    _, too_long, _ = what_must_change([PSEUDO, REAL], 0.5)
+    _, too_long, _ = changes_to_end_within([PSEUDO, REAL], 0.5)
     assert too_long == "the phases before real take 0.5 days too many"
