@@ -17,13 +17,12 @@ from pseudoreal_trainer.cli.fastest_layouts import FastestLayouts, fastest_layou
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_display import show, show_course
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.estimate.picture import Panel, picture
 from pseudoreal_trainer.estimate.report import PlannedPhase, plan_phase
 from pseudoreal_trainer.estimate.schedule import PhaseDuration
 from pseudoreal_trainer.estimate.search.auto import device_of, is_auto, profile_of
 from pseudoreal_trainer.estimate.search.space import chosen
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, read_profile
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.estimate.trace import trace_of
 from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.threads import threads_of
 
@@ -39,7 +38,10 @@ _SHOWN = 3
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
 @click.option(
-    "--picture", "picture_file", type=click.Path(path_type=Path), help="Draw the step of each phase as an SVG."
+    "--trace",
+    "trace_file",
+    type=click.Path(path_type=Path),
+    help="Write the step of each phase as a Chrome trace, for https://ui.perfetto.dev.",
 )
 @click.option(
     "--days",
@@ -56,7 +58,7 @@ def plan(
     phase: str | None,
     hardware: Path | None,
     as_json: bool,
-    picture_file: Path | None,
+    trace_file: Path | None,
     days: float | None,
     fastest: int | None,
 ) -> None:
@@ -85,8 +87,10 @@ def plan(
     _say(planned, searched, as_json=as_json)
     if profile is not None and not as_json:
         show_course(Console(), _courses([config for config, _ in phases], planned), days)
-    if picture_file is not None:
-        picture_file.write_text(picture([_panel(phase, profile) for phase in planned]))
+    if trace_file is not None:
+        # Without a profile, the unit of time is the forward pass of a layer, shown as a millisecond.
+        steps = {phase.report.name: phase.timeline for phase in planned}
+        trace_file.write_text(json.dumps(trace_of(steps, microseconds=1e6 if profile else 1e3)))
     if not all(phase.report.fits for phase in planned):
         sys.exit(ExitCode.INVALID_JOB)
 
@@ -186,22 +190,6 @@ def _courses(configs: list[PhaseConfig], planned: list[PlannedPhase]) -> list[Ph
         )
         for config, begin, phase in zip(configs, begins, planned, strict=True)
     ]
-
-
-def _panel(phase: PlannedPhase, profile: HardwareProfile | None) -> Panel:
-    layout = phase.layout
-    title = (
-        f"phase {phase.report.name}: {layout.layers} layers, {layout.micro_batches} micro-batches,"
-        f" {layout.pipeline} pipeline x {_data_ranks(layout)}, {layout.order}"
-    )
-    unit = f"seconds on {profile.name}" if profile else "forward passes of a layer; the numbers are micro-batches"
-    return Panel(title, phase.timeline, unit)
-
-
-def _data_ranks(layout: Layout) -> str:
-    if layout.replicas == 1:
-        return f"{layout.data} data ranks"
-    return f"{layout.replicas} replicas x {layout.mesh.shard} data ranks"
 
 
 @click.command("measure-hardware")

@@ -8,8 +8,8 @@ from rich.table import Table
 
 from pseudoreal_trainer.estimate.report import ImbalanceReport, PhaseReport, RankReport
 from pseudoreal_trainer.estimate.schedule import PhaseDuration, changes_to_end_within
+from pseudoreal_trainer.plan.effects import TRAFFIC, Traffic
 from pseudoreal_trainer.plan.placement.flows import Exchange
-from pseudoreal_trainer.plan.traffic import TRAFFIC, Traffic
 from pseudoreal_trainer.quantity import readable_bytes
 
 _NAMES: dict[Traffic, str] = {

@@ -15,6 +15,7 @@ from pseudoreal_trainer.estimate.time.predict import idle_share, predict
 from pseudoreal_trainer.estimate.time.timeline import Timeline, timeline
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.chunks import loss_chunk_length
+from pseudoreal_trainer.plan.effects import TRAFFIC, Traffic, traffic_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.from_config import fixed_layout, phase_sizes, placed_layout
@@ -23,7 +24,6 @@ from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.placement.flows import EXCHANGES, Exchange, Flow, bytes_between, flows_of
 from pseudoreal_trainer.plan.records import Fetch, Plan, Reduce
 from pseudoreal_trainer.plan.sizes import Device, Sizes
-from pseudoreal_trainer.plan.traffic import TRAFFIC, Traffic, traffic_bytes
 
 
 class _Model(BaseModel):

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.estimate.time.hardware import Collectives, PassSpeed, Speeds, Transfer
+from pseudoreal_trainer.estimate.time.hardware import Collectives, PassSpeed, Speeds, TransferSpeed
 from pseudoreal_trainer.measure import transfers
 from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import is_slow, measure_cell, rows
@@ -16,7 +16,7 @@ from pseudoreal_trainer.threads import threads_of
 
 Say = Callable[[str], None]
 _CPU = torch.device("cpu")
-_NOWHERE = Transfer(latency_seconds=0, bytes_per_second=1e12)
+_NOWHERE = TransferSpeed(latency_seconds=0, bytes_per_second=1e12)
 """Speed of messages for a single rank, which sends none."""
 
 
@@ -93,7 +93,7 @@ def _passes(ranks: Ranks, say: Say) -> list[PassSpeed]:
     return found
 
 
-def _between(ranks: Ranks) -> tuple[list[Collectives], Transfer, float]:
+def _between(ranks: Ranks) -> tuple[list[Collectives], TransferSpeed, float]:
     if ranks.world == 1:
         return [], _NOWHERE, 0.0
     return [transfers.collectives(ranks)], transfers.point_to_point(ranks), transfers.agree_seconds(ranks)

@@ -273,7 +273,11 @@ class Layout:
     def data_holders(self, unit: int) -> int:
         """Return the number of a pipeline rank's data ranks that hold the unit: all of them; for spread experts, the
         ranks with the same experts."""
-        return self.data // self.expert_ranks if self.pool_of(unit) == "Experts" else self.data
+        return self.pool_holders(self.pool_of(unit))
+
+    def pool_holders(self, pool: Pool) -> int:
+        """Return the same for any unit of a pool."""
+        return self.data // self.expert_ranks if pool == "Experts" else self.data
 
     def holders(self, unit: int) -> int:
         """Return the number of ranks that hold the unit, on all pipeline ranks that use it."""

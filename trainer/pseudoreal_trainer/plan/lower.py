@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from pseudoreal_trainer.plan.effects import awaited_message
 from pseudoreal_trainer.plan.expert_parallel import (
     Part,
     split_passes,
-    takes_gradient,
     takes_input,
     takes_input_again,
     units_accumulated,
@@ -148,22 +148,6 @@ def _sends(layout: Layout, compute: Part) -> list[Send]:
     return []
 
 
-def needed(layout: Layout, record: Record) -> Receive | None:
-    """Return the message from another rank that this record is the first to need; None if it needs none."""
-    if takes_input(record, layout):
-        return _message(layout, Flow.ACTIVATION, record.position, record.micro_batch)
-    if takes_gradient(record, layout):
-        return _message(layout, Flow.GRADIENT, record.position + 1, record.micro_batch)
-    return None
-
-
-def _message(layout: Layout, flow: Flow, boundary: int, micro_batch: int) -> Receive | None:
-    """Return the message over the boundary before a position; None if both sides are on one rank."""
-    if boundary == 0 or (below := layout.rank_of(boundary - 1)) == (above := layout.rank_of(boundary)):
-        return None
-    return Receive(flow, boundary, micro_batch, below if flow is Flow.ACTIVATION else above)
-
-
 def _receives(layout: Layout, rank: int, order: Sequence[Part], sent: list[list[Send]]) -> dict[int, list[Receive]]:
     """Return index into `order` -> receives that start before that pass.
 
@@ -176,7 +160,7 @@ def _receives(layout: Layout, rank: int, order: Sequence[Part], sent: list[list[
     placed: dict[int, list[Receive]] = {}
     ahead = 0
     for index, record in enumerate(order):
-        if (need := needed(layout, record)) is not None:
+        if (need := awaited_message(layout, record)) is not None:
             channel, until = (need.flow, need.peer), ordinals[need] + 1
             placed.setdefault(ahead, []).extend(channels[channel][started[channel] : until])
             started[channel] = max(started[channel], until)

@@ -12,19 +12,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pseudoreal_trainer.plan.buffers import gradient_buffers
-from pseudoreal_trainer.plan.expert_parallel import units_accumulated, units_read
+from pseudoreal_trainer.plan.effects import Effects, Resource, effects_of
+from pseudoreal_trainer.plan.expert_parallel import units_read
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
-from pseudoreal_trainer.plan.lower import needed
 from pseudoreal_trainer.plan.records import (
-    Agree,
     Fetch,
     Flow,
     Measure,
     Plan,
     Record,
-    Reduce,
     Send,
-    Update,
 )
 
 _Message = tuple[Flow | Literal["layer", "gather"], int, int]
@@ -69,7 +66,7 @@ def _firsts(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable
                 sent.add(("layer", record.position, 0))
             elif isinstance(record, Fetch):
                 sent.add(("gather", record.unit, rank))
-            elif isinstance(record, Reduce | Agree | Update):
+            if Resource.UPDATE in effects_of(layout, record).resources:
                 state.second.append(record)
         yield len(state.first) < before
 
@@ -77,9 +74,10 @@ def _firsts(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable
 def _begins(layout: Layout, state: _Rank, sent: set[_Message]) -> bool:
     """Return whether the main thread can start its next record; if so, take the gradient buffers for the record."""
     record = state.first[0]
-    if not _awaited(layout, record) <= sent:
+    effects = effects_of(layout, record)
+    if not _awaited(layout, record, effects) <= sent:
         return False
-    units = [u for u in units_accumulated(layout, record) if layout.has_gradient_shard(u) and u not in state.growing]
+    units = [unit for unit in effects.accumulates if unit not in state.growing]
     if not all(state.free[layout.pool_of(unit)] for unit in units):
         return False
     for unit in units:
@@ -88,10 +86,10 @@ def _begins(layout: Layout, state: _Rank, sent: set[_Message]) -> bool:
     return True
 
 
-def _awaited(layout: Layout, record: Record) -> set[_Message]:
+def _awaited(layout: Layout, record: Record, effects: Effects) -> set[_Message]:
     common = filter(layout.is_common, units_read(layout, record))
     awaited: set[_Message] = {("gather", unit, user) for unit in common for user in layout.users[unit]}
-    if (message := needed(layout, record)) is not None:
+    if (message := effects.message) is not None:
         awaited.add((message.flow, message.position, message.micro_batch))
     if isinstance(record, Measure) and (above := layout.position_above(record.position)) is not None:
         awaited.add(("layer", above, 0))
@@ -102,25 +100,18 @@ def _seconds(layout: Layout, ranks: list[_Rank]) -> bool:
     """Advance the reduction threads as far as possible. Return whether one of them advanced."""
     before = sum(len(state.second) for state in ranks)
     for state in ranks:
-        while state.second and _together(layout, state.second[0]) is None:
+        while state.second and not effects_of(layout, state.second[0]).partners:
             _finish(layout, state, state.second.popleft())
     for state in ranks:
-        if state.second and (together := _together(layout, state.second[0])) is not None:
-            _meet(layout, [ranks[rank] for rank in together], state.second[0])
+        if state.second and (partners := effects_of(layout, state.second[0]).partners):
+            _meet(layout, [ranks[rank] for rank in partners], state.second[0])
     return sum(len(state.second) for state in ranks) < before
 
 
-def _together(layout: Layout, record: Record) -> Iterable[int] | None:
-    """Return the ranks whose reduction threads execute the record together; None: each alone."""
-    if isinstance(record, Agree):
-        return range(layout.pipeline)
-    return layout.users[record.unit] if isinstance(record, Reduce) and layout.is_common(record.unit) else None
-
-
 def _finish(layout: Layout, state: _Rank, record: Record) -> None:
-    if isinstance(record, Reduce) and record.unit in state.growing:
-        state.growing.remove(record.unit)
-        state.free[layout.pool_of(record.unit)] += 1
+    for unit in state.growing.intersection(effects_of(layout, record).frees):
+        state.growing.remove(unit)
+        state.free[layout.pool_of(unit)] += 1
 
 
 def _meet(layout: Layout, ranks: list[_Rank], joint: Record) -> None:

@@ -4,10 +4,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from pseudoreal_trainer.plan.effects import TRAFFIC, Traffic, traffic_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.sizes import Sizes
-from pseudoreal_trainer.plan.traffic import TRAFFIC, Traffic, traffic_bytes
 
 from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
 

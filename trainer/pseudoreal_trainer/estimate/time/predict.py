@@ -6,17 +6,8 @@ from math import ceil
 
 from pseudoreal_trainer.estimate.time.costs import Load, MeasuredCosts
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, Precision
-from pseudoreal_trainer.estimate.time.timeline import (
-    COLLECTIVE,
-    COMPUTE,
-    COPY_IN,
-    COPY_OUT,
-    DISK,
-    EXCHANGE,
-    SIDE,
-    Timeline,
-    timeline,
-)
+from pseudoreal_trainer.estimate.time.timeline import Timeline, timeline
+from pseudoreal_trainer.plan.effects import Resource
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.records import Fetch, Pass, Plan, Read, Reduce, Update
@@ -25,16 +16,16 @@ from pseudoreal_trainer.plan.sizes import Sizes
 STEPS = 3
 """Number of simulated steps: updates overlap the next step, so a single step is not representative."""
 _BUSY = 0.5
-"""Least busy share of a bottleneck; below it, no lane is the bottleneck, and the time is lost in waiting."""
+"""Least busy share of a bottleneck; below it, no stream is the bottleneck, and the time is lost in waiting."""
 
-_WORDS = {
-    COMPUTE: "the forward and backward passes",
-    SIDE: "the reductions' ends and the updates",
-    COPY_IN: "the copies from host to device",
-    COPY_OUT: "the copies from device to host",
-    COLLECTIVE: "the collectives between data ranks",
-    EXCHANGE: "the exchanges of tokens with experts",
-    DISK: "the reads from disk",
+_WORDS: dict[str, str] = {
+    Resource.COMPUTE: "the forward and backward passes",
+    Resource.UPDATE: "the reductions' ends and the updates",
+    Resource.COPY_IN: "the copies from host to device",
+    Resource.COPY_OUT: "the copies from device to host",
+    Resource.COLLECTIVE: "the collectives between data ranks",
+    Resource.EXPERTS: "the exchanges of tokens with experts",
+    Resource.DISK: "the reads from disk",
 }
 
 
@@ -61,23 +52,25 @@ def predict(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Pre
 def idle_share(line: Timeline, ranks: int) -> float:
     """Return the share of the step in which a pipeline rank's first thread is idle; the mean over the ranks."""
     busy = busy_seconds(line)
-    return 1 - sum(busy[rank, COMPUTE] for rank in range(ranks)) / (ranks * line.seconds) if line.seconds else 0.0
+    return (
+        1 - sum(busy[rank, Resource.COMPUTE] for rank in range(ranks)) / (ranks * line.seconds) if line.seconds else 0.0
+    )
 
 
 def busy_seconds(line: Timeline) -> defaultdict[tuple[int, str], float]:
-    """Return the seconds that each lane is busy within the step."""
+    """Return the seconds that each stream is busy within the step."""
     found: defaultdict[tuple[int, str], float] = defaultdict(float)
     for task, span in zip(line.tasks, line.spans, strict=True):
         if task.record is not None:
-            found[task.lane] += max(0.0, min(span.end, line.seconds) - max(span.begin, 0.0))
+            found[task.stream] += max(0.0, min(span.end, line.seconds) - max(span.begin, 0.0))
     return found
 
 
 def _bottleneck(layout: Layout, line: Timeline, idle: float) -> str:
     busy = busy_seconds(line)
-    (rank, lane), seconds = max(busy.items(), key=lambda item: item[1])
+    (rank, stream), seconds = max(busy.items(), key=lambda item: item[1])
     share = seconds / line.seconds
-    what = f"{_WORDS.get(lane, 'the messages')} of pipeline rank {rank} take {share:.0%} of the step"
+    what = f"{_WORDS.get(stream, 'the messages')} of pipeline rank {rank} take {share:.0%} of the step"
     if share >= _BUSY:
         return what
     return (
@@ -91,7 +84,7 @@ def _tokens_to_hide(layout: Layout, sizes: Sizes, plan: Plan, costs: MeasuredCos
     tokens = sizes.micro_batch * sizes.model.sequence_length * layout.micro_batches
     worst: dict[Load, float] = {}
     for records in plan:
-        compute = sum(costs.compute(record) for record in records if isinstance(record, Pass))
+        compute = sum(costs.seconds(record, Resource.COMPUTE) for record in records if isinstance(record, Pass))
         once: defaultdict[Load, float] = defaultdict(float)
         for record in records:
             if isinstance(record, Read | Fetch | Reduce | Update):

@@ -1,4 +1,4 @@
-"""Discrete-event simulation of tasks on lanes that depend on each other and share cores. Pure."""
+"""Discrete-event simulation of tasks on streams, which depend on each other and share cores. Pure."""
 
 import heapq
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from pseudoreal_trainer.plan.records import Record
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task. It starts when its predecessor on the lane and all tasks in `follows` have ended."""
+    """A task. It starts when its predecessor on the stream and all tasks in `follows` have ended."""
 
-    lane: tuple[int, str]
-    """Rank and lane. A lane runs one task at a time, in the order of the list."""
+    stream: tuple[int, str]
+    """Rank and stream. A stream runs one task at a time, in the order of the list."""
     seconds: float
     follows: tuple[int, ...]
     """Indices of the tasks that must end first."""
@@ -98,9 +98,9 @@ def _followers(tasks: Sequence[Task]) -> tuple[list[list[int]], list[int]]:
     missing = [0] * len(tasks)
     last: dict[tuple[int, str], int] = {}
     for index, task in enumerate(tasks):
-        awaited = {*task.follows, *([last[task.lane]] if task.lane in last else [])}
+        awaited = {*task.follows, *([last[task.stream]] if task.stream in last else [])}
         missing[index] = len(awaited)
         for before in awaited:
             followers[before].append(index)
-        last[task.lane] = index
+        last[task.stream] = index
     return followers, missing

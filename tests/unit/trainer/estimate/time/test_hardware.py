@@ -7,14 +7,14 @@ from pseudoreal_trainer.estimate.time.hardware import (
     HardwareProfile,
     PassSpeed,
     Speeds,
-    Transfer,
+    TransferSpeed,
     collectives_for,
     pass_speed,
     read_profile,
 )
 
 EXAMPLES = Path(__file__).parents[5] / "examples" / "hardware"
-LINK = Transfer(latency_seconds=1.0, bytes_per_second=10.0)
+LINK = TransferSpeed(latency_seconds=1.0, bytes_per_second=10.0)
 
 
 def row(hidden: int, tokens: int, speed: float, scratch: float = 0.0) -> PassSpeed:

@@ -6,6 +6,7 @@ import pytest
 from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
 from pseudoreal_trainer.estimate.time.predict import Prediction, predict
+from pseudoreal_trainer.plan.effects import Resource
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Backward, Fetch, Forward, Reduce
 from pseudoreal_trainer.plan.sizes import Sizes
@@ -118,7 +119,11 @@ def test_a_block_of_two_pipeline_ranks_is_summed_and_gathered_over_both(home: st
     summing, gathering = (
         MeasuredCosts(slow, layout, sizes, "float32") for slow in (profile(reduce_scatter=1.0), profile(all_gather=1.0))
     )
-    assert summing.network(Reduce(1)) == gathering.network(Fetch(1)) == pytest.approx(half)
+    summed, gathered = (
+        summing.seconds(Reduce(1), Resource.COLLECTIVE),
+        gathering.seconds(Fetch(1), Resource.COLLECTIVE),
+    )
+    assert summed == gathered == pytest.approx(half)
     if home == "Device":
         slow = profile(reduce_scatter=1.0, all_gather=1.0)
         assert seconds(layout, slow, sizes) == pytest.approx(2 * half)
@@ -155,7 +160,10 @@ def test_tokens_that_hide_a_transfer() -> None:
     now = SIZES.micro_batch * SIZES.model.sequence_length * N
     costs = MeasuredCosts(hardware, layout, SIZES, "float32")
     compute = sum(
-        costs.compute(kind(layer, m)) for kind in (Forward, Backward) for layer in range(1, L + 1) for m in (0, 1)
+        costs.seconds(kind(layer, m), Resource.COMPUTE)
+        for kind in (Forward, Backward)
+        for layer in range(1, L + 1)
+        for m in (0, 1)
     )
     fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
     assert tokens["h2d"] == pytest.approx(now * fetched / compute, abs=1)

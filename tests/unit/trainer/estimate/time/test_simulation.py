@@ -2,8 +2,8 @@ import pytest
 from pseudoreal_trainer.estimate.time.simulation import Span, Task, simulate
 
 
-def task(lane: str, seconds: float, *follows: int, core: bool = True) -> Task:
-    return Task((0, lane), seconds, follows, core)
+def task(stream: str, seconds: float, *follows: int, core: bool = True) -> Task:
+    return Task((0, stream), seconds, follows, core)
 
 
 def test_lanes_run_beside_each_other_and_one_lane_in_order() -> None:

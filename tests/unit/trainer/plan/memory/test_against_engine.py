@@ -9,10 +9,10 @@ import torch
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.plan.effects import TRAFFIC, traffic_bytes
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
 from pseudoreal_trainer.plan.memory.tiers import resident_bytes
-from pseudoreal_trainer.plan.traffic import TRAFFIC, traffic_bytes
 
 from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.cases import RATE, Case

@@ -4,10 +4,10 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+from pseudoreal_trainer.plan.effects import traffic_bytes
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.placement.flows import bytes_between, flows_of
-from pseudoreal_trainer.plan.traffic import traffic_bytes
 
 from tests.unit.trainer.plan.cases import make_layout, make_sizes
 from tests.unit.trainer.plan.placement.clusters import counted, job, jobs, somewhere
