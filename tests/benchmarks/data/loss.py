@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from pseudoreal_trainer.model.loss import Loss
-from pseudoreal_trainer.plan.chunks import loss_chunk_limit
+from pseudoreal_trainer.plan.sizes import loss_chunk_limit
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -10,11 +10,9 @@ from pydantic import BaseModel, ConfigDict
 from pseudoreal_trainer.estimate.fit import kernel_scratch, violations
 from pseudoreal_trainer.estimate.time.costs import Load, UnitTime
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
-from pseudoreal_trainer.estimate.time.imbalance import most_rows, seconds_at_max_imbalance
-from pseudoreal_trainer.estimate.time.predict import idle_share, predict
+from pseudoreal_trainer.estimate.time.predict import idle_share, max_imbalance, predict, seconds_at_max_imbalance
 from pseudoreal_trainer.estimate.time.timeline import Timeline, timeline
 from pseudoreal_trainer.plan.check import check_plan
-from pseudoreal_trainer.plan.chunks import loss_chunk_length
 from pseudoreal_trainer.plan.effects import TRAFFIC, Traffic, traffic_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
@@ -23,7 +21,7 @@ from pseudoreal_trainer.plan.memory.homes import Peaks, activation_peaks
 from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.placement.flows import EXCHANGES, Exchange, Flow, bytes_between, flows_of
 from pseudoreal_trainer.plan.records import Fetch, Plan, Reduce
-from pseudoreal_trainer.plan.sizes import Device, Sizes
+from pseudoreal_trainer.plan.sizes import Device, Sizes, loss_chunk_length
 
 
 class _Model(BaseModel):
@@ -172,7 +170,7 @@ def _imbalance(
     if layout.expert_ranks == 1:
         return None
     seconds = seconds_at_max_imbalance(layout, sizes, plan, profile, config.precision.compute) if profile else None
-    return ImbalanceReport(most_rows=most_rows(sizes, layout.expert_ranks), step_seconds=seconds)
+    return ImbalanceReport(most_rows=max_imbalance(sizes, layout.expert_ranks), step_seconds=seconds)
 
 
 def _parts(layout: Layout, unit: int) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pseudoreal_trainer.model.head import soft_capped
-from pseudoreal_trainer.plan.chunks import loss_chunk_length
+from pseudoreal_trainer.plan.sizes import loss_chunk_length
 
 IGNORED = -100
 """Target of a token without a part in the loss, as in `F.cross_entropy`."""

@@ -1,15 +1,18 @@
-"""The order of forward and backward passes on each pipeline rank. Pure.
+"""The order of forward and backward passes on each pipeline rank, and the gradient buffers that it needs. Pure.
 
 layered: breadth-first, with modular placement (Lamy-Poirier, arXiv 2106.02679 and 2211.05953). gpipe: Huang et al.,
 arXiv 1811.06965. 1f1b: Narayanan et al., arXiv 2006.09503. interleaved: Narayanan et al., arXiv 2104.04473.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
 from itertools import chain, zip_longest
 
 from pseudoreal_api.resolved.resolve import check_interleaved
 
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.expert_parallel import split_passes, units_accumulated
+from pseudoreal_trainer.plan.layout import Layout, Pool
 from pseudoreal_trainer.plan.records import Backward, Compute, Forward
 
 
@@ -84,3 +87,25 @@ def _forward(layout: Layout, positions: Iterable[int], micro_batch: int) -> Iter
 
 def _backward(positions: tuple[int, ...], micro_batch: int) -> Iterator[Compute]:
     return (Backward(p, micro_batch) for p in reversed(positions))
+
+
+def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
+    """Return the number of gradient buffers that units of a pool share: for the gradients that accumulate at the same
+    time, and one that is being reduced meanwhile."""
+    spans = _growth(replace(layout, homes=(), sharding="None", replicas=1), rank)
+    sharing = [spans[unit] for unit in layout.buffered_units(rank, pool)]
+    growing = max((sum(span.start in other for other in sharing) for span in sharing), default=0)
+    return min(growing + 1, len(sharing))
+
+
+@lru_cache
+def _growth(layout: Layout, rank: int) -> dict[int, range]:
+    """Return unit -> range of the rank's passes in which its gradient accumulates."""
+    spans: dict[int, range] = {}
+    parts = split_passes(layout, compute_order(layout, rank))
+    for index, record in enumerate(parts):
+        for unit in units_accumulated(layout, record):
+            # The gradient of a cross-stage unit is reduced after all passes.
+            end = len(parts) if layout.is_common(unit) else index + 1
+            spans[unit] = range(spans[unit].start if unit in spans else index, end)
+    return spans

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.effects import Effects, Resource, effects_of
 from pseudoreal_trainer.plan.expert_parallel import units_read
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
+from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.records import (
     Fetch,
     Flow,

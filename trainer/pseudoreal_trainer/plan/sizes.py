@@ -15,6 +15,11 @@ Device = Literal["cpu", "cuda"]
 MOMENTS = 2
 """Vectors of AdamW's moments for each vector of master weights."""
 
+LOGIT_BYTES = 256 << 20
+"""Most bytes of logits in memory at a time, in the dtype of the loss. Several tensors of this size exist at once
+(`plan.memory.autograd_memory`). More bytes would mean fewer chunks; each chunk costs a sum over the head's whole
+matrix."""
+
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 _ALLOCATED = {"cpu": 1, "cuda": 512}
 """Allocation granularity in bytes: 1 on the CPU; on a GPU the smallest block of torch's caching allocator
@@ -166,3 +171,16 @@ def compute_bytes(compute: str) -> int:
 def master_bytes(compute: str) -> int:
     """Return the bytes of an element of a master weight: float32, or float64 if the compute type is float64."""
     return max(4, _COMPUTE_BYTES[compute])
+
+
+def loss_chunk_limit(vocabulary: int, width: int) -> int:
+    """Return the most tokens of a chunk, for logits of `width` bytes each."""
+    return max(1, LOGIT_BYTES // (vocabulary * width))
+
+
+def loss_chunk_length(tokens: int, most: int | None) -> int:
+    """Return the tokens of each chunk; the last chunk may be shorter. Chunks are as few as possible, and equal. At
+    least 1, even without tokens. `most`: None is no bound."""
+    if most is None or tokens <= most:
+        return max(1, tokens)
+    return -(-tokens // -(-tokens // most))

@@ -16,9 +16,9 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, State, Vectors
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers, Region, allocator_for
-from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import POOLS, Pool
 from pseudoreal_trainer.plan.memory.pinned_arena import STAGING_USE, arena_layout
+from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import Unit
 from pseudoreal_trainer.plan.update_ranges import cut, update_ranges

@@ -12,7 +12,6 @@ from pseudoreal_trainer.estimate.time.hardware import (
     collectives_for,
     pass_speed,
 )
-from pseudoreal_trainer.plan.chunks import loss_chunk_length
 from pseudoreal_trainer.plan.effects import CARRIED, Group, Resource, Traffic, Transfer, transfers_of
 from pseudoreal_trainer.plan.expert_parallel import units_accumulated
 from pseudoreal_trainer.plan.layout import Layout
@@ -31,7 +30,7 @@ from pseudoreal_trainer.plan.records import (
     Route,
     Update,
 )
-from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.plan.sizes import Sizes, loss_chunk_length
 
 Load = Traffic | Literal["optimizer"]
 """Loads of a step besides compute."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from pseudoreal_trainer.estimate.time.costs import Costs
 from pseudoreal_trainer.estimate.time.simulation import Span, Task, simulate
-from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.effects import Effects, Resource, effects_of, result
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
+from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.records import (
     Agree,
     Count,

@@ -12,10 +12,9 @@ of a matrix product, workspaces of cuBLAS, sums of an attention's backward pass.
 from dataclasses import dataclass
 from functools import cached_property
 
-from pseudoreal_trainer.plan.chunks import loss_chunk_length
 from pseudoreal_trainer.plan.memory.saved_tensors import SavedTensors, Table, total
 from pseudoreal_trainer.plan.memory.tensors import Tensors
-from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.plan.sizes import Sizes, loss_chunk_length
 
 _PROJECTIONS = tuple(f".attention.{name}." for name in ("query", "key", "value"))
 _FIRST_NORMS = (".attention_norm.", ".attention.query_norm.", ".attention.key_norm.")

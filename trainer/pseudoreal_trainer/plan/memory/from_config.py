@@ -5,7 +5,6 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
 
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.plan.chunks import loss_chunk_limit
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.memory.homes import (
     Peaks,
@@ -16,7 +15,7 @@ from pseudoreal_trainer.plan.memory.homes import (
     homes_from_spec,
 )
 from pseudoreal_trainer.plan.parts import own_units
-from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, loss_chunk_limit, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.memory.pinned_arena import (
     PAGE,
@@ -11,6 +10,7 @@ from pseudoreal_trainer.plan.memory.pinned_arena import (
     needs_tokens,
     token_bytes,
 )
+from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes
 
 CHUNK_ELEMENTS = 2**20

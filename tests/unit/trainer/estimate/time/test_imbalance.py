@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.estimate.time.imbalance import most_rows, seconds_at_max_imbalance
-from pseudoreal_trainer.estimate.time.predict import predict
+from pseudoreal_trainer.estimate.time.predict import max_imbalance, predict, seconds_at_max_imbalance
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.sizes import Sizes
@@ -37,12 +36,12 @@ def _top_k(count: int, per_token: int) -> Sizes:
     ],
 )
 def test_most_rows_of_prototypes(count: int, prototypes: int, factor: str, expert_ranks: int, expected: float) -> None:
-    assert most_rows(_prototypes(count, prototypes, factor), expert_ranks) == pytest.approx(expected, rel=1e-15)
+    assert max_imbalance(_prototypes(count, prototypes, factor), expert_ranks) == pytest.approx(expected, rel=1e-15)
 
 
 def test_a_capacity_of_each_document_bounds_nothing() -> None:
     masked = replace(_prototypes(8, 2, "1.5"), masks_documents=True)
-    assert most_rows(masked, 4) == 16 / 8
+    assert max_imbalance(masked, 4) == 16 / 8
 
 
 @pytest.mark.parametrize(
@@ -51,7 +50,7 @@ def test_a_capacity_of_each_document_bounds_nothing() -> None:
 )
 def test_most_rows_by_top_k(count: int, per_token: int, expert_ranks: int, expected: float) -> None:
     """A token goes to each expert at most once: a rank with one expert gets it once, a rank with two at most twice."""
-    assert most_rows(_top_k(count, per_token), expert_ranks) == pytest.approx(expected, rel=1e-15)
+    assert max_imbalance(_top_k(count, per_token), expert_ranks) == pytest.approx(expected, rel=1e-15)
 
 
 SIZES = _prototypes(8, 2, "1.5")

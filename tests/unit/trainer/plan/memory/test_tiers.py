@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
 from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 from pseudoreal_trainer.plan.memory.tiers import Tiers, resident_bytes, unit_state
+from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.sizes import Device, Sizes
 
 from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes

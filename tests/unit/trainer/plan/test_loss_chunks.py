@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_trainer.plan.chunks import LOGIT_BYTES, loss_chunk_length, loss_chunk_limit
+from pseudoreal_trainer.plan.sizes import LOGIT_BYTES, loss_chunk_length, loss_chunk_limit
 
 
 @given(st.integers(0, 10_000), st.integers(1, 3_000))
