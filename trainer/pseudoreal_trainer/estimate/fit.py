@@ -5,7 +5,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, Precision, pass_speed
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.memory.autograd_memory import autograd_memory_by_position
-from pseudoreal_trainer.plan.memory.homes import Bounds, Peaks, bounds_of, budget_violations, machine_violations
+from pseudoreal_trainer.plan.memory.homes import Bounds, Peaks, budget_bounds, budget_violations, machine_violations
 from pseudoreal_trainer.plan.memory.tiers import resident_bytes, unit_state
 from pseudoreal_trainer.plan.sizes import Sizes
 
@@ -15,7 +15,7 @@ def violations(
 ) -> list[str]:
     """Return a sentence for each limit, of the phase's budget or of the machine, that some rank exceeds; empty if the
     layout fits. Raises ValueError if the profile lacks a figure that the phase needs."""
-    reasons = budget_violations(layout, sizes, peaks, bounds_of(config.offload.budget))
+    reasons = budget_violations(layout, sizes, peaks, budget_bounds(config.offload.budget))
     if profile is not None:
         reasons += machine_violations(layout, sizes, peaks, room(layout, sizes, profile, config.precision.compute))
     return reasons
@@ -64,7 +64,10 @@ def state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: Hardw
 
 def activations_fit(config: PhaseConfig, layout: Layout, sizes: Sizes, peaks: Peaks, profile: HardwareProfile) -> bool:
     """Return True if activations alone fit the phase's budget and the machine, wherever the state lives."""
-    bounds: list[Bounds] = [bounds_of(config.offload.budget), room(layout, sizes, profile, config.precision.compute)]
+    bounds: list[Bounds] = [
+        budget_bounds(config.offload.budget),
+        room(layout, sizes, profile, config.precision.compute),
+    ]
     return all(_is_within([peak.device for peak in peaks], bound.device) for bound in bounds)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pseudoreal_trainer.plan.expert_parallel import units_accumulated, units_read
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.progress import stuck
+from pseudoreal_trainer.plan.progress import find_deadlock
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
@@ -420,5 +420,5 @@ def _word(layout: Layout, pair: set[int], records: RankPlan) -> list[Record]:
 
 
 def _check_that_it_ends(layout: Layout, plan: Plan) -> None:
-    waiting = stuck(layout, plan)
+    waiting = find_deadlock(layout, plan)
     _require(not waiting, f"it never ends: {'; '.join(f'rank {r} waits in {record}' for r, record in waiting.items())}")

@@ -28,9 +28,9 @@ from enum import StrEnum
 from typing import Literal, assert_never, get_args
 
 from pseudoreal_trainer.plan.expert_parallel import (
-    takes_gradient,
-    takes_input,
-    takes_input_again,
+    is_first_reuse_of_input,
+    is_first_use_of_gradient,
+    is_first_use_of_input,
     units_accumulated,
     units_read,
 )
@@ -172,7 +172,7 @@ def _users_of_common(layout: Layout, unit: int) -> Users:
 def _effects_of_pass(layout: Layout, record: Pass) -> Effects:
     key = (record.position, record.micro_batch)
     after: list[Record] = [Exchange(leg, *key) for leg in _awaited_legs(layout, record)]
-    if layout.stash and takes_input_again(record, layout) and 0 < record.position < layout.head:
+    if layout.stash and is_first_reuse_of_input(record, layout) and 0 < record.position < layout.head:
         after.append(Unstash(*key))
     if isinstance(record, Backward) and layout.sums_choices(record.position):
         after.append(SumChoices(record.position))
@@ -205,9 +205,9 @@ def _awaited_legs(layout: Layout, record: Pass) -> tuple[Leg, ...]:
 
 def awaited_message(layout: Layout, record: Record) -> Receive | None:
     """Return the message from another pipeline rank that this record is the first to need; None if it needs none."""
-    if takes_input(record, layout):
+    if is_first_use_of_input(record, layout):
         return _message(layout, Flow.ACTIVATION, record.position, record.micro_batch)
-    if takes_gradient(record, layout):
+    if is_first_use_of_gradient(record, layout):
         return _message(layout, Flow.GRADIENT, record.position + 1, record.micro_batch)
     return None
 

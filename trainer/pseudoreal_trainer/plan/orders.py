@@ -47,23 +47,23 @@ def _one_forward_one_backward(layout: Layout, rank: int) -> Iterator[Compute]:
     positions, count = layout.positions(rank), layout.micro_batches
     forward = [list(_forward(layout, positions, m)) for m in range(count)]
     backward = [list(_backward(positions, m)) for m in range(count)]
-    return _one_by_one(forward, backward, warmup=layout.pipeline - 1 - rank)
+    return _alternate(forward, backward, warmup=layout.pipeline - 1 - rank)
 
 
 def _interleaved(layout: Layout, rank: int) -> Iterator[Compute]:
     """Yield the order Interleaved: rounds of micro-batches; in each round all chunks of the rank, one after the other.
     A chunk is one layer."""
     check_interleaved(layout.layers, layout.pipeline, layout.micro_batches)
-    chunks = _chunks(layout, rank)
+    chunks = _model_chunks(layout, rank)
     width = layout.micro_batches // max(1, layout.micro_batches // layout.pipeline)
     rounds = [range(first, first + width) for first in range(0, layout.micro_batches, width)]
     forward = [list(_forward(layout, chunk, m)) for part in rounds for chunk in chunks for m in part]
     backward = [list(_backward(chunk, m)) for part in rounds for chunk in reversed(chunks) for m in part]
     warmup = (len(chunks) - 1) * width + 2 * (layout.pipeline - 1 - rank)
-    return _one_by_one(forward, backward, warmup)
+    return _alternate(forward, backward, warmup)
 
 
-def _chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
+def _model_chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
     """Return the positions of the rank's chunks, one layer each. The embedding belongs to the first layer's chunk, the
     head to the last layer's."""
     chunks: list[tuple[int, ...]] = [(p,) for p in layout.positions(rank) if 0 < p < layout.head]
@@ -74,7 +74,7 @@ def _chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
     return chunks
 
 
-def _one_by_one(forward: list[list[Compute]], backward: list[list[Compute]], warmup: int) -> Iterator[Compute]:
+def _alternate(forward: list[list[Compute]], backward: list[list[Compute]], warmup: int) -> Iterator[Compute]:
     """Yield `warmup` entries forward, then one forward and one backward in turn, and finally the rest backward."""
     yield from chain.from_iterable(forward[:warmup])
     for ahead, back in zip_longest(forward[warmup:], backward, fillvalue=()):
@@ -92,20 +92,20 @@ def _backward(positions: tuple[int, ...], micro_batch: int) -> Iterator[Compute]
 def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
     """Return the number of gradient buffers that units of a pool share: for the gradients that accumulate at the same
     time, and one that is being reduced meanwhile."""
-    spans = _growth(replace(layout, homes=(), sharding="None", replicas=1), rank)
-    sharing = [spans[unit] for unit in layout.buffered_units(rank, pool)]
-    growing = max((sum(span.start in other for other in sharing) for span in sharing), default=0)
-    return min(growing + 1, len(sharing))
+    ranges = _accumulation_ranges(replace(layout, homes=(), sharding="None", replicas=1), rank)
+    sharing = [ranges[unit] for unit in layout.buffered_units(rank, pool)]
+    overlapping = max((sum(one.start in other for other in sharing) for one in sharing), default=0)
+    return min(overlapping + 1, len(sharing))
 
 
 @lru_cache
-def _growth(layout: Layout, rank: int) -> dict[int, range]:
+def _accumulation_ranges(layout: Layout, rank: int) -> dict[int, range]:
     """Return unit -> range of the rank's passes in which its gradient accumulates."""
-    spans: dict[int, range] = {}
+    ranges: dict[int, range] = {}
     parts = split_passes(layout, compute_order(layout, rank))
     for index, record in enumerate(parts):
         for unit in units_accumulated(layout, record):
             # The gradient of a cross-stage unit is reduced after all passes.
             end = len(parts) if layout.is_common(unit) else index + 1
-            spans[unit] = range(spans[unit].start if unit in spans else index, end)
-    return spans
+            ranges[unit] = range(ranges[unit].start if unit in ranges else index, end)
+    return ranges

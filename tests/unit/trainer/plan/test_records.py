@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from pseudoreal_trainer.plan import records
-from pseudoreal_trainer.plan.expert_parallel import Part
+from pseudoreal_trainer.plan.expert_parallel import PassPart
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
 from pseudoreal_trainer.plan.records import Leg, Record
@@ -42,4 +42,4 @@ def test_so_is_the_pass_through_spread_experts() -> None:
 
 def _parts(layout: Layout) -> list[Record]:
     """Return the parts of the first layer's pass."""
-    return [record for record in evaluation_plan(layout)[0] if isinstance(record, Part) and record.position == 1]
+    return [record for record in evaluation_plan(layout)[0] if isinstance(record, PassPart) and record.position == 1]

@@ -49,11 +49,11 @@ def _bounds(least: "_LowerBounds") -> Iterator[float]:
     lanes = [*map(least.collectives, ranks), *map(least.exchanges, ranks), *map(least.side, ranks), *least.messages]
     yield from lanes
     yield from mains
-    # Where copies do not overlap passes, they run while the first thread waits.
+    # Where copies do not overlap passes, they run while the main thread waits.
     yield from (compute + wait for compute, wait in zip(computes, waits, strict=True))
     yield from map(least.copies, ranks)
     if costs.cores is not None:
-        # While the first thread waits, other lanes work.
+        # While the main thread waits, other resources work.
         yield (sum(mains) + sum(lanes)) / costs.cores
     if layout.clipping == "Global":
         yield least.turn + max(map(sum, zip(least.ways, computes, waits, strict=True)))
@@ -86,11 +86,11 @@ class _LowerBounds:
         return self._of_micro_batches(rank, lambda passes: passes.compute)
 
     def main(self, rank: int) -> float:
-        """Return the seconds of the first thread: passes, and copies if they do not overlap."""
+        """Return the seconds of the main thread: passes, and copies if they do not overlap."""
         return self.compute(rank) + (0.0 if self.costs.overlaps else self.copies(rank))
 
     def waits(self, rank: int) -> float:
-        """Return the seconds in which the first thread waits with nothing else to do."""
+        """Return the seconds in which the main thread waits with nothing else to do."""
         spread = [position for position in self.layout.positions(rank) if self.layout.spreads(position)]
         counts = sum(self.costs.seconds(Count(position, 0, 1), Resource.EXPERTS) for position in spread)
         # With groups, the next micro-batch's gradients travel during a backward pass: only the first exchange is waited
@@ -114,7 +114,7 @@ class _LowerBounds:
         return self._fetched(rank, Resource.COPY_IN)
 
     def side(self, rank: int) -> float:
-        """Return the seconds of the second thread, which finishes the reductions of a step after the updates of the
+        """Return the seconds of the update thread, which finishes the reductions of a step after the updates of the
         step before."""
         units = self.layout.local_units(rank)
         return self._sum(Reduce, Resource.UPDATE, units) + self._sum(Update, Resource.UPDATE, units)

@@ -50,7 +50,7 @@ def predict(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Pre
 
 
 def idle_share(line: Timeline, ranks: int) -> float:
-    """Return the share of the step in which a pipeline rank's first thread is idle; the mean over the ranks."""
+    """Return the share of the step in which a pipeline rank's main thread is idle; the mean over the ranks."""
     busy = busy_seconds(line)
     return (
         1 - sum(busy[rank, Resource.COMPUTE] for rank in range(ranks)) / (ranks * line.seconds) if line.seconds else 0.0

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from dataclasses import replace
 from itertools import accumulate
 
-from pseudoreal_trainer.plan.expert_parallel import Part
+from pseudoreal_trainer.plan.expert_parallel import PassPart
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
 from pseudoreal_trainer.plan.memory.autograd_memory import autograd_memory_by_position
@@ -52,7 +52,7 @@ class _Walk:
     def __init__(self, layout: Layout, sizes: Sizes, tokens: int, rank: int) -> None:
         self._layout, self._rank, self._boundary = layout, rank, sizes.boundary(tokens)
         self._graphs = autograd_memory_by_position(sizes, tokens, layout.loss_chunk)
-        self._changes: dict[tuple[int, Part], Change] = {}
+        self._changes: dict[tuple[int, PassPart], Change] = {}
         """Bytes changed by the parts of a pass through expert-parallel experts, by kind of layer and part."""
         self._held = self.peak = 0
         """Device bytes held now, and their maximum so far."""
@@ -86,7 +86,7 @@ class _Walk:
 
     def _of_spread(self, record: Record) -> Change | None:
         """Return the bytes changed by a part of a pass through expert-parallel experts; None for any other record."""
-        if not isinstance(record, Part) or isinstance(record, Count) or not self._layout.spreads(record.position):
+        if not isinstance(record, PassPart) or isinstance(record, Count) or not self._layout.spreads(record.position):
             return None
         graphs, saves_graph = self._graphs[record.position], self._saves_graph(record.position)
         # Layers of one kind share one graphs object.

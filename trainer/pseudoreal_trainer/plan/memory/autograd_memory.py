@@ -24,7 +24,7 @@ _FIRST_NORMS = (".attention_norm.", ".attention.query_norm.", ".attention.key_no
 class AutogradMemory(SavedTensors):
     """Passes over some tokens: bytes saved for backward, and peaks."""
 
-    most: int | None = None
+    max_chunk_tokens: int | None = None
     """Most tokens of a chunk of the loss; None: the loss has one chunk."""
 
     @property
@@ -106,7 +106,7 @@ class AutogradMemory(SavedTensors):
     @cached_property
     def _chunk_tensors(self) -> Tensors:
         """The tensors of c tokens, a chunk of the loss."""
-        return Tensors(self.sizes, loss_chunk_length(self.tokens, self.most))
+        return Tensors(self.sizes, loss_chunk_length(self.tokens, self.max_chunk_tokens))
 
     # Bytes alive at the possible peaks of a block's backward pass.
 
@@ -167,11 +167,11 @@ class AutogradMemory(SavedTensors):
         """At the MLP's pre-norm, or at the post-norm of attention."""
         t = self._tensors
         later = t.parameters(lambda name: ".attention." not in name and ".attention_norm." not in name)
-        table = {"output [B, T, H]": self.boundary, "gradients of the parameters behind attention": later}
+        table = {"output [B, T, H]": self.boundary, "gradients of the parameters after attention": later}
         if self._has_post_norm:
             table["gradient of the sum of input and attention [B, T, H]"] = t.hidden
-        kept = self._saved_between if self._has_post_norm else {"of the norm's input": t.normed_hidden}
-        return total(self._saved_until_attention, kept, self._norm_backward, table)
+        saved = self._saved_between if self._has_post_norm else {"of the norm's input": t.normed_hidden}
+        return total(self._saved_until_attention, saved, self._norm_backward, table)
 
     @property
     def _at_attention(self) -> int:
@@ -191,8 +191,8 @@ class AutogradMemory(SavedTensors):
     @property
     def _at_query_norm(self) -> int:
         """At the queries' norm, the last of the two."""
-        t, kept = self._tensors, self._head_norm("query")
-        if not kept:
+        t, saved = self._tensors, self._head_norm("query")
+        if not saved:
             return 0
         first = (".attention.query.", ".attention.query_norm.", ".attention_norm.")
         table = {
@@ -201,8 +201,8 @@ class AutogradMemory(SavedTensors):
             "gradient of the input of attention by value and key [B, T, H]": t.hidden,
             "gradients of other parameters": t.parameters(lambda name: not any(part in name for part in first)),
         }
-        passing = self._norm_backward_of(t.query, t.of(self.tokens * self.sizes.model.query_size, t.accumulation_bytes))
-        return total(self._pre_norm, self._attention_input, table, passing)
+        at_norm = self._norm_backward_of(t.query, t.of(self.tokens * self.sizes.model.query_size, t.accumulation_bytes))
+        return total(self._pre_norm, self._attention_input, table, at_norm)
 
     @property
     def _at_query_projection(self) -> int:
@@ -260,10 +260,12 @@ class AutogradMemory(SavedTensors):
         return total(table)
 
 
-def autograd_memory_by_position(sizes: Sizes, tokens: int, most: int | None = None) -> list[AutogradMemory]:
-    """Return the passes of each position over `tokens` tokens. `most`: most tokens of a chunk of the loss."""
+def autograd_memory_by_position(sizes: Sizes, tokens: int, max_chunk_tokens: int | None = None) -> list[AutogradMemory]:
+    """Return the passes of each position over `tokens` tokens. `max_chunk_tokens`: most tokens of a chunk of the
+    loss; None: no bound."""
     kinds: dict[tuple[bool, bool], AutogradMemory] = {}
     layers = [
-        kinds.setdefault(sizes.kind(i), AutogradMemory(sizes, tokens, i, most)) for i in range(sizes.model.layers)
+        kinds.setdefault(sizes.kind(layer), AutogradMemory(sizes, tokens, layer, max_chunk_tokens))
+        for layer in range(sizes.model.layers)
     ]
     return [layers[0], *layers, layers[-1]]

@@ -11,7 +11,7 @@ refuses any: a rank whose experts receive twice as many needs twice the bytes of
 from dataclasses import dataclass
 from functools import cached_property
 
-from pseudoreal_trainer.plan.expert_parallel import Part
+from pseudoreal_trainer.plan.expert_parallel import PassPart
 from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 from pseudoreal_trainer.plan.records import (
     Backward,
@@ -50,7 +50,7 @@ class ExpertParallelBytes:
     groups: int
     """Number of groups of a rank's experts."""
 
-    def change(self, record: Part) -> Change:
+    def change(self, record: PassPart) -> Change:
         match record:
             case Route():
                 return Change(held=self._routed + self.graphs.routing + (self._dense if self.saves_graph else 0))

@@ -9,7 +9,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.memory.homes import (
     Peaks,
     activation_peaks,
-    bounds_of,
+    budget_bounds,
     budget_violations,
     choose_homes,
     homes_from_spec,
@@ -24,7 +24,7 @@ def phase_layout(config: PhaseConfig, device: Device) -> Layout:
     sizes = phase_sizes(config, device)
     peaks = activation_peaks(fixed_layout(config, sizes), sizes)
     layout = placed_layout(config, sizes, peaks)
-    reasons = budget_violations(layout, sizes, peaks, bounds_of(config.offload.budget))
+    reasons = budget_violations(layout, sizes, peaks, budget_bounds(config.offload.budget))
     if reasons:
         raise InvalidJobError("; ".join(reasons))
     return layout

@@ -27,7 +27,7 @@ class Bounds:
     host: int | None = None
 
 
-def bounds_of(budget: OffloadBudget | None) -> Bounds:
+def budget_bounds(budget: OffloadBudget | None) -> Bounds:
     if budget is None:
         return Bounds()
     return Bounds(*(None if bound is None else bytes_of(bound) for bound in (budget.device, budget.host)))
@@ -61,8 +61,10 @@ def _block_name(unit: Unit) -> str:
 
 def choose_homes(offload: Offload, layout: Layout, sizes: Sizes, peaks: Peaks) -> tuple[Home, ...]:
     """Return the home of each unit: the named home, or a farther one if the budget forces the unit out."""
-    taken = [peak.device for peak in peaks]
-    return _move_units(offload, layout, sizes, taken, lambda now, rank: resident_bytes(now, sizes, rank).device)
+    activation_bytes = [peak.device for peak in peaks]
+    return _move_units(
+        offload, layout, sizes, activation_bytes, lambda moved, rank: resident_bytes(moved, sizes, rank).device
+    )
 
 
 def nearest_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
@@ -80,19 +82,22 @@ def nearest_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home,
 
 
 def _move_units(
-    offload: Offload, layout: Layout, sizes: Sizes, taken: Sequence[int], needs: Callable[[Layout, int], int]
+    offload: Offload, layout: Layout, sizes: Sizes, activation_bytes: Sequence[int], needs: Callable[[Layout, int], int]
 ) -> tuple[Home, ...]:
-    """`taken`: device bytes of activations on each pipeline rank. `needs`: returns all other device bytes that a rank
-    needs."""
+    """Return the home of each unit after the budget has moved units. `activation_bytes`: device bytes of activations on
+    each pipeline rank. `needs`: returns all other device bytes that a rank needs."""
     named = {entry.unit for entry in offload.homes}
     movable = [
         unit
-        for unit in _moving_order(layout, sizes)
+        for unit in _order_of_moving(layout, sizes)
         if named.isdisjoint({sizes.units[unit].name, _block_name(sizes.units[unit])})
     ]
-    choice, bounds = _HomeChoice(layout, sizes, movable, [*homes_from_spec(offload, sizes)]), bounds_of(offload.budget)
+    choice, bounds = (
+        _HomeChoice(layout, sizes, movable, [*homes_from_spec(offload, sizes)]),
+        budget_bounds(offload.budget),
+    )
     if bounds.device is not None:
-        room = [bounds.device - size for size in taken]
+        room = [bounds.device - size for size in activation_bytes]
         choice.move("Device", "Host", room, lambda state: state.device, needs)
     if bounds.host is not None:
         choice.move("Host", "Disk", [bounds.host] * layout.pipeline, lambda state: state.host)
@@ -148,7 +153,7 @@ def budget_violations(layout: Layout, sizes: Sizes, peaks: Peaks, budget: Bounds
     state = [host_state(layout, sizes, rank) for rank in range(layout.pipeline)]
     return [
         *_violations(
-            [most.device for most in _most(layout, sizes, peaks)],
+            [peak.device for peak in _peak_bytes(layout, sizes, peaks)],
             budget.device,
             "offload.budget.device",
             _device_remedy(layout),
@@ -159,12 +164,12 @@ def budget_violations(layout: Layout, sizes: Sizes, peaks: Peaks, budget: Bounds
 
 def machine_violations(layout: Layout, sizes: Sizes, peaks: Peaks, machine: Bounds) -> list[str]:
     """Return a sentence for each limit of the machine that some rank exceeds. On the host, buffers count as well."""
-    needs, profile = _most(layout, sizes, peaks), "the hardware profile's"
+    needs, profile = _peak_bytes(layout, sizes, peaks), "the hardware profile's"
     return [
         *_violations(
-            [most.device for most in needs], machine.device, f"{profile} device_bytes", _device_remedy(layout)
+            [peak.device for peak in needs], machine.device, f"{profile} device_bytes", _device_remedy(layout)
         ),
-        *_violations([most.host for most in needs], machine.host, f"{profile} host_bytes", _HOST),
+        *_violations([peak.host for peak in needs], machine.host, f"{profile} host_bytes", _HOST),
     ]
 
 
@@ -180,7 +185,7 @@ def _device_remedy(layout: Layout) -> str:
 _HOST = "let units move to disk (offload.budget, offload.homes), or take more ranks"
 
 
-def _most(layout: Layout, sizes: Sizes, peaks: Peaks) -> list[Tiers]:
+def _peak_bytes(layout: Layout, sizes: Sizes, peaks: Peaks) -> list[Tiers]:
     """Return the peak bytes of each pipeline rank, by tier."""
     return [resident_bytes(layout, sizes, rank) + peak for rank, peak in enumerate(peaks)]
 
@@ -197,7 +202,7 @@ def _violations(needs: Sequence[int], bound: int | None, source: str, remedy: st
     ]
 
 
-def _moving_order(layout: Layout, sizes: Sizes) -> list[int]:
+def _order_of_moving(layout: Layout, sizes: Sizes) -> list[int]:
     """Return the units in the order in which they move: experts, latest first use first; blocks in the same order; then
     the two small units at the ends. Experts have the most bytes, and each token needs few of them."""
     positions = reversed(range(layout.head + 1))

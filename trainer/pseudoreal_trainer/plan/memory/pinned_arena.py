@@ -1,10 +1,10 @@
-"""Layout of the host arena of a rank: the memory through which everything passes that crosses the bus to its device;
-pinned if the device is a GPU. Pure.
+"""Layout of a rank's host arena: the memory through which everything passes that crosses the bus to the rank's device.
+Pinned if the device is a GPU. Pure.
 
 All state that crosses the bus shares one arena, so that one call pins it to the exact byte: torch's own allocator for
 pinned memory rounds every tensor up to a power of two. Master weights and moments never cross the bus and are outside
-the arena. Offloaded activations, tokens, and checkpoints of units on the device pass through separate memory, pinned to
-the byte as well.
+the arena. Offloaded activations, tokens, and checkpoints of units on the device have separate memory, pinned to the
+byte as well.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ ArenaUse = Literal["staging", "staging of experts", "bounce", "weights", "gradie
 """Use of a piece of the arena.
 
 - staging: weights of a unit on disk, on their way to the device; numbered, per pool
-- passing: a reduced gradient on its way to its update or to the disk; numbered
+- bounce: a reduced gradient on its way to its update or to the disk; numbered
 - weights, gradient: of the unit with this number, whose home is the host
 """
 STAGING_USE: dict[Pool, ArenaUse] = {"Blocks": "staging", "Experts": "staging of experts"}
@@ -74,7 +74,7 @@ class ArenaLayout:
 
 def arena_layout(layout: Layout, sizes: Sizes, rank: int) -> ArenaLayout:
     """Return the arena's layout on each data rank of a pipeline rank."""
-    return ArenaLayout((*_buffers(layout, sizes, rank), *_of_units(layout, sizes, rank)))
+    return ArenaLayout((*_shared_buffers(layout, sizes, rank), *_unit_pieces(layout, sizes, rank)))
 
 
 def token_bytes(shapes: Iterable[MicroBatchShape]) -> int:
@@ -88,12 +88,12 @@ def needs_tokens(layout: Layout, rank: int, *, masks_documents: bool) -> bool:
     return masks_documents or rank in (layout.rank_of(0), layout.rank_of(layout.head))
 
 
-def captures_from_device(layout: Layout, rank: int) -> bool:
+def has_state_on_device(layout: Layout, rank: int) -> bool:
     """Return True if some of the state that a pipeline rank saves is copied from the device."""
     return any(layout.home(unit) == "Device" for unit in layout.local_units(rank))
 
 
-def _buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
+def _shared_buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
     on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "Disk"]
     for pool, use in STAGING_USE.items():
         units = [unit for unit in on_disk if layout.pool_of(unit) == pool]
@@ -102,15 +102,15 @@ def _buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
         under_way = layout.window if any(map(layout.moves, units)) else 0
         for number in range(under_way + 1) if units else ():
             yield Piece(use, number, _aligned(largest, PAGE), PAGE)
-    away = [unit for unit in layout.local_units(rank) if layout.home(unit) != "Device"]
-    passing, through = ([], on_disk) if layout.keeps_gradients else (away, [])
-    largest = max((sizes.shard(layout, unit) for unit in (*passing, *through)), default=0) * sizes.master_bytes
+    off_device = [unit for unit in layout.local_units(rank) if layout.home(unit) != "Device"]
+    bounce, kept_on_disk = ([], on_disk) if layout.keeps_gradients else (off_device, [])
+    largest = max((sizes.shard(layout, unit) for unit in (*bounce, *kept_on_disk)), default=0) * sizes.master_bytes
     # One gradient at a time is on its way to or from the disk, where it is kept.
-    for number in range(min(PENDING_GRADIENTS, len(passing)) + bool(through)):
+    for number in range(min(PENDING_GRADIENTS, len(bounce)) + bool(kept_on_disk)):
         yield Piece("bounce", number, _aligned(largest, PAGE), PAGE)
 
 
-def _of_units(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
+def _unit_pieces(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
     for unit in layout.local_units(rank):
         if layout.home(unit) == "Host":
             shard = sizes.shard(layout, unit)

@@ -46,7 +46,7 @@ class SavedTensors:
 
     @cached_property
     def routing(self) -> int:
-        """Bytes of a routing decision, kept so that the recomputed pass routes identically.
+        """Bytes of a routing decision, saved so that the recomputed pass routes identically.
 
         Expert index and row order (int64 per choice); refusals (1 byte per choice, prototypes only); tokens per expert,
         twice if a balance loss also needs the counts without the balancing bias.
@@ -88,8 +88,8 @@ class SavedTensors:
         """Tensors saved by a post-norm."""
         if not self._has_post_norm:
             return {}
-        kept = {f"{name}, of the norm behind": size for name, size in self._norm.items()}
-        return kept | {"output before the norm [B, T, H], of the norm's type": self._tensors.normed_hidden}
+        saved = {f"{name}, of the post-norm": size for name, size in self._norm.items()}
+        return saved | {"output before the norm [B, T, H], of the norm's type": self._tensors.normed_hidden}
 
     @property
     def _upcast_norm_input(self) -> Table:
@@ -109,9 +109,11 @@ class SavedTensors:
     @property
     def _norm(self) -> Table:
         t = self._tensors
-        kept = {"inverse root of the mean square [B, T, 1], accumulation": t.inverse_root}
+        saved = {"inverse root of the mean square [B, T, 1], accumulation": t.inverse_root}
         return (
-            kept if t.is_fused else kept | {"features before the weight [B, T, H], accumulation": t.hidden_accumulation}
+            saved
+            if t.is_fused
+            else saved | {"features before the weight [B, T, H], accumulation": t.hidden_accumulation}
         )
 
     @property
@@ -148,14 +150,14 @@ class SavedTensors:
             return {}
         features = model.query_size if name == "query" else model.key_size
         heads = features // model.head_size if model.attention.query_key_norm == "PerHead" else 1
-        kept = {
+        saved = {
             f"{name} before its norm, of the norm's type": t.normed(features),
             f"inverse root of the mean square of each {name}, accumulation": t.of(
                 self.tokens * heads, t.accumulation_bytes
             ),
         }
         wide = t.of(self.tokens * features, t.accumulation_bytes)
-        return kept if t.is_fused else kept | {f"{name} before the weight, accumulation": wide}
+        return saved if t.is_fused else saved | {f"{name} before the weight, accumulation": wide}
 
     @property
     def _contiguous_heads(self) -> Table:
@@ -197,12 +199,14 @@ class SavedTensors:
     def _router(self) -> Table:
         t, model, experts = self._tensors, self.sizes.model, self.sizes.model.experts
         assert experts is not None, "only a mixture has a router"
-        casts = t.accumulation_bytes != self.sizes.compute_bytes
+        upcasts = t.accumulation_bytes != self.sizes.compute_bytes
         return {
             # Without a pre-norm and a cast, the input is the sum of input and attention, already counted.
-            "input of the router [B, T, H], accumulation": t.hidden_accumulation if casts or self._has_pre_norm else 0,
+            "input of the router [B, T, H], accumulation": t.hidden_accumulation
+            if upcasts or self._has_pre_norm
+            else 0,
             "router [experts, H], accumulation": t.of(experts.count * model.hidden_size, t.accumulation_bytes)
-            if casts
+            if upcasts
             else 0,
             "probabilities [B, T, experts], accumulation": t.of(self.tokens * experts.count, t.accumulation_bytes),
         }

@@ -181,7 +181,7 @@ def test_most_bytes_of_a_loss_in_chunks(
 ) -> None:
     """The vocabulary is so large that logits dominate the peak."""
     found = graphs((64, 256, 2, 24), compute, "GELU", vocabularySize=5000, logitSoftCap=cap)
-    found = replace(found, most=most, sizes=replace(found.sizes, has_z_loss=has_z_loss))
+    found = replace(found, max_chunk_tokens=most, sizes=replace(found.sizes, has_z_loss=has_z_loss))
     counted = tensor_bytes(EndPasses(found, compute).of_the_head, tmp_path)
     # A few numbers per token of a chunk are not counted.
     assert counted == pytest.approx(found.head_backward, abs=8 * 8 * 48 if has_z_loss else 64)
@@ -189,11 +189,11 @@ def test_most_bytes_of_a_loss_in_chunks(
 
 def test_chunks_bound_the_memory_of_a_vocabulary_of_50_thousand() -> None:
     """512 tokens in chunks of 64 take no more than 64 tokens."""
-    found = replace(graphs((16, 64, 4, 128), "float32", "GELU", vocabularySize=50_304), most=64)
+    found = replace(graphs((16, 64, 4, 128), "float32", "GELU", vocabularySize=50_304), max_chunk_tokens=64)
     ends = EndPasses(found, "float32")
     most = most_tensor_bytes(ends.of_the_head, ends.known, found.sizes.allocated)
     assert most == pytest.approx(found.head_backward, rel=0.01)
-    assert most < 3.1 * 64 * 50_304 * 4 < replace(found, most=None).head_backward / 7
+    assert most < 3.1 * 64 * 50_304 * 4 < replace(found, max_chunk_tokens=None).head_backward / 7
 
 
 @pytest.mark.parametrize("compute", ON_GPUS)

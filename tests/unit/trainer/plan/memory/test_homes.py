@@ -6,7 +6,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.memory.homes import (
     Bounds,
     activation_peaks,
-    bounds_of,
+    budget_bounds,
     budget_violations,
     choose_homes,
     host_state,
@@ -115,7 +115,7 @@ def test_what_cannot_fit_is_named_with_the_figures() -> None:
     budget = offload(100_000).budget
     layout = placed(ONE_RANK, homes_of(offload(100_000), ONE_RANK, SIZES))
     assert set(layout.homes) == {"Host"}
-    (sentence,) = budget_violations(layout, SIZES, activation_peaks(layout, SIZES), bounds_of(budget))
+    (sentence,) = budget_violations(layout, SIZES, activation_peaks(layout, SIZES), budget_bounds(budget))
     assert "offload.budget.device is 97.66 KiB, but pipeline rank 0 needs" in sentence
     assert f"({max(needs(layout, SIZES)) - 100_000} bytes) more" in sentence
     assert (
