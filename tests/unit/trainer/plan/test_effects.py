@@ -30,7 +30,7 @@ def of_step(layout: Layout, sizes: Sizes) -> Counter[Traffic]:
 @pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
 @pytest.mark.parametrize("sharding", ["None", "Full"])
 @pytest.mark.parametrize("stash", [False, True])
-def test_more_micro_batches_move_no_more(home: Any, sharding: str, stash: bool) -> None:
+def test_traffic_does_not_grow_with_micro_batches(home: Any, sharding: str, stash: bool) -> None:
     """Both layouts have the same number of sequences per step."""
     few, many = (
         of_step(
@@ -46,7 +46,7 @@ def test_more_micro_batches_move_no_more(home: Any, sharding: str, stash: bool) 
 
 @pytest.mark.parametrize(("compute", "c"), [("bfloat16", 2), ("float32", 4)])
 @pytest.mark.parametrize("window", [1, 2, 4])
-def test_host_homes_on_one_rank(compute: str, c: int, window: int) -> None:
+def test_bytes_moved_for_units_on_the_host(compute: str, c: int, window: int) -> None:
     """Weights take 2 (2 N - k) / N bytes per parameter, for N units and a window of k; gradients move once."""
     sizes = make_sizes(L, compute=compute)
     total = of_step(make_layout(L, 1, 3, homes=everywhere("Host", L), window=window), sizes)
@@ -59,7 +59,7 @@ def test_host_homes_on_one_rank(compute: str, c: int, window: int) -> None:
 
 @pytest.mark.parametrize("clipping", ["Global", "PerUnit"])
 @pytest.mark.parametrize(("compute", "c"), [("bfloat16", 2), ("float32", 4)])
-def test_disk_homes(compute: str, c: int, clipping: str) -> None:
+def test_bytes_moved_for_units_on_disk(compute: str, c: int, clipping: str) -> None:
     """Per parameter: 12 bytes read and 12 written by the update; the gradient once each way if it waits for the norm;
     and a copy of the weights to fetch from, if the compute dtype differs."""
     sizes = make_sizes(L, compute=compute)

@@ -29,12 +29,12 @@ def _field(word: str) -> object:
     return int(word) if word.isdigit() else Leg(word)
 
 
-def test_the_plan_in_the_docstring_is_the_plan_that_is_made() -> None:
+def test_documented_plan_equals_the_plan_that_is_made() -> None:
     layout = Layout((0, 1), pipeline=1, data=2, micro_batches=2, sharding="Full")
     assert _shown()[0] == list(step_plan(layout)[0])
 
 
-def test_so_is_the_pass_through_spread_experts() -> None:
+def test_documented_expert_parallel_pass_equals_the_pass_that_is_made() -> None:
     layout = Layout((0,), pipeline=1, data=2, micro_batches=2, layer_experts=(0,), expert_ranks=2)
     assert _shown()[1] == _parts(layout)
     assert _shown()[2] == _parts(replace(layout, expert_groups=2))

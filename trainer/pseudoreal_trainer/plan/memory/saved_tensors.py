@@ -41,7 +41,10 @@ class SavedTensors:
 
     @cached_property
     def expert_intermediates(self) -> int:
-        """Bytes of the experts' MLP intermediates for N rows, one per token, without their input and output rows."""
+        """Bytes of the experts' MLP intermediates for N rows, one per token; multiply by the experts per token.
+
+        `ExpertParallelBytes` counts their input and output rows.
+        """
         return total(self._mlp_intermediates)
 
     @cached_property
@@ -93,28 +96,23 @@ class SavedTensors:
 
     @property
     def _upcast_norm_input(self) -> Table:
-        """Copy of its input made by the first or the final norm. The input itself belongs to the block or the head, and
-        is not counted."""
-        return (
-            {"input of the norm [B, T, H], accumulation": self._tensors.hidden_accumulation}
-            if self._tensors.norm_casts
-            else {}
-        )
+        """Copy in the accumulation type that the first or the final norm (CPU, bfloat16) makes of its input. The
+        block or the head owns the input itself."""
+        t = self._tensors
+        return {"input of the norm [B, T, H], accumulation": t.hidden_accumulation} if t.norm_casts else {}
 
     @property
     def _attention_input(self) -> Table:
-        """Empty if it is the block's input."""
+        """Output of the pre-norm; empty without a pre-norm, where attention reads the block's input."""
         return {"input of attention [B, T, H]": self._tensors.hidden} if self._has_pre_norm else {}
 
     @property
     def _norm(self) -> Table:
         t = self._tensors
         saved = {"inverse root of the mean square [B, T, 1], accumulation": t.inverse_root}
-        return (
-            saved
-            if t.is_fused
-            else saved | {"features before the weight [B, T, H], accumulation": t.hidden_accumulation}
-        )
+        if not t.is_fused:
+            saved["features before the weight [B, T, H], accumulation"] = t.hidden_accumulation
+        return saved
 
     @property
     def _heads(self) -> Table:
@@ -247,7 +245,7 @@ class SavedTensors:
     def _router_statistics(self) -> Table:
         t, experts = self._tensors, self.sizes.model.experts
         assert experts is not None, "only a mixture has router statistics"
-        return {"what is learned of the experts [experts + 3], float64": t.of(experts.count + 3, 8)}
+        return {"router statistics [experts + 3], float64": t.of(experts.count + 3, 8)}
 
     def _top_k(self, spec: TopK) -> Table:
         """Each of the k choices processes all N tokens once, and shared experts once more."""

@@ -15,8 +15,8 @@ class Tensors:
     """Device bytes of each tensor of a pass over B sequences of T tokens, with H hidden features, F MLP intermediates,
     Q features in all queries and K in all keys.
 
-    Three types: `compute`, for the passes; `wide`, the accumulation type of norms, routers and sums of attention, at
-    least float32; and `master`, for the loss and for gradient accumulation.
+    Three types: `compute`, for the passes; `accumulation`, for norms, routers and sums of attention, at least
+    float32; and `master`, for the loss and for gradient accumulation.
     """
 
     sizes: Sizes
@@ -32,7 +32,7 @@ class Tensors:
 
     @property
     def hidden_accumulation(self) -> int:
-        """[B, T, H], wide."""
+        """[B, T, H], accumulation."""
         return self.of(self.tokens * self.sizes.model.hidden_size, self.accumulation_bytes)
 
     @property
@@ -73,12 +73,12 @@ class Tensors:
 
     @property
     def inverse_root(self) -> int:
-        """[B, T, 1], wide: a norm's factor for each token."""
+        """[B, T, 1], accumulation: a norm's factor for each token."""
         return self.of(self.tokens, self.accumulation_bytes)
 
     @property
     def log_sum_exp(self) -> int:
-        """[B, heads, T], wide: log-sum-exp of each token's scores. Torch's efficient attention pads T to whole
+        """[B, heads, T], accumulation: log-sum-exp of each token's scores. Torch's efficient attention pads T to whole
         blocks."""
         model, tokens = self.sizes.model, self.tokens
         if self.has_efficient_attention:

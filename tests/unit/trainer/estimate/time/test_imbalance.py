@@ -35,11 +35,13 @@ def _top_k(count: int, per_token: int) -> Sizes:
         pytest.param(8, 1, "1.25", 1, 1.0, id="not spread"),
     ],
 )
-def test_most_rows_of_prototypes(count: int, prototypes: int, factor: str, expert_ranks: int, expected: float) -> None:
+def test_max_imbalance_of_prototypes(
+    count: int, prototypes: int, factor: str, expert_ranks: int, expected: float
+) -> None:
     assert max_imbalance(_prototypes(count, prototypes, factor), expert_ranks) == pytest.approx(expected, rel=1e-15)
 
 
-def test_a_capacity_of_each_document_bounds_nothing() -> None:
+def test_capacity_per_document_does_not_bound_the_imbalance() -> None:
     masked = replace(_prototypes(8, 2, "1.5"), masks_documents=True)
     assert max_imbalance(masked, 4) == 16 / 8
 
@@ -48,7 +50,7 @@ def test_a_capacity_of_each_document_bounds_nothing() -> None:
     ("count", "per_token", "expert_ranks", "expected"),
     [(8, 2, 4, 4.0), (8, 3, 8, 8 / 3), (8, 8, 4, 1.0), (8, 3, 4, 2 * 4 / 3), (8, 1, 2, 2.0)],
 )
-def test_most_rows_by_top_k(count: int, per_token: int, expert_ranks: int, expected: float) -> None:
+def test_max_imbalance_of_top_k(count: int, per_token: int, expert_ranks: int, expected: float) -> None:
     """A token goes to each expert at most once: a rank with one expert gets it once, a rank with two at most twice."""
     assert max_imbalance(_top_k(count, per_token), expert_ranks) == pytest.approx(expected, rel=1e-15)
 

@@ -35,7 +35,7 @@ def block_flops(sizes: Sizes = SIZES) -> int:
 
 
 @pytest.mark.parametrize(("recompute", "forwards"), [(True, 4), (False, 3)])
-def test_compute_alone(recompute: bool, forwards: int) -> None:
+def test_step_time_is_compute_if_nothing_else_takes_time(recompute: bool, forwards: int) -> None:
     """A backward pass costs two forward passes, or three with recomputation."""
     layout = make_layout(L, 1, N, recompute=recompute)
     assert seconds(layout, profile(flops=block_flops())) == pytest.approx(L * N * forwards)
@@ -58,7 +58,7 @@ def weights(sizes: Sizes = SIZES) -> int:
     return sum(unit.numel for unit in sizes.units)
 
 
-def test_transfers_that_nothing_hides() -> None:
+def test_transfers_that_overlap_nothing_add_to_the_step() -> None:
     host = make_layout(L, 1, N, homes=everywhere("Host", L))
     fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
     assert seconds(host, profile(h2d=4)) == pytest.approx(fetched)
@@ -78,7 +78,7 @@ def test_compute_hides_half_as_much_copying() -> None:
     assert seconds(layout, profile(flops=block_flops(), h2d=speed / 4)) > 1.5 * compute
 
 
-def test_without_overlap_copies_are_added() -> None:
+def test_copies_add_to_the_step_without_overlap() -> None:
     layout = make_layout(L, 1, N, homes=everywhere("Host", L))
     alone = seconds(layout, profile(flops=block_flops(), overlaps=False))
     fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
@@ -96,7 +96,7 @@ def test_updates_on_the_host_overlap_compute_on_a_gpu_and_not_on_shared_cores(cl
     assert shared == pytest.approx(1.5 * compute, rel=0.02)
 
 
-def test_ranks_share_the_cores_that_there_are() -> None:
+def test_ranks_share_the_available_cores() -> None:
     """Four ranks on the cores for two take twice as long."""
     layout = make_layout(L, 2, 8, data=2)
     two, four = (profile(flops=block_flops(), overlaps=False, ranks=ranks) for ranks in (2, 4))

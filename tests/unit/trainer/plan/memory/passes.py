@@ -120,7 +120,9 @@ class EndPasses:
     def __init__(self, found: AutogradMemory, compute: str) -> None:
         spec, dtype = found.sizes.model, DTYPES[compute]
         rows = found.tokens // spec.sequence_length
-        self.loss = Loss(MASTERS[compute], found.max_chunk_tokens, soft_cap_of(spec), 1e-3 if found.sizes.has_z_loss else 0.0)
+        self.loss = Loss(
+            MASTERS[compute], found.max_chunk_tokens, soft_cap_of(spec), 1e-3 if found.sizes.has_z_loss else 0.0
+        )
         self.tokens = torch.randint(spec.vocabulary_size, (rows, spec.sequence_length))
         self.head, self.embedding = Head(spec).to(dtype), Embedding(spec).to(dtype)
         self.source = torch.randn(rows, spec.sequence_length, spec.hidden_size, dtype=dtype)

@@ -83,7 +83,7 @@ ONE_RANK = [
 
 
 @pytest.mark.parametrize("case", LINKED, ids=lambda case: case.name)
-def test_bytes_that_move(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_predicted_traffic_equals_the_engines(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     plan = step_plan(case.layout)
     for rank, result in enumerate(engine_results[case]):
         expected = traffic_bytes(case.layout, sizes_of(case), plan[rank // case.data])
@@ -95,7 +95,7 @@ def test_bytes_that_move(case: Case, engine_results: dict[Case, list[Result]]) -
 
 
 @pytest.mark.parametrize("case", ONE_RANK, ids=lambda case: case.name)
-def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
+def test_predicted_peak_equals_the_allocators_in_a_step(case: Case, tmp_path: Path) -> None:
     """The bytes include device and host, which on the CPU are one memory; the disk is excluded."""
     engines: list[Engine] = []
     kept = allocated(lambda: engines.append(make_engine(case, Ranks(0, 1, CPU), tmp_path)), tmp_path).left
@@ -147,7 +147,7 @@ def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[int]]:
 
 
 @pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
-def test_most_bytes_of_a_stage(case: Case, peaks: dict[Case, list[int]]) -> None:
+def test_predicted_peak_equals_the_allocators_on_a_pipeline_rank(case: Case, peaks: dict[Case, list[int]]) -> None:
     """At the peak, consumed messages are freed and the next ones are already posted."""
     for rank, steps in enumerate(step_plan(case.layout)):
         assert peaks[case][rank] == pytest.approx(
@@ -156,7 +156,7 @@ def test_most_bytes_of_a_stage(case: Case, peaks: dict[Case, list[int]]) -> None
 
 
 @pytest.mark.parametrize("case", SPREAD, ids=lambda case: case.name)
-def test_most_bytes_where_experts_are_spread(case: Case, peaks: dict[Case, list[int]]) -> None:
+def test_predicted_peak_equals_the_allocators_with_expert_parallelism(case: Case, peaks: dict[Case, list[int]]) -> None:
     (steps,) = step_plan(case.layout)
     for most in peaks[case]:
         assert most == pytest.approx(activation_peak(case.layout, sizes_of(case), 0, steps).device, rel=0.12)

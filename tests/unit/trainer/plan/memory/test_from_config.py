@@ -8,9 +8,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.memory.from_config import phase_layout, phase_sizes
 
 
-def test_everything_that_a_phase_says_of_its_layout(
-    job_body: dict[str, Any], config: Callable[..., PhaseConfig]
-) -> None:
+def test_layout_has_every_field_of_the_phase(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> None:
     job_body["spec"]["optimizer"]["clipping"] = {"mode": "PerUnit"}
     job_body["spec"]["model"] |= {"vocabularySize": 50_304, "embeddings": "Tied"}
     job_body["spec"]["phases"][1] |= {

@@ -50,13 +50,13 @@ def needs(layout: Layout, sizes: Sizes) -> list[int]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_moves_when_it_fits(layout: Layout) -> None:
+def test_no_unit_moves_if_all_fit(layout: Layout) -> None:
     assert set(homes_of(offload(max(needs(layout, SIZES))), layout, SIZES)) == {"Device"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tenths", range(1, 10))
-def test_what_moves_exceeds_the_shortfall_by_less_than_a_unit(layout: Layout, tenths: int) -> None:
+def test_moved_bytes_exceed_the_missing_bytes_by_less_than_a_unit(layout: Layout, tenths: int) -> None:
     host: Home = "Host"
     everything = placed(layout, (host,) * layout.units)
     least, most = max(needs(everything, SIZES)), max(needs(layout, SIZES))
@@ -74,7 +74,7 @@ def test_what_moves_exceeds_the_shortfall_by_less_than_a_unit(layout: Layout, te
             assert 0 <= sum(state.values()) - shortfall < max(state.values())
 
 
-def test_one_unit_less_does_not_fit() -> None:
+def test_moving_one_unit_less_would_not_fit() -> None:
     bound = max(needs(placed(ONE_RANK, ("Host",) * 10), SIZES)) + 500_000
     homes = homes_of(offload(bound), ONE_RANK, SIZES)
     assert 0 < homes.count("Host") < 10
@@ -92,7 +92,7 @@ def test_the_blocks_that_are_needed_last_move_first() -> None:
     assert moved == list(range(9 - len(moved), 9))
 
 
-def test_what_the_host_does_not_hold_goes_to_disk_and_no_more() -> None:
+def test_units_beyond_the_host_budget_and_no_others_move_to_disk() -> None:
     block = unit_state(placed(ONE_RANK, ("Host",) * 10), SIZES, 1).host
     for bound in (0, block // 2, 2 * block, 5 * block):
         homes = homes_of(offload(host=bound, home="Host"), ONE_RANK, SIZES)
@@ -106,12 +106,12 @@ def test_units_with_a_home_of_their_own_stay_there() -> None:
     assert homes == ("Host",) * 8 + ("Device", "Disk")
 
 
-def test_without_a_budget_homes_are_as_written() -> None:
+def test_homes_are_as_specified_without_a_budget() -> None:
     written = Offload.model_validate({"home": "Disk", "homes": [{"unit": "embedding", "home": "Host"}]})
     assert homes_of(written, ONE_RANK, SIZES) == ("Host", *("Disk",) * 9)
 
 
-def test_what_cannot_fit_is_named_with_the_figures() -> None:
+def test_budget_violation_names_limit_need_and_difference() -> None:
     budget = offload(100_000).budget
     layout = placed(ONE_RANK, homes_of(offload(100_000), ONE_RANK, SIZES))
     assert set(layout.homes) == {"Host"}
@@ -133,7 +133,7 @@ def test_a_shared_block_moves_on_all_its_ranks() -> None:
     assert max(needs(moved, sizes)) <= bound
 
 
-def test_buffers_take_of_the_memory_of_a_machine_and_not_of_a_budget() -> None:
+def test_host_buffers_count_against_the_machine_but_not_against_the_budget() -> None:
     layout = placed(ONE_RANK, ("Host",) * 10)
     state, whole = host_state(layout, SIZES, 0), resident_bytes(layout, SIZES, 0).host
     assert whole > state

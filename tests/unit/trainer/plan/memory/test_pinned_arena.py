@@ -18,7 +18,7 @@ SCALED = 4 * 2**18
 """Bytes of the buffer in which one thread scales gradients."""
 
 
-def test_the_model_is_what_it_is_meant_to_be() -> None:
+def test_large_model_has_its_documented_size() -> None:
     assert SIZES.units[1].numel == BLOCK
     assert 6.4e9 < PARAMETERS < 6.6e9
 
@@ -32,7 +32,7 @@ def test_with_global_clipping_copies_and_gradients_are_pinned_to_the_byte() -> N
 
 
 @pytest.mark.parametrize("clipping", ["PerUnit", "None"])
-def test_gradients_whose_update_follows_at_once_share_two_rooms(clipping: Any) -> None:
+def test_gradients_updated_at_once_share_two_bounce_buffers(clipping: Any) -> None:
     tiers = resident_bytes(layout("Host", clipping=clipping), SIZES, 0)
     assert tiers.pinned == 2 * PARAMETERS + PENDING_GRADIENTS * 4 * BLOCK + TOKENS
     scaled = SCALED if clipping == "PerUnit" else 0
@@ -42,7 +42,7 @@ def test_gradients_whose_update_follows_at_once_share_two_rooms(clipping: Any) -
 
 
 @pytest.mark.parametrize("clipping", ["Global", "PerUnit"])
-def test_units_on_disk_pass_through_a_few_rooms(clipping: Any) -> None:
+def test_units_on_disk_share_a_few_staging_buffers(clipping: Any) -> None:
     window = 2
     region = arena_layout(layout("Disk", clipping=clipping, window=window), SIZES, 0)
     rooms = PENDING_GRADIENTS if clipping == "PerUnit" else 1
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_pinned_where_it_takes_units_from_the_device() -> None:
 
 @pytest.mark.parametrize("clipping", ["Global", "None"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_pieces_lie_behind_each_other_and_are_aligned(clipping: Any, shards: int) -> None:
+def test_arena_pieces_are_consecutive_and_aligned(clipping: Any, shards: int) -> None:
     homes: Any = ("Host", "Disk") * (LAYERS // 2 + 1)
     mixed = Layout(
         tuple(range(LAYERS)), 1, shards, 4, homes=homes, clipping=clipping, sharding="Full" if shards > 1 else "None"

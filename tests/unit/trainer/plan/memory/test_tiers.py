@@ -122,7 +122,7 @@ def test_staging_for_the_disk_does_not_grow_with_the_units_on_it() -> None:
         (make_layout(6, 1, layer_blocks=(0, 0, 1, 1, 2, 2), homes=("Host",) * 5), 2),
     ],
 )
-def test_gradients_that_grow_at_the_same_time_have_room(layout: Layout, expected: int) -> None:
+def test_gradients_that_accumulate_at_the_same_time_have_a_buffer_each(layout: Layout, expected: int) -> None:
     assert gradient_buffers(layout, 0, "Blocks") == expected
 
 
@@ -136,7 +136,7 @@ def test_gradients_that_grow_at_the_same_time_have_room(layout: Layout, expected
         (range(6), "Layered", 0),
     ],
 )
-def test_measuring_has_room(blocks: tuple[int, ...], order: str, gradients: int) -> None:
+def test_measuring_steps_have_their_gradient_buffers(blocks: tuple[int, ...], order: str, gradients: int) -> None:
     sizes = make_sizes(6, len(set(blocks)))
     layout = make_layout(6, 1, layer_blocks=tuple(blocks), order=order)
     more = resident_bytes(replace(layout, measures=True), sizes, 0).device - resident_bytes(layout, sizes, 0).device
@@ -186,7 +186,7 @@ def walked(layout: Layout, sizes: Sizes) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("n", [1, 3, 8])
-def test_inputs_of_all_micro_batches_are_alive_at_the_turn(n: int) -> None:
+def test_inputs_of_all_micro_batches_are_alive_when_backward_starts(n: int) -> None:
     """method.md 2.5: the memory cost of the layered order."""
     sizes, layout = make_sizes(6), make_layout(6, 1, n)
     graphs = AutogradMemory(sizes, sizes.max_tokens(1))
@@ -204,7 +204,7 @@ def test_depth_first_with_as_many_warm_up_passes_keeps_one_micro_batch() -> None
         assert walked(make_layout(6, 1, n, order="1F1B"), sizes)[0] == most
 
 
-def test_stashed_inputs_wait_on_the_host() -> None:
+def test_offloaded_inputs_count_as_host_bytes() -> None:
     sizes, layout = make_sizes(6), make_layout(6, 1, 4)
     boundary = AutogradMemory(sizes, sizes.max_tokens(1)).boundary
     device, _ = walked(layout, sizes)
@@ -213,7 +213,7 @@ def test_stashed_inputs_wait_on_the_host() -> None:
     assert device - stashed >= (6 - 2) * 4 * boundary
 
 
-def test_kept_graphs_cost_more_than_inputs() -> None:
+def test_kept_graphs_take_more_bytes_than_kept_inputs() -> None:
     sizes, n, layers = make_sizes(6), 3, 6
     graphs = AutogradMemory(sizes, sizes.max_tokens(1))
     kept, _ = walked(make_layout(6, 1, n, recompute=False), sizes)

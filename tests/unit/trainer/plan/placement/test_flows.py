@@ -13,7 +13,7 @@ from tests.unit.trainer.plan.cases import make_layout, make_sizes
 from tests.unit.trainer.plan.placement.clusters import counted, job, jobs, somewhere
 
 
-def test_a_rank_sends_what_its_flows_say() -> None:
+def test_flows_of_a_rank_add_up_to_its_traffic() -> None:
     """The sums of a rank's flows equal `traffic_bytes`, which other tests compare with the engine's counters."""
     for each in jobs(4):
         plan, flows = step_plan(each.layout), each.flows
@@ -38,7 +38,7 @@ def test_a_ring_enters_each_place_once() -> None:
         assert bytes_between(each.flows, places) == {name: expected[name] for name in bytes_between([], [])}
 
 
-def test_what_is_in_one_place_crosses_nothing() -> None:
+def test_flows_within_one_place_cross_nothing() -> None:
     each = job(4, 2, sharding="Full")
     assert set(bytes_between(each.flows, ["here"] * 4).values()) == {0}
     apart = bytes_between(each.flows, ["a", "a", "b", "b"])

@@ -28,7 +28,7 @@ def least(each: Job, places: Sequence[Place]) -> tuple[int, int]:
     return min(cost(each, (0, *others), places) for others in permutations(range(1, each.workers)))
 
 
-def test_no_order_of_a_small_cluster_crosses_less() -> None:
+def test_worker_order_of_a_small_cluster_has_the_least_traffic_of_all_orders() -> None:
     """All meshes of up to six workers, in randomly drawn places."""
     chance = DEPTH.chance("orders")
     for each in jobs(6):
@@ -40,7 +40,7 @@ def test_no_order_of_a_small_cluster_crosses_less() -> None:
             assert cost(each, order, places) == least(each, places)
 
 
-def test_no_order_crosses_less_message_by_message() -> None:
+def test_worker_order_has_the_least_traffic_counted_message_by_message() -> None:
     chance = DEPTH.chance("messages")
     for each in (job(4, 2, sharding="Full"), job(4, 4), job(4, 4, shared=True), job(4, replicas=2, sharding="Full")):
         places = somewhere(4, chance)
@@ -52,7 +52,7 @@ def test_no_order_crosses_less_message_by_message() -> None:
         assert total(found(each, places)) == min(total((0, *others)) for others in permutations((1, 2, 3)))
 
 
-def test_the_search_for_more_workers_comes_as_near_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_among_many_workers_is_nearly_optimal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The heuristic search is forced where all orders can be tried: at most one in a hundred results misses the best
     order."""
     monkeypatch.setattr(module, "_MOST_TRIED", 0)
@@ -80,13 +80,13 @@ def test_only_messages_of_the_pipeline_cross_between_racks() -> None:
     assert by_number["shards"] > 0
 
 
-def test_where_nothing_is_gained_workers_keep_their_numbers() -> None:
+def test_workers_keep_their_numbers_if_no_order_has_less_traffic() -> None:
     each = job(6, 2, sharding="Full")
     for places in ([Place("", "node")] * 6, [Place("", f"node-{n}") for n in range(6)]):
         assert found(each, places) == (0, 1, 2, 3, 4, 5)
 
 
-def test_where_nobody_says_the_domains_nodes_alone_count() -> None:
+def test_worker_order_considers_nodes_alone_if_domains_are_unknown() -> None:
     each = job(4, 2, sharding="Full")
     assert found(each, [Place("", "a"), Place("", "b"), Place("", "a"), Place("", "b")]) == (0, 2, 1, 3)
 
