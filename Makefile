@@ -94,12 +94,20 @@ audit: .venv-audit/ready ## Ask osv.dev for advisories about what is in the imag
 pin-base: .venv/tools ## Ask a registry for the digest of the images' base, and write it into the Dockerfile
 	@$(BIN)/python -m pseudoreal_dev pin-base $(BASE)
 
+# Some tests compute, others mostly wait for an API server, a cluster or processes: three processes keep two processors
+# busy. tests/conftest.py says what runs in one process, and what begins first.
+SIDE_BY_SIDE = -n 3 --dist loadgroup --no-loadscope-reorder
+# Tests that judge durations run alone. 5 is pytest's exit code if no test was selected, 2 its exit code after Ctrl-C.
+define TEST
+	failed=; $(BIN)/pytest $(1) $$(grep -rl --include='test_*.py' 'mark\.solo' tests) -m 'solo$(if $(MARKS), and ($(MARKS)))' || { code=$$?; test $$code != 2 || exit 2; test $$code = 5 || failed=1; }; \
+	$(BIN)/pytest $(1) $(SIDE_BY_SIDE) -m 'not solo$(if $(MARKS), and ($(MARKS)))' || failed=1; test -z "$$failed"
+endef
 # MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing.
 .PHONY: test test-deep test-unit test-integration test-chaos test-e2e test-faults test-gpu
 test: venv corpus ## All tests: unit, real API server, real cluster
-	$(BIN)/python -m tests.support.suite $(if $(MARKS),-m '$(MARKS)')
+	$(call TEST)
 test-deep: venv corpus ## The same with all that is long, full budgets and new random seeds (three hours)
-	$(BIN)/python -m tests.support.suite --deep $(if $(MARKS),-m '$(MARKS)')
+	$(call TEST,--deep)
 test-unit: venv ## The tests that need nothing but Python
 	$(BIN)/pytest tests/unit
 test-integration: venv ## The tests against a real API server
@@ -122,7 +130,7 @@ krew: .venv/tools ## Make .krew/: `kubectl pseudoreal` for krew, URL=... HOMEPAG
 gpu-bundle: .venv/tools ## Make .gpu-bundle/: tests and benchmark for a machine with a GPU and no network
 	@$(BIN)/python -m pseudoreal_dev gpu-bundle
 gpu-report: .venv/tools ## Write the GPU section of docs/benchmarks.md from RESULTS=gpu-bench.json
-	@$(BIN)/python -m tests.benchmarks.gpu.report $(RESULTS)
+	@$(BIN)/python -m benchmarks.gpu.report $(RESULTS)
 
 BENCH := .venv-bench/bin
 # DS_BUILD_OPS=0: DeepSpeed is installed without compiling; what the benchmark needs of it is compiled afterwards.
@@ -131,25 +139,25 @@ BENCH := .venv-bench/bin
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-bench
 	@export DS_BUILD_OPS=0; $(call UV_INSTALL,--require-hashes -r requirements/bench.txt,$(BENCH)/python)
 	@$(call UV_INSTALL,$(PROJECT),$(BENCH)/python)
-	@$(BENCH)/python -m tests.benchmarks.compile_deepspeed
+	@$(BENCH)/python -m benchmarks.compile_deepspeed
 	@touch $@
 
 .PHONY: bench-trainer
 bench-trainer: .venv-bench/ready ## Time the trainer beside torch's fully_shard and DeepSpeed; writes docs/benchmarks.md
-	@$(BENCH)/python -m tests.benchmarks.trainer
-	@$(BENCH)/python -m tests.benchmarks.depth
-	@$(BENCH)/python -m tests.benchmarks.predictions
-	@$(BENCH)/python -m tests.benchmarks.report
+	@$(BENCH)/python -m benchmarks.trainer
+	@$(BENCH)/python -m benchmarks.depth
+	@$(BENCH)/python -m benchmarks.predictions
+	@$(BENCH)/python -m benchmarks.report
 
 # BASE: the commit with which the engine is compared.
 .PHONY: bench-versions
-bench-versions: .venv/all ## Time this engine beside that of another commit, BASE=...; writes benchmark-results/
-	@$(BIN)/python -m tests.benchmarks.versions $(BASE)
+bench-versions: .venv/all ## Time this engine beside that of another commit, BASE=...; writes docs/data/
+	@$(BIN)/python -m benchmarks.versions $(BASE)
 
 .PHONY: bench-checkpoint
 bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and torch's own; writes docs/benchmarks.md
-	@$(BENCH)/python -m tests.benchmarks.checkpoints
-	@$(BENCH)/python -m tests.benchmarks.report
+	@$(BENCH)/python -m benchmarks.checkpoints
+	@$(BENCH)/python -m benchmarks.report
 
 # The readers of others have requirements of their own, and our package is not there.
 .venv-readers/ready: requirements/readers.txt | $(BIN)/uv
@@ -161,14 +169,14 @@ bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and tor
 # ONLY: one part of it, which replaces that part of the last results: preparing, reading, resident, losses or training.
 .PHONY: bench-data
 bench-data: .venv/all .venv-readers/ready ## Time text, token files, vocabularies and a Llama beside others (10 minutes)
-	@$(BIN)/python -m tests.benchmarks.data $(ONLY:%=--only %)
+	@$(BIN)/python -m benchmarks.data $(ONLY:%=--only %)
 
 # JOBS: the numbers of jobs in flight; 200 take five minutes on two cores, 1000 ten, 5000 about forty. Beside Kubeflow's
 # operators, which are built first, they take as long again. WORKERS: pods of one job.
 .PHONY: bench-operator
 bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 1000 5000", and beside Kubeflow's, WORKERS="1000 5000"; writes docs/benchmarks.md
-	@$(BIN)/python -m tests.benchmarks.operator $(JOBS:%=--jobs %)
-	@$(BIN)/python -m tests.benchmarks.operator.beside $(JOBS:%=--jobs %) $(WORKERS:%=--workers %)
+	@$(BIN)/python -m benchmarks.operator $(JOBS:%=--jobs %)
+	@$(BIN)/python -m benchmarks.operator.beside $(JOBS:%=--jobs %) $(WORKERS:%=--workers %)
 
 # torchtitan has requirements of its own; DeepSpeed compiles what it opens beside its process group.
 .venv-moe/ready: requirements/moe.txt | $(BIN)/uv
@@ -176,17 +184,17 @@ bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 10
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-moe
 	@export DS_BUILD_OPS=0; $(call UV_INSTALL,--require-hashes -r requirements/moe.txt,.venv-moe/bin/python)
 	@$(call UV_INSTALL,$(PROJECT),.venv-moe/bin/python)
-	@.venv-moe/bin/python -m tests.benchmarks.compile_deepspeed ShareMemComm
+	@.venv-moe/bin/python -m benchmarks.compile_deepspeed ShareMemComm
 	@touch $@
 
 # ONLY: one part of it, which replaces that part of the last results: losses, beside, growth, routing or grouped.
 .PHONY: bench-moe
 bench-moe: venv corpus .venv-moe/ready ## Losses of mixtures by routing and by what layers share, and steps beside DeepSpeed's and torchtitan's (half an hour); writes docs/benchmarks.md
-	@$(BIN)/python -m tests.benchmarks.moe $(ONLY:%=--only %)
+	@$(BIN)/python -m benchmarks.moe $(ONLY:%=--only %)
 
 .PHONY: bench-method
 bench-method: venv corpus ## Train with and without a pseudo phase, three seeds each (an hour); writes docs/method.md
-	@$(BIN)/python -m tests.benchmarks.method
+	@$(BIN)/python -m benchmarks.method
 
 # UPGRADE= keeps the versions that there are, and adds only what pyproject.toml names anew.
 UPGRADE = --upgrade

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
-from pseudoreal_operator.manifests.objects import children, claim
+from pseudoreal_operator.manifests.objects import children, claim_manifest
 from pseudoreal_operator.observe.stages import Stage, StageKind
 from pseudoreal_operator.settings import Settings
 
@@ -57,7 +57,7 @@ def manifests(name: str) -> list[Json]:
     body["metadata"] |= {"uid": UID, "generation": 1}
     read, place = PseudoRealJob.from_object(body), _PLACES.get(name, _Place())
     status = PseudoRealJobStatus(execution=1, avoided_nodes=list(place.avoid))
-    made = [claim(read)]
+    made = [claim_manifest(read)]
     for stage in _stages(read):
         made += children(read, stage, status, place.settings)
     return [manifest for manifest in made if manifest]

@@ -38,8 +38,8 @@ OPERATOR = Package(
 CLIENT = Package(
     "pseudoreal_client",
     Path(pseudoreal_client.__file__).parent,
-    ("", "files", "view", "capacity", "cluster", "commands"),
-    ("command", "completion"),
+    ("", "view", "capacity", "cluster", "commands"),
+    ("completion",),
 )
 TRAINER = Package(
     "pseudoreal_trainer",
@@ -49,7 +49,7 @@ TRAINER = Package(
         *("storage", "runtime.rendezvous", "runtime", "model"),
         *("data.tokenizer", "data.tokens", "data", "data.prepare.formats", "data.prepare"),
         *("checkpoint", "convert", "engine.ranks", "engine.state", "engine"),
-        *("preflight", "training.sinks", "training", "measure", "cli"),
+        *("preflight", "training", "measure", "cli"),
     ),
     ("__main__",),
 )

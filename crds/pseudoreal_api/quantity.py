@@ -1,4 +1,4 @@
-"""Conversion of Kubernetes quantities to numbers and back."""
+"""Conversion of Kubernetes quantities to numbers and back, and byte counts in readable form."""
 
 from fractions import Fraction
 
@@ -39,3 +39,11 @@ def amount_of(quantity: Quantity) -> Fraction:
         if text.endswith(suffix):
             return Fraction(text.removesuffix(suffix)) * factor
     return Fraction(text)
+
+
+def readable_bytes(amount: float) -> str:
+    """Return the amount with its binary unit: 2147483648 -> 2.00 GiB."""
+    if abs(amount) < 1024:
+        return f"{amount:.0f} B"
+    power = next((power for power in range(1, 6) if abs(amount) < 1024 ** (power + 1)), 6)
+    return f"{amount / 1024**power:.2f} {'KMGTPE'[power - 1]}iB"

@@ -6,8 +6,7 @@ Its arguments are the words so far; the last one is to be completed. It prints p
 import sys
 
 from click.shell_completion import ShellComplete
-
-from pseudoreal_client.command import main as command
+from pseudoreal_trainer.cli.command import main as command
 
 _FILES, _NO_FILES = 0, 4
 """Cobra's ShellCompDirectiveDefault and ShellCompDirectiveNoFileComp."""

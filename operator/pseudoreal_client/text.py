@@ -32,8 +32,3 @@ def columns(rows: Iterable[Sequence[str]]) -> list[str]:
     table = [[*row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["   ".join(map(str.ljust, row, widths)).rstrip() for row in table]
-
-
-def sentences(text: str) -> list[str]:
-    """Return the nonempty lines of a text."""
-    return [line for line in text.splitlines() if line.strip()]

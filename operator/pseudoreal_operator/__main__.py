@@ -4,6 +4,7 @@ Every operator watches; the holder of the Lease leads: it makes passes, and pods
 """
 
 import asyncio
+import logging
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -13,31 +14,28 @@ import structlog
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.fence import Fence
-from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
+from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease, lead_reports_here
 from pseudoreal_operator.cluster.login import connect
-from pseudoreal_operator.cluster.route import lead_reports_here
-from pseudoreal_operator.endpoint.certificate import Certificate, kept_fresh
+from pseudoreal_operator.endpoint.certificate import Certificate, keep_fresh
 from pseudoreal_operator.endpoint.identity import Identities
 from pseudoreal_operator.endpoint.server import Reports, serve_reports
-from pseudoreal_operator.logs import configure_logs
-from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
-from pseudoreal_operator.loop.handlers import JobsWatch
 from pseudoreal_operator.loop.job_metrics import JobMetrics
+from pseudoreal_operator.loop.jobs_watch import JobsWatch
 from pseudoreal_operator.loop.loop import Loop
 from pseudoreal_operator.loop.reconcile import Dependencies
-from pseudoreal_operator.metrics.registry import LEADER, REGISTRY
+from pseudoreal_operator.metrics.registry import LEADER, REGISTRY, OperatorCounters
 from pseudoreal_operator.metrics.server import serve_health, serve_metrics
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings, read_settings
-from pseudoreal_operator.tasks import running
+from pseudoreal_operator.tasks import background_task
 
 
 async def run(settings: Settings) -> None:
     """Run the operator. Raises LeaseLost."""
-    ending = _noted_signals()
-    report_store, counts = ReportStore(), Counts()
-    REGISTRY.register(counts)
+    ending = _catch_signals()
+    report_store, counters = ReportStore(), OperatorCounters()
+    REGISTRY.register(counters)
     async with AsyncExitStack() as stack:
         if settings.metrics_port is not None:
             await stack.enter_async_context(serve_metrics(REGISTRY, settings.metrics_port))
@@ -45,38 +43,41 @@ async def run(settings: Settings) -> None:
         api = await stack.enter_async_context(connect(fence=fence))
         identities = Identities(api, settings.namespaces) if settings.reports else None
         loop = Loop(
-            Dependencies(api, settings, report_store, counts, EventRecorder(api, counts)),
+            Dependencies(api, settings, report_store, counters, EventRecorder(api, counters)),
             identities,
             JobMetrics(REGISTRY),
             fence,
         )
         jobs = JobsWatch(loop, settings)
 
-        def said() -> dict[str, int]:
-            return {"watchers": loop.live_watches + jobs.watched + 1, **vars(counts)}
+        def health_facts() -> dict[str, int]:
+            return {"watchers": loop.live_watches + jobs.watched + 1, **vars(counters)}
 
         # Before the first request to the API server, which may be away.
-        await stack.enter_async_context(serve_health(said, lambda: loop.has_seen_all, settings.health_port))
+        await stack.enter_async_context(serve_health(health_facts, lambda: loop.has_seen_all, settings.health_port))
         watching = await stack.enter_async_context(connect(connections=0))
-        await stack.enter_async_context(loop.watching(watching))
-        certificate = _certificate(settings, loop)
+        await stack.enter_async_context(loop.run_watches(watching))
+        certificate = _load_certificate(settings, loop)
         reports = (
-            Reports(identities, report_store, authorities=certificate.beyond) if identities and certificate else None
+            Reports(identities, report_store, authorities=certificate.authorities_beyond)
+            if identities and certificate
+            else None
         )
         if certificate:
             # On a standby too: it must know the certificate that the leader still serves, and whose key is in no file
             # any more.
-            await stack.enter_async_context(kept_fresh(certificate))
-        await stack.enter_async_context(running("watch of jobs", jobs.run()))
+            await stack.enter_async_context(keep_fresh(certificate))
+        await stack.enter_async_context(background_task("watch of jobs", jobs.run()))
         leading = asyncio.create_task(_lead(settings, fence, api, loop, reports, certificate), name="leading")
         await asyncio.wait([leading, ending], return_when=asyncio.FIRST_COMPLETED)
+        # Before the stack ends the watches and closes the connections, which running passes still use.
         leading.cancel()
         await asyncio.wait([leading])
         if not leading.cancelled():
             leading.result()
 
 
-def _certificate(settings: Settings, loop: Loop) -> Certificate | None:
+def _load_certificate(settings: Settings, loop: Loop) -> Certificate | None:
     if settings.reports is None:
         return None
     host = urlsplit(settings.report_url or "").hostname
@@ -94,6 +95,8 @@ async def _lead(
     certificate: Certificate | None,
 ) -> None:
     """Lead from the time at which this operator may, until cancelled. Raises LeaseLost."""
+    # The contexts end in reverse order: passes and events, the endpoint, and last the Lease. While passes finish, the
+    # Lease is still held, so their writes are sent; once it is released, another operator may write.
     async with AsyncExitStack() as stack:
         if settings.lease and fence:
             # With its own connections, so that no other request holds up a renewal.
@@ -102,14 +105,14 @@ async def _lead(
         LEADER.set_function(lambda: float(fence is None or fence.is_open))
         if settings.reports and reports and certificate:
             await stack.enter_async_context(serve_reports(reports, certificate, settings.reports.port))
-        await stack.enter_async_context(loop.leading())
+        await stack.enter_async_context(loop.lead())
         if settings.lease:
             # Last, so that the Service leads here once the endpoint serves and jobs are followed.
             await lead_reports_here(api, settings.lease)
         await asyncio.Event().wait()
 
 
-def _noted_signals() -> "asyncio.Future[None]":
+def _catch_signals() -> "asyncio.Future[None]":
     """Return a future that SIGTERM and SIGINT resolve: the first process of a container ignores signals without
     handlers."""
     ending = asyncio.get_running_loop().create_future()
@@ -123,10 +126,45 @@ def _noted_signals() -> "asyncio.Future[None]":
     return ending
 
 
+_SHARED: list[structlog.typing.Processor] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.format_exc_info,
+]
+
+
+def configure_logs() -> None:
+    """Write log lines as JSON to stdout, including those of kopf and other libraries."""
+    structlog.configure(
+        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*_SHARED, structlog.stdlib.add_logger_name],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # A line for each request of a probe, each watch event, and each loop that ends when it should, is noise.
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    logging.getLogger("kopf.activities.probe").setLevel(logging.WARNING)
+    logging.getLogger("kopf.objects").setLevel(logging.ERROR)
+
+
 def main() -> None:
     configure_logs()
     settings = read_settings()
-    structlog.get_logger().info("started", image=settings.trainer_image, namespaces=settings.namespaces or "all")
+    structlog.get_logger().info(
+        "operator_started", image=settings.trainer_image, namespaces=settings.namespaces or "all"
+    )
     try:
         asyncio.run(run(settings))
     except LeaseLost as lost:

@@ -40,9 +40,9 @@ async def run(namespace: str, deployment: str) -> None:
         await _dry_run(api, namespace, layers=4)
         try:
             await _dry_run(api, namespace, layers=3)
-        except client.ApiException as refused:
-            if "must divide spec.model.layers 3" not in str(refused.body):
-                raise RuntimeError(f"a bad job was refused for another reason: {refused.body}") from refused
+        except client.ApiException as rejection:
+            if "must divide spec.model.layers 3" not in str(rejection.body):
+                raise RuntimeError(f"a bad job was refused for another reason: {rejection.body}") from rejection
         else:
             raise RuntimeError("the API server accepted a bad job; is the CustomResourceDefinition up to date?")
         found = await client.AppsV1Api(api).read_namespaced_deployment(deployment, namespace)

@@ -13,25 +13,22 @@ _tasks: set[asyncio.Task[Any]] = set()
 
 
 @asynccontextmanager
-async def running(name: str, coroutine: Coroutine[Any, Any, object]) -> AsyncIterator[asyncio.Task[Any]]:
+async def background_task(name: str, coroutine: Coroutine[Any, Any, object]) -> AsyncIterator[asyncio.Task[Any]]:
     """Run a task that must not end before the context does; the context cancels it at its end."""
     task = asyncio.create_task(coroutine, name=name)
-    watch_over(task)
+    _tasks.add(task)
+    task.add_done_callback(_log_early_end)
     try:
         yield task
     finally:
-        let_go(task)
+        # Before the cancellation: an end on purpose is no death.
+        allow_end(task)
         task.cancel()
         await asyncio.wait([task])
 
 
-def watch_over(task: asyncio.Task[Any]) -> None:
-    """Expect the task to run, until `let_go`."""
-    _tasks.add(task)
-    task.add_done_callback(_tell)
-
-
-def let_go(task: asyncio.Task[Any]) -> None:
+def allow_end(task: asyncio.Task[Any]) -> None:
+    """Let the task end from now on; the probe no longer requires it."""
     _tasks.discard(task)
 
 
@@ -43,9 +40,9 @@ def dead_tasks() -> list[str]:
     return sorted(task.get_name() for task in _tasks if task.done())
 
 
-def _tell(task: asyncio.Task[Any]) -> None:
+def _log_early_end(task: asyncio.Task[Any]) -> None:
     if task in _tasks:
         error = None if task.cancelled() else task.exception()
         log.error("task_died", task=task.get_name(), exc_info=error)
     elif not task.cancelled():
-        task.exception()  # retrieve the error: it was reported elsewhere, or nobody asks any more
+        task.exception()  # retrieve the error: it was reported elsewhere, or no caller needs it any more

@@ -6,7 +6,7 @@ import pytest
 from pseudoreal_dev.demo import job_logs, report
 
 from tests.e2e.conftest import Demo
-from tests.e2e.job import NAMESPACE, Job
+from tests.e2e.support.job import NAMESPACE, Job
 
 pytestmark = pytest.mark.e2e
 JOB = "quickstart"

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from tests.e2e import machine
 from tests.e2e.conftest import Demo
-from tests.e2e.job import NAMESPACE, Job
+from tests.e2e.support import machine
+from tests.e2e.support.job import NAMESPACE, Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 JOB = "llama"

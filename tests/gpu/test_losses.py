@@ -12,9 +12,9 @@ import torch
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 
 from tests.gpu.conftest import Figure
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.running import run_case
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.running import run_case
 
 pytestmark = pytest.mark.gpu
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pseudoreal_trainer.measure.scratch import scratch_share
+from pseudoreal_trainer.measure.passes import scratch_share
 
 from tests.gpu.conftest import Figure
-from tests.unit.trainer.plan.memory.passes import ON_GPUS, BlockPass, EndPasses, graphs
+from tests.unit.trainer.plan.memory.support.passes import ON_GPUS, BlockPass, EndPasses, graphs
 
 pytestmark = pytest.mark.gpu
 

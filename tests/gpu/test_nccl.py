@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.gpu.conftest import Figure
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.running import Result, run_cases
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.running import Result, run_cases
 
 pytestmark = pytest.mark.gpu
 

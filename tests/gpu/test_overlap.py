@@ -12,11 +12,11 @@ from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 
-from tests.benchmarks.gpu.timeline import Timeline, record, share_of
 from tests.gpu.conftest import Figure
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.reference import batch_of
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.support.gpu_timeline import Timeline, record, share_of
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.reference import batch_of
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
 
 pytestmark = pytest.mark.gpu
 
@@ -61,7 +61,7 @@ def test_copies_and_updates_are_hidden_behind_compute(
     def steps(numbers: range) -> None:
         for step in numbers:
             engine.train(CaseBatch(case, step, 0, gpu), Training(tokens, RATE, stop=False), step)
-        engine.settle()
+        engine.state.wait_for_updates()
 
     steps(range(2))
     engine.trace.events.clear()

@@ -15,9 +15,9 @@ from pseudoreal_trainer.plan.units import Kind
 from torch import Tensor
 
 from tests.gpu.conftest import Figure
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
-from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
+from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
 pytestmark = pytest.mark.gpu
 
@@ -37,14 +37,15 @@ def test_pinned_bytes_are_those_planned(homes: str, gpu: torch.device, figure: F
     engine, batch = make_engine(case, Ranks(0, 1, gpu), tmp_path), CaseBatch(case, 0, 0, torch.device("cpu"))
     for step in range(2):
         engine.train(batch, Training(100, RATE, stop=False), step)
-    saved = engine.capture(spans_of(case.layout, engine.units, 0), _Nowhere(), RING)
+    saved = engine.state.capture(spans_of(case.layout, engine.units, 0), _Nowhere(), RING)
     engine.train(batch, Training(100, RATE, stop=False), 2)
     saved.result()
     sizes = replace(sizes_of(case), device="cuda", checkpoint_buffer=RING)
     planned = resident_bytes(case.layout, sizes, 0) + activation_peak(case.layout, sizes, 0, step_plan(case.layout)[0])
-    pinned, by_torch = engine.pinned_bytes(), int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+    pinned = engine.state.memory_report().pinned
+    by_torch = int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
     engine.close()
     figure(f"{pinned} bytes, {planned.pinned} planned; torch pins {by_torch} besides")
     assert pinned == planned.pinned
     assert by_torch <= SCALARS
-    assert engine.pinned_bytes() == 0
+    assert engine.state.memory_report().pinned == 0

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pseudoreal_trainer.preflight import measure
+from pseudoreal_trainer.preflight import probes
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import spawn
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_a_product_is_right_to_the_bit(device: torch.device, figure: Figure) -> None:
-    seconds, is_right = measure.product(device)
+    seconds, is_right = probes.product(device)
     figure(f"{1000 * seconds:.2f} ms")
     assert is_right
     assert 0 < seconds < 1
@@ -22,9 +22,9 @@ def test_a_product_is_right_to_the_bit(device: torch.device, figure: Figure) -> 
 def test_two_ranks_talk_over_nccl() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("NCCL gives each rank a GPU of its own, and this machine has only one")
-    spawn(_talk, (free_port(),), nprocs=2)
+    spawn(_probe_pair, (free_port(),), nprocs=2)
 
 
-def _talk(place: int, port: int) -> None:
+def _probe_pair(place: int, port: int) -> None:
     store = TCPStore("127.0.0.1", port, is_master=place == 0, wait_for_workers=False)
-    assert measure.sums(store, place, torch.device("cuda", place), 60.0) > 0
+    assert probes.sums(store, place, torch.device("cuda", place), 60.0) > 0

@@ -13,9 +13,9 @@ import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_api.spec.phase import Home
 
-from tests.benchmarks.gpu.cases import MICRO_BATCHES, Case, Point, Stack
-from tests.benchmarks.gpu.stacks import trainer_of
-from tests.benchmarks.work import noisy_sequences
+from benchmarks.gpu.cases import MICRO_BATCHES, Case, Point, Stack
+from benchmarks.gpu.stacks import trainer_of
+from benchmarks.work import noisy_sequences
 from tests.gpu.conftest import Figure
 
 pytestmark = pytest.mark.gpu

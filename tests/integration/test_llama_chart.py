@@ -148,7 +148,7 @@ def test_text_becomes_a_model_that_transformers_loads(tmp_path: Path) -> None:
 
     job = find(documents, "PseudoRealJob", llama.JOB)
     job["spec"]["data"]["path"] = str(places["/data"])
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
     assert exports.poll() is None, "it waits"
     work = places["/checkpoints"] / f"{llama.JOB}-12345678"
     command = [sys.executable, "-m", "pseudoreal_trainer.cli.command", "run", str(tmp_path / "job.yaml")]

@@ -64,7 +64,7 @@ def _train(
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "PSEUDOREAL_OUTCOME_DIRECTORY": str(folder)}
     if prepare is not None:
         prepare()
-    program._end_at_once(program.run_rank(config, program._end_at_once).exit_code)
+    program._exit_now(program.run_rank(config, program._exit_now).exit_code)
 
 
 def _join(

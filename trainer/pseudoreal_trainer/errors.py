@@ -1,6 +1,7 @@
 """Exceptions with a sentence for users as their text, and the chain of causes of an exception."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class InvalidJobError(ValueError):
@@ -28,3 +29,15 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__cause__
+
+
+@contextmanager
+def from_extra(extra: str) -> Iterator[None]:
+    """Context for imports of packages from an extra of this distribution. Raises InvalidJobError if one is not
+    installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InvalidJobError(
+            f"the Python package {error.name} is not installed, which this needs: pip install 'pseudoreal[{extra}]'"
+        ) from error

@@ -1,4 +1,4 @@
 """Bundle for running the project's tests and benchmarks on a machine with a GPU and no network.
 
-The tests and benchmarks themselves are in `tests`.
+The tests are in `tests/gpu`, the benchmarks in `benchmarks/gpu`.
 """

@@ -12,7 +12,7 @@ from pseudoreal_dev.machine.progress import progress
 
 FOLDER = paths.REPOSITORY / ".gpu-bundle"
 LIMIT_BYTES = 45 * 2**20
-PACKAGES = ("pseudoreal_api", "pseudoreal_trainer", "tests.gpu", "tests.benchmarks.gpu")
+PACKAGES = ("pseudoreal_api", "pseudoreal_trainer", "tests.gpu", "benchmarks.gpu")
 """Packages copied whole, with all their imports."""
 STARTED_BY_NAME = ("tests.support.warm",)
 """Modules imported by name only, without an import statement."""

@@ -9,8 +9,8 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 verb="${1:-}"
 case "$verb" in
   test) program=tests.gpu.run ;;
-  bench) program=tests.benchmarks.gpu.bench ;;
-  profile) program=tests.benchmarks.gpu.profile ;;
+  bench) program=benchmarks.gpu.bench ;;
+  profile) program=benchmarks.gpu.profile ;;
   *) sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
 shift

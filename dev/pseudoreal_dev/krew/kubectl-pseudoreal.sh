@@ -28,4 +28,4 @@ if [ -z "$python" ]; then
   python=$here/environment/bin/python
   [ -e "$here/environment/ready" ] || install
 fi
-PYTHONPATH="$here/lib${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m pseudoreal_client.command "$@"
+PYTHONPATH="$here/lib${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m pseudoreal_trainer.cli.command "$@"

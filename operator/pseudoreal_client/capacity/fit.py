@@ -21,7 +21,7 @@ _HARD = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True)
-class Wish:
+class PodSet:
     """Equal pods to be placed; `spec` is the pod spec of each."""
 
     count: int
@@ -33,7 +33,7 @@ class Wish:
     """Topology constraint of spec.scheduling; None if there is none."""
 
     @property
-    def is_alone(self) -> bool:
+    def is_one_per_node(self) -> bool:
         """Whether at most one of the pods may run on a node."""
         terms = self._affinity("podAntiAffinity").get(_REQUIRED) or []
         return any(term.get("topologyKey") == _HOST_NAME for term in terms)
@@ -109,54 +109,54 @@ class Fit:
         return self.domains.get(node, "")
 
 
-def fit(nodes: Sequence[Node], wish: Wish) -> Fit:
+def fit(nodes: Sequence[Node], pods: PodSet) -> Fit:
     """Return the room of the nodes for the pods."""
     now: dict[str, int] = {}
     ever: dict[str, int] = {}
     obstacles: dict[str, str] = {}
     for node in nodes:
-        barrier = _barrier(node, wish)
-        ever[node.name] = 0 if barrier else _room(node, wish, empty=True)
-        now[node.name] = 0 if barrier else _room(node, wish, empty=False)
+        barrier = _exclusion(node, pods)
+        ever[node.name] = 0 if barrier else _room(node, pods, empty=True)
+        now[node.name] = 0 if barrier else _room(node, pods, empty=False)
         if not now[node.name]:
-            obstacles[node.name] = barrier or _shortage(node, wish)
-    near = wish.topology
+            obstacles[node.name] = barrier or _shortage(node, pods)
+    near = pods.topology
     domains = {node.name: node.labels.get(near.key, "") for node in nodes} if near else {}
-    return Fit(wish.count, now, ever, obstacles, domains, near is not None and near.required is not None)
+    return Fit(pods.count, now, ever, obstacles, domains, near is not None and near.required is not None)
 
 
-def _room(node: Node, wish: Wish, *, empty: bool) -> int:
+def _room(node: Node, pods: PodSet, *, empty: bool) -> int:
     rooms = [
         (node.allocatable.get(name, 0) if empty else node.free(name)) // amount
-        for name, amount in wish.requests.items()
+        for name, amount in pods.requests.items()
         if amount
     ]
-    room = max(0, min([wish.count, *map(int, rooms)]))
-    return min(room, 1) if wish.is_alone else room
+    room = max(0, min([pods.count, *map(int, rooms)]))
+    return min(room, 1) if pods.is_one_per_node else room
 
 
-def _shortage(node: Node, wish: Wish) -> str:
-    short = [name for name, amount in wish.requests.items() if node.free(name) < amount]
-    never = [name for name in short if node.allocatable.get(name, 0) < wish.requests[name]]
+def _shortage(node: Node, pods: PodSet) -> str:
+    short = [name for name, amount in pods.requests.items() if node.free(name) < amount]
+    never = [name for name in short if node.allocatable.get(name, 0) < pods.requests[name]]
     if missing := [name for name in never if not node.allocatable.get(name)]:
         return f"no {', '.join(missing)}"
     return f"too little {', '.join(never)}" if never else f"too little {', '.join(short)} left"
 
 
-def _barrier(node: Node, wish: Wish) -> str | None:
+def _exclusion(node: Node, pods: PodSet) -> str | None:
     """Return why the node can take none of the pods, regardless of free resources; None if it can."""
     if node.is_cordoned:
         return "cordoned"
     if not node.is_ready:
         return "not ready"
-    if taint := next((t for t in node.taints if t["effect"] in _HARD and not _is_tolerated(t, wish.spec)), None):
+    if taint := next((t for t in node.taints if t["effect"] in _HARD and not _is_tolerated(t, pods.spec)), None):
         value = f"={taint['value']}" if taint.get("value") else ""
         return f"taint {taint['key']}{value}:{taint['effect']}, which pod.template does not tolerate"
-    if not _is_selected(node, wish):
+    if not _is_selected(node, pods):
         return "not selected by the nodeSelector or the node affinity of pod.template"
-    if wish.topology and wish.topology.required and wish.topology.required not in node.labels:
-        return f"no label {wish.topology.required}, which spec.scheduling.topology requires"
-    if node.gpu_bytes is not None and node.gpu_bytes < wish.device_bytes:
+    if pods.topology and pods.topology.required and pods.topology.required not in node.labels:
+        return f"no label {pods.topology.required}, which spec.scheduling.topology requires"
+    if node.gpu_bytes is not None and node.gpu_bytes < pods.device_bytes:
         return "GPUs with too little memory"
     return None
 
@@ -174,23 +174,23 @@ def _tolerates(toleration: Json, taint: Json) -> bool:
     return has_key and (toleration.get("value") or "") == (taint.get("value") or "")
 
 
-def _is_selected(node: Node, wish: Wish) -> bool:
-    wanted = wish.spec.get("nodeSelector") or {}
+def _is_selected(node: Node, pods: PodSet) -> bool:
+    wanted = pods.spec.get("nodeSelector") or {}
     if any(node.labels.get(key) != value for key, value in wanted.items()):
         return False
-    return not wish.node_terms or any(_meets(node, term) for term in wish.node_terms)
+    return not pods.node_terms or any(_matches_term(node, term) for term in pods.node_terms)
 
 
-def _meets(node: Node, term: Json) -> bool:
+def _matches_term(node: Node, term: Json) -> bool:
     labels, fields = term.get("matchExpressions") or [], term.get("matchFields") or []
     if not labels and not fields:
         return False
-    return all(_holds(node.labels, one) for one in labels) and all(
-        _holds({"metadata.name": node.name}, one) for one in fields
+    return all(_matches(node.labels, one) for one in labels) and all(
+        _matches({"metadata.name": node.name}, one) for one in fields
     )
 
 
-def _holds(labels: dict[str, str], expression: Json) -> bool:
+def _matches(labels: dict[str, str], expression: Json) -> bool:
     value, values = labels.get(expression["key"]), expression.get("values") or []
     match expression["operator"]:
         case "In":

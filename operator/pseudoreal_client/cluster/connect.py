@@ -7,20 +7,11 @@ from typing import Any
 
 import click
 from kubernetes import client, config
+from pseudoreal_trainer.cli.common import ClusterOptions, CommandError, ExitStatus
 
 from pseudoreal_client.cluster.api import Api
-from pseudoreal_client.refusal import ExitStatus, Refusal
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-
-
-@dataclass(frozen=True)
-class Where:
-    """Cluster options of the command line; None means the kubeconfig decides."""
-
-    namespace: str | None = None
-    context: str | None = None
-    kubeconfig: str | None = None
 
 
 @dataclass(frozen=True)
@@ -32,13 +23,13 @@ class Connection:
     """Whether the command line names the namespace."""
 
 
-def connect(where: Where) -> Connection:
-    """Return the connection, without sending a request. Raises Refusal if no cluster is configured."""
+def connect(options: ClusterOptions) -> Connection:
+    """Return the connection, without sending a request. Raises CommandError if no cluster is configured."""
     configuration = client.Configuration()
     try:
-        usual = _load(where, configuration)
+        usual = _load(options, configuration)
     except (config.ConfigException, OSError) as error:
-        raise Refusal(
+        raise CommandError(
             f"no cluster is configured ({error}); set KUBECONFIG, or give --kubeconfig and --context;"
             " `kubectl config get-contexts` lists what there is",
             ExitStatus.NO_CLUSTER,
@@ -46,7 +37,7 @@ def connect(where: Where) -> Connection:
     # No retries: report an unreachable cluster at once.
     configuration.retries = False
     return Connection(
-        Api(client.ApiClient(configuration), _warn), where.namespace or usual, where.namespace is not None
+        Api(client.ApiClient(configuration), _warn), options.namespace or usual, options.namespace is not None
     )
 
 
@@ -54,14 +45,14 @@ def _warn(sentence: str) -> None:
     click.echo(sentence, err=True)
 
 
-def _load(where: Where, configuration: client.Configuration) -> str:
+def _load(options: ClusterOptions, configuration: client.Configuration) -> str:
     """Fill the configuration; return the namespace of the context."""
-    if where.kubeconfig is None and where.context is None and _runs_in_a_pod():
+    if options.kubeconfig is None and options.context is None and _runs_in_a_pod():
         config.load_incluster_config(configuration)
         return _ACCOUNT.read_text().strip()
-    contexts, active = config.list_kube_config_contexts(where.kubeconfig)
-    config.load_kube_config(where.kubeconfig, where.context, configuration)
-    chosen: Any = next((one for one in contexts if one["name"] == where.context), active)
+    contexts, active = config.list_kube_config_contexts(options.kubeconfig)
+    config.load_kube_config(options.kubeconfig, options.context, configuration)
+    chosen: Any = next((one for one in contexts if one["name"] == options.context), active)
     return str(chosen["context"].get("namespace") or "default")
 
 

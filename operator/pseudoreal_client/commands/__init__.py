@@ -1,4 +1,4 @@
 """The commands. Each reads objects, calls a pure function of `view`, and prints or sends the result.
 
-`command.py` combines them into one group.
+`trainer/pseudoreal_trainer/cli/command.py` combines them and the local commands into one group.
 """

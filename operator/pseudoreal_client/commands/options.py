@@ -3,36 +3,21 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import click
+from pseudoreal_api.base import KIND
+from pseudoreal_trainer.cli.common import ClusterOptions, CommandError, cluster_options
 
-from pseudoreal_client.cluster.api import JOBS
-from pseudoreal_client.cluster.connect import Where, connect
-from pseudoreal_client.refusal import Refusal
-
-C = TypeVar("C", bound=Callable[..., Any])
+from pseudoreal_client.cluster.connect import connect
 
 
-def cluster_options(command: C) -> C:
-    """Add -n, --context and --kubeconfig."""
-    for option in (
-        click.option("--kubeconfig", help="File to use in place of KUBECONFIG."),
-        click.option("--context", help="Context of the kubeconfig."),
-        click.option("-n", "--namespace", help="Default: that of the context."),
-    ):
-        command = option(command)
-    return command
-
-
-def on_cluster(command: Callable[..., None]) -> Callable[..., None]:
+def with_connection(command: Callable[..., None]) -> Callable[..., None]:
     """Add the cluster options to a command; the command receives a Connection instead of them."""
 
     @wraps(command)
-    def connected(
-        *arguments: Any, namespace: str | None, context: str | None, kubeconfig: str | None, **options: Any
-    ) -> None:
-        command(connect(Where(namespace, context, kubeconfig)), *arguments, **options)
+    def connected(cluster: ClusterOptions, **arguments: Any) -> None:
+        command(connect(cluster), **arguments)
 
     return cluster_options(connected)
 
@@ -45,11 +30,10 @@ def job_argument(**settings: Any) -> Callable[[Callable[..., None]], Callable[..
 def names_of_jobs(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     given = context.params
     try:
-        connection = connect(Where(given.get("namespace"), given.get("context"), given.get("kubeconfig")))
-        jobs = connection.api.each(JOBS, connection.namespace)
-    except Refusal:
-        # Shell completion must not print errors.
-        return []
+        connection = connect(ClusterOptions(*map(given.get, ClusterOptions._fields)))
+        jobs = connection.api.each(KIND, connection.namespace)
+    except CommandError:
+        return []  # completion must not print errors
     return [job["metadata"]["name"] for job in jobs if job["metadata"]["name"].startswith(incomplete)]
 
 

@@ -8,21 +8,20 @@ import click
 import yaml
 from pseudoreal_api.base import API_VERSION, KIND
 
-from pseudoreal_client.cluster.api import EVENTS, JOBS, PODS
 from pseudoreal_client.cluster.connect import Connection
-from pseudoreal_client.commands.options import job_argument, now, on_cluster
+from pseudoreal_client.commands.options import job_argument, now, with_connection
 from pseudoreal_client.view.description import description
+from pseudoreal_client.view.observed_job import ObservedJob
 from pseudoreal_client.view.rows import table
-from pseudoreal_client.view.seen import SeenJob
 
 Json = dict[str, Any]
 
 
 @click.command()
 @job_argument(required=False)
-@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="The jobs of all namespaces.")
+@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="List the jobs of all namespaces.")
 @click.option("-o", "--output", type=click.Choice(["wide", "yaml", "json"]), help="Default: a table.")
-@on_cluster
+@with_connection
 def get(connection: Connection, name: str | None, everywhere: bool, output: str | None) -> None:
     """List the jobs, or show the job NAME."""
     if name and everywhere:
@@ -42,9 +41,9 @@ def get(connection: Connection, name: str | None, everywhere: bool, output: str 
             click.echo(line)
 
 
-def _readable(bodies: Iterable[Json]) -> Iterator[SeenJob]:
+def _readable(bodies: Iterable[Json]) -> Iterator[ObservedJob]:
     """Yield the jobs with a status readable by this release; report the others by name."""
-    for job in map(SeenJob, bodies):
+    for job in map(ObservedJob, bodies):
         if job.unreadable is None:
             yield job
         else:
@@ -56,16 +55,16 @@ def _jobs(connection: Connection, name: str | None, *, everywhere: bool) -> list
         return [connection.api.job(connection.namespace, name)]
     # Items of a list lack kind and apiVersion.
     head = {"apiVersion": API_VERSION, "kind": KIND}
-    return [head | body for body in connection.api.each(JOBS, None if everywhere else connection.namespace)]
+    return [head | body for body in connection.api.each(KIND, None if everywhere else connection.namespace)]
 
 
 @click.command()
 @job_argument()
-@on_cluster
+@with_connection
 def describe(connection: Connection, name: str) -> None:
-    """Say all there is to know of the job NAME: phases, ranks and their nodes, faults, conditions, events."""
-    job = SeenJob(connection.api.job(connection.namespace, name))
-    pods = job.current_pods(connection.api.each(PODS, job.namespace, job.selector))
-    events = connection.api.each(EVENTS, job.namespace, fields=f"involvedObject.uid={job.uid}")
+    """Show everything about the job NAME: phases, ranks and their nodes, faults, conditions, events."""
+    job = ObservedJob(connection.api.job(connection.namespace, name))
+    pods = job.current_pods(connection.api.each("Pod", job.namespace, job.selector))
+    events = connection.api.each("Event", job.namespace, fields=f"involvedObject.uid={job.uid}")
     for line in description(job, pods, events, now()):
         click.echo(line)

@@ -4,26 +4,26 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pseudoreal_trainer.cli.common import CommandError
+from pseudoreal_trainer.cli.job_file import JobFile, invalid, only_job, read_job_file
+from pseudoreal_trainer.cli.yaml_positions import Document
 
 from pseudoreal_client.cluster.connect import Connection
-from pseudoreal_client.cluster.failures import Rejected
-from pseudoreal_client.commands.options import on_cluster
-from pseudoreal_client.commands.telling import tell_until_end
-from pseudoreal_client.files.job_file import JobFile, invalid, only_job, read_job_file
-from pseudoreal_client.files.located import Document
-from pseudoreal_client.refusal import Refusal
+from pseudoreal_client.cluster.errors import Rejected
+from pseudoreal_client.commands.options import with_connection
+from pseudoreal_client.commands.watch import print_until_end
 
 Json = dict[str, Any]
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--wait", is_flag=True, help="Tell what becomes of the job until it ends; exit code 1 if it fails.")
-@on_cluster
+@click.option("--wait", is_flag=True, help="Print the job's state until it ends; exit code 1 if it fails.")
+@with_connection
 def submit(connection: Connection, file: Path, wait: bool) -> None:
-    """Create the job in FILE, once the cluster has said that it would take it.
+    """Create the job in FILE, after a dry run on the cluster.
 
-    FILE may be -, standard input. Other objects in it are left to `kubectl apply`.
+    FILE may be - for standard input. Other objects in it are not created; `kubectl apply` creates them.
     """
     read = read_job_file(file)
     job = only_job(read)
@@ -34,14 +34,14 @@ def submit(connection: Connection, file: Path, wait: bool) -> None:
     name = _create(connection, read, job, namespace, dry_run=False)["metadata"]["name"]
     click.echo(f"job {name} is created in namespace {namespace}; pseudoreal watch {name} -n {namespace} shows it")
     if wait:
-        tell_until_end(connection, namespace, name)
+        print_until_end(connection, namespace, name)
 
 
 def _namespace(body: Json, connection: Connection, file: str) -> str:
-    """Return the namespace of the file, or else of the command line. Raises Refusal if they differ."""
+    """Return the namespace of the file, or else of the command line. Raises CommandError if they differ."""
     own = body["metadata"].get("namespace")
     if own and connection.is_named and own != connection.namespace:
-        raise Refusal(f"{file} says namespace {own}, and -n says {connection.namespace}; remove one of them")
+        raise CommandError(f"{file} says namespace {own}, and -n says {connection.namespace}; remove one of them")
     return str(own or connection.namespace)
 
 
@@ -49,4 +49,4 @@ def _create(connection: Connection, file: JobFile, job: Document, namespace: str
     try:
         return connection.api.create_job(job.body, namespace, dry_run=dry_run)
     except Rejected as rejected:
-        raise invalid([job.fault(cause).text(file.name) for cause in rejected.causes or [rejected.sentence]]) from None
+        raise invalid([job.fault(cause).text(file.name) for cause in rejected.causes or [rejected.message]]) from None

@@ -1,53 +1,53 @@
-"""`pseudoreal watch`."""
+"""`pseudoreal watch`: a screen on a terminal, else a line whenever something changes, as `submit --wait` prints too."""
 
 import time
 from dataclasses import dataclass, field
 
 import click
 from pseudoreal_operator.observe.view import Pod
+from pseudoreal_trainer.cli.common import CommandError, ExitStatus
 from rich.console import Console
 from rich.live import Live
 
-from pseudoreal_client.cluster.api import PODS
 from pseudoreal_client.cluster.connect import Connection
-from pseudoreal_client.commands.options import job_argument, now, on_cluster
-from pseudoreal_client.commands.telling import LOOK_SECONDS, check_success, tell_until_end
-from pseudoreal_client.refusal import ExitStatus, Refusal
-from pseudoreal_client.view.dashboard import Look, dashboard
+from pseudoreal_client.commands.options import job_argument, now, with_connection
+from pseudoreal_client.view.dashboard import Snapshot, dashboard
 from pseudoreal_client.view.history import History
-from pseudoreal_client.view.seen import SeenJob
-from pseudoreal_client.view.speakers import has_begun
+from pseudoreal_client.view.log_pods import has_started
+from pseudoreal_client.view.observed_job import ObservedJob
+from pseudoreal_client.view.rows import summary_line
 
+POLL_SECONDS = 2.0
 _LINES = 20_000
-"""Maximal number of log lines from before the first look."""
+"""Maximal number of log lines from before the first snapshot."""
 _OVERLAP_SECONDS = 10
-"""Seconds of overlap between looks at a log, because clocks differ; lines read twice count once."""
+"""Seconds of overlap between two reads of a log, because clocks differ; lines read twice count once."""
 
 
 @click.command()
 @job_argument()
-@on_cluster
+@with_connection
 def watch(connection: Connection, name: str) -> None:
-    """Show the job NAME until it ends: phases, loss, ranks and their nodes, checkpoints, what remains.
+    """Show the job NAME until it ends: phases, loss, ranks and their nodes, checkpoints, remaining time.
 
-    Where the output is no terminal, it is a line whenever something has changed. Exit code 1 if the job fails.
+    If the output is no terminal, it is one line per change. Exit code 1 if the job fails.
     """
     console = Console()
     if not console.is_terminal:
-        tell_until_end(connection, connection.namespace, name)
+        print_until_end(connection, connection.namespace, name)
         return
     watcher = _Watcher(connection, name)
-    look = watcher.look()
+    snapshot = watcher.take_snapshot()
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            while not look.job.is_over:
-                live.update(dashboard(look, console.width, console.height), refresh=True)
-                time.sleep(LOOK_SECONDS)
-                look = watcher.look_again(look)
+            while not snapshot.job.is_over:
+                live.update(dashboard(snapshot, console.width, console.height), refresh=True)
+                time.sleep(POLL_SECONDS)
+                snapshot = watcher.update_snapshot(snapshot)
     except KeyboardInterrupt:
         pass
-    console.print(dashboard(look, console.width, console.height))
-    check_success(look.job)
+    console.print(dashboard(snapshot, console.width, console.height))
+    raise_if_failed(snapshot.job)
 
 
 @dataclass
@@ -58,34 +58,62 @@ class _Watcher:
     _read: dict[str, float] = field(default_factory=dict)
     """Pod name -> time (time.monotonic) of the last read of its log."""
 
-    def look(self) -> Look:
+    def take_snapshot(self) -> Snapshot:
         api = self.connection.api
-        job = SeenJob(api.job(self.connection.namespace, self.name))
-        executions = job.executions(api.each(PODS, job.namespace, job.selector))
+        job = ObservedJob(api.job(self.connection.namespace, self.name))
+        executions = job.executions(api.each("Pod", job.namespace, job.selector))
         notes: list[str] = []
         for pods in executions:
             self._read_log(job, pods, notes, is_newest=pods is executions[-1])
         self.history.add_status(job.status)
-        return Look(job, executions[-1] if executions else [], self.history, notes, now())
+        return Snapshot(job, executions[-1] if executions else [], self.history, notes, now())
 
-    def look_again(self, before: Look) -> Look:
-        """Return the current look; while the cluster does not answer, the previous one with a note. Raises Refusal if
-        the job is gone."""
+    def update_snapshot(self, before: Snapshot) -> Snapshot:
+        """Return the current snapshot; while the cluster does not answer, the previous one with a note.
+
+        Raises CommandError if the job is gone.
+        """
         try:
-            return self.look()
-        except Refusal as refusal:
-            if refusal.status is ExitStatus.NOT_FOUND:
+            return self.take_snapshot()
+        except CommandError as error:
+            if error.exit_code == ExitStatus.NOT_FOUND:
                 raise
-            return Look(before.job, before.pods, self.history, [refusal.sentence], now())
+            return Snapshot(before.job, before.pods, self.history, [error.message], now())
 
-    def _read_log(self, job: SeenJob, pods: list[Pod], notes: list[str], *, is_newest: bool) -> None:
+    def _read_log(self, job: ObservedJob, pods: list[Pod], notes: list[str], *, is_newest: bool) -> None:
         """Add the log of the pod with rank 0 to the history; the log of an earlier execution is read once."""
-        first = next((pod for pod in pods if pod.index == 0 and has_begun(pod)), None)
+        first = next((pod for pod in pods if pod.index == 0 and has_started(pod)), None)
         if first is None or (first.name in self._read and not is_newest):
             return
         before, self._read[first.name] = self._read.get(first.name), time.monotonic()
         since = None if before is None else round(time.monotonic() - before) + _OVERLAP_SECONDS
         try:
             self.history.read(self.connection.api.log(job.namespace, first.name, tail=_LINES, since_seconds=since))
-        except Refusal as refusal:
-            notes.append(f"the curve has only what the status says: {refusal.sentence}")
+        except CommandError as error:
+            notes.append(f"the curve has only what the status says: {error.message}")
+
+
+def print_until_end(connection: Connection, namespace: str, name: str) -> None:
+    """Print a line whenever the job's summary has changed. Raises CommandError if the job fails."""
+    printed: str | None = None
+    try:
+        while True:
+            job = ObservedJob(connection.api.job(namespace, name))
+            line = summary_line(job, now())
+            if line != printed:
+                click.echo(line)
+            printed = line
+            if job.is_over:
+                break
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        raise CommandError(f"the job goes on; pseudoreal watch {name} -n {namespace} shows it") from None
+    raise_if_failed(job)
+
+
+def raise_if_failed(job: ObservedJob) -> None:
+    """Raise CommandError if the job has failed."""
+    if job.status.state == "Failed":
+        raise CommandError(
+            f"job {job.name} failed; pseudoreal describe {job.name} -n {job.namespace} says what to change"
+        )

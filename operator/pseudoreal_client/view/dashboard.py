@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
+from pseudoreal_api.quantity import readable_bytes
 from pseudoreal_api.resolved.resolve import last_steps
 from pseudoreal_operator.observe.view import Pod
 from rich.console import Group, RenderableType
@@ -16,8 +17,8 @@ from pseudoreal_client.text import NOTHING, age, columns, duration
 from pseudoreal_client.view.curve import plot
 from pseudoreal_client.view.description import phase_table
 from pseudoreal_client.view.history import History
+from pseudoreal_client.view.observed_job import ObservedJob, one_line
 from pseudoreal_client.view.ranks import rank_map
-from pseudoreal_client.view.seen import SeenJob, cleaned
 
 _CURVE_LINES = 8
 _CHECKPOINTS = 3
@@ -29,51 +30,53 @@ _COLOURS = {"Training": "green", "Complete": "green", "Failed": "red", "Restarti
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """State of a job at one moment. `notes` are sentences about unreadable parts."""
 
-    job: SeenJob
+    job: ObservedJob
     pods: Sequence[Pod]
     history: History
     notes: Sequence[str]
     now: datetime
 
 
-def dashboard(look: Look, width: int, height: int) -> RenderableType:
+def dashboard(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     """Return the screen for a terminal of `width` x `height` characters."""
-    parts: list[RenderableType] = [_title(look), *_reason(look), *_bars(look)]
-    parts += _part("Phases", phase_table(look.job, look.now))
-    parts += _part(_loss(look), plot(look.history.losses, width - 2, _CURVE_LINES, _ends(look.job)))
-    room = max(_LEAST_PODS, height - _OTHER_LINES - len(look.job.phase_names))
-    parts += _part("Ranks", rank_map(look.job, look.pods, look.now, room))
-    parts += _part("Checkpoints", _checkpoints(look))
-    parts += [Text(note, style="yellow", overflow="ellipsis", no_wrap=True) for note in look.notes]
+    parts: list[RenderableType] = [_title(snapshot), *_reason(snapshot), *_bars(snapshot)]
+    parts += _part("Phases", phase_table(snapshot.job, snapshot.now))
+    parts += _part(_loss(snapshot), plot(snapshot.history.losses, width - 2, _CURVE_LINES, _ends(snapshot.job)))
+    room = max(_LEAST_PODS, height - _OTHER_LINES - len(snapshot.job.phase_names))
+    parts += _part("Ranks", rank_map(snapshot.job, snapshot.pods, snapshot.now, room))
+    parts += _part("Checkpoints", _checkpoints(snapshot))
+    parts += [Text(note, style="yellow", overflow="ellipsis", no_wrap=True) for note in snapshot.notes]
     return Group(*parts)
 
 
-def _title(look: Look) -> Text:
-    job, status = look.job, look.job.status
+def _title(snapshot: Snapshot) -> Text:
+    job, status = snapshot.job, snapshot.job.status
     where = f"  phase {status.current_phase}" if status.current_phase else ""
     title = Text(f"{job.namespace}/{job.name}  ", style="bold", overflow="ellipsis", no_wrap=True)
     title.append(status.state, style=_COLOURS.get(status.state, "cyan"))
     restarts = f"  restarts {status.restarts}" if status.restarts else ""
-    title.append(f"{where}  execution {status.execution}{restarts}  age {age(job.created, look.now)}", style="default")
+    title.append(
+        f"{where}  execution {status.execution}{restarts}  age {age(job.created, snapshot.now)}", style="default"
+    )
     return title
 
 
-def _reason(look: Look) -> list[RenderableType]:
-    message = cleaned(look.job.reason.message) if look.job.reason else ""
+def _reason(snapshot: Snapshot) -> list[RenderableType]:
+    message = one_line(snapshot.job.reason.message) if snapshot.job.reason else ""
     return [Text(message, overflow="ellipsis", no_wrap=True)] if message else []
 
 
-def _bars(look: Look) -> list[RenderableType]:
+def _bars(snapshot: Snapshot) -> list[RenderableType]:
     """Return progress bars of the phase and the job, with the remaining time of each."""
-    job, progress = look.job, look.job.status.progress
+    job, progress = snapshot.job, snapshot.job.status.progress
     if progress is None or job.spec is None:
         return []
     table = Table.grid(padding=(0, 2))
     rate = f"{progress.tokens_per_second} tokens/s" if progress.tokens_per_second else ""
-    for name, (begin, end), left in _spans(look):
+    for name, (begin, end), left in _spans(snapshot):
         done = min(max(progress.step - begin, 0), end - begin)
         bar = ProgressBar(total=max(1, end - begin), completed=done, width=_BAR)
         steps = f"{done:,} of {end - begin:,} steps"
@@ -82,9 +85,9 @@ def _bars(look: Look) -> list[RenderableType]:
     return [table]
 
 
-def _spans(look: Look) -> Iterator[tuple[str, tuple[int, int], float | None]]:
+def _spans(snapshot: Snapshot) -> Iterator[tuple[str, tuple[int, int], float | None]]:
     """Yield name, first and last step, and remaining seconds, of the current phase and then of the job."""
-    job, name = look.job, look.job.status.current_phase
+    job, name = snapshot.job, snapshot.job.status.current_phase
     assert job.spec is not None, "`_bars` returns early if the spec is unreadable"
     ends = last_steps(job.spec)
     spans = dict(zip(job.phase_names, pairwise([0, *ends]), strict=True))
@@ -92,29 +95,29 @@ def _spans(look: Look) -> Iterator[tuple[str, tuple[int, int], float | None]]:
         # The previous phase may have ended before its last step.
         before = job.status.phases[job.phase_names.index(name) - 1] if name != job.phase_names[0] else None
         begin = before.step if before and before.step is not None else spans[name][0]
-        yield f"phase {name}", (begin, spans[name][1]), job.remaining_of_phase(look.now)
-    yield "job", (0, ends[-1]), job.remaining_of_job(look.now)
+        yield f"phase {name}", (begin, spans[name][1]), job.remaining_of_phase(snapshot.now)
+    yield "job", (0, ends[-1]), job.remaining_of_job(snapshot.now)
 
 
-def _loss(look: Look) -> str:
-    progress = look.job.status.progress
+def _loss(snapshot: Snapshot) -> str:
+    progress = snapshot.job.status.progress
     if progress is None:
         return "Loss"
     return f"Loss {progress.loss or NOTHING}, of the validation text {progress.validation_loss or NOTHING}"
 
 
-def _ends(job: SeenJob) -> list[int]:
+def _ends(job: ObservedJob) -> list[int]:
     return [phase.step for phase in job.status.phases if phase.step is not None]
 
 
-def _checkpoints(look: Look) -> list[str]:
+def _checkpoints(snapshot: Snapshot) -> list[str]:
     """Return the checkpoint in the status, then the newest ones with their cost, as far as the logs tell."""
     rows = [
-        (f"step {cost.step:,}", f"{cost.bytes / 2**30:.2f} GiB", f"saved in {duration(cost.seconds)}")
-        for cost in [*look.history.checkpoints.values()][-_CHECKPOINTS:]
+        (f"step {cost.step:,}", readable_bytes(cost.bytes), f"saved in {duration(cost.seconds)}")
+        for cost in [*snapshot.history.checkpoints.values()][-_CHECKPOINTS:]
     ]
-    saved = look.job.status.checkpoint
-    newest = [(saved.latest, f"step {saved.step:,}", f"{age(saved.saved_time, look.now)} ago")] if saved else []
+    saved = snapshot.job.status.checkpoint
+    newest = [(saved.latest, f"step {saved.step:,}", f"{age(saved.saved_time, snapshot.now)} ago")] if saved else []
     return columns(newest + rows)
 
 

@@ -9,15 +9,15 @@ from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_operator.observe.view import Pod
 
 from pseudoreal_client.text import NOTHING, age, columns, duration, number
+from pseudoreal_client.view.observed_job import ObservedJob, one_line, share
 from pseudoreal_client.view.ranks import node_map, rank_map
-from pseudoreal_client.view.seen import SeenJob, cleaned, share
 
 Json = dict[str, Any]
 
 _NEWEST_EVENTS = 10
 
 
-def description(job: SeenJob, pods: Sequence[Pod], events: Sequence[Json], now: datetime) -> list[str]:
+def description(job: ObservedJob, pods: Sequence[Pod], events: Sequence[Json], now: datetime) -> list[str]:
     """Return the lines of the description. `pods` are the pods of the newest execution."""
     lines = columns([[f"{name}:", value] for name, value in facts(job, now)])
     lines += _part("Phases", phase_table(job, now))
@@ -30,7 +30,7 @@ def description(job: SeenJob, pods: Sequence[Pod], events: Sequence[Json], now: 
     return lines + _part("Events", _events(events, now))
 
 
-def _nodes_title(job: SeenJob) -> str:
+def _nodes_title(job: ObservedJob) -> str:
     placement = job.status.placement
     return f"Nodes of phase {placement.phase_name}, execution {placement.execution}" if placement else "Nodes"
 
@@ -41,13 +41,13 @@ def _experts(progress: Progress) -> Iterator[tuple[str, str]]:
         yield "Experts", f"{spread}, router entropy {load.router_entropy} nats"
 
 
-def facts(job: SeenJob, now: datetime) -> Iterator[tuple[str, str]]:
+def facts(job: ObservedJob, now: datetime) -> Iterator[tuple[str, str]]:
     """Yield label and value of each summary line of a job."""
     status, progress = job.status, job.status.progress
     yield "Job", f"{job.name} in namespace {job.namespace}"
     yield "State", _state(job)
     if job.reason and job.reason.message:
-        yield "Reason", cleaned(job.reason.message)
+        yield "Reason", one_line(job.reason.message)
     if progress:
         yield "Step", f"{share(progress)}, {progress.tokens:,} tokens"
         yield "Loss", f"{progress.loss or NOTHING}, of the validation text {progress.validation_loss or NOTHING}"
@@ -60,30 +60,33 @@ def facts(job: SeenJob, now: datetime) -> Iterator[tuple[str, str]]:
         yield "Checkpoint", f"{status.checkpoint.latest} at step {status.checkpoint.step:,}{saved}"
     yield "Restarts", str(status.restarts)
     if found := status.restarts_in_place:
-        yield "In place", f"{found.restarts} of execution {found.execution}, the last time as: {cleaned(found.message)}"
+        yield (
+            "In place",
+            f"{found.restarts} of execution {found.execution}, the last time as: {one_line(found.message)}",
+        )
     yield "Age", age(job.created, now)
     if status.avoided_nodes:
         yield "Avoided nodes", ", ".join(status.avoided_nodes)
 
 
-def _state(job: SeenJob) -> str:
+def _state(job: ObservedJob) -> str:
     status = job.status
     where = f", phase {status.current_phase}" if status.current_phase else ""
     asked = ", asked to suspend" if job.is_suspended and status.state not in ("Suspended", "Complete", "Failed") else ""
     return f"{status.state}{where}, execution {status.execution}{asked}"
 
 
-def _workers(job: SeenJob) -> Iterator[tuple[str, str]]:
+def _workers(job: ObservedJob) -> Iterator[tuple[str, str]]:
     """Yield the number of workers of an elastic phase, if fewer than all, and the reason."""
     found = job.status.elastic
     if found is None or found.phase_name != job.status.current_phase:
         return
     phase = job.phase(found.phase_name)
     more = f" More are tried after {found.grow_after}." if found.grow_after else ""
-    yield "Workers", f"{found.workers} of {phase.workers if phase else NOTHING}: {cleaned(found.message)}{more}"
+    yield "Workers", f"{found.workers} of {phase.workers if phase else NOTHING}: {one_line(found.message)}{more}"
 
 
-def _remaining(job: SeenJob, now: datetime) -> Iterator[tuple[str, str]]:
+def _remaining(job: ObservedJob, now: datetime) -> Iterator[tuple[str, str]]:
     phase, whole = job.remaining_of_phase(now), job.remaining_of_job(now)
     if phase is not None:
         of_job = f", {duration(whole)} of the job at this rate" if whole is not None else ""
@@ -94,13 +97,13 @@ def _part(title: str, lines: list[str]) -> list[str]:
     return ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
 
 
-def phase_table(job: SeenJob, now: datetime) -> list[str]:
+def phase_table(job: ObservedJob, now: datetime) -> list[str]:
     """Return a table with one line per phase."""
     heads = ("PHASE", "STATE", "ENDS AT", "STEP", "LOSS", "VAL-LOSS", "TOOK", "CHECKPOINT")
     return columns([heads, *(_phase(job, name, now) for name in job.phase_names)])
 
 
-def _phase(job: SeenJob, name: str, now: datetime) -> list[str]:
+def _phase(job: ObservedJob, name: str, now: datetime) -> list[str]:
     found = job.phase_status(name) or PhaseStatus(name=name, state="Pending")
     progress = job.status.progress if name == job.status.current_phase else None
     step = found.step if found.step is not None or progress is None else progress.step
@@ -110,7 +113,7 @@ def _phase(job: SeenJob, name: str, now: datetime) -> list[str]:
     return [name, found.state, _until(job, name), number(step), loss, validation, _took(found, now), end]
 
 
-def _until(job: SeenJob, name: str) -> str:
+def _until(job: ObservedJob, name: str) -> str:
     phase = job.phase(name)
     if phase is None:
         return NOTHING
@@ -127,24 +130,24 @@ def _took(phase: PhaseStatus, now: datetime) -> str:
     return age(phase.start_time, datetime.fromisoformat(phase.completion_time) if phase.completion_time else now)
 
 
-def _layouts(job: SeenJob) -> list[str]:
+def _layouts(job: ObservedJob) -> list[str]:
     """Return the layouts chosen for phases with layout Auto, each with the estimate behind the choice."""
     given = [(phase.name, phase.layout) for phase in job.status.phases if phase.layout]
     if not given:
         return []
     heads = ("PHASE", "PIPELINE", "REPLICAS", "EXPERT-RANKS", "SCHEDULE", "SHARDING", "MICRO-BATCHES", "KEEP", "STEP")
     rows = [(name, *_layout(layout)) for name, layout in given]
-    notes = [f"{cleaned(name)}: {cleaned(one.bottleneck)}, on {cleaned(one.hardware)}" for name, one in given]
+    notes = [f"{one_line(name)}: {one_line(one.bottleneck)}, on {one_line(one.hardware)}" for name, one in given]
     return [*columns([heads, *rows]), *notes]
 
 
 def _layout(layout: ChosenLayout) -> list[str]:
     counts = map(str, (layout.pipeline, layout.replicas, layout.expert_ranks))
-    words = map(cleaned, (layout.schedule, layout.state_sharding, str(layout.micro_batches), layout.keep))
-    return [*counts, *words, f"{cleaned(layout.step_time)} s"]
+    words = map(one_line, (layout.schedule, layout.state_sharding, str(layout.micro_batches), layout.keep))
+    return [*counts, *words, f"{one_line(layout.step_time)} s"]
 
 
-def _requests(job: SeenJob) -> list[str]:
+def _requests(job: ObservedJob) -> list[str]:
     if job.spec is None or not job.spec.requests:
         return []
     served = job.status.served_requests
@@ -152,12 +155,12 @@ def _requests(job: SeenJob) -> list[str]:
     return columns([("ID", "TYPE", "PHASE", "STATE"), *rows])
 
 
-def _faults(job: SeenJob, now: datetime) -> list[str]:
+def _faults(job: ObservedJob, now: datetime) -> list[str]:
     faults = job.status.faults
     if not faults:
         return []
     rows = [
-        (str(f.execution), f"{age(f.time, now)} ago", cleaned(f.reason), f.pod or NOTHING, f.node or NOTHING, _then(f))
+        (str(f.execution), f"{age(f.time, now)} ago", one_line(f.reason), f.pod or NOTHING, f.node or NOTHING, _then(f))
         for f in faults
     ]
     return columns([("EXECUTION", "TIME", "REASON", "POD", "NODE", "THEN"), *rows])
@@ -167,11 +170,11 @@ def _then(fault: Fault) -> str:
     return "new pods" if fault.restart_in_place is None else "the same pods"
 
 
-def _conditions(job: SeenJob) -> list[str]:
+def _conditions(job: ObservedJob) -> list[str]:
     conditions = job.status.conditions
     if not conditions:
         return []
-    rows = [(c.type, c.status, c.reason, cleaned(c.message)) for c in conditions]
+    rows = [(c.type, c.status, c.reason, one_line(c.message)) for c in conditions]
     return columns([("TYPE", "STATUS", "REASON", "MESSAGE"), *rows])
 
 
@@ -180,7 +183,7 @@ def _events(events: Sequence[Json], now: datetime) -> list[str]:
     if not newest:
         return []
     rows = [
-        (age(_time(e), now), e.get("type") or "", e.get("reason") or "", cleaned(e.get("message") or ""))
+        (age(_time(e), now), e.get("type") or "", e.get("reason") or "", one_line(e.get("message") or ""))
         for e in newest
     ]
     return columns([("AGE", "TYPE", "REASON", "MESSAGE"), *rows])

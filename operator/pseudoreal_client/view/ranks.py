@@ -8,49 +8,49 @@ from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import Pod, PodPhase
 
 from pseudoreal_client.text import NOTHING, age, columns
-from pseudoreal_client.view.seen import SeenJob, cleaned
+from pseudoreal_client.view.observed_job import ObservedJob, one_line
 
-_WELL = "Running"
+_RUNNING = "Running"
 _HEADS = ("RANKS", "POD", "NODE", "STATE", "SINCE")
 
 
-def rank_map(job: SeenJob, pods: Sequence[Pod], now: datetime, most: int | None = None) -> list[str]:
+def rank_map(job: ObservedJob, pods: Sequence[Pod], now: datetime, most: int | None = None) -> list[str]:
     """Return one line per pod of an execution, with its ranks; nothing without pods.
 
     With more than `most` pods, pods not running are kept, then others up to `most`; a last line counts the rest.
     """
     if not pods:
         return []
-    shown = pods if most is None else sorted(pods, key=_is_well)[:most]
-    lines = columns([_HEADS, *(_row(job, pod, now) for pod in sorted(shown, key=lambda pod: _turn(job, pod)))])
+    shown = pods if most is None else sorted(pods, key=_is_running)[:most]
+    lines = columns([_HEADS, *(_row(job, pod, now) for pod in sorted(shown, key=lambda pod: _rank_order(job, pod)))])
     return lines if len(shown) == len(pods) else [*lines, _left_out([pod for pod in pods if pod not in shown])]
 
 
-def _turn(job: SeenJob, pod: Pod) -> tuple[bool, int, int]:
+def _rank_order(job: ObservedJob, pod: Pod) -> tuple[bool, int, int]:
     """Return the sort key: pods in rank order, pods with unknown ranks last."""
     ranks = ranks_of(job, pod)
     return not ranks, ranks.start, pod.index
 
 
-def _is_well(pod: Pod) -> bool:
-    return pod_state(pod) == _WELL
+def _is_running(pod: Pod) -> bool:
+    return pod_state(pod) == _RUNNING
 
 
 def _left_out(pods: Sequence[Pod]) -> str:
-    ill = sum(not _is_well(pod) for pod in pods)
-    return f"and {len(pods)} more pods, {f'{ill} of which do not run' if ill else 'all of which run'}"
+    stopped = sum(not _is_running(pod) for pod in pods)
+    return f"and {len(pods)} more pods, {f'{stopped} of which do not run' if stopped else 'all of which run'}"
 
 
-def node_map(job: SeenJob) -> list[str]:
+def node_map(job: ObservedJob) -> list[str]:
     """Return one line per node with ranks, as far as the status has them; nothing before the first placement."""
     placement = job.status.placement
     if placement is None:
         return []
-    lines = columns([("NODE", "RANKS"), *((cleaned(node.node), cleaned(node.ranks)) for node in placement.nodes)])
+    lines = columns([("NODE", "RANKS"), *((one_line(node.node), one_line(node.ranks)) for node in placement.nodes)])
     return [*lines, f"further nodes: {placement.omitted_nodes}"] if placement.omitted_nodes else lines
 
 
-def ranks_of(job: SeenJob, pod: Pod) -> range:
+def ranks_of(job: ObservedJob, pod: Pod) -> range:
     """Return the ranks of a pod (0 for a delink); empty if unknown."""
     first = job.first_rank(pod)
     size = job.ranks_per_pod(pod.execution.phase) if pod.execution.kind is StageKind.TRAIN else 1
@@ -61,32 +61,32 @@ def ranks_text(ranks: range) -> str:
     return ranges_text(ranks) or NOTHING
 
 
-def pod_of_rank(job: SeenJob, pods: Sequence[Pod], rank: int) -> Pod | None:
+def pod_of_rank(job: ObservedJob, pods: Sequence[Pod], rank: int) -> Pod | None:
     return next((pod for pod in pods if rank in ranks_of(job, pod)), None)
 
 
-def _row(job: SeenJob, pod: Pod, now: datetime) -> list[str]:
+def _row(job: ObservedJob, pod: Pod, now: datetime) -> list[str]:
     since = age(pod.started, now) if pod.started else NOTHING
     state = f"{pod_state(pod)} (spare)" if job.is_spare(pod) else pod_state(pod)
-    return [ranks_text(ranks_of(job, pod)), pod.name, cleaned(pod.node) or NOTHING, state, since]
+    return [ranks_text(ranks_of(job, pod)), pod.name, one_line(pod.node) or NOTHING, state, since]
 
 
 def pod_state(pod: Pod) -> str:
     """Return one word for the state of a pod, with the reason in brackets if it does not run."""
     if pod.disruption:
-        return f"Disrupted ({cleaned(pod.disruption)})"
+        return f"Disrupted ({one_line(pod.disruption)})"
     if pod.phase is PodPhase.FAILED:
         return f"Failed ({_end(pod)})"
-    if pod.leaves_by and pod.is_alive:
+    if pod.deletion_deadline and pod.is_alive:
         return "Ending"
-    if pod.phase is PodPhase.PENDING and pod.obstacle:
-        return f"Pending ({cleaned(': '.join(filter(None, (pod.obstacle.reason, pod.obstacle.message))))})"
+    if pod.phase is PodPhase.PENDING and pod.blocker:
+        return f"Pending ({one_line(': '.join(filter(None, (pod.blocker.reason, pod.blocker.message))))})"
     return pod.phase.value if pod.ready or pod.phase is not PodPhase.RUNNING else "Starting"
 
 
 def _end(pod: Pod) -> str:
     end = pod.termination
     if end is None:
-        return cleaned(pod.complaint) or "nothing is known of its end"
+        return one_line(pod.complaint) or "nothing is known of its end"
     why = end.message.message if end.message else "" if end.reason == "Error" else end.reason
-    return f"exit code {end.exit_code}{': ' if why else ''}{cleaned(why)}"
+    return f"exit code {end.exit_code}{': ' if why else ''}{one_line(why)}"

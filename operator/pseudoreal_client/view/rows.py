@@ -1,22 +1,22 @@
-"""Output of `pseudoreal get`: one line per job. Pure."""
+"""One line per job: the rows of `pseudoreal get`, and the line of `watch` where there is no terminal. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
 
 from pseudoreal_client.text import NOTHING, age, columns, duration, number
-from pseudoreal_client.view.seen import SeenJob
+from pseudoreal_client.view.observed_job import ObservedJob, one_line, share
 
 _HEADS = ("NAME", "STATE", "PHASE", "STEP", "PROGRESS", "LOSS", "REMAINING", "RESTARTS", "AGE")
 _WIDE = ("READY", "VAL-LOSS", "TOKENS/S", "CHECKPOINT", "SAVED", "REASON")
 
 
-def table(jobs: Sequence[SeenJob], now: datetime, *, wide: bool, namespaces: bool) -> list[str]:
+def table(jobs: Sequence[ObservedJob], now: datetime, *, wide: bool, namespaces: bool) -> list[str]:
     """Return the lines of the table. `namespaces`: the first column is the job's namespace."""
     heads = (*(("NAMESPACE",) if namespaces else ()), *_HEADS, *(_WIDE if wide else ()))
     return columns([heads, *(_row(job, now, wide=wide, namespaces=namespaces) for job in jobs)])
 
 
-def _row(job: SeenJob, now: datetime, *, wide: bool, namespaces: bool) -> list[str]:
+def _row(job: ObservedJob, now: datetime, *, wide: bool, namespaces: bool) -> list[str]:
     status, progress, left = job.status, job.status.progress, job.remaining_of_job(now)
     row = [job.namespace] if namespaces else []
     row += [job.name, status.state, status.current_phase or NOTHING]
@@ -25,7 +25,7 @@ def _row(job: SeenJob, now: datetime, *, wide: bool, namespaces: bool) -> list[s
     return [*row, *_wide(job, now)] if wide else row
 
 
-def _wide(job: SeenJob, now: datetime) -> list[str]:
+def _wide(job: ObservedJob, now: datetime) -> list[str]:
     status, progress, saved = job.status, job.status.progress, job.status.checkpoint
     cells = [f"{status.replicas.ready}/{status.replicas.desired}"]
     cells += [progress.validation_loss or NOTHING, progress.tokens_per_second or NOTHING] if progress else [NOTHING] * 2
@@ -35,3 +35,16 @@ def _wide(job: SeenJob, now: datetime) -> list[str]:
 
 def _percent(value: int | None) -> str:
     return NOTHING if value is None else f"{value}%"
+
+
+def summary_line(job: ObservedJob, now: datetime) -> str:
+    """Return the state of a job in one line, for a log; it changes if something worth a line has happened."""
+    status, progress = job.status, job.status.progress
+    parts = [status.state, f"phase {status.current_phase}" if status.current_phase else ""]
+    if progress and not job.is_over:
+        left = job.remaining_of_job(now)
+        parts += [f"step {share(progress)}", f"loss {progress.loss}" if progress.loss else ""]
+        parts += [f"{duration(left)} left"] if left is not None and status.state == "Training" else []
+    elif job.reason:
+        parts.append(one_line(job.reason.message))
+    return "  ".join(filter(None, parts))

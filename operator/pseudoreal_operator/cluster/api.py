@@ -7,14 +7,13 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import structlog
 from aiohttp import ClientPayloadError, ClientTimeout
 from kubernetes.aio.client import ApiClient, ApiException
-from pseudoreal_api.base import GROUP, PLURAL, VERSION
+from pseudoreal_api import kubernetes_requests
+from pseudoreal_api.kubernetes_requests import Request
 
 from pseudoreal_operator.cluster.bounds import (
     MOST_BYTES,
@@ -29,7 +28,6 @@ from pseudoreal_operator.cluster.bounds import (
     read_json,
     read_lines,
 )
-from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.metrics.registry import (
     API_REQUESTS,
     API_SECONDS,
@@ -37,12 +35,13 @@ from pseudoreal_operator.metrics.registry import (
     OBJECTS_SKIPPED,
     OVERLONG_LINES,
 )
+from pseudoreal_operator.untrusted_text import sanitize
 
 Json = dict[str, Any]
-_Query = list[tuple[str, str]]
 
 FIELD_MANAGER = "pseudoreal-operator"
 REQUEST_SECONDS = 20.0
+_REQUEST_TIMEOUT = ClientTimeout(total=REQUEST_SECONDS)
 LOG_SECONDS = 5.0
 """Time limit for reading a log: a kubelet that does not answer must not hold up a pass."""
 LOG_BYTES = 2**20
@@ -62,24 +61,6 @@ _SILENT_SECONDS = 90.0
 
 _TYPE = re.compile(rb'\{"type": ?"([A-Z]+)"')
 """Start of a line of a watch."""
-_JSON = "application/json, */*"
-_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json"
-_LIST_OF_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
-
-_COLLECTIONS = {
-    "ConfigMap": ("api/v1", "configmaps"),
-    "Event": ("api/v1", "events"),
-    "Job": ("apis/batch/v1", "jobs"),
-    "Lease": ("apis/coordination.k8s.io/v1", "leases"),
-    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
-    "PersistentVolumeClaim": ("api/v1", "persistentvolumeclaims"),
-    "Pod": ("api/v1", "pods"),
-    "PseudoRealJob": (f"apis/{GROUP}/{VERSION}", PLURAL),
-    "Secret": ("api/v1", "secrets"),
-    "Service": ("api/v1", "services"),
-    "TokenReview": ("apis/authentication.k8s.io/v1", "tokenreviews"),
-}
-
 
 log = structlog.get_logger()
 
@@ -89,20 +70,6 @@ class Name(NamedTuple):
 
     namespace: str
     name: str
-
-
-@dataclass(frozen=True)
-class _Request:
-    method: str
-    path: str
-    query: _Query = field(default_factory=list)
-    body: Json | None = None
-    content_type: str = "application/json"
-    accept: str = _JSON
-    timeout: ClientTimeout = ClientTimeout(total=REQUEST_SECONDS)  # noqa: RUF009 - it is frozen
-
-    def asking(self, *query: tuple[str, str]) -> "_Request":
-        return replace(self, query=[*self.query, *query])
 
 
 class Api:
@@ -118,17 +85,15 @@ class Api:
 
     async def find_within(self, most: int, kind: str, namespace: str, name: str) -> Json | None:
         """Return the object, of at most `most` bytes; None if it does not exist."""
-        return await self._unless_missing(self._json(_Request("GET", _path(kind, namespace, name)), most))
+        return await self._unless_missing(self._json(kubernetes_requests.get(kind, namespace, name), most))
 
     async def find_metadata(self, kind: str, namespace: str, name: str) -> Json | None:
         """Return name, namespace, uid and version of an object and the further metadata within the bounds, even if
         the object itself is beyond them. None if it does not exist."""
-        return await self._unless_missing(
-            self._metadata(_Request("GET", _path(kind, namespace, name), accept=_METADATA))
-        )
+        return await self._unless_missing(self._metadata(kubernetes_requests.get(kind, namespace, name)))
 
-    async def _metadata(self, request: _Request) -> Json:
-        return metadata_of(await self._head(request)) or {}
+    async def _metadata(self, request: Request) -> Json:
+        return metadata_of(await self._head(request.metadata_only())) or {}
 
     async def _unless_missing(self, answer: Coroutine[Any, Any, Json]) -> Json | None:
         try:
@@ -150,18 +115,17 @@ class Api:
         """Yield the objects of a kind, page by page, so that only one page is in memory. `namespace`: None for all.
         `name`: only the object of this name. An object beyond the bounds is left out; `skipped` receives it, as far
         as its metadata can be read."""
-        query = [("labelSelector", selector)] if selector else []
-        request, size = _Request("GET", _path(kind, namespace), [*query, *_named(name)]), PAGE
+        request, size = kubernetes_requests.list_of(kind, namespace, selector, name=name), PAGE
         following: str | None = None
         while following != "":
-            asked = request.asking(*_limited(size), *_continued(following))
+            page_request = request.page(size, following)
             try:
-                page = await self._json(asked, MOST_BYTES if size == 1 else MOST_PAGE_BYTES)
+                page = await self._json(page_request, MOST_BYTES if size == 1 else MOST_PAGE_BYTES)
             except Unreadable as reason:
                 if size > 1:
                     size = max(1, size // _SMALLER)
                     continue
-                head = await self._head(replace(asked, accept=_LIST_OF_METADATA))
+                head = await self._head(page_request.list_metadata_only())
                 following = page_head_of(head).get("continue") or ""
                 metadata = metadata_of(head) or {}
                 _skip(kind, metadata, reason)
@@ -176,15 +140,15 @@ class Api:
 
     async def is_listed(self, kind: str, namespace: str, name: str) -> bool:
         """Return whether a list has the object, even if the object is beyond the bounds."""
-        query = [*_limited(1), *_named(name)]
-        head = await self._head(_Request("GET", _path(kind, namespace), query, accept=_LIST_OF_METADATA))
+        request = kubernetes_requests.list_of(kind, namespace, name=name).page(1, None)
+        head = await self._head(request.list_metadata_only())
         page_head_of(head)
         return metadata_of(head) is not None
 
     async def version(self, kind: str, namespace: str | None, selector: str) -> str:
         """Return the version from which a watch can continue."""
-        query = [("labelSelector", selector), *_limited(1)]
-        head = await self._head(_Request("GET", _path(kind, namespace), query, accept=_LIST_OF_METADATA))
+        request = kubernetes_requests.list_of(kind, namespace, selector).page(1, None)
+        head = await self._head(request.list_metadata_only())
         return str(page_head_of(head)["resourceVersion"])
 
     async def watch(
@@ -194,47 +158,44 @@ class Api:
         only the version counts; of an object beyond the bounds only the metadata are yielded. `name`: only the
         object of this name. Also raises ApiException for an error that the API server sends in the stream, and
         Unreadable for a change whose version cannot be read."""
-        query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(WATCH_SECONDS))]
-        query += [("labelSelector", selector), ("resourceVersion", version), *_named(name)]
+        request = kubernetes_requests.watch(kind, namespace, selector, version, WATCH_SECONDS, name=name)
         timeout = ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=_SILENT_SECONDS)
-        answer = await self._send(_Request("GET", _path(kind, namespace), query, timeout=timeout))
+        answer = await self._send(request, timeout)
         async with answer.response as response:
             async for line in read_lines(response.content):
-                told = _change(kind, line)
-                if told["type"] == "ERROR":
-                    said = told["object"]
-                    raise ApiException(status=said.get("code"), reason=said.get("reason"), body=json.dumps(said))
-                yield told["type"], told["object"]
+                change = _change(kind, line)
+                if change["type"] == "ERROR":
+                    status = change["object"]
+                    raise ApiException(status=status.get("code"), reason=status.get("reason"), body=json.dumps(status))
+                yield change["type"], change["object"]
 
     async def apply(self, manifest: Json, subresource: str = "", *, manager: str = FIELD_MANAGER) -> Json:
         """Apply an object (server-side apply); return the object as it is stored."""
-        metadata = manifest["metadata"]
-        path = _path(manifest["kind"], metadata["namespace"], metadata["name"], subresource)
-        query = [("fieldManager", manager), ("force", "true")]
-        return await self._json(_Request("PATCH", path, query, manifest, "application/apply-patch+yaml"))
+        return await self._json(kubernetes_requests.apply(manifest, subresource, manager))
 
     async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
-        path = _path(kind, namespace, name)
-        await self._done(_Request("PATCH", path, [], patch, "application/merge-patch+json"))
+        await self._done(kubernetes_requests.merge_patch(kind, namespace, name, patch))
 
-    async def ask(self, review: Json) -> Json:
+    async def create_review(self, review: Json) -> Json:
         """Post a cluster-scoped review, which the API server only answers; return the answer."""
-        return await self._json(_Request("POST", _path(review["kind"], None), [], review))
+        return await self._json(kubernetes_requests.review(review))
 
     async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
         """Create an object. `dry_run`: the API server answers as it would, and stores nothing; it also rejects
         unknown fields, which it would otherwise drop."""
-        query = [("fieldManager", FIELD_MANAGER)]
-        query += [("dryRun", "All"), ("fieldValidation", "Strict")] if dry_run else []
-        path = _path(kind_of(manifest), manifest["metadata"]["namespace"])
-        await self._done(_Request("POST", path, query, manifest))
+        namespace = manifest["metadata"]["namespace"]
+        await self._done(
+            kubernetes_requests.create(
+                kind_of(manifest), namespace, manifest, FIELD_MANAGER, strict=dry_run, dry_run=dry_run
+            )
+        )
 
     async def post(self, manifest: Json) -> None:
         """Create an object; an existing one of this name is left as it is."""
         try:
             await self.create(manifest)
         except ApiException as error:
-            if not is_taken(error):
+            if not is_already_exists(error):
                 raise
 
     async def delete(
@@ -243,56 +204,50 @@ class Api:
         """Delete an object and, in the background, all objects that it owns. No error if the object, or the one with
         `uid`, does not exist. `grace_seconds`: grace period of a pod, in place of its own. A deletion in progress
         can only be made shorter."""
-        # All options in the body: with a body the API server reads no query, and would leave the children of a Job.
-        options: Json = {"propagationPolicy": "Background"}
-        options |= {"preconditions": {"uid": uid}} if uid else {}
-        options |= {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         try:
-            await self._done(_Request("DELETE", _path(kind, namespace, name), [], options))
+            await self._done(kubernetes_requests.delete(kind, namespace, name, uid, grace_seconds))
         except ApiException as error:
             if error.status != 404 and not (uid and error.status == 409):
                 raise
 
     async def log_tail(self, namespace: str, pod: str, container: str, lines: int) -> str:
-        query = [("container", container), ("tailLines", str(lines)), ("limitBytes", str(LOG_BYTES))]
-        timeout = ClientTimeout(total=LOG_SECONDS)
-        request = _Request("GET", _path("Pod", namespace, pod, "log"), query, timeout=timeout)
-        return (await self._head(request)).decode(errors="replace")
+        request = kubernetes_requests.log(namespace, pod, container, tailLines=str(lines), limitBytes=str(LOG_BYTES))
+        return (await self._head(request, ClientTimeout(total=LOG_SECONDS))).decode(errors="replace")
 
-    async def _json(self, request: _Request, most: int = MOST_BYTES) -> Json:
+    async def _json(self, request: Request, most: int = MOST_BYTES) -> Json:
         async with (await self._send(request)).response as response:
             answer = read_json(await read_all(response.content, most))
         if not isinstance(answer, dict):
             raise ClientPayloadError(f"the answer to {request.method} {request.path} is no object")
         return answer
 
-    async def _head(self, request: _Request) -> bytes:
-        async with (await self._send(request)).response as response:
+    async def _head(self, request: Request, timeout: ClientTimeout = _REQUEST_TIMEOUT) -> bytes:
+        async with (await self._send(request, timeout)).response as response:
             return await read_head(response.content)
 
-    async def _done(self, request: _Request) -> None:
+    async def _done(self, request: Request) -> None:
         """Send a request; only the status of its answer counts."""
         async with (await self._send(request)).response as response:
             await read_head(response.content)
 
-    async def _send(self, request: _Request) -> Any:
+    async def _send(self, request: Request, timeout: ClientTimeout = _REQUEST_TIMEOUT) -> Any:
         """Send a request; return the client's answer, whose body is still to be read. Raises ApiException for a
         status other than 2xx."""
         sent = await self._client.param_serialize(
             request.method,
             request.path,
-            query_params=request.query,
+            query_params=[*request.query],
             header_params={"Accept": request.accept, "Content-Type": request.content_type},
             body=request.body,
             auth_settings=["BearerToken"],
         )
-        code, begun = NO_ANSWER, time.monotonic()
+        code, started = NO_ANSWER, time.monotonic()
         try:
-            answer = await self._client.call_api(*sent, _request_timeout=request.timeout)
+            answer = await self._client.call_api(*sent, _request_timeout=timeout)
             code = str(answer.status)
         finally:
             API_REQUESTS.labels(verb=request.method, code=code).inc()
-            API_SECONDS.labels(verb=request.method).observe(time.monotonic() - begun)
+            API_SECONDS.labels(verb=request.method).observe(time.monotonic() - started)
         if 200 <= answer.status <= 299:
             return answer
         async with answer.response as response:
@@ -309,15 +264,15 @@ def kind_of(manifest: Json) -> str:
     return f"{kind} {manifest['apiVersion']}" if kind == "PodGroup" else kind
 
 
-def is_taken(refusal: ApiException) -> bool:
+def is_already_exists(error: ApiException) -> bool:
     """Return whether the request was rejected because an object of this name exists. Other conflicts, for instance
     between two writers of a quota, mean that nothing was created."""
-    return bool(status_of(refusal).get("reason") == "AlreadyExists")
+    return bool(status_of(error).get("reason") == "AlreadyExists")
 
 
 def message_of(error: ApiException) -> str:
     """Return the message that the API server sent, or a webhook through it; else the client's own."""
-    return clean(str(status_of(error).get("message") or f"{error.status} {error.reason}"))
+    return sanitize(str(status_of(error).get("message") or f"{error.status} {error.reason}"))
 
 
 def status_of(error: ApiException) -> Json:
@@ -333,8 +288,8 @@ def _change(kind: str, line: bytes | Overlong) -> Json:
     """Return the change that a line of a watch reports. Raises Unreadable."""
     if not isinstance(line, Overlong):
         try:
-            told: Json = read_json(line)
-            return told
+            change: Json = read_json(line)
+            return change
         except Unreadable as error:
             head, reason = line, error
     else:
@@ -352,22 +307,3 @@ def _skip(kind: str, metadata: Json, reason: Unreadable) -> None:
     OBJECTS_SKIPPED.labels(kind=kind, reason=reason.reason).inc()
     named = {key: metadata.get(key) for key in ("namespace", "name")}
     log.warning("object_skipped", kind=kind, reason=reason.reason, error=str(reason), **named)
-
-
-def _limited(size: int) -> _Query:
-    return [("limit", str(size))]
-
-
-def _named(name: str) -> _Query:
-    return [("fieldSelector", f"metadata.name={name}")] if name else []
-
-
-def _continued(token: str | None) -> _Query:
-    return [("continue", token)] if token else []
-
-
-def _path(kind: str, namespace: str | None, *rest: str) -> str:
-    name, _, version = kind.partition(" ")
-    prefix, plural = (f"apis/{version}", f"{name.lower()}s") if version else _COLLECTIONS[kind]
-    scope = ["namespaces", namespace] if namespace else []
-    return "/" + "/".join([prefix, *(quote(part) for part in [*scope, plural, *rest] if part)])

@@ -135,7 +135,7 @@ def page_head_of(head: bytes) -> Json:
     return metadata
 
 
-def guessed_name(line: bytes) -> tuple[str, str] | None:
+def guess_name(line: bytes) -> tuple[str, str] | None:
     """Return the guessed namespace and name of a custom resource that cannot be parsed; None if there is no guess.
     In the line, managed fields come before namespace and name. Users can make the guess wrong, so it may only serve
     to request that object."""

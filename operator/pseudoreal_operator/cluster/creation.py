@@ -1,14 +1,17 @@
-"""Creation of a job's children: an object that has the name already is never changed."""
+"""Creation of a job's children, first as a dry run. An object that has the name already is never changed."""
 
+import json
 from base64 import b64encode
+from collections.abc import Iterable
 from secrets import token_bytes
 
 import structlog
 from kubernetes.aio.client import ApiException
-from pseudoreal_api.names import RENDEZVOUS_SECRET_FILE, SECRET_BYTES
+from pseudoreal_api.names import LABEL_PHASE, RENDEZVOUS_SECRET_FILE, SECRET_BYTES
 
-from pseudoreal_operator.cluster.api import Api, Json, is_taken, kind_of
+from pseudoreal_operator.cluster.api import Api, Json, is_already_exists, kind_of, status_of
 
+_FORBIDDEN = 403
 _NOT_FOUND = 404
 
 log = structlog.get_logger()
@@ -22,16 +25,38 @@ class NotServed(Exception):
     """The cluster does not serve the kind of a child; the text names it."""
 
 
-async def make(api: Api, manifest: Json) -> None:
+async def dry_run(api: Api, manifests: Iterable[Json]) -> None:
+    """Try to create the Jobs of all stages in a dry run. Raises ApiException for the first one that is rejected; its
+    message names the phase. Status 403 is ignored: a quota counts present objects and says nothing about the job, so
+    it is met when a Job is really created."""
+    for manifest in manifests:
+        if manifest["kind"] != "Job":
+            continue
+        try:
+            await api.create(manifest, dry_run=True)
+        except ApiException as rejection:
+            if rejection.status == _FORBIDDEN or is_already_exists(rejection):
+                continue
+            _add_phase(manifest["metadata"]["labels"][LABEL_PHASE], rejection)
+            raise
+
+
+def _add_phase(phase: str, rejection: ApiException) -> None:
+    status = status_of(rejection)
+    if "message" in status:
+        rejection.body = json.dumps(status | {"message": f"{status['message']} (phase {phase})"})
+
+
+async def create_child(api: Api, manifest: Json) -> None:
     """Create a child. An existing one with the same owner was created by another pass. Raises NameConflict,
     NotServed, or ApiException."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     try:
         await api.create(_with_data(manifest))
-    except ApiException as refusal:
-        if refusal.status == _NOT_FOUND and kind == "PodGroup":
-            raise NotServed(_not_served(manifest["apiVersion"])) from refusal
-        if not is_taken(refusal):
+    except ApiException as rejection:
+        if rejection.status == _NOT_FOUND and kind == "PodGroup":
+            raise NotServed(_not_served(manifest["apiVersion"])) from rejection
+        if not is_already_exists(rejection):
             raise
         if kind == "Secret":
             return  # the operator may not read Secrets; a foreign one exposes only this job, to its author
@@ -41,7 +66,7 @@ async def make(api: Api, manifest: Json) -> None:
             raise
         _check_owner(kind, found["metadata"], metadata)
     else:
-        log.info("made", kind=kind, name=metadata["name"])
+        log.info("child_created", kind=kind, name=metadata["name"])
 
 
 def _with_data(manifest: Json) -> Json:
@@ -60,7 +85,7 @@ def _not_served(version: str) -> str:
 
 def _check_owner(kind: str, found: Json, wanted: Json) -> None:
     """Check that the object found is the one wanted. A claim that outlives its job is wanted without an owner, and
-    is used whoever created it. Raises NameConflict."""
+    is used no matter which job created it. Raises NameConflict."""
     owner = _controller(wanted)
     if owner is None or _controller(found) == owner:
         return

@@ -21,7 +21,7 @@ class NotLeading(ClientError):
 
 
 def boot_seconds() -> float:
-    """Return the seconds since boot, including the time that the machine was suspended."""
+    """Return the seconds since boot, including the time that the machine was suspended: the Lease expires meanwhile."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -31,7 +31,7 @@ class Fence:
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
         self._until = -math.inf
-        self._unanswered = -math.inf
+        self._last_unanswered = -math.inf
         """Time at which the outcome of a write last became unknown."""
 
     def now(self) -> float:
@@ -52,36 +52,38 @@ class Fence:
         if not self.is_open:
             raise NotLeading("this operator does not hold the Lease, or has not renewed it in time: it writes nothing")
 
-    def settled_for(self, seconds: float) -> bool:
+    def has_answers_for(self, seconds: float) -> bool:
         """Return whether no write of the last `seconds` went without an answer. A write without an answer may still
         arrive."""
-        return self._clock() - self._unanswered >= seconds
+        return self._clock() - self._last_unanswered >= seconds
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def track_write(self) -> Iterator[None]:
         """Surround a write until its answer comes. Raises NotLeading."""
         self.check()
         try:
             yield
         except NotLeading:
-            raise
-        except BaseException:
-            self._unanswered = self._clock()
+            raise  # the request was not sent
+        except BaseException:  # also a cancellation: the request may be on its way
+            self._last_unanswered = self._clock()
             raise
 
     async def guard(self, request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
         """Middleware around every write."""
         if request.method in _READS:
             return await send(request)
-        with self.writing():
+        with self.track_write():
             return await send(request)
 
-    def requests(self) -> type[ClientRequest]:
+    def request_class(self) -> type[ClientRequest]:
         """Return a class of requests that check the fence once their connection stands."""
         fence = self
 
         class Fenced(ClientRequest):
             async def send(self, conn: Connection) -> ClientResponse:
+                # Again here, after `guard`: connecting, and waiting for a free connection, may have taken longer than
+                # the right to write lasted.
                 if self.method not in _READS:
                     fence.check()
                 return await super().send(conn)

@@ -37,7 +37,7 @@ from pseudoreal_operator.cluster.bounds import (
     TOO_LARGE,
     Overlong,
     Unreadable,
-    guessed_name,
+    guess_name,
     page_head_of,
     read_all,
     read_head,
@@ -49,11 +49,11 @@ from pseudoreal_operator.metrics.registry import LAST_EVENT, OBJECTS_SKIPPED, OV
 Json = dict[str, Any]
 
 _LIST_OF_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
-_MOST_TOLD_BYTES = 2**18
+_MOST_KOPF_BYTES = 2**18
 """Maximum bytes of a job that kopf receives: it may keep the objects of all jobs at once. A status has far fewer."""
 _GONE = 410
 _MOST_PAUSE_SECONDS = 10.0
-_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp", "finalizers")
+_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "deletionTimestamp")
 _SPEC = ("cleanUp", "deadlines")
 """Fields of a job's metadata and spec that kopf receives; it receives the status as a whole."""
 
@@ -69,13 +69,13 @@ class Contact:
     """Called when a watch is about to begin: the watch does not report earlier changes."""
     unreadable: Callable[[str, str], object]
     """Called with namespace and name of a job that cannot be read, if they can be guessed."""
-    asks: int = 0
+    pending_requests: int = 0
     """Number of requests whose answer has not begun."""
     last: float = field(default_factory=time.monotonic)
     """Monotonic time of kopf's last request, answer or line of a watch."""
     watched: frozenset[str] = frozenset()
     """Paths at which a watch of jobs has begun."""
-    has_asked_for_jobs: bool = False
+    has_requested_jobs: bool = False
     failures: int = 0
     """Number of consecutive errors that the API server has sent in watches."""
 
@@ -85,16 +85,16 @@ class Contact:
     async def guard(self, request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
         """Middleware around every request of kopf."""
         if _is_of_jobs(request.url.path):
-            self.has_asked_for_jobs = True
+            self.has_requested_jobs = True
             if "watch" not in request.url.query:
                 request.url = request.url.update_query(limit=1)
                 request.headers["Accept"] = _LIST_OF_METADATA
         self.note()
-        self.asks += 1
+        self.pending_requests += 1
         try:
             response = await send(request)
         finally:
-            self.asks -= 1
+            self.pending_requests -= 1
             self.note()
         if isinstance(response, _Response) and response.status < 300:
             response.follow(self)
@@ -179,64 +179,64 @@ class _JobChanges(_Content):
     def __init__(self, stream: "StreamReader | _Content", contact: Contact) -> None:
         super().__init__(stream)
         self._contact = contact
-        self._told = LAST_EVENT.labels(kind=KIND, namespace="")
+        self._last_event = LAST_EVENT.labels(kind=KIND, namespace="")
 
     async def iter_chunked(self, _bytes: int) -> AsyncIterator[bytes]:
         async for line in read_lines(self._stream):
             self._contact.note()
-            self._told.set_to_current_time()
+            self._last_event.set_to_current_time()
             try:
-                told = _told(line)
+                change = _kopf_change(line)
             except Unreadable as error:
                 self._skip(line, error)
                 continue
-            if code := _error_in(told):
+            if code := _error_in(change):
                 # Errors other than 410 would end kopf, so only the stream ends; kopf then watches on from the last
                 # change that it received.
                 WATCH_ERRORS.labels(kind=KIND).inc()
                 self._contact.failures += 1
                 pause = min(0.5 * 2.0 ** min(self._contact.failures, 10), _MOST_PAUSE_SECONDS)
-                log.info("watch_ended", kind=KIND, error=code, again_in=pause)
+                log.info("watch_ended", kind=KIND, error=code, retry_after=pause)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))
                 if code != _GONE:
                     return
             else:
                 self._contact.failures = 0
-            yield json.dumps(told).encode() + b"\n"
+            yield json.dumps(change).encode() + b"\n"
 
     def _skip(self, line: bytes | Overlong, error: Unreadable) -> None:
         if isinstance(line, Overlong):
             OVERLONG_LINES.labels(kind=KIND).inc()
         OBJECTS_SKIPPED.labels(kind=KIND, reason=error.reason).inc()
-        found = guessed_name(line.head if isinstance(line, Overlong) else line)
+        found = guess_name(line.head if isinstance(line, Overlong) else line)
         namespace, name = found or (None, None)
         log.warning("object_skipped", kind=KIND, reason=error.reason, error=str(error), namespace=namespace, name=name)
         if found:
             self._contact.unreadable(*found)
 
 
-def _error_in(told: Any) -> int:
+def _error_in(change: Any) -> int:
     """Return the code of the error that a line reports; 0 if it reports a change."""
-    if not isinstance(told, dict) or told.get("type") != "ERROR":
+    if not isinstance(change, dict) or change.get("type") != "ERROR":
         return 0
-    said = told.get("object")
-    return int(said.get("code") or 500) if isinstance(said, dict) else 500
+    error = change.get("object")
+    return int(error.get("code") or 500) if isinstance(error, dict) else 500
 
 
-def _told(line: bytes | Overlong) -> Any:
+def _kopf_change(line: bytes | Overlong) -> Any:
     """Return the change as kopf receives it. Raises Unreadable."""
     if isinstance(line, Overlong):
         raise Unreadable(TOO_LARGE, f"it has more than {MOST_BYTES:,} bytes")
-    told = read_json(line)
+    change = read_json(line)
     with suppress(KeyError, TypeError, AttributeError):
-        if told["type"] in ("ADDED", "MODIFIED", "DELETED"):
-            told = {"type": told["type"], "object": _reduced(told["object"])}
-    if len(line) > _MOST_TOLD_BYTES and len(json.dumps(told)) > _MOST_TOLD_BYTES:
-        raise Unreadable(TOO_LARGE, f"its status has more than {_MOST_TOLD_BYTES:,} bytes")
-    return told
+        if change["type"] in ("ADDED", "MODIFIED", "DELETED"):
+            change = {"type": change["type"], "object": _job_for_kopf(change["object"])}
+    if len(line) > _MOST_KOPF_BYTES and len(json.dumps(change)) > _MOST_KOPF_BYTES:
+        raise Unreadable(TOO_LARGE, f"its status has more than {_MOST_KOPF_BYTES:,} bytes")
+    return change
 
 
-def _reduced(job: Json) -> Json:
+def _job_for_kopf(job: Json) -> Json:
     metadata, spec = job["metadata"], job.get("spec") or {}
     return {
         "apiVersion": job.get("apiVersion"),

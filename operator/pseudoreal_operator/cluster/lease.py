@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from random import random
 from typing import Any, Self
 
 import structlog
@@ -20,6 +21,7 @@ from kubernetes.aio.client import ApiException
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.fence import Fence
+from pseudoreal_operator.cluster.retry import UNAVAILABLE, backoff_after
 from pseudoreal_operator.metrics.registry import LEASE_AGE
 from pseudoreal_operator.settings import Lease
 
@@ -39,16 +41,19 @@ _RETRY_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
 """Seconds between two connections of the watch."""
 _MOST_DURATION_SECONDS = 60.0
+LEADER_LABEL, IS_LEADER = "pseudoreal.dev/leader", "true"
+"""Label of the leader's pod, by which the Service of reports selects it: all operators are ready, but only the leader
+can use the pods' reports."""
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """A version of the Lease. `moment`: when this machine first saw it, by its own clock; clocks of other machines
+class _LeaseVersion:
+    """A version of the Lease. `first_seen`: when this machine first saw it, by its own clock; clocks of other machines
     are never compared. `term` counts the holders; `seconds`: for how long the holder may be silent, which differs
     between releases."""
 
     version: str
-    moment: float
+    first_seen: float
     holder: str
     term: int
     seconds: float
@@ -64,7 +69,7 @@ class _Seen:
 
     @property
     def end(self) -> float:
-        return self.moment + self.seconds
+        return self.first_seen + self.seconds
 
 
 class LeaseLost(Exception):
@@ -80,6 +85,7 @@ async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None
     owner = asyncio.current_task()
     assert owner is not None, "the context is entered in a task"
     renewal = asyncio.create_task(_renew(api, lease, fence, term), name="lease")
+    # The code inside the context does not await the renewal, so its end is brought there by a cancellation.
     renewal.add_done_callback(lambda task: task.cancelled() or owner.cancel())
     try:
         yield
@@ -89,6 +95,7 @@ async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None
             raise
         owner.uncancel()
     finally:
+        # The renewal ends before the fence is closed: otherwise it could open the fence again.
         renewal.cancel()
         await asyncio.wait([renewal])
         fence.close()
@@ -100,28 +107,28 @@ async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None
 
 async def _acquire(api: Api, lease: Lease, fence: Fence) -> int:
     """Take the Lease when it is free; return its term. The fence is open from then on."""
-    seen: _Seen | None = None
+    seen: _LeaseVersion | None = None
     while True:
-        asked, before = fence.now(), seen
+        requested_at, before = fence.now(), seen
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
-                found = await _look(api, lease, seen)
+                found = await _read(api, lease, seen)
                 # If someone deleted the Lease, its holder may still be alive and create it again: keep the last version
                 # seen.
                 seen = found or seen
                 if seen is None or seen.holder in ("", lease.holder) or _now() >= seen.end:
                     term = await _take(api, lease, found)
-                    fence.open_until(asked + WRITE_SECONDS)
+                    fence.open_until(requested_at + WRITE_SECONDS)
                     return term
             if before is None or before.holder != seen.holder:
-                log.info("lease_awaited", held_by=seen.holder)
+                log.info("lease_awaited", holder=seen.holder)
             seen = await _wait(api, lease, seen)
         except Exception as error:
-            log.warning("lease_unreachable", error=f"{type(error).__name__}: {error}")
+            log.warning("lease_request_failed", error=f"{type(error).__name__}: {error}")
             await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def _wait(api: Api, lease: Lease, seen: _Seen) -> _Seen:
+async def _wait(api: Api, lease: Lease, seen: _LeaseVersion) -> _LeaseVersion:
     """Wait until the Lease may be free, or its watch ends; return the Lease as it was seen last. Raises the errors
     of the watch."""
     with suppress(TimeoutError):
@@ -129,7 +136,7 @@ async def _wait(api: Api, lease: Lease, seen: _Seen) -> _Seen:
             async for change, body in api.watch("Lease", lease.namespace, "", seen.version, name=lease.name):
                 if change not in ("ADDED", "MODIFIED"):
                     continue
-                seen = _Seen.of(body)
+                seen = _LeaseVersion.of(body)
                 if not seen.holder:
                     break
                 limit.reschedule(seen.end)
@@ -144,25 +151,28 @@ async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
     LEASE_AGE.set_function(partial(_seconds_since, time.monotonic()))
     while True:
         await asyncio.sleep(_RETRY_SECONDS)
-        asked, sent = fence.now(), time.monotonic()
+        requested_at, sent = fence.now(), time.monotonic()
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
-                term = await _prolong(api, lease, term)
+                term = await _renew_once(api, lease, term)
         except LeaseLost:
             fence.close()
             raise
         # Whatever the error is, the fence closes by itself.
         except Exception as error:
-            log.warning("lease_not_renewed", error=f"{type(error).__name__}: {error}", writes=fence.is_open)
+            log.warning("lease_renewal_failed", error=f"{type(error).__name__}: {error}", may_write=fence.is_open)
         else:
             LEASE_AGE.set_function(partial(_seconds_since, sent))
-            fence.open_until(asked + WRITE_SECONDS)
+            fence.open_until(requested_at + WRITE_SECONDS)
 
 
-async def _prolong(api: Api, lease: Lease, term: int) -> int:
+async def _renew_once(api: Api, lease: Lease, term: int) -> int:
     """Renew the Lease; return its term, which changes only if someone deleted the Lease. Raises LeaseLost, even if
     this operator holds the Lease again after another one held it."""
-    seen = await _look(api, lease, None)
+    # Read before each write, however late the renewal is. The same holder with the same term proves that no other
+    # operator led in between, so everything that this operator knows still holds. The holder alone does not prove it:
+    # the term counts how often the holder changed.
+    seen = await _read(api, lease, None)
     if seen is not None and (seen.holder != lease.holder or seen.term != term):
         raise LeaseLost("another operator took the lease")
     return await _take(api, lease, seen)
@@ -170,23 +180,23 @@ async def _prolong(api: Api, lease: Lease, term: int) -> int:
 
 async def _release(api: Api, lease: Lease, fence: Fence, term: int) -> None:
     """Release the Lease, unless a write that was sent may still arrive: then let the Lease expire."""
-    if not fence.settled_for(DURATION_SECONDS):
-        log.info("lease_runs_out", seconds=DURATION_SECONDS)
+    if not fence.has_answers_for(DURATION_SECONDS):
+        log.info("lease_not_released", expires_in_seconds=DURATION_SECONDS)
         return
     with suppress(*_FAILURES):
         async with asyncio.timeout(_REQUEST_SECONDS):
-            seen = await _look(api, lease, None)
+            seen = await _read(api, lease, None)
             if seen is not None and (seen.holder, seen.term) == (lease.holder, term):
                 await _write(api, lease, seen, {"holderIdentity": ""})
                 log.info("lease_released")
 
 
-async def _look(api: Api, lease: Lease, before: _Seen | None) -> _Seen | None:
+async def _read(api: Api, lease: Lease, before: _LeaseVersion | None) -> _LeaseVersion | None:
     found = await api.find("Lease", lease.namespace, lease.name)
-    return None if found is None else _Seen.of(found, before)
+    return None if found is None else _LeaseVersion.of(found, before)
 
 
-async def _take(api: Api, lease: Lease, seen: _Seen | None) -> int:
+async def _take(api: Api, lease: Lease, seen: _LeaseVersion | None) -> int:
     """Write this holder into the Lease; return the term."""
     if seen is None:
         await api.create(_manifest(lease) | {"spec": _claim(lease) | {"acquireTime": _time(), "leaseTransitions": 0}})
@@ -199,11 +209,35 @@ async def _take(api: Api, lease: Lease, seen: _Seen | None) -> int:
     return term
 
 
-async def _write(api: Api, lease: Lease, seen: _Seen, spec: Json) -> None:
+async def _write(api: Api, lease: Lease, seen: _LeaseVersion, spec: Json) -> None:
     # With resourceVersion, so that of two operators that try at once one fails.
     patch = _manifest(lease) | {"spec": spec}
     patch["metadata"]["resourceVersion"] = seen.version
     await api.merge("Lease", lease.namespace, lease.name, patch)
+
+
+async def lead_reports_here(api: Api, lease: Lease) -> None:
+    """Label the pod of the lease's holder, and remove the label from others; retry until it is done."""
+    failures = 0
+    while True:
+        try:
+            return await _move_label(api, lease)
+        except UNAVAILABLE as error:
+            failures += 1
+            pause = backoff_after(error, failures, random()).seconds
+            log.warning("leader_label_failed", error=f"{type(error).__name__}: {error}", retry_after=round(pause, 1))
+        await asyncio.sleep(pause)
+
+
+async def _move_label(api: Api, lease: Lease) -> None:
+    labelled = api.each("Pod", lease.namespace, f"{LEADER_LABEL}={IS_LEADER}")
+    others = [body["metadata"]["name"] async for body in labelled]
+    # Label this operator's pod first: two labelled pods for a moment are better than none.
+    for name, value in [(lease.holder, IS_LEADER), *((name, None) for name in others if name != lease.holder)]:
+        labels: dict[str, Any] = {LEADER_LABEL: value}
+        if await api.find("Pod", lease.namespace, name):
+            await api.merge("Pod", lease.namespace, name, {"metadata": {"labels": labels}})
+    log.info("leader_label_set", pod=lease.holder, removed_from=[name for name in others if name != lease.holder])
 
 
 def _manifest(lease: Lease) -> Json:

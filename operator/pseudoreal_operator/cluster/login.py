@@ -1,20 +1,33 @@
-"""Credentials for both clients: from KUBECONFIG if it is set, else from the pod's service account."""
+"""Both clients of the API server: their credentials, from KUBECONFIG if it is set, else from the pod's service account,
+and the encoding of request bodies.
 
+Request bodies are UTF-8 that parsers of JSON and of YAML read alike: server-side apply is sent as
+`application/apply-patch+yaml`. JSON is YAML except for a few characters: YAML has no escapes for surrogates, and some
+characters are line breaks in YAML, or are not allowed (YAML 1.1, 5.1, 5.4 and 5.6).
+"""
+
+import json
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import kopf
+from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from kubernetes.aio import client, config
 
 from pseudoreal_operator.cluster.api import Api
-from pseudoreal_operator.cluster.bodies import send_utf8
 from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.cluster.kopf_session import Contact, make_session
 
 _BUFFER_BYTES = 2**16
 """Size in bytes of the buffer in which each connection keeps received data until it is read."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
+"""Surrogates. In Python strings they are always unpaired: they stand for no character, and have no UTF-8 encoding."""
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that are written as \\uXXXX. They occur only inside strings, where both languages read the escape as
+the character."""
 
 
 @asynccontextmanager
@@ -22,7 +35,7 @@ async def connect(connections: int = 100, fence: Fence | None = None) -> AsyncIt
     """Yield a client with its own pool of `connections` connections; 0: no limit. `fence` checks every write."""
     session: dict[str, Any] = {"middlewares": (send_utf8,), "read_bufsize": _BUFFER_BYTES}
     if fence is not None:
-        session |= {"middlewares": (fence.guard, send_utf8), "request_class": fence.requests()}
+        session |= {"middlewares": (fence.guard, send_utf8), "request_class": fence.request_class()}
     configuration = client.Configuration(client_session_kwargs=session)
     configuration.connection_pool_maxsize = connections
     if os.environ.get("KUBECONFIG"):
@@ -42,3 +55,18 @@ def register_login(registry: kopf.OperatorRegistry, contact: Contact) -> None:
     async def login(**given: Any) -> kopf.AiohttpSession | None:
         info = find(**given)
         return None if info is None else make_session(info, contact)
+
+
+def encode_body(value: Any) -> bytes:
+    """Return a JSON value as the bytes of a body. Raises ValueError for a number that JSON does not have."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = _SURROGATES.sub("\ufffd", text)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+
+
+async def send_utf8(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
+    """Middleware that encodes bodies again: the Kubernetes client escapes every character outside ASCII, in each
+    content type."""
+    if request.body:
+        await request.update_body(encode_body(json.loads(await request.body.as_bytes())))
+    return await send(request)

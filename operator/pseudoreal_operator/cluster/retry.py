@@ -18,24 +18,24 @@ _MOST_RETRY_AFTER = 600.0
 
 
 @dataclass(frozen=True)
-class Pause:
+class Backoff:
     seconds: float
-    binding: bool = False
-    """Whether the API server asked for the pause (Retry-After): then no event ends it early."""
+    is_retry_after: bool = False
+    """Whether the API server asked for the wait (Retry-After): then no event ends it early."""
 
 
-def pause_after(error: Exception, failures: int, chance: float) -> Pause:
-    """Return the wait after a failure. `failures`: number of failures in a row, this one included. `chance`, from 0
+def backoff_after(error: Exception, failures: int, jitter: float) -> Backoff:
+    """Return the wait after a failure. `failures`: number of failures in a row, this one included. `jitter`, from 0
     to 1, shortens the wait by up to half, so that requests that failed together are not repeated together."""
     conflict = isinstance(error, ApiException) and error.status == CONFLICT
     first, most = (_FIRST_AFTER_CONFLICT, _MOST_AFTER_CONFLICT) if conflict else (_FIRST_SECONDS, _MOST_SECONDS)
-    seconds = min(most, first * 2.0 ** min(failures - 1, 10)) * (1 - chance / 2)
-    asked = _retry_after(error)
-    if asked is None:
-        return Pause(seconds)
-    return Pause(max(seconds, min(asked, _MOST_RETRY_AFTER)), binding=True)
+    seconds = min(most, first * 2.0 ** min(failures - 1, 10)) * (1 - jitter / 2)
+    requested = _retry_after(error)
+    if requested is None:
+        return Backoff(seconds)
+    return Backoff(max(seconds, min(requested, _MOST_RETRY_AFTER)), is_retry_after=True)
 
 
 def _retry_after(error: Exception) -> float | None:
-    said = str((getattr(error, "headers", None) or {}).get("Retry-After", ""))
-    return float(said) if said.isdecimal() else None
+    text = str((getattr(error, "headers", None) or {}).get("Retry-After", ""))
+    return float(text) if text.isdecimal() else None

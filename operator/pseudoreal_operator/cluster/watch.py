@@ -11,7 +11,7 @@ from kubernetes.aio.client import ApiException
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.bounds import Unreadable
-from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
+from pseudoreal_operator.cluster.retry import UNAVAILABLE, backoff_after
 from pseudoreal_operator.metrics.registry import LAST_EVENT, WATCH_ERRORS
 
 Json = dict[str, Any]
@@ -33,28 +33,28 @@ class Watch:
     kind: str
     namespace: str | None
     label: str
-    tell: Callable[[str, Json], None]
+    on_change: Callable[[str, Json], None]
     """Called with the event type and the object of each change."""
-    missed: Callable[[], None]
+    on_missed: Callable[[], None]
     """Called when changes may have been missed: at the start, and when the API server does not have the changes any
     more that follow the last one reported."""
 
-    async def run(self, begun: asyncio.Event) -> NoReturn:
-        """Watch until cancelled. Set `begun` once no further change is missed."""
+    async def run(self, started: asyncio.Event) -> NoReturn:
+        """Watch until cancelled. Set `started` once no further change is missed."""
         version, failures = "", 0
-        told = LAST_EVENT.labels(kind=self.kind, namespace=self.namespace or "")
+        last_event = LAST_EVENT.labels(kind=self.kind, namespace=self.namespace or "")
         while True:
             try:
                 if not version:
                     version = await self.api.version(self.kind, self.namespace, self.label)
-                    self.missed()
-                    begun.set()
-                    told.set_to_current_time()
+                    self.on_missed()
+                    started.set()
+                    last_event.set_to_current_time()
                 async for change, body in self.api.watch(self.kind, self.namespace, self.label, version):
                     version, failures = body["metadata"]["resourceVersion"], 0
-                    told.set_to_current_time()
+                    last_event.set_to_current_time()
                     if change != "BOOKMARK":
-                        self.tell(change, body)
+                        self.on_change(change, body)
                 pause = _PAUSE_SECONDS
             # Catch every error: without this watch all jobs stand still.
             except Exception as error:
@@ -62,18 +62,18 @@ class Watch:
                 # Start from a new version after a bug: a change that cannot be processed would be sent again after the
                 # old one.
                 version = "" if _is_gone(error) or not isinstance(error, UNAVAILABLE) else version
-                found = pause_after(error, failures, random.random())
-                pause = found.seconds if found.binding else min(found.seconds, _MOST_PAUSE_SECONDS)
+                found = backoff_after(error, failures, random.random())
+                pause = found.seconds if found.is_retry_after else min(found.seconds, _MOST_PAUSE_SECONDS)
                 self._note(error, pause)
             await asyncio.sleep(pause)
 
     def _note(self, error: Exception, pause: float) -> None:
         WATCH_ERRORS.labels(kind=self.kind).inc()
-        said = {"kind": self.kind, "namespace": self.namespace, "again_in": round(pause, 1)}
+        facts = {"kind": self.kind, "namespace": self.namespace, "retry_after": round(pause, 1)}
         if isinstance(error, (*UNAVAILABLE, Unreadable)):
-            log.info("watch_ended", error=f"{type(error).__name__}: {error}", **said)
+            log.info("watch_ended", error=f"{type(error).__name__}: {error}", **facts)
         else:
-            log.error("watch_ended", exc_info=error, **said)
+            log.error("watch_ended", exc_info=error, **facts)
 
 
 def _is_gone(error: Exception) -> bool:

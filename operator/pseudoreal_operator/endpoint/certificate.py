@@ -24,19 +24,19 @@ from pseudoreal_operator.endpoint.limits import Clock
 from pseudoreal_operator.metrics.registry import CERTIFICATE_EXPIRES
 from pseudoreal_operator.settings import ReportServer
 
-READ_AGAIN_SECONDS = 15.0
+RELOAD_SECONDS = 15.0
 HOLD_SECONDS = 86_400.0
 """Maximum seconds for which a certificate is served after a new one came: every pod that can report has learned of
 the new CA by then."""
 _MARGIN = 1 / 30
-"""Share of its lifetime that a certificate has left when the next one is served, whoever trusts that: three days of
-90."""
+"""Share of its lifetime that a certificate has left when the next one is served, even if pods do not trust it: three
+days of 90."""
 
 log = structlog.get_logger()
 
 
 class Certificate:
-    """The served certificate, and the CAs that pods are told to trust. Raises OSError if the files cannot be read at
+    """The served certificate, and the CAs that pods are to trust. Raises OSError if the files cannot be read at
     the start."""
 
     def __init__(
@@ -49,8 +49,8 @@ class Certificate:
         """`host`: name by which pods know the endpoint; None: no pod reports. `changed` receives the CAs that pods
         of new executions are to trust."""
         self._files, self._host, self._changed, self._clock = files, host, changed, clock
-        self._content = _contents(files)
-        self.context = _loaded(files)
+        self._content = _read_files(files)
+        self.context = _load_context(files)
         """TLS context of the endpoint, always the same object; `_serve` loads new certificates into it."""
         self._trusted = _certificates(self._content[-1])
         """CAs that the pods were created with, as far as this process knows."""
@@ -61,37 +61,43 @@ class Certificate:
         if self._until is None and self._trusted and host is not None:
             log.error("certificate_untrusted", host=host, what_to_do="let ca.crt hold the authority of tls.crt")
 
-    def beyond(self, digest: str) -> str | None:
+    def authorities_beyond(self, digest: str) -> str | None:
         """Return the CAs for a pod that trusts the CAs with this digest; None: the pod has them, or sent no digest."""
         if not digest or not self.authorities or digest == authorities_digest(self.authorities):
             return None
         return self.authorities
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Read the files again if they have changed. Raises OSError or ValueError; the served certificate stays."""
-        content = _contents(self._files)
+        content = _read_files(self._files)
         if content == self._content and not self._is_pending:
             return
         if content != self._content:
             # Load into another context first: a new certificate with the old key would break the served one.
-            new = _loaded(self._files)
-            if _contents(self._files) != content:
+            new = _load_context(self._files)
+            if _read_files(self._files) != content:
                 return  # the files are being replaced right now
             if len(_certificates(content[-1])) > AUTHORITIES_BYTES:
                 raise ValueError(f"{self._files.authority} holds more than {AUTHORITIES_BYTES} bytes of certificates")
             self._content = content
-            self._take(new)
+            self._accept(new)
         if self._is_pending and (self._until is None or self._clock() >= self._until):
             self._serve()
 
-    def _take(self, new: ssl.SSLContext) -> None:
+    def _accept(self, new: ssl.SSLContext) -> None:
+        """Serve the new certificate, or hold it back until the pods know its CA; teach its CA from now on."""
         offered = _certificates(self._content[-1])
-        # Leave out the CAs of a certificate that was pending until now: it is never served.
-        self.authorities = _together(offered, self._trusted)
+        # Before `_serve`, which replaces `_trusted`. The CAs of the old certificate stay among those that are taught,
+        # because it is served for a while longer, here or by the other operator. The CAs of a certificate that was
+        # pending until now are left out: it is never served.
+        self.authorities = _merge(offered, self._trusted)
         self._is_pending = self._until is not None and self._validity(new) is None
         if self._is_pending and self._until is not None:
             self._until = min(self._until, self._clock() + HOLD_SECONDS)
-            log.warning("certificate_held_back", why="pods do not trust its authority yet", seconds=self._left())
+            # Teach first, serve later: only a connection that a pod accepts can bring it the new CA.
+            log.warning(
+                "certificate_held_back", why="pods do not trust its authority yet", seconds_left=self._seconds_left()
+            )
         else:
             self._serve()
         self._changed(self.authorities)
@@ -101,9 +107,9 @@ class Certificate:
         self._is_pending = False
         self._trusted = _certificates(self._content[-1])
         self._until = self._served_until(self.context)
-        log.info("certificate_served", seconds=self._left())
+        log.info("certificate_served", seconds_left=self._seconds_left())
 
-    def _left(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         return None if self._until is None else round(self._until - self._clock())
 
     def _served_until(self, served: ssl.SSLContext) -> float | None:
@@ -112,18 +118,18 @@ class Certificate:
         found = self._validity(served)
         if found is None:
             return None
-        begun, expires = found
+        begins, expires = found
         CERTIFICATE_EXPIRES.set(expires)
-        return expires - (expires - begun) * _MARGIN
+        return expires - (expires - begins) * _MARGIN
 
     def _validity(self, served: ssl.SSLContext) -> tuple[float, float] | None:
         return _validity(self._trusted, served, self._host) if self._trusted and self._host else None
 
 
 @asynccontextmanager
-async def kept_fresh(certificate: Certificate, every: float = READ_AGAIN_SECONDS) -> AsyncIterator[None]:
+async def keep_fresh(certificate: Certificate, every: float = RELOAD_SECONDS) -> AsyncIterator[None]:
     """Check the certificate's files periodically in this context."""
-    looking = asyncio.create_task(_look_again(certificate, every), name="certificate")
+    looking = asyncio.create_task(_reload_periodically(certificate, every), name="certificate")
     try:
         yield
     finally:
@@ -132,22 +138,22 @@ async def kept_fresh(certificate: Certificate, every: float = READ_AGAIN_SECONDS
             await looking
 
 
-async def _look_again(certificate: Certificate, every: float) -> None:
+async def _reload_periodically(certificate: Certificate, every: float) -> None:
     while True:
         await asyncio.sleep(every)
         try:
-            certificate.look()
+            certificate.reload()
         except (OSError, ValueError) as error:
             log.warning("certificate_unreadable", error=str(error))
 
 
-def _contents(files: ReportServer) -> tuple[str, ...]:
+def _read_files(files: ReportServer) -> tuple[str, ...]:
     """Return the texts of the certificate, its key and its CAs."""
     read = (Path(file).read_text() for file in (files.certificate, files.key))
     return (*read, Path(files.authority).read_text() if files.authority else "")
 
 
-def _loaded(files: ReportServer) -> ssl.SSLContext:
+def _load_context(files: ReportServer) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.certificate, files.key)
     return context
@@ -157,8 +163,9 @@ def _certificates(text: str) -> str:
     return "".join(certificates_in(text))
 
 
-def _together(first: str, second: str) -> str:
-    """Return the certificates of both texts, without duplicates; those of the second as far as there is room."""
+def _merge(first: str, second: str) -> str:
+    """Return the certificates of both texts, without duplicates. Where there is no room, certificates of the second
+    text are left out."""
     found = first
     for certificate in certificates_in(second):
         if certificate not in found and len(found) + len(certificate) <= AUTHORITIES_BYTES:
@@ -187,5 +194,5 @@ def _handshake(trusted: str, served: ssl.SSLContext, host: str) -> tuple[float, 
     except ssl.SSLError:
         return None
     certificate = client.getpeercert() or {}
-    begun, expires = (ssl.cert_time_to_seconds(str(certificate[key])) for key in ("notBefore", "notAfter"))
-    return begun, expires
+    begins, expires = (ssl.cert_time_to_seconds(str(certificate[key])) for key in ("notBefore", "notAfter"))
+    return begins, expires

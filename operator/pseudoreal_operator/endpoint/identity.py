@@ -16,28 +16,28 @@ from pseudoreal_api.names import LABEL_JOB_UID
 from pseudoreal_api.wire.reports import REPORT_AUDIENCE
 
 from pseudoreal_operator.cluster.api import Api
-from pseudoreal_operator.endpoint.address import sources_of
-from pseudoreal_operator.endpoint.limits import Clock, Limiter
+from pseudoreal_operator.endpoint.limits import Clock, Limiter, sources_of
 from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.report_store import ReportingPod
 from pseudoreal_operator.observe.stages import StageKind
 
 Json = dict[str, Any]
 
-BELIEVED_SECONDS, LEAST_BELIEVED_SECONDS = 3600.0, 10.0
-"""Maximum seconds for which a review of a token is believed, unless its pod changes: as long as kubelets let a token
-live. A token that names its expiry is believed until then; and at least for the minimum, if the API server accepts
-it although the operator's clock says that it has expired."""
-DENIED_SECONDS = 30.0
+RESULT_SECONDS, LEAST_RESULT_SECONDS = 3600.0, 10.0
+"""Maximum seconds for which the result of a review is used, unless its pod changes: as long as kubelets let a token
+live. If a token names its expiry, the result is used until then; but at least for the minimum, if the API server
+accepts the token although the operator's clock says that it has expired."""
+REJECTION_SECONDS = 30.0
 """Seconds for which a rejected token is rejected again without a review."""
-DOUBTED_SECONDS = 60.0
-"""Seconds after a rejection for which an address gets its reviews from the share of doubted addresses."""
+SUSPECT_SECONDS = 60.0
+"""Seconds after a rejection for which an address is a suspect: its reviews come from the share of tokens that claim no
+namespace."""
 REVIEWS_PER_SECOND, REVIEWS_AT_ONCE = 50, 200
 """Limits on reviews of all tokens together: each review costs the API server something."""
 SHARE_PER_SECOND, SHARE_AT_ONCE = 10, 50
 """Reviews that each namespace has in any case. Beyond these, a namespace gets reviews while more than half of the
 common limit is left for the others."""
-REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 1, 50
+REJECTIONS_PER_SECOND, REJECTIONS_AT_ONCE = 1, 50
 """Limits on rejections per address, so that a flood of wrong tokens from one address does not silence the others.
 Many pods may share an address: tokens that turn out valid do not count."""
 NETWORK_FACTOR = 10
@@ -48,14 +48,14 @@ _MOST_CLAIMS = 8192
 _MOST_NAMESPACE = 63
 _MOST_SECONDS = 1e12
 """Bound on accepted times, in seconds since 1970."""
-_NOBODY = ""
-"""Namespace of tokens that claim none, and of addresses whose tokens are doubted."""
-_REMEMBERED_GONE = 1000
+_NO_NAMESPACE = ""
+"""Namespace of tokens that claim none, and of suspect addresses."""
+_MOST_DELETED_PODS = 1000
 _USER = "system:serviceaccount:"
 _POD_NAME, _POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """A report is rejected. `status`: the HTTP status; the text says why."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -73,7 +73,7 @@ class TokenPod:
 
 
 @dataclass(frozen=True)
-class _Belief:
+class _ReviewResult:
     until: float
     pod: str
     """Uid of the pod."""
@@ -89,109 +89,109 @@ class Identities:
     ) -> None:
         """`wall`: clock by which tokens expire, in seconds since 1970."""
         self._api, self._namespaces, self._clock, self._wall = api, namespaces, clock, wall
-        self._known: OrderedDict[str, _Belief] = OrderedDict()
+        self._results: OrderedDict[str, _ReviewResult] = OrderedDict()
         """Digest of a token -> result of its review; at most one token of each pod."""
         self._tokens: dict[str, str] = {}
         """Uid of a pod -> digest of its token."""
-        self._gone: deque[str] = deque(maxlen=_REMEMBERED_GONE)
+        self._deleted_pods: deque[str] = deque(maxlen=_MOST_DELETED_PODS)
         """Uids of deleted pods, whose tokens may have been under review meanwhile."""
-        self._denied: OrderedDict[str, tuple[float, Refused]] = OrderedDict()
+        self._rejected: OrderedDict[str, tuple[float, Rejected]] = OrderedDict()
         """Digest of a token -> until when it is rejected, and how."""
-        self._doubted: OrderedDict[str, float] = OrderedDict()
-        """Address -> until when its tokens are doubted."""
+        self._suspects: OrderedDict[str, float] = OrderedDict()
+        """Address -> until when it is a suspect."""
         self._reviews = Limiter(REVIEWS_PER_SECOND, REVIEWS_AT_ONCE, clock)
         self._shares = Limiter(SHARE_PER_SECOND, SHARE_AT_ONCE, clock)
-        self._refusals = (
-            Limiter(REFUSALS_PER_SECOND, REFUSALS_AT_ONCE, clock),
-            Limiter(REFUSALS_PER_SECOND * NETWORK_FACTOR, REFUSALS_AT_ONCE * NETWORK_FACTOR, clock),
+        self._rejections = (
+            Limiter(REJECTIONS_PER_SECOND, REJECTIONS_AT_ONCE, clock),
+            Limiter(REJECTIONS_PER_SECOND * NETWORK_FACTOR, REJECTIONS_AT_ONCE * NETWORK_FACTOR, clock),
         )
 
-    async def of(self, token: str, address: str) -> ReportingPod:
-        """Return the pod that reports with a token. Raises Refused; ApiException, ClientError or OSError if the API
+    async def authenticate(self, token: str, address: str) -> ReportingPod:
+        """Return the pod that reports with a token. Raises Rejected; ApiException, ClientError or OSError if the API
         server cannot tell."""
         # Keep a digest, not the secret; a digest is short however long the token is.
         key = hashlib.sha256(token.encode()).hexdigest()
         now, sources = self._clock(), sources_of(address)
-        belief = self._known.get(key)
-        if belief is not None and now < belief.until:
-            return belief.reporter
-        until, refused = self._denied.get(key, (0.0, None))
-        if refused is not None and now < until:
-            raise Refused(refused.status, str(refused))
+        result = self._results.get(key)
+        if result is not None and now < result.until:
+            return result.reporter
+        until, rejected = self._rejected.get(key, (0.0, None))
+        if rejected is not None and now < until:
+            raise Rejected(rejected.status, str(rejected))
         claims = _claims_of(token)
-        share = _NOBODY if now < self._doubted.get(sources[0], 0.0) else _namespace_of(claims)
-        if not (self._may_be_refused(sources) and self._gets_review(share)):
-            raise Refused(429, "too many unknown tokens; report again later")
+        share = _NO_NAMESPACE if now < self._suspects.get(sources[0], 0.0) else _namespace_of(claims)
+        if not (self._may_be_rejected(sources) and self._takes_review(share)):
+            raise Rejected(429, "too many unknown tokens; report again later")
         try:
-            pod, reporter = await self._reviewed(token)
-        except Refused as refusal:
-            _keep(self._denied, key, (now + DENIED_SECONDS, refusal))
-            _keep(self._doubted, sources[0], now + DOUBTED_SECONDS)
-            if share != _NOBODY:
+            pod, reporter = await self._review_token(token)
+        except Rejected as rejection:
+            _remember_newest(self._rejected, key, (now + REJECTION_SECONDS, rejection))
+            _remember_newest(self._suspects, sources[0], now + SUSPECT_SECONDS)
+            if share != _NO_NAMESPACE:
                 # Forged tokens of a namespace must not use up its share.
                 self._shares.give_back(share)
             raise
-        for source, limit in zip(sources, self._refusals, strict=False):
+        for source, limit in zip(sources, self._rejections, strict=False):
             limit.give_back(source)
-        self._remember(key, _Belief(now + self._lifetime(claims), pod, reporter))
+        self._remember(key, _ReviewResult(now + self._lifetime(claims), pod, reporter))
         return reporter
 
-    def _may_be_refused(self, sources: tuple[str, ...]) -> bool:
-        return all(limit.allows(source) for source, limit in zip(sources, self._refusals, strict=False))
+    def _may_be_rejected(self, sources: tuple[str, ...]) -> bool:
+        return all(limit.allows(source) for source, limit in zip(sources, self._rejections, strict=False))
 
-    def _gets_review(self, share: str) -> bool:
+    def _takes_review(self, share: str) -> bool:
         if not self._shares.allows(share) and self._reviews.left("all") <= REVIEWS_AT_ONCE / 2:
             return False
         return self._reviews.allows("all")
 
     def _lifetime(self, claims: Json) -> float:
-        """Return the seconds for which the review of a token with these claims is believed; the claims are true if
+        """Return the seconds for which the review of a token with these claims is used; the claims are true if
         the token is valid."""
         expires = claims.get("exp")
         if not isinstance(expires, int | float) or not abs(expires) < _MOST_SECONDS:
-            return BELIEVED_SECONDS
-        return min(BELIEVED_SECONDS, max(LEAST_BELIEVED_SECONDS, expires - self._wall()))
+            return RESULT_SECONDS
+        return min(RESULT_SECONDS, max(LEAST_RESULT_SECONDS, expires - self._wall()))
 
     def pod_changed(self, change: str, body: Json) -> None:
         """Process a change from the watch of pods. A pod whose labels changed reports for another job, or for none."""
         pod = body["metadata"]["uid"]
         if change == "DELETED":
-            self._gone.append(pod)
-        known = self._known.get(self._tokens.get(pod, ""))
-        if known is not None and (change == "DELETED" or not _reports_as(known.reporter, body)):
+            self._deleted_pods.append(pod)
+        known = self._results.get(self._tokens.get(pod, ""))
+        if known is not None and (change == "DELETED" or not _is_still(known.reporter, body)):
             self._forget(pod)
 
     def changes_missed(self) -> None:
-        self._known.clear()
+        self._results.clear()
         self._tokens.clear()
 
-    async def _reviewed(self, token: str) -> tuple[str, ReportingPod]:
-        pod = pod_of_review(await self._api.ask(_review(token)))
+    async def _review_token(self, token: str) -> tuple[str, ReportingPod]:
+        pod = pod_of_review(await self._api.create_review(_token_review(token)))
         if self._namespaces and pod.namespace not in self._namespaces:
-            raise Refused(403, f"this operator does not watch namespace {pod.namespace}")
+            raise Rejected(403, f"this operator does not watch namespace {pod.namespace}")
         body = await self._api.find("Pod", pod.namespace, pod.name)
         if body is None or body["metadata"]["uid"] != pod.uid:
-            raise Refused(403, f"pod {pod.name} of this token is gone")
+            raise Rejected(403, f"pod {pod.name} of this token is gone")
         return pod.uid, reporting_pod_of(body)
 
-    def _remember(self, key: str, belief: _Belief) -> None:
-        if belief.pod in self._gone:
+    def _remember(self, key: str, result: _ReviewResult) -> None:
+        if result.pod in self._deleted_pods:
             return
-        self._forget(belief.pod)
-        self._known[key], self._tokens[belief.pod] = belief, key
-        if len(self._known) > _REMEMBERED:
-            self._forget(next(iter(self._known.values())).pod)
+        self._forget(result.pod)
+        self._results[key], self._tokens[result.pod] = result, key
+        if len(self._results) > _REMEMBERED:
+            self._forget(next(iter(self._results.values())).pod)
 
     def _forget(self, pod: str) -> None:
         if key := self._tokens.pop(pod, None):
-            del self._known[key]
+            del self._results[key]
 
 
-def _keep(those: OrderedDict[str, Any], key: str, value: object) -> None:
-    those[key] = value
-    those.move_to_end(key)
-    if len(those) > _REMEMBERED:
-        those.popitem(last=False)
+def _remember_newest(newest: OrderedDict[str, Any], key: str, value: object) -> None:
+    newest[key] = value
+    newest.move_to_end(key)
+    if len(newest) > _REMEMBERED:
+        newest.popitem(last=False)
 
 
 def _claims_of(token: str) -> Json:
@@ -208,44 +208,44 @@ def _namespace_of(claims: Json) -> str:
     """Return the namespace of the service account that a token claims."""
     account = claims.get("sub")
     is_account = isinstance(account, str) and account.startswith(_USER)
-    return str(account).removeprefix(_USER).split(":")[0][:_MOST_NAMESPACE] if is_account else _NOBODY
+    return str(account).removeprefix(_USER).split(":")[0][:_MOST_NAMESPACE] if is_account else _NO_NAMESPACE
 
 
-def _reports_as(reporter: ReportingPod, body: Json) -> bool:
+def _is_still(reporter: ReportingPod, body: Json) -> bool:
     try:
         return reporting_pod_of(body) == reporter
-    except Refused:
+    except Rejected:
         return False
 
 
 def pod_of_review(review: Json) -> TokenPod:
-    """Return the pod that a TokenReview names. Raises Refused."""
+    """Return the pod that a TokenReview names. Raises Rejected."""
     status = review.get("status", {})
     if not status.get("authenticated") or REPORT_AUDIENCE not in (status.get("audiences") or []):
-        raise Refused(401, f"the token is not valid, or not for audience {REPORT_AUDIENCE}")
+        raise Rejected(401, f"the token is not valid, or not for audience {REPORT_AUDIENCE}")
     user = status.get("user", {})
     extra = user.get("extra") or {}
     name, uid = (next(iter(extra.get(key) or []), "") for key in (_POD_NAME, _POD_UID))
     account = user.get("username", "")
     if not account.startswith(_USER) or not name or not uid:
-        raise Refused(403, "only pods report, with the token that was projected into them")
+        raise Rejected(403, "only pods report, with the token that was projected into them")
     return TokenPod(account.removeprefix(_USER).split(":")[0], name, uid)
 
 
 def reporting_pod_of(body: Json) -> ReportingPod:
-    """Return the reporting pod as its labels describe it. Raises Refused for a pod that trains nothing."""
+    """Return the reporting pod as its labels describe it. Raises Rejected for a pod that trains nothing."""
     metadata = body["metadata"]
-    stranger = Refused(403, f"pod {metadata['name']} trains no PseudoRealJob")
+    rejection = Rejected(403, f"pod {metadata['name']} trains no PseudoRealJob")
     try:
         job, pod = metadata["labels"][LABEL_JOB_UID], read_pod(body)
     except (KeyError, ValueError):
-        raise stranger from None
+        raise rejection from None
     if pod.execution.kind is not StageKind.TRAIN:
-        raise stranger
+        raise rejection
     return ReportingPod((metadata["namespace"], job), pod.execution, pod.index, pod.name)
 
 
-def _review(token: str) -> Json:
+def _token_review(token: str) -> Json:
     return {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenReview",

@@ -1,9 +1,10 @@
-"""Token buckets: rate limits for each caller."""
+"""Token buckets, which limit the rate of each caller, and the sources that limits on a client's address apply to."""
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
 
 Clock = Callable[[], float]
 
@@ -50,3 +51,18 @@ class Limiter:
         bucket.tokens = min(self._burst, bucket.tokens + (now - bucket.filled) * self._per_second)
         bucket.filled = now
         return bucket
+
+
+def sources_of(address: str) -> tuple[str, ...]:
+    """Return the sources of a client: its address, and for IPv6 also the /64 network around it, as the owner of one
+    address there may have all of them. A text that is not an address is a source by itself."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return (address,)
+    if not isinstance(found, IPv6Address):
+        return (str(found),)
+    # A dual-stack socket reports IPv4 clients in this form.
+    if found.ipv4_mapped is not None:
+        return (str(found.ipv4_mapped),)
+    return (str(found), f"{IPv6Address(int(found) >> 64 << 64)}/64")

@@ -1,14 +1,15 @@
 """Accepts connections for the endpoint, within bounds, and keeps connections that bring valid tokens.
 
-A connection is a stranger until it brings a valid token, for STRANGER_SECONDS at most; `strangers` has the limits for
-strangers. A silent connection costs only a file descriptor; its TLS handshake, which occupies the event loop for a
-millisecond, waits its turn. With a valid token the connection belongs to its pod, which has one at a time.
+A connection is unauthenticated until it brings a valid token, for AUTHENTICATION_SECONDS at most; `unauthenticated` has
+the limits until then. A silent connection costs only a file descriptor; its TLS handshake, which occupies the event
+loop for a millisecond, waits its turn. With a valid token the connection belongs to its pod, which has one at a time.
 """
 
 import asyncio
 import resource
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -17,10 +18,9 @@ import structlog
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from pseudoreal_operator.endpoint import strangers
+from pseudoreal_operator.endpoint import unauthenticated
 from pseudoreal_operator.endpoint.limits import Limiter
-from pseudoreal_operator.endpoint.strangers import Stranger, Strangers
-from pseudoreal_operator.endpoint.tls_buffers import take_small_buffers
+from pseudoreal_operator.endpoint.unauthenticated import UnauthenticatedConnection, UnauthenticatedConnections
 from pseudoreal_operator.metrics.registry import CONNECTIONS, HANDSHAKES_FAILED, REFUSED_CONNECTIONS
 from pseudoreal_operator.observe.report_store import ReportingPod
 from pseudoreal_operator.sockets import listening_socket
@@ -28,7 +28,7 @@ from pseudoreal_operator.sockets import listening_socket
 MOST_CONNECTIONS = 4000
 """Maximum number of connections of pods with valid tokens; beyond it, the connection that was silent for longest is
 closed."""
-STRANGER_SECONDS = 10.0
+AUTHENTICATION_SECONDS = 10.0
 """Maximum seconds from a connection to its first valid token."""
 HANDSHAKE_SECONDS = 5.0
 PER_SECOND, AT_ONCE = 100, 200
@@ -36,43 +36,48 @@ PER_SECOND, AT_ONCE = 100, 200
 loop."""
 IDLE_SECONDS = 15.0
 """Seconds of silence after which a connection is closed: pods report every few seconds."""
-_OTHER_FILES = 512
+_RESERVED_FILES = 512
 """File descriptors that are left to the rest of the operator."""
 _MOST_FILES = 16_384
+_TLS_BUFFER_BYTES = 16 * 1024
+"""Size of asyncio's buffer for each TLS connection. By default it has 256 KiB, filled with zeros, and no public setting
+makes it smaller: a thousand reporting pods would take 270 MB. A TLS record has at most 16 KiB, so no read at a time
+needs more."""
 
 log = structlog.get_logger()
 
 
 class Listener:
-    """The listening socket and its connections: strangers, and at most one connection per pod."""
+    """The listening socket and its connections: unauthenticated ones, and at most one per pod."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
-        take_small_buffers()
+        # For all later connections of the process, including connections to the API server.
+        SSLProtocol.max_size = _TLS_BUFFER_BYTES
         self._tls = tls
-        files = _files()
-        self._strangers = Strangers(min(strangers.MOST, files // 3))
+        files = _raise_file_limit()
+        self._unauthenticated = UnauthenticatedConnections(min(unauthenticated.MOST, files // 3))
         self._most = min(MOST_CONNECTIONS, files * 2 // 3)
-        self._pace = Limiter(PER_SECOND, AT_ONCE)
-        self._complaints = Limiter(per_second=0.1, burst=1)
+        self._handshake_rate = Limiter(PER_SECOND, AT_ONCE)
+        self._log_limit = Limiter(per_second=0.1, burst=1)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turns: dict[Stranger, asyncio.Future[None]] = {}
-        """Strangers that wait for their handshakes -> future of their turn."""
-        self._asked = asyncio.Event()
-        """Set when a stranger may have a handshake."""
-        self._meeting: dict[RequestHandler, asyncio.Future[None]] = {}
-        """Connections of strangers -> future that a valid token resolves."""
+        self._turns: dict[UnauthenticatedConnection, asyncio.Future[None]] = {}
+        """Connections that wait for their handshakes -> future of their turn."""
+        self._handshake_requested = asyncio.Event()
+        """Set when a connection may have a handshake."""
+        self._authenticating: dict[RequestHandler, asyncio.Future[None]] = {}
+        """Unauthenticated connections -> future that a valid token resolves."""
         self._reporters: OrderedDict[ReportingPod, RequestHandler] = OrderedDict()
         """Pods -> their connections; the pod that was silent for longest comes first."""
-        CONNECTIONS.labels(known="false").set_function(lambda: len(self._strangers))
+        CONNECTIONS.labels(known="false").set_function(lambda: len(self._unauthenticated))
         CONNECTIONS.labels(known="true").set_function(lambda: len(self._reporters))
 
     @asynccontextmanager
-    async def listening(self, server: web.Server, port: int) -> AsyncIterator[int]:
+    async def listen(self, server: web.Server, port: int) -> AsyncIterator[int]:
         """Listen, and hand accepted connections to `server`. Yield the port; a free one if `port` is 0."""
         with listening_socket(port) as listening:
             listening.setblocking(False)
             self._start(self._accept(listening, server))
-            self._start(self._give_turns())
+            self._start(self._schedule_handshakes())
             try:
                 yield listening.getsockname()[1]
             finally:
@@ -82,8 +87,8 @@ class Listener:
 
     def recognize(self, handler: RequestHandler, reporter: ReportingPod) -> None:
         """Note that a connection has brought the valid token of a pod, and close the pod's previous connection."""
-        if (meeting := self._meeting.get(handler)) is not None and not meeting.done():
-            meeting.set_result(None)
+        if (authenticated := self._authenticating.get(handler)) is not None and not authenticated.done():
+            authenticated.set_result(None)
         before = self._reporters.pop(reporter, None)
         if before is not None and before is not handler:
             before.force_close()
@@ -99,52 +104,54 @@ class Listener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, address = await loop.sock_accept(listening)
+                accepted, address = await loop.sock_accept(listening)
             # No file descriptor left, or a connection that broke at once.
             except OSError as error:
-                self._complain(str(error))
+                self._log_rarely(str(error))
                 await asyncio.sleep(1)
                 continue
-            stranger = Stranger(address[0])
-            if not self._strangers.enter(stranger):
+            connection = UnauthenticatedConnection(address[0])
+            if not self._unauthenticated.admit(connection):
                 REFUSED_CONNECTIONS.inc()
-                self._complain(f"too many connections of {address[0]}")
-                connection.close()
+                self._log_rarely(f"too many connections of {address[0]}")
+                accepted.close()
                 continue
-            stranger.close = self._start(self._meet(connection, server, stranger)).cancel
+            connection.close = self._start(self._authenticate(accepted, server, connection)).cancel
             # Let the task start, so that it closes the connection in any case, and let other tasks run.
             await asyncio.sleep(0)
 
-    async def _meet(self, connection: socket.socket, server: web.Server, stranger: Stranger) -> None:
+    async def _authenticate(
+        self, accepted: socket.socket, server: web.Server, connection: UnauthenticatedConnection
+    ) -> None:
         """Serve a connection until it has brought a valid token; close it if it brings none."""
-        known = asyncio.get_running_loop().create_future()
+        authenticated = asyncio.get_running_loop().create_future()
         handler: RequestHandler | None = None
         transport: asyncio.BaseTransport | None = None
         try:
-            async with asyncio.timeout(STRANGER_SECONDS):
-                await _has_spoken(connection)
-                async with self._turn(stranger):
-                    self._meeting[handler := server()] = known
-                    transport = await self._shake_hands(connection, handler)
-                await known
+            async with asyncio.timeout(AUTHENTICATION_SECONDS):
+                await _wait_for_data(accepted)
+                async with self._turn(connection):
+                    self._authenticating[handler := server()] = authenticated
+                    transport = await self._start_tls(accepted, handler)
+                await authenticated
         except (OSError, TimeoutError):
             pass
         finally:
             if handler is not None:
-                self._meeting.pop(handler, None)
-            is_known = known.done() and not known.cancelled()
-            self._strangers.leave(stranger, known=is_known)
-            if is_known:
-                self._pace.give_back("all")
+                self._authenticating.pop(handler, None)
+            is_authenticated = authenticated.done() and not authenticated.cancelled()
+            self._unauthenticated.remove(connection, authenticated=is_authenticated)
+            if is_authenticated:
+                self._handshake_rate.give_back("all")
             elif isinstance(transport, asyncio.Transport):
                 transport.abort()
             else:
-                connection.close()
+                accepted.close()
 
-    async def _shake_hands(self, connection: socket.socket, handler: RequestHandler) -> asyncio.BaseTransport:
+    async def _start_tls(self, accepted: socket.socket, handler: RequestHandler) -> asyncio.BaseTransport:
         try:
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: handler, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_SECONDS
+                lambda: handler, accepted, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_SECONDS
             )
         except OSError as error:
             HANDSHAKES_FAILED.labels(reason=_reason_of(error)).inc()
@@ -152,33 +159,33 @@ class Listener:
         return transport
 
     @asynccontextmanager
-    async def _turn(self, stranger: Stranger) -> AsyncIterator[None]:
-        """Wait for the turn of a stranger; its handshake runs in this context."""
-        turn = self._turns[stranger] = asyncio.get_running_loop().create_future()
-        self._strangers.ask(stranger)
-        self._asked.set()
+    async def _turn(self, connection: UnauthenticatedConnection) -> AsyncIterator[None]:
+        """Wait for the turn of a connection; its handshake runs in this context."""
+        turn = self._turns[connection] = asyncio.get_running_loop().create_future()
+        self._unauthenticated.request_handshake(connection)
+        self._handshake_requested.set()
         try:
             await turn
             yield
         finally:
-            del self._turns[stranger]
+            del self._turns[connection]
             if turn.done() and not turn.cancelled():
-                self._strangers.shaken(stranger)
-                self._asked.set()
+                self._unauthenticated.end_handshake(connection)
+                self._handshake_requested.set()
 
-    async def _give_turns(self) -> None:
+    async def _schedule_handshakes(self) -> None:
         while True:
-            await self._asked.wait()
-            if not self._pace.allows("all"):
+            await self._handshake_requested.wait()
+            if not self._handshake_rate.allows("all"):
                 await asyncio.sleep(1 / PER_SECOND)
                 continue
-            stranger = self._strangers.next()
-            if stranger is None:
-                self._asked.clear()
-                self._pace.give_back("all")
-            elif (turn := self._turns[stranger]).done():
-                self._strangers.shaken(stranger)  # it timed out while it waited
-                self._pace.give_back("all")
+            connection = self._unauthenticated.start_next_handshake()
+            if connection is None:
+                self._handshake_requested.clear()
+                self._handshake_rate.give_back("all")
+            elif (turn := self._turns[connection]).done():
+                self._unauthenticated.end_handshake(connection)  # it timed out while it waited
+                self._handshake_rate.give_back("all")
             else:
                 turn.set_result(None)
 
@@ -188,20 +195,20 @@ class Listener:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _complain(self, why: str) -> None:
-        if self._complaints.allows("all"):
-            log.warning("connection_refused", error=why)
+    def _log_rarely(self, why: str) -> None:
+        if self._log_limit.allows("all"):
+            log.warning("connection_rejected", error=why)
 
 
-async def _has_spoken(connection: socket.socket) -> None:
+async def _wait_for_data(accepted: socket.socket) -> None:
     """Wait until the client has sent something, or closed the connection."""
     loop = asyncio.get_running_loop()
-    spoken = asyncio.Event()
-    loop.add_reader(connection, spoken.set)
+    readable = asyncio.Event()
+    loop.add_reader(accepted, readable.set)
     try:
-        await spoken.wait()
+        await readable.wait()
     finally:
-        loop.remove_reader(connection)
+        loop.remove_reader(accepted)
 
 
 def _is_open(handler: RequestHandler) -> bool:
@@ -210,18 +217,18 @@ def _is_open(handler: RequestHandler) -> bool:
 
 def _reason_of(error: OSError) -> str:
     """Return why a handshake failed, as one of three metric labels."""
-    said = error.reason or "" if isinstance(error, ssl.SSLError) else ""
+    reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""
     # Alerts of a client that does not know the CA, or finds another fault in the certificate.
-    if "UNKNOWN_CA" in said or "CERTIFICATE" in said:
+    if "UNKNOWN_CA" in reason or "CERTIFICATE" in reason:
         return "untrusted"
     return "silent" if isinstance(error, ConnectionAbortedError | TimeoutError) else "other"
 
 
-def _files() -> int:
+def _raise_file_limit() -> int:
     """Raise the limit on open files as far as the system allows; return how many connections may use."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
-    return max(96, (_MOST_FILES if soft == resource.RLIM_INFINITY else soft) - _OTHER_FILES)
+    return max(96, (_MOST_FILES if soft == resource.RLIM_INFINITY else soft) - _RESERVED_FILES)

@@ -16,7 +16,7 @@ from pseudoreal_api.wire.reports import REPORT_AUTHORITIES, REPORT_BYTES, REPORT
 
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.endpoint.certificate import Certificate
-from pseudoreal_operator.endpoint.identity import Identities, Refused
+from pseudoreal_operator.endpoint.identity import Identities, Rejected
 from pseudoreal_operator.endpoint.limits import Clock, Limiter
 from pseudoreal_operator.endpoint.listener import IDLE_SECONDS, Listener
 from pseudoreal_operator.metrics.registry import REPORTS
@@ -28,8 +28,8 @@ PER_SECOND, BURST = 1.0, 5.0
 READ_SECONDS = 10.0
 """Time limit for the body of a report."""
 RETRY_SECONDS = 10
-_AGAIN_LATER = (429, 503)
-_STAYS = (200, 503)
+_RETRY_LATER = (429, 503)
+_KEPT_OPEN = (200, 503)
 """Statuses after which a connection stays open. A client that is rejected needs a handshake for each attempt, and
 handshakes are limited."""
 _REPORTER = web.RequestKey("reporting_pod", ReportingPod)
@@ -48,67 +48,67 @@ class Reports:
         authorities: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         """`authorities` maps the digest of the CAs that a pod trusts to the CAs that it is to trust, as
-        `Certificate.beyond` does; None: no others."""
+        `Certificate.authorities_beyond` does; None: no others."""
         self._identities, self._report_store, self._authorities = identities, report_store, authorities
         # Per pod, not per token: its owner may create as many tokens as they like.
         self._limiter = Limiter(PER_SECOND, BURST, clock)
-        self._complaints = Limiter(per_second=0.1, burst=1, clock=clock)
+        self._log_limit = Limiter(per_second=0.1, burst=1, clock=clock)
 
     async def receive(self, request: web.Request) -> web.Response:
         try:
-            reporter = request[_REPORTER] = await self._reporter(request)
+            reporter = request[_REPORTER] = await self._authenticate(request)
             if not self._limiter.allows(reporter):
-                raise Refused(429, "one report a second is enough")
-            report, now = await _report(request), datetime.now(UTC)
+                raise Rejected(429, "one report a second is enough")
+            report, now = await _read_body(request), datetime.now(UTC)
             if not self._report_store.store(reporter, report, now):
-                raise Refused(503, "the operator does not follow the job of this pod yet, or not any more")
-        except Refused as refusal:
-            headers = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in _AGAIN_LATER else {}
-            return web.Response(status=refusal.status, text=str(refusal), headers=headers)
+                raise Rejected(503, "the operator does not follow the job of this pod yet, or not any more")
+        except Rejected as rejection:
+            headers = {"Retry-After": str(RETRY_SECONDS)} if rejection.status in _RETRY_LATER else {}
+            return web.Response(status=rejection.status, text=str(rejection), headers=headers)
         trusts = self._authorities(request.headers.get(REPORT_AUTHORITIES, ""))
         answer = self._report_store.answer(reporter, now).model_copy(update={"authorities": trusts})
         return web.Response(text=answer.to_json(), content_type="application/json")
 
-    async def _reporter(self, request: web.Request) -> ReportingPod:
+    async def _authenticate(self, request: web.Request) -> ReportingPod:
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
         if kind != "Bearer" or not token:
-            raise Refused(401, "send the projected token as Authorization: Bearer")
+            raise Rejected(401, "send the projected token as Authorization: Bearer")
         try:
-            return await self._identities.of(token, request.remote or "")
+            return await self._identities.authenticate(token, request.remote or "")
         except (ApiException, ClientError, OSError, Unreadable) as error:
-            self.complain("tokens_unverified", error=str(error))
-            raise Refused(503, "the API server cannot tell whose token this is; report again later") from error
+            self.log_rarely("token_not_verified", error=str(error))
+            raise Rejected(503, "the API server cannot tell whose token this is; report again later") from error
 
-    def complain(self, event: str, **facts: object) -> None:
+    def log_rarely(self, event: str, **facts: object) -> None:
         """Log a problem, at most once in ten seconds: anyone may cause it as often as they like."""
-        if self._complaints.allows("all"):
+        if self._log_limit.allows("all"):
             log.warning(event, **facts)
 
 
-async def _report(request: web.Request) -> PodReport:
+async def _read_body(request: web.Request) -> PodReport:
     try:
         async with asyncio.timeout(READ_SECONDS):
             return read_report(await request.read())
     except TimeoutError:
-        raise Refused(408, f"the report did not arrive within {READ_SECONDS:.0f} s") from None
+        raise Rejected(408, f"the report did not arrive within {READ_SECONDS:.0f} s") from None
     except ValueError as error:
-        raise Refused(400, f"this is no report: {error}") from None
+        raise Rejected(400, f"this is no report: {error}") from None
 
 
-def application(reports: Reports, listener: Listener) -> web.Application:
+def make_application(reports: Reports, listener: Listener) -> web.Application:
     @web.middleware
     async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             answer = await handler(request)
-        except web.HTTPException as refusal:
-            REPORTS.labels(status=refusal.status).inc()
-            refusal.force_close()
+        except web.HTTPException as rejection:
+            REPORTS.labels(status=rejection.status).inc()
+            rejection.force_close()
             raise
         except Exception as error:
-            reports.complain("report_failed", exc_info=error)
+            reports.log_rarely("report_failed", exc_info=error)
             answer = web.Response(status=500)
         REPORTS.labels(status=answer.status).inc()
-        if answer.status not in _STAYS:
+        if answer.status not in _KEPT_OPEN:
             answer.force_close()
         elif _REPORTER in request:
             listener.recognize(request.protocol, request[_REPORTER])
@@ -121,16 +121,16 @@ def application(reports: Reports, listener: Listener) -> web.Application:
 
 @asynccontextmanager
 async def serve_reports(reports: Reports, certificate: Certificate, port: int) -> AsyncIterator[None]:
-    async with bounded(reports, certificate.context, port) as found:
-        log.info("reports_served", port=found)
+    async with run_endpoint(reports, certificate.context, port) as found:
+        log.info("report_endpoint_started", port=found)
         yield
 
 
 @asynccontextmanager
-async def bounded(reports: Reports, tls: ssl.SSLContext, port: int) -> AsyncIterator[int]:
+async def run_endpoint(reports: Reports, tls: ssl.SSLContext, port: int) -> AsyncIterator[int]:
     """Start the endpoint. Yield its port; a free one if `port` is 0."""
     listener = Listener(tls)
-    served = application(reports, listener)
+    served = make_application(reports, listener)
     # aiohttp logs a traceback for each client that sends something other than HTTP.
     quiet = logging.getLogger("pseudoreal.reports")
     quiet.setLevel(logging.CRITICAL)
@@ -138,7 +138,7 @@ async def bounded(reports: Reports, tls: ssl.SSLContext, port: int) -> AsyncIter
     await runner.setup()
     try:
         assert runner.server is not None, "setup() creates the server"
-        async with listener.listening(runner.server, port) as found:
+        async with listener.listen(runner.server, port) as found:
             yield found
     finally:
         await runner.cleanup()

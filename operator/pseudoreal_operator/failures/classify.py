@@ -1,18 +1,21 @@
-"""Classification of a failed execution by ordered rules: the job's own, then the built-in ones. Pure."""
+"""Classification of a failed execution by ordered rules: the job's own, then the built-in ones; and the limit
+on restarts in place, which pods make without asking the operator. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pseudoreal_api.spec.recovery import RestartRule, RuleAction
+from pseudoreal_api.spec.recovery import Restart, RestartRule, RuleAction
+from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.messages import ExitCode
 
-from pseudoreal_operator.foreign import cut
+from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
+from pseudoreal_operator.untrusted_text import shorten
 
 _QUOTED = 600
 """Maximum number of characters that a sentence quotes from a pod."""
 _OUT_OF_MEMORY = "OOMKilled"
-_NODES_DOING = ("TerminationByKubelet", "DeletionByTaintManager", "NodeLost")
+_NODE_DISRUPTIONS = ("TerminationByKubelet", "DeletionByTaintManager", "NodeLost")
 """Kubernetes' reasons for disruptions by the node itself: eviction by the kubelet, for instance because of a full
 disk, or a lost node."""
 
@@ -20,7 +23,7 @@ POD_REJECTED = "PodRejected"
 """Reason of a failure: the scheduler sent the pod to a node, and the node refused to run it."""
 NODE_FAILED = "NodeFailed"
 """Reason of a failure: the node lost the pod's containers, as by a reboot."""
-_OF_THE_POD = (
+_FAULTS_OF_THE_SPEC = (
     "DeadlineExceeded",
     "SysctlForbidden",
     "AppArmor",
@@ -56,7 +59,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingPods:
     """Pods without a termination message. `stuck`: a pod that cannot be ended, as on a node that is off; `workers`:
     numbers of missing workers whose pods the operator has not ended."""
 
@@ -65,61 +68,61 @@ class Missing:
 
 
 def classify(
-    job_name: str, pods: Sequence[Pod], rules: Sequence[RestartRule] = (), missing: Missing | None = None
+    job_name: str, pods: Sequence[Pod], rules: Sequence[RestartRule] = (), missing: MissingPods | None = None
 ) -> Verdict:
     """Return the verdict on an execution. `pods`: its pods that still exist; a pod that ended by deletion is not
     among them."""
-    ended = sorted((pod for pod in pods if pod.phase is PodPhase.FAILED or pod.disruption), key=_from_the_origin)
+    ended = sorted((pod for pod in pods if pod.phase is PodPhase.FAILED or pod.disruption), key=_origin_first)
     for rule in (*rules, *_BUILT_IN):
-        culprit = next((pod for pod in ended if meets(pod, rule)), None)
+        culprit = next((pod for pod in ended if matches_rule(pod, rule)), None)
         if culprit:
             return _verdict(rule, culprit, own=rule in rules)
     if by_node := next((pod for pod in ended if node_fault(pod)), None):
         return Verdict("RestartIgnoringLimit", node_fault(by_node) or "", _node_sentence(by_node), by_node)
     failed = [pod for pod in ended if pod.phase is PodPhase.FAILED]
-    faulty = next((pod for pod in failed if not has_code(pod, ExitCode.YIELDED)), None)
-    if faulty and lost_its_peer(faulty):
-        return _blamed_on(missing or Missing(), job_name, faulty)
+    faulty = next((pod for pod in failed if not has_exit_code(pod, ExitCode.YIELDED)), None)
+    if faulty and has_lost_peer(faulty):
+        return _verdict_on_lost_peer(missing or MissingPods(), job_name, faulty)
     if faulty:
         return Verdict("Restart", "PodFailed", _fault_sentence(faulty), faulty)
     if failed:
-        return Verdict("RestartIgnoringLimit", "Yielded", f"{_who(failed[0])} was asked to stop.", failed[0])
+        return Verdict("RestartIgnoringLimit", "Yielded", f"{_pod_title(failed[0])} was asked to stop.", failed[0])
     return Verdict("RestartIgnoringLimit", "PodsDeleted", f"The pods of {job_name} were deleted.")
 
 
-def _blamed_on(missing: Missing, job_name: str, witness: Pod) -> Verdict:
+def _verdict_on_lost_peer(missing: MissingPods, job_name: str, witness: Pod) -> Verdict:
     """Return the verdict when every pod that ended blames a lost peer and none reports a cause of its own."""
-    said = f"{_who(witness)} lost its connection to it"
+    said = f"{_pod_title(witness)} lost its connection to it"
     if missing.stuck:
-        lost = f"{_who(missing.stuck)} does not answer, as on a node that is off; {said}."
-        return Verdict("RestartIgnoringLimit", "NodeLost", lost, missing.stuck)
+        text = f"{_pod_title(missing.stuck)} does not answer, as on a node that is off; {said}."
+        return Verdict("RestartIgnoringLimit", "NodeLost", text, missing.stuck)
     if missing.workers:
         numbers = ", ".join(map(str, missing.workers))
-        gone = f"The pod of worker {numbers} of {job_name} is gone without a word, as one that was deleted; {said}."
-        return Verdict("RestartIgnoringLimit", "PodsDeleted", gone)
+        text = f"The pod of worker {numbers} of {job_name} is gone without a word, as one that was deleted; {said}."
+        return Verdict("RestartIgnoringLimit", "PodsDeleted", text)
     return Verdict("Restart", "PeerLost", f"{_fault_sentence(witness)} No pod says why.")
 
 
-def is_for_another_pod(verdict: Verdict) -> bool:
-    """Return whether another pod in the same place would do better. After an out-of-memory failure it would not,
-    because it has as much memory."""
+def can_another_pod_succeed(verdict: Verdict) -> bool:
+    """Return whether another pod may succeed as the same worker. After an out-of-memory failure it would not, because
+    it has as much memory."""
     return verdict.action != "Fail" and verdict.reason != "OutOfMemory"
 
 
-def lost_its_peer(pod: Pod) -> bool:
+def has_lost_peer(pod: Pod) -> bool:
     """Return whether the pod ended because its connection to another pod broke: the cause is in the other pod,
     whichever of them ended first."""
     message = pod.termination.message if pod.termination else None
     return message is not None and message.peer_lost
 
 
-def is_of_its_node(pod: Pod) -> bool:
+def is_node_at_fault(pod: Pod) -> bool:
     """Return whether the pod was disrupted by a fault of its node, which may recur. A scheduler that makes room, or
     a node that is drained, is no such fault."""
-    return node_fault(pod) is not None or (pod.disruption is not None and pod.disruption.startswith(_NODES_DOING))
+    return node_fault(pod) is not None or (pod.disruption is not None and pod.disruption.startswith(_NODE_DISRUPTIONS))
 
 
-def was_rejected(pod: Pod) -> bool:
+def is_rejected_by_node(pod: Pod) -> bool:
     """Return whether its node refused to run the pod. The scheduler does not know the reason, and may send the next
     pod there again."""
     return node_fault(pod) == POD_REJECTED
@@ -131,7 +134,7 @@ def node_fault(pod: Pod) -> str | None:
     if pod.phase is not PodPhase.FAILED or pod.disruption is not None:
         return None
     if not pod.has_run:
-        return None if pod.reason in _OF_THE_POD else POD_REJECTED
+        return None if pod.reason in _FAULTS_OF_THE_SPEC else POD_REJECTED
     end = pod.termination
     is_lost = end is not None and (
         end.reason == "ContainerStatusUnknown" or (end.exit_code == _UNKNOWN_EXIT_CODE and end.reason == "Unknown")
@@ -139,26 +142,26 @@ def node_fault(pod: Pod) -> str | None:
     return NODE_FAILED if is_lost or pod.reason in _SHUT_DOWN else None
 
 
-def meets(pod: Pod, rule: RestartRule) -> bool:
-    codes = any(has_code(pod, code) for code in rule.on_exit_codes)
+def matches_rule(pod: Pod, rule: RestartRule) -> bool:
+    codes = any(has_exit_code(pod, code) for code in rule.on_exit_codes)
     return codes or bool(pod.conditions & set(rule.on_pod_conditions)) or bool(_reasons(pod) & set(rule.on_reasons))
 
 
 def _verdict(rule: RestartRule, pod: Pod, *, own: bool) -> Verdict:
     said = f" A rule of spec.restart.rules says {rule.action}." if own else ""
-    if has_code(pod, ExitCode.INVALID_JOB) and rule.action == "Fail":
-        return Verdict("Fail", "InvalidJob", _words(pod) or f"{_who(pod)} refused the job without a word", pod)
+    if has_exit_code(pod, ExitCode.INVALID_JOB) and rule.action == "Fail":
+        return Verdict("Fail", "InvalidJob", _quote(pod) or f"{_pod_title(pod)} refused the job without a word", pod)
     if _is_out_of_memory(pod):
         return Verdict(rule.action, "OutOfMemory", _memory_sentence(pod) + said, pod)
     if pod.disruption:
-        sentence = f"{_who(pod)} on node {pod.node or '(none)'} was disrupted ({pod.disruption})."
+        sentence = f"{_pod_title(pod)} on node {pod.node or '(none)'} was disrupted ({pod.disruption})."
         return Verdict(rule.action, "Disrupted", sentence + said, pod)
     if word := node_fault(pod):
         return Verdict(rule.action, word, _node_sentence(pod) + said, pod)
-    return Verdict(rule.action, "PodFailed", _fault_sentence(pod) + said, None if lost_its_peer(pod) else pod)
+    return Verdict(rule.action, "PodFailed", _fault_sentence(pod) + said, None if has_lost_peer(pod) else pod)
 
 
-def has_code(pod: Pod, code: int) -> bool:
+def has_exit_code(pod: Pod, code: int) -> bool:
     end = pod.termination
     if end is None:
         return False
@@ -169,48 +172,48 @@ def _reasons(pod: Pod) -> set[str]:
     return {pod.reason, pod.termination.reason if pod.termination else ""} - {""}
 
 
-def _from_the_origin(pod: Pod) -> tuple[bool, str]:
-    return lost_its_peer(pod), pod.termination.finished if pod.termination else ""
+def _origin_first(pod: Pod) -> tuple[bool, str]:
+    return has_lost_peer(pod), pod.termination.finished if pod.termination else ""
 
 
 def _is_out_of_memory(pod: Pod) -> bool:
-    return _OUT_OF_MEMORY in _reasons(pod) or has_code(pod, ExitCode.OUT_OF_MEMORY)
+    return _OUT_OF_MEMORY in _reasons(pod) or has_exit_code(pod, ExitCode.OUT_OF_MEMORY)
 
 
-def _who(pod: Pod) -> str:
+def _pod_title(pod: Pod) -> str:
     return f"Pod {pod.name} (worker {pod.index})"
 
 
-def _words(pod: Pod) -> str:
+def _quote(pod: Pod) -> str:
     end = pod.termination
     text = (end.message.message if end.message else end.text) if end else pod.complaint
-    return cut(text.strip(), _QUOTED)
+    return shorten(text.strip(), _QUOTED)
 
 
 def _memory_sentence(pod: Pod) -> str:
     said = pod.termination.message.message if pod.termination and pod.termination.message else ""
     if said:
-        return f"{_who(pod)} ran out of memory: {said}".rstrip(".") + "."
+        return f"{_pod_title(pod)} ran out of memory: {said}".rstrip(".") + "."
     limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
     return (
-        f"{_who(pod)} ran out of memory: its container was killed at its memory limit{limit}. Create the job anew with"
-        f" a higher resources.limits.memory in phase {pod.execution.phase}, or with more batch.microBatches or more"
-        " workers, which need less."
+        f"{_pod_title(pod)} ran out of memory: its container was killed at its memory limit{limit}. Create the job"
+        f" anew with a higher resources.limits.memory in phase {pod.execution.phase}, or with more batch.microBatches"
+        " or more workers, which need less."
     )
 
 
 def _node_sentence(pod: Pod) -> str:
     node = f"node {pod.node or '(none)'}"
-    if was_rejected(pod):
-        why = f" ({cut(pod.complaint, _QUOTED)})" if pod.complaint else ""
-        return f"{_who(pod)} was rejected by {node} before a container of it ran{why}."
+    if is_rejected_by_node(pod):
+        why = f" ({shorten(pod.complaint, _QUOTED)})" if pod.complaint else ""
+        return f"{_pod_title(pod)} was rejected by {node} before a container of it ran{why}."
     reason = (pod.termination.reason if pod.termination else "") or pod.reason
-    return f"{_who(pod)} ended with {node}, as one that was restarted or shut down ({reason})."
+    return f"{_pod_title(pod)} ended with {node}, as one that was restarted or shut down ({reason})."
 
 
 def _fault_sentence(pod: Pod) -> str:
-    words = _words(pod)
-    return f"{_who(pod)} {_ending(pod.termination)}{': ' + words if words else ''}".rstrip(".") + "."
+    words = _quote(pod)
+    return f"{_pod_title(pod)} {_ending(pod.termination)}{': ' + words if words else ''}".rstrip(".") + "."
 
 
 def _ending(termination: Termination | None) -> str:
@@ -218,3 +221,23 @@ def _ending(termination: Termination | None) -> str:
         return "failed"
     reason = "" if termination.reason in ("", "Error") else f" ({termination.reason})"
     return f"ended with exit code {termination.exit_code}{reason}"
+
+
+_KILLED = Pod(
+    name="killed",
+    execution=Execution("any", StageKind.TRAIN, 1),
+    index=0,
+    phase=PodPhase.FAILED,
+    termination=Termination(exit_code=ExitCode.FAILED, reason="Error", text="", message=None),
+)
+"""A pod as Kubernetes shows it after one of its ranks was killed."""
+
+
+def allowed_restarts_in_place(restart: Restart, status: PseudoRealJobStatus) -> int:
+    """Return how many restarts in place an execution may have: at most as many as may still be counted, and none if
+    a rule of the job decides what follows the end of such a pod. The used restarts may include faults that are too
+    old to count."""
+    if any(matches_rule(_KILLED, rule) for rule in restart.rules):
+        return 0
+    used = len(status.faults) if restart.window_seconds else status.restarts
+    return max(0, min(restart.in_place, restart.max_restarts - used))

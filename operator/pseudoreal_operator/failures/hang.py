@@ -9,28 +9,30 @@ that was read and had nothing new. Silence proves nothing: if no pod is heard, t
 training does not need that. A pod that fell silent is suspected only of a hang that other pods report.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from statistics import median
 
 from pseudoreal_api.resolved.remembered import remembered
 from pseudoreal_api.wire.reports import REPORT_SECONDS, RankReport
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.failures.suspects import stragglers, suspects
 from pseudoreal_operator.observe.report_store import QUIET_SECONDS, UNHEARD_SECONDS, steps_of
 from pseudoreal_operator.observe.view import LastReport, Pod, PodPhase, View
 
-STALLS = ("StartStalled", "StepStalled", "CheckpointStalled")
+HANG_REASONS = ("StartStalled", "StepStalled", "CheckpointStalled")
 """Reasons of a Stall."""
 _NAMED = 4
 """Maximum number of ranks that a sentence names."""
+_HALTED = ("T", "t", "Z", "X")
+"""States of a process that does nothing: stopped, stopped by a debugger, zombie, dead."""
 _STILL = 0.8
 """Share of the straggler factor below which a known straggler is none any more."""
 
 
 @dataclass(frozen=True)
-class Stall:
+class Hang:
     """A hung training stage. `culprit`: pod of the first suspected rank; None: no pod is suspected."""
 
     reason: str
@@ -54,13 +56,13 @@ class _Clock:
         return self.waited > self.allowed and self.waited - unheard >= self.allowed - REPORT_SECONDS
 
 
-def find_stall(view: View) -> Stall | None:
+def find_hang(view: View) -> Hang | None:
     unheard = _unheard_seconds(view)
     over = next((clock for clock in _clocks(view) if clock.is_over(unheard)), None)
-    return None if over is None else _stall(view, over)
+    return None if over is None else _hang(view, over)
 
 
-def seconds_to_stall(view: View) -> float | None:
+def seconds_to_hang(view: View) -> float | None:
     """Return the seconds until one of the clocks may have run out; None if none runs. A clock that has run out
     without a witness since is checked again while pods report."""
     unheard = _unheard_seconds(view)
@@ -73,9 +75,9 @@ def seconds_to_stall(view: View) -> float | None:
 
 
 def _unheard_seconds(view: View) -> float:
-    """Return the seconds since a report, or a log with nothing new, last told the state of the execution."""
+    """Return the seconds since the last witness: a report, or a log that was read and had nothing new."""
     said = [last_report.last for last_report in view.reporting]
-    said += [last_report.log_stood for last_report in view.reporting if last_report.log_stood]
+    said += [last_report.log_unchanged for last_report in view.reporting if last_report.log_unchanged]
     return _seconds(view, max(said, default=view.now))
 
 
@@ -95,7 +97,7 @@ def _each_clock(view: View) -> Iterator[_Clock]:
     if _is_cut_off(view):
         return
     clocks = view.spec.hang
-    begun = [last_report.begun for last_report in view.reporting if last_report.begun]
+    begun = [last_report.training_since for last_report in view.reporting if last_report.training_since]
     if not begun and view.started_pods < view.workers:
         return  # pods that wait for a node have their own deadline
     if not begun:
@@ -120,40 +122,40 @@ def straggler_sentence(view: View, *, known: bool) -> str | None:
     whether the last pass found a straggler. The bound is lower then, as a rank close to the bound would otherwise
     come and go with each step."""
     factor = float(view.spec.hang.straggler_factor)
-    found = stragglers(_signs(view), factor * _STILL if known else factor)
+    found = stragglers(_rank_reports(view), factor * _STILL if known else factor)
     if not found:
         return None
     rank = found[0][0]
     return (
-        f"{_where(view, rank)} is a straggler: it has computed more than {view.spec.hang.straggler_factor} times as"
-        " long per step as the median rank, and all others wait for it. What to do: look at that node's clocks,"
+        f"{_rank_title(view, rank)} is a straggler: it has computed more than {view.spec.hang.straggler_factor} times"
+        " as long per step as the median rank, and all others wait for it. What to do: look at that node's clocks,"
         " throttling and neighbours"
     )
 
 
-def _stall(view: View, over: _Clock) -> Stall:
-    ranks = _suspects(view)
+def _hang(view: View, over: _Clock) -> Hang:
+    ranks = _suspected_ranks(view)
     step = max(steps_of(last_report.report) for last_report in view.reporting)
     named = "; ".join(_describe(view, rank) for rank in ranks[:_NAMED])
-    blame = named or _nobody(view)
+    blame = named or _no_suspect_sentence(view)
     sentence = f"No {over.missing} for {over.allowed} s (spec.{over.field}) at step {step}: {blame}."
-    return Stall(over.reason, sentence, view.pod_of_rank(ranks[0]) if ranks else None)
+    return Hang(over.reason, sentence, view.pod_of_rank(ranks[0]) if ranks else None)
 
 
-def _suspects(view: View) -> list[int]:
+def _suspected_ranks(view: View) -> list[int]:
     """Return the suspected ranks in order. Pods that fell silent, or never reported, while others report come first:
     they cannot even report that they wait."""
     quiet = [last_report for last_report in view.reporting if _is_silent(view, last_report)]
     # Include pods whose ranks have not begun; exclude deleted pods.
     firsts = {pod.index: view.first_rank(pod) for pod in view.pods}
     silent = [firsts[last_report.index] for last_report in quiet if last_report.index in firsts]
-    if len(quiet) < len(view.reporting) and (mute := [*silent, *_unheard(view)]):
+    if len(quiet) < len(view.reporting) and (mute := [*silent, *_never_heard(view)]):
         return mute
-    signs = _signs(view)
-    return suspects(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
+    signs = _rank_reports(view)
+    return suspected_ranks(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
 
 
-def _unheard(view: View) -> list[int]:
+def _never_heard(view: View) -> list[int]:
     """Return the first rank of each running pod that has never reported."""
     reporting = {last_report.index for last_report in view.reporting}
     return [view.first_rank(pod) for pod in view.pods if pod.phase is PodPhase.RUNNING and pod.index not in reporting]
@@ -162,32 +164,32 @@ def _unheard(view: View) -> list[int]:
 def _describe(view: View, rank: int) -> str:
     last_report = next((h for h in view.reporting if any(sign.rank == rank for sign in h.report.ranks)), None)
     if last_report is None:
-        return f"{_where(view, rank)} was never heard"
+        return f"{_rank_title(view, rank)} was never heard"
     sign = next(sign for sign in last_report.report.ranks if sign.rank == rank)
     if _is_silent(view, last_report):
-        return f"{_where(view, rank)} has not been heard since {last_report.last:%H:%M:%S} UTC"
+        return f"{_rank_title(view, rank)} has not been heard since {last_report.last:%H:%M:%S} UTC"
     if sign.process in ("T", "Z"):
-        return f"{_where(view, rank)} is {'stopped' if sign.process == 'T' else 'dead'}"
+        return f"{_rank_title(view, rank)} is {'stopped' if sign.process == 'T' else 'dead'}"
     doing = f" ({sign.doing})" if sign.doing else ""
-    return f"{_where(view, rank)} is {sign.activity}{doing} since step {sign.step}"
+    return f"{_rank_title(view, rank)} is {sign.activity}{doing} since step {sign.step}"
 
 
-def _nobody(view: View) -> str:
-    if _signs(view):
-        together = " or ".join(sorted({sign.activity for sign in _signs(view)}))
+def _no_suspect_sentence(view: View) -> str:
+    if _rank_reports(view):
+        together = " or ".join(sorted({sign.activity for sign in _rank_reports(view)}))
         return f"no rank can be singled out: all of them are {together}"
     return (
-        f"the pods run and have not met at {_where(view, 0)} so no rank has begun. What to do: see that every pod"
+        f"the pods run and have not met at {_rank_title(view, 0)} so no rank has begun. What to do: see that every pod"
         " resolves and reaches it (the log says waits_for_worker_0 where one does not)"
     )
 
 
-def _where(view: View, rank: int) -> str:
+def _rank_title(view: View, rank: int) -> str:
     pod = view.pod_of_rank(rank)
     return f"rank {rank} on pod {pod.name}, node {pod.node or '(none)'}," if pod else f"rank {rank}"
 
 
-def _signs(view: View) -> list[RankReport]:
+def _rank_reports(view: View) -> list[RankReport]:
     return [sign for last_report in view.reporting for sign in last_report.report.ranks]
 
 
@@ -213,3 +215,48 @@ def _is_silent(view: View, last_report: LastReport) -> bool:
 
 def _seconds(view: View, since: datetime) -> float:
     return (view.now - since).total_seconds()
+
+
+def suspected_ranks(signs: Sequence[RankReport]) -> list[int]:
+    """Return the ranks that the others wait for, the best explanation first; empty if no rank can be singled out.
+
+    In this order: ranks whose processes are stopped or dead; ranks that do not wait while others do, the one in its
+    state for longest first; ranks with the lowest step; ranks that have left the fewest waits for others. The last
+    criterion counts only when all ranks wait in the same step, and says little about pipelines: ranks of different
+    stages wait differently often by design.
+    """
+    running = [sign for sign in signs if sign.activity != "ended"]
+    halted = [sign for sign in running if sign.process in _HALTED]
+    if halted:
+        return _longest_first(halted)
+    working = [sign for sign in running if sign.activity != "waiting"]
+    if working and len(working) < len(running):
+        return _longest_first(working)
+    behind = _lowest(running, lambda sign: sign.step)
+    if behind or working:
+        return behind
+    return _lowest(running, lambda sign: sign.collectives)
+
+
+def stragglers(signs: Sequence[RankReport], factor: float) -> list[tuple[int, float]]:
+    """Return the ranks that compute at least `factor` times as long per step as the median rank (of two ranks: as
+    the faster one), each with its multiple; the slowest first."""
+    busy = {sign.rank: sign.busy_seconds for sign in signs if sign.busy_seconds}
+    if len(busy) < 2:
+        return []
+    usual = min(busy.values()) if len(busy) == 2 else median(busy.values())
+    found = [(rank, seconds / usual) for rank, seconds in busy.items() if seconds >= factor * usual]
+    return sorted(found, key=lambda entry: -entry[1])
+
+
+def _longest_first(signs: Sequence[RankReport]) -> list[int]:
+    return [sign.rank for sign in sorted(signs, key=lambda sign: -sign.seconds)]
+
+
+def _lowest(signs: Sequence[RankReport], value: Callable[[RankReport], int]) -> list[int]:
+    """Return the ranks with the lowest value; empty if all have the same."""
+    values = [value(sign) for sign in signs]
+    lowest = min(values, default=0)
+    return (
+        [] if all(v == lowest for v in values) else [s.rank for s, v in zip(signs, values, strict=True) if v == lowest]
+    )

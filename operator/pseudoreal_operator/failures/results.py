@@ -12,7 +12,7 @@ from pseudoreal_api.wire.messages import ProgressReport, TerminationMessage
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import PhaseFields, phase_with, status_with
-from pseudoreal_operator.observe.stages import Stage, StageKind, changed
+from pseudoreal_operator.observe.stages import Stage, StageKind, with_phase_fields
 from pseudoreal_operator.observe.view import LastReport, Pod, PodPhase
 
 _LARGE = 1e6
@@ -29,15 +29,15 @@ def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:
     return None
 
 
-def recorded(
+def with_result(
     status: PseudoRealJobStatus, stage: Stage, message: TerminationMessage, ended: str | None
 ) -> PseudoRealJobStatus:
     """Return the status after the stage was done at `ended`."""
     status = _with_layout(status, stage.phase, message.layout)
     return status_with(
         status,
-        phases=changed(status.phases, stage.index, **_outcome(stage, message)),
-        checkpoint=_newer(status.checkpoint, message, ended),
+        phases=with_phase_fields(status.phases, stage.index, **_outcome(stage, message)),
+        checkpoint=_newer_checkpoint(status.checkpoint, message, ended),
     )
 
 
@@ -46,11 +46,11 @@ def with_checkpoints(status: PseudoRealJobStatus, pods: Iterable[Pod]) -> Pseudo
     checkpoint = status.checkpoint
     for pod in pods:
         if pod.termination and pod.termination.message:
-            checkpoint = _newer(checkpoint, pod.termination.message, pod.termination.finished)
+            checkpoint = _newer_checkpoint(checkpoint, pod.termination.message, pod.termination.finished)
     return status_with(status, checkpoint=checkpoint)
 
 
-def with_saved(status: PseudoRealJobStatus, last_reports: Sequence[LastReport]) -> PseudoRealJobStatus:
+def with_reported_checkpoint(status: PseudoRealJobStatus, last_reports: Sequence[LastReport]) -> PseudoRealJobStatus:
     """Return the status with the newest checkpoint that the pods of an execution reported; the pods may have ended
     since."""
     known = status.checkpoint
@@ -148,7 +148,9 @@ def _outcome(stage: Stage, message: TerminationMessage) -> PhaseFields:
     }
 
 
-def _newer(known: CheckpointStatus | None, message: TerminationMessage, ended: str | None) -> CheckpointStatus | None:
+def _newer_checkpoint(
+    known: CheckpointStatus | None, message: TerminationMessage, ended: str | None
+) -> CheckpointStatus | None:
     if message.checkpoint is None or (known and known.step > message.step):
         return known
     if known and known.latest == message.checkpoint:

@@ -12,12 +12,12 @@ from pseudoreal_api.spec.job import PseudoRealJobSpec
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
-from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.lifecycle.decisions import Decision, progresses, refuse, sentence_of_pod_error
+from pseudoreal_operator.lifecycle.decisions import Decision, pod_error_sentence, progressing, reject_job
 from pseudoreal_operator.manifests.network import check_network
-from pseudoreal_operator.observe.stages import first_phases
+from pseudoreal_operator.observe.stages import pending_phases
 from pseudoreal_operator.observe.view import View
 from pseudoreal_operator.status.events import Event, Reason
+from pseudoreal_operator.untrusted_text import sanitize
 
 POD_BYTES = 65_536
 """Maximum size of a pod in bytes; a plain job's pod has 5,000."""
@@ -33,39 +33,39 @@ _LAST_WORDS = ("terminationMessagePath", "terminationMessagePolicy")
 stage ended."""
 
 
-def first_sight(view: View) -> Decision | None:
+def accept(view: View) -> Decision | None:
     if view.status.phases:
         return None
-    if sentence := problem_of(view.spec):
-        return refuse(view.status, sentence, view.now)
+    if sentence := find_problem(view.spec):
+        return reject_job(view.status, sentence, view.now)
     now = clock.to_text(view.now)
     status = status_with(
         view.status,
         start_time=now,
         active_since=now,
-        phases=first_phases(view.spec),
+        phases=pending_phases(view.spec),
         # No phase has been trained yet, so there is nothing to repeat: these requests count as served.
         served_requests=[request.id for request in view.spec.requests if request.type == "RepeatPhase"],
     )
     return Decision(
         status,
         "Pending",
-        progresses("Accepted", f"Phase {view.spec.phases[0].name} is about to start."),
+        progressing("Accepted", f"Phase {view.spec.phases[0].name} is about to start."),
         events=(Event(Reason.ACCEPTED, "The job is valid and starts with its first phase.", stage=0, execution=1),),
         with_dry_run=True,
     )
 
 
 @remembered
-def problem_of(spec: PseudoRealJobSpec, phases: int | None = None) -> str | None:
+def find_problem(spec: PseudoRealJobSpec, phases: int | None = None) -> str | None:
     """Return a sentence on an error in the spec, or in the spec with only its first `phases` phases; None if it is
     valid."""
     try:
         check(spec.model_copy(update={"phases": spec.phases[:phases]}))
     except ValueError as error:
-        return clean(str(error))
+        return sanitize(str(error))
     except Exception as error:  # a template may hold anything; raised here, it would fail every pass over the job
-        return sentence_of_pod_error(error)
+        return pod_error_sentence(error)
     return None
 
 

@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from pseudoreal_api.status.status import Transition
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.lifecycle.again import roll_back
+from pseudoreal_operator.lifecycle.blockers import find_blocker
 from pseudoreal_operator.lifecycle.decisions import Announcement, Cause, Decision, announce, fail, restart_or_fail
-from pseudoreal_operator.lifecycle.waiting import obstacle_of
+from pseudoreal_operator.lifecycle.retraining import roll_back
 from pseudoreal_operator.manifests.exclusion import EXCLUDED_SECONDS
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import JobState, PodPhase, View
@@ -19,7 +19,7 @@ from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.events import Reason
 
 
-def overdue(view: View) -> Decision | None:
+def deadline_exceeded(view: View) -> Decision | None:
     allowed = view.spec.deadlines.active_seconds
     if allowed is None or _is_paused(view) or view.now < active_deadline(view, allowed):
         return None
@@ -30,14 +30,14 @@ def overdue(view: View) -> Decision | None:
     return fail(view, view.status, "DeadlineExceeded", text)
 
 
-def delink_overdue(view: View) -> Decision | None:
+def delink_timed_out(view: View) -> Decision | None:
     transition = view.status.transition
     if view.stage.kind is not StageKind.DELINK or transition is None or _is_paused(view):
         return None
     if view.now < clock.from_text(transition.deadline):
         return None
-    obstacle = obstacle_of(view) if view.job else None
-    why = obstacle.message if obstacle else f"What to do: {view.logs_command}"
+    blocker = find_blocker(view) if view.job else None
+    why = blocker.message if blocker else f"What to do: {view.logs_command}"
     sentence = (
         f"{view.stage.title.capitalize()} was not done {view.spec.delink.timeout_seconds} s after the end of phase"
         f" {transition.from_phase}, which spec.delink.timeoutSeconds allows. {why}"
@@ -47,7 +47,7 @@ def delink_overdue(view: View) -> Decision | None:
     return fail(view, view.status, "DelinkTimeout", sentence)
 
 
-def kept_from_nodes(view: View) -> Decision | None:
+def readmit_nodes(view: View) -> Decision | None:
     """Start a new execution without excluded nodes when pods have waited long enough for nodes other than those that
     rejected pods of the job: there may be no others."""
     moment = exclusion_ends(view)
@@ -72,27 +72,27 @@ def exclusion_ends(view: View) -> datetime | None:
     return max(clock.from_text(job.excludes_until), startup_deadline(view, EXCLUDED_SECONDS))
 
 
-def never_started(view: View) -> Decision | None:
+def startup_timed_out(view: View) -> Decision | None:
     """End the execution, or fail the job, when not all pods run in time."""
-    allowed, asked = view.spec.deadlines.startup_seconds, view.status.execution_time
+    allowed = view.spec.deadlines.startup_seconds
     if view.job is None:
-        return _never_made(view)
-    if asked is None or view.job.state is not JobState.ACTIVE:
+        return _creation_timed_out(view)
+    if view.status.execution_time is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued or view.started_pods >= view.workers or view.now < startup_deadline(view, allowed):
         return None
-    obstacle = obstacle_of(view)
-    why = obstacle.message if obstacle else f"What to do: kubectl describe job {view.job.name}"
+    blocker = find_blocker(view)
+    why = blocker.message if blocker else f"What to do: kubectl describe job {view.job.name}"
     text = (
         f"{view.started_pods} of {view.workers} pods ran {allowed} s after they were asked for, which"
         f" spec.deadlines.startupSeconds allows. {why}"
     )
-    if _fails(view):
+    if _fails_at_timeout(view):
         return fail(view, view.status, "StartupDeadlineExceeded", text)
     return restart_or_fail(view, Cause("StartupTimedOut", f"{text} They are let go.", counts=False, contended=True))
 
 
-def _never_made(view: View) -> Decision | None:
+def _creation_timed_out(view: View) -> Decision | None:
     """Fail the job when the API server has rejected its children for too long."""
     deadline = blocked_deadline(view)
     if deadline is None or view.now < deadline:
@@ -112,7 +112,7 @@ def active_deadline(view: View, allowed: int) -> datetime:
 
 def startup_deadline(view: View, allowed: int) -> datetime:
     begun = [view.status.execution_time or clock.to_text(view.now)]
-    begun += [view.job.begun] if view.job and view.job.begun else []
+    begun += [view.job.start_time] if view.job and view.job.start_time else []
     return max(map(clock.from_text, begun)) + timedelta(seconds=allowed)
 
 
@@ -121,17 +121,17 @@ def blocked_deadline(view: View) -> datetime | None:
     timeout fails the job: pods that were never created hold no resources to release, and the requests become rarer
     anyway."""
     allowed, since = view.spec.deadlines.startup_seconds, view.status.blocked_since
-    return clock.from_text(since) + timedelta(seconds=allowed) if since and _fails(view) else None
+    return clock.from_text(since) + timedelta(seconds=allowed) if since and _fails_at_timeout(view) else None
 
 
-def _fails(view: View) -> bool:
+def _fails_at_timeout(view: View) -> bool:
     return view.spec.deadlines.on_startup_timeout == "Fail"
 
 
 def _is_paused(view: View) -> bool:
     """Return whether clocks stand still: from the request to suspend until the job is resumed, and while a queue
     holds its pods."""
-    return view.spec.suspend or conditions.holds(view.status, "Suspended") or view.status.queued_since is not None
+    return view.spec.suspend or conditions.is_true(view.status, "Suspended") or view.status.queued_since is not None
 
 
 def renewed_transition(view: View) -> Transition | None:

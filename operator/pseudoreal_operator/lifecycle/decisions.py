@@ -3,6 +3,11 @@ Pure.
 
 Each restart waits longer than the previous one, unless a new checkpoint was committed between them: a job that makes
 progress is disturbed as little as possible, and a job that makes none must not fill the cluster with attempts.
+
+The number of a new execution is written to the status in the pass that decides on it (`announce`), together with the
+fault and its event; a later pass creates the children. In the other order, an operator that died between the two would
+leave children of a higher number: the next pass would take their execution for the present one, and never count why the
+previous one ended.
 """
 
 from collections import Counter
@@ -19,14 +24,14 @@ from pseudoreal_api.status.status import Fault, PseudoRealJobStatus, Retries
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
-from pseudoreal_operator.failures.classify import is_of_its_node, node_fault, was_rejected
-from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.lifecycle import sidecars
+from pseudoreal_operator.failures.classify import is_node_at_fault, is_rejected_by_node, node_fault
+from pseudoreal_operator.lifecycle.stopping import sidecar_note
 from pseudoreal_operator.manifests import exclusion
-from pseudoreal_operator.observe.stages import Stage, StageKind, changed, is_started, started
+from pseudoreal_operator.observe.stages import Stage, StageKind, is_started, with_phase_fields, with_stage_started
 from pseudoreal_operator.observe.view import Pod, PodPhase, View
-from pseudoreal_operator.status.conditions import ACCEPTED, NOT_SUSPENDED, NewCondition, refused
+from pseudoreal_operator.status.conditions import ACCEPTED, NOT_SUSPENDED, NewCondition, not_accepted
 from pseudoreal_operator.status.events import Event, Reason
+from pseudoreal_operator.untrusted_text import sanitize
 
 State = Literal["Pending", "Queued", "Training", "Delinking", "Restarting", "Suspended", "Complete", "Failed"]
 
@@ -51,11 +56,19 @@ class Decision:
     """Seconds until the next pass; 0: at once; None: when something changes."""
 
 
-def progresses(reason: str, message: str) -> NewCondition:
+def state_at(stage: Stage) -> State:
+    return "Training" if stage.kind is StageKind.TRAIN else "Delinking"
+
+
+def waiting_state(view: View) -> State:
+    return "Restarting" if view.status.restart_after else state_at(view.stage)
+
+
+def progressing(reason: str, message: str) -> NewCondition:
     return NewCondition("Progressing", "True", reason, message)
 
 
-def stands(reason: str, message: str) -> NewCondition:
+def not_progressing(reason: str, message: str) -> NewCondition:
     return NewCondition("Progressing", "False", reason, message)
 
 
@@ -76,16 +89,16 @@ def start_events(view: View) -> Iterator[Event]:
         yield event(view, Reason.PHASE_STARTED, f"Phase {view.stage.phase} starts.")
 
 
-def untold(view: View) -> tuple[Event, ...]:
-    """Return the events of a start that may not have been posted: the pass that created the Job may have died
-    before."""
+def unposted_start_events(view: View) -> tuple[Event, ...]:
+    """Return the events of a start that an operator may not have posted, because it died after it had created the
+    Job. A repeated event has the same name, so it is stored once."""
     return tuple(start_events(view)) if view.job is not None else ()
 
 
-def closing(view: View) -> tuple[Event, ...]:
+def closing_events(view: View) -> tuple[Event, ...]:
     """Return the events to post before the events of an execution's end."""
-    kept = sidecars.sentence(view)
-    return (*untold(view), *((event(view, Reason.SIDECAR_ENDED, kept),) if kept else ()))
+    kept = sidecar_note(view)
+    return (*unposted_start_events(view), *((event(view, Reason.SIDECAR_ENDED, kept),) if kept else ()))
 
 
 MAX_BACKOFF_SECONDS = 300
@@ -95,7 +108,7 @@ _DOUBLINGS = 10
 integer."""
 
 
-def retries(status: PseudoRealJobStatus) -> Retries:
+def retries_since_checkpoint(status: PseudoRealJobStatus) -> Retries:
     """Return the restarts since the newest checkpoint."""
     newest = status.checkpoint.latest if status.checkpoint else None
     known = status.retries
@@ -104,7 +117,7 @@ def retries(status: PseudoRealJobStatus) -> Retries:
 
 def with_retry(status: PseudoRealJobStatus, *, counts: bool) -> PseudoRealJobStatus:
     """Return the status with one more restart since the newest checkpoint."""
-    known = retries(status)
+    known = retries_since_checkpoint(status)
     more = {"restarts": known.restarts + 1, "disruptions": known.disruptions + (not counts)}
     return status_with(status, retries=known.model_copy(update=more))
 
@@ -112,11 +125,11 @@ def with_retry(status: PseudoRealJobStatus, *, counts: bool) -> PseudoRealJobSta
 def wait_seconds(status: PseudoRealJobStatus, restart: Restart) -> int:
     """Return the seconds to wait before the next restart: exponential backoff up to MAX_BACKOFF_SECONDS, or
     spec.restart.backoffSeconds if that is larger. A first wait of 0 grows as well: 0, 1, 3, 7, ..."""
-    first, doublings = restart.backoff_seconds, min(_DOUBLINGS, retries(status).restarts)
+    first, doublings = restart.backoff_seconds, min(_DOUBLINGS, retries_since_checkpoint(status).restarts)
     return min(max(MAX_BACKOFF_SECONDS, first), max(first << doublings, (1 << doublings) - 1))
 
 
-def exhaustion(status: PseudoRealJobStatus, restart: Restart, now: datetime, *, counts: bool) -> str | None:
+def why_exhausted(status: PseudoRealJobStatus, restart: Restart, now: datetime, *, counts: bool) -> str | None:
     """Return a sentence if spec.restart allows no further restart of this kind (`counts`: a fault, else a
     disruption); else None."""
     return _too_many_faults(status, restart, now) if counts else _too_many_disruptions(status, restart)
@@ -124,7 +137,7 @@ def exhaustion(status: PseudoRealJobStatus, restart: Restart, now: datetime, *, 
 
 def _too_many_faults(status: PseudoRealJobStatus, restart: Restart, now: datetime) -> str | None:
     allowed, window = restart.max_restarts, restart.window_seconds
-    used = len(recent(status.faults, window, now)) if window else status.restarts
+    used = len(faults_in_window(status.faults, window, now)) if window else status.restarts
     if used < allowed:
         return None
     within = f" within {window} s (spec.restart.windowSeconds)" if window else ""
@@ -132,7 +145,7 @@ def _too_many_faults(status: PseudoRealJobStatus, restart: Restart, now: datetim
 
 
 def _too_many_disruptions(status: PseudoRealJobStatus, restart: Restart) -> str | None:
-    used = retries(status).disruptions
+    used = retries_since_checkpoint(status).disruptions
     if used < restart.max_disruptions:
         return None
     return (
@@ -143,18 +156,18 @@ def _too_many_disruptions(status: PseudoRealJobStatus, restart: Restart) -> str 
 
 def with_fault(status: PseudoRealJobStatus, restart: Restart, fault: Fault, now: datetime) -> PseudoRealJobStatus:
     """Return the status with one more fault that counts."""
-    faults = [*recent(status.faults, restart.window_seconds, now), fault][-REMEMBERED_FAULTS:]
+    faults = [*faults_in_window(status.faults, restart.window_seconds, now), fault][-REMEMBERED_FAULTS:]
     failed = status_with(status, restarts=status.restarts + 1, faults=faults)
-    return _learned(failed, restart)
+    return _with_avoided_nodes(failed, restart)
 
 
 def with_disruption(status: PseudoRealJobStatus, restart: Restart, fault: Fault, now: datetime) -> PseudoRealJobStatus:
     """Return the status with one more disruption: a failure that does not count and that its node is to blame for."""
-    disruptions = [*recent(status.disruptions, restart.window_seconds, now), fault][-REMEMBERED_FAULTS:]
-    return _learned(status_with(status, disruptions=disruptions), restart)
+    disruptions = [*faults_in_window(status.disruptions, restart.window_seconds, now), fault][-REMEMBERED_FAULTS:]
+    return _with_avoided_nodes(status_with(status, disruptions=disruptions), restart)
 
 
-def recent(faults: Sequence[Fault], window: int | None, now: datetime) -> list[Fault]:
+def faults_in_window(faults: Sequence[Fault], window: int | None, now: datetime) -> list[Fault]:
     """Return the faults within spec.restart.windowSeconds; all remembered faults if there is no window."""
     if window is None:
         return list(faults)
@@ -162,51 +175,48 @@ def recent(faults: Sequence[Fault], window: int | None, now: datetime) -> list[F
     return [fault for fault in faults if clock.from_text(fault.time) > oldest]
 
 
-def _learned(status: PseudoRealJobStatus, restart: Restart) -> PseudoRealJobStatus:
+def _with_avoided_nodes(status: PseudoRealJobStatus, restart: Restart) -> PseudoRealJobStatus:
     known = status.avoided_nodes
-    new = [node for node in _bad_nodes(status, restart.avoid_nodes_after) if node not in known]
-    return status_with(status, avoided_nodes=[*known, *new][-REMEMBERED_FAULTS:])
-
-
-def _bad_nodes(status: PseudoRealJobStatus, limit: int) -> Iterator[str]:
     counts = Counter(fault.node for fault in (*status.faults, *status.disruptions) if fault.node)
-    return (node for node, count in counts.items() if count >= limit)
+    new = [node for node, count in counts.items() if count >= restart.avoid_nodes_after and node not in known]
+    return status_with(status, avoided_nodes=[*known, *new][-REMEMBERED_FAULTS:])
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an execution ends: a one-word reason, a sentence, the pod where the failure began if known, and whether it
+    """Why an execution ends: a reason in one word, a sentence, the pod where the failure began if known, and whether it
     counts."""
 
-    word: str
+    reason: str
     sentence: str
     pod: Pod | None = None
     counts: bool = True
     contended: bool = False
-    """Whether other jobs wait for the same resources and end for the same reason; their restarts are then spread
-    over time."""
+    """Whether other jobs wait for the same resources and end for the same reason; each restart then gets jitter."""
 
 
-def refuse(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Decision:
+def reject_job(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Decision:
     """Return the decision for a job whose spec is invalid."""
-    told = Event(Reason.FAILED, sentence, stage=0, execution=1)
-    return replace(_failed(status, "InvalidSpec", sentence, now), events=(told,), accepted=refused(sentence))
+    failure = Event(Reason.FAILED, sentence, stage=0, execution=1)
+    return replace(
+        _failed_decision(status, "InvalidSpec", sentence, now), events=(failure,), accepted=not_accepted(sentence)
+    )
 
 
-def sentence_of_pod_error(error: Exception) -> str:
+def pod_error_sentence(error: Exception) -> str:
     """Return a sentence for an error that the checks of the spec did not anticipate."""
-    said = f"{type(error).__name__}: {clean(str(error))}"
+    said = f"{type(error).__name__}: {sanitize(str(error))}"
     return f"No pods can be made of the spec: {said}. Most likely spec.pod.template is not as in a pod; correct it"
 
 
 def fail(view: View, status: PseudoRealJobStatus, reason: str, sentence: str) -> Decision:
-    phases = changed(status.phases, view.stage.index, state="Failed")
-    sentences = " ".join([sentence, *_way_on(view, status)])
-    failed = _failed(status_with(status, phases=phases), reason, sentences, view.now)
-    return replace(failed, events=(*closing(view), event(view, Reason.FAILED, sentences)))
+    phases = with_phase_fields(status.phases, view.stage.index, state="Failed")
+    sentences = " ".join([sentence, *_how_to_continue(view, status)])
+    failed = _failed_decision(status_with(status, phases=phases), reason, sentences, view.now)
+    return replace(failed, events=(*closing_events(view), event(view, Reason.FAILED, sentences)))
 
 
-def _way_on(view: View, status: PseudoRealJobStatus) -> Iterator[str]:
+def _how_to_continue(view: View, status: PseudoRealJobStatus) -> Iterator[str]:
     if not status.checkpoint:
         return
     way = f"with spec.checkpoint.continueFrom: {work_folder(view.metadata.name, view.metadata.uid)}"
@@ -230,40 +240,39 @@ def succeed(view: View, status: PseudoRealJobStatus, *events: Event) -> Decision
     return Decision(
         status_with(status, completion_time=clock.to_text(view.now)),
         "Complete",
-        stands("Complete", "The job is done."),
+        not_progressing("Complete", "The job is done."),
         events=(*events, event(view, Reason.COMPLETED, text)),
         ended=NewCondition("Complete", "True", "AllPhasesDone", text),
     )
 
 
-def restart_or_fail(view: View, why: Cause, *also_told: Reason) -> Decision:
-    """Return the decision to start another execution if spec.restart allows one, else to fail the job. A later pass
-    creates the children, when the execution's number is safe in the status. Events with the reasons `also_told`
-    carry the same text as the event of the failed execution."""
+def restart_or_fail(view: View, why: Cause, *also_reasons: Reason) -> Decision:
+    """Return the decision to start another execution if spec.restart allows one, else to fail the job. Events with
+    the reasons `also_reasons` carry the same text as the event of the failed execution."""
     status = results.with_checkpoints(view.status, view.pods_with_deleted)
-    exhausted = exhaustion(status, view.spec.restart, view.now, counts=why.counts)
+    exhausted = why_exhausted(status, view.spec.restart, view.now, counts=why.counts)
     if exhausted:
         return fail(view, status, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {view.logs_command}")
-    status = remembered(view, started(status, view.stage), why)
-    text = f"{why.sentence}{exclusion.note(status, why.pod, view.now)} {_continuation(view, status)}"
-    new = Announcement("Restarting", text, (*also_told, Reason.EXECUTION_FAILED))
+    status = with_failure(view, with_stage_started(status, view.stage), why)
+    text = f"{why.sentence}{exclusion.exclusion_note(status, why.pod, view.now)} {_continuation(view, status)}"
+    new = Announcement("Restarting", text, (*also_reasons, Reason.EXECUTION_FAILED))
     wait = wait_seconds(status, view.spec.restart)
-    wait += _own_share(view, wait) if why.contended else 0
+    wait += _jitter(view, wait) if why.contended else 0
     return announce(view, with_retry(status, counts=why.counts), new, wait)
 
 
-def _own_share(view: View, seconds: int) -> int:
+def _jitter(view: View, seconds: int) -> int:
     """Return a delay between 0 and `seconds` that differs between jobs and executions and is the same in each pass."""
     return crc32(f"{view.metadata.uid}/{view.execution.number}".encode()) % (seconds + 1)
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """Announcement of a new execution: reason of the condition, text, and reasons of the events (`told`)."""
+    """Announcement of a new execution: reason of the condition, text, and reasons of the events."""
 
     reason: str
     text: str
-    told: tuple[Reason, ...]
+    reasons: tuple[Reason, ...]
 
 
 def announce(view: View, status: PseudoRealJobStatus, new: Announcement, wait: int) -> Decision:
@@ -271,16 +280,16 @@ def announce(view: View, status: PseudoRealJobStatus, new: Announcement, wait: i
     after = clock.to_text(_failed_at(view) + timedelta(seconds=wait))
     number = status.execution + 1
     text = f"{new.text}, not before {after}."
-    told = [event(view, reason, text) for reason in new.told]
+    announced = [event(view, reason, text) for reason in new.reasons]
     return Decision(
         status_with(status, execution=number, restart_after=after, execution_time=None),
         "Restarting",
-        stands(new.reason, text),
-        events=(*closing(view), *told, *avoided(view, status)),
+        not_progressing(new.reason, text),
+        events=(*closing_events(view), *announced, *avoided_node_events(view, status)),
     )
 
 
-def avoided(view: View, status: PseudoRealJobStatus) -> Iterator[Event]:
+def avoided_node_events(view: View, status: PseudoRealJobStatus) -> Iterator[Event]:
     """Yield an event for each node that the new status avoids and the old one did not."""
     for node in status.avoided_nodes:
         if node not in view.status.avoided_nodes:
@@ -297,26 +306,28 @@ def _failed_at(view: View) -> datetime:
     return min([view.now, *map(clock.from_text, ends)])
 
 
-def remembered(
+def with_failure(
     view: View, status: PseudoRealJobStatus, why: Cause, *, restart_in_place: int | None = None
 ) -> PseudoRealJobStatus:
-    """Return the status with the failure that ended the execution, or a pod of it, if the failure counts or is due
-    to a node. Several nodes may have rejected pods at once."""
-    others = [pod for pod in view.pods if pod is not why.pod and pod.phase is PodPhase.FAILED and was_rejected(pod)]
-    faults = [_fault(view, why.word, pod, restart_in_place) for pod in (why.pod, *others)]
+    """Return the status with the failure recorded that ended the execution, or a pod of it, if the failure counts or
+    is due to a node. Several nodes may have rejected pods at once."""
+    others = [
+        pod for pod in view.pods if pod is not why.pod and pod.phase is PodPhase.FAILED and is_rejected_by_node(pod)
+    ]
+    faults = [_fault(view, why.reason, pod, restart_in_place) for pod in (why.pod, *others)]
     if why.counts:
         return with_fault(status, view.spec.restart, faults[0], view.now)
     for fault, pod in zip(faults, (why.pod, *others), strict=True):
-        if pod and is_of_its_node(pod):
+        if pod and is_node_at_fault(pod):
             status = with_disruption(status, view.spec.restart, fault, view.now)
     return status
 
 
-def _fault(view: View, word: str, pod: Pod | None, restart_in_place: int | None) -> Fault:
+def _fault(view: View, reason: str, pod: Pod | None, restart_in_place: int | None) -> Fault:
     return Fault(
         execution=view.execution.number,
         time=clock.to_text(view.now),
-        reason=(node_fault(pod) if pod else None) or word,
+        reason=(node_fault(pod) if pod else None) or reason,
         pod=pod.name if pod else None,
         node=(pod.node or None) if pod else None,
         restart_in_place=restart_in_place,
@@ -328,10 +339,10 @@ def _continuation(view: View, status: PseudoRealJobStatus) -> str:
     return f"Execution {status.execution + 1} at {view.stage.title} goes on from {place}"
 
 
-def _failed(status: PseudoRealJobStatus, reason: str, sentence: str, now: datetime) -> Decision:
+def _failed_decision(status: PseudoRealJobStatus, reason: str, sentence: str, now: datetime) -> Decision:
     return Decision(
         status_with(status, completion_time=clock.to_text(now), restart_after=None, transition=None),
         "Failed",
-        stands("Failed", "The job failed; the condition Failed says why."),
+        not_progressing("Failed", "The job failed; the condition Failed says why."),
         ended=NewCondition("Failed", "True", reason, sentence),
     )

@@ -1,10 +1,10 @@
 """Number of workers of an elastic phase: fewer when nodes are lost or there is no room, all of them again when there
 may be room. Pure.
 
-Each change is a new execution, from a checkpoint that the pods save as they end. A change is not a fault, and uses up
-nothing of spec.restart. An attempt to get all workers back may cost patienceSeconds of training, so the first one comes
-no sooner than GROWTH times patienceSeconds after the phase became smaller; after a failed attempt, the next one waits
-as long again as all before it.
+Each change is a new execution, from a checkpoint that the pods save as they end: the number of ranks and the layout are
+fixed while an execution runs. A change is not a fault, and uses up nothing of spec.restart. An attempt to get all
+workers back may cost patienceSeconds of training, so the first one comes no sooner than GROWTH times patienceSeconds
+after the phase became smaller; after a failed attempt, the next one waits as long again as all before it.
 """
 
 from collections import Counter
@@ -25,10 +25,11 @@ from pseudoreal_operator.observe.view import JobState, Pod, View
 from pseudoreal_operator.status.events import Reason
 
 GROWTH = 10
-"""Minimum time that a phase has fewer workers before all are tried again, as a multiple of patienceSeconds."""
+"""Minimum time that a phase has fewer workers before all are tried again, as a multiple of patienceSeconds: an attempt
+may cost patienceSeconds of training, so attempts in vain cost at most a tenth of the time."""
 
 
-def scaled_down(view: View) -> Decision | None:
+def scale_down(view: View) -> Decision | None:
     """Continue with fewer workers when an elastic phase has waited too long for nodes, or for its queue."""
     moment = _patience_ends(view)
     if moment is None or view.now < moment:
@@ -39,25 +40,27 @@ def scaled_down(view: View) -> Decision | None:
     why = f"{view.placed_pods} of {view.workers} pods had a node after {_patience(view)} s"
     if _is_queued(view):
         why = f"The queue did not admit {view.workers} pods in {_patience(view)} s"
-    return _with_fewer(view, view.status, fewer, why)
+    return _scale_down_to(view, view.status, fewer, why)
 
 
 def abandon_stuck_pods(view: View) -> Decision | None:
-    """Continue with fewer workers when all that is left of earlier executions is, for too long, pods on lost nodes.
-    Each of these pods has lost a peer, without which it can neither train nor save, so it need not be waited for."""
-    moment, left = _given_up_at(view), _left(view)
-    if moment is None or view.now < moment or not _have_lost_partners(left):
+    """Continue with fewer workers when, for too long, all that is left of earlier executions is pods on nodes that are
+    off. Executions must not overlap; but each of these pods has lost a peer, without which it can neither train nor
+    save, so the next execution need not wait for it."""
+    moment, lingering = _abandon_after(view), _lingering_pods(view)
+    if moment is None or view.now < moment or not _have_all_lost_peers(lingering):
         return None
-    fewer = most_workers(view.spec, view.stage.index, view.workers - len(left))
+    fewer = most_workers(view.spec, view.stage.index, view.workers - len(lingering))
     if fewer is None:
         return None
-    nodes = ", ".join(dict.fromkeys(pod.node or "(none)" for pod in left[:3]))
-    why = f"{len(left)} of {view.workers} pods could not be ended, as node {nodes} may be lost"
-    status = status_with(view.status, abandoned_execution=max(pod.execution.number for pod in left))
-    return _with_fewer(view, status, fewer, why)
+    nodes = ", ".join(dict.fromkeys(pod.node or "(none)" for pod in lingering[:3]))
+    why = f"{len(lingering)} of {view.workers} pods could not be ended, as node {nodes} may be lost"
+    # Stored with the decision: later passes must not wait for these pods again.
+    status = status_with(view.status, abandoned_execution=max(pod.execution.number for pod in lingering))
+    return _scale_down_to(view, status, fewer, why)
 
 
-def scaled_up(view: View) -> Decision | None:
+def scale_up(view: View) -> Decision | None:
     """Try all workers again when an elastic phase has trained with fewer for long enough."""
     known = view.status.elastic
     if known is None or known.grow_after is None or view.now < clock.from_text(known.grow_after):
@@ -66,8 +69,8 @@ def scaled_up(view: View) -> Decision | None:
         return None
     number, phase = view.status.execution + 1, _phase(view)
     text = f"Execution {number} of phase {phase.name} tries {phase.workers} workers instead of {known.workers}"
-    tried = known.model_copy(update={"workers": phase.workers, "grow_after": None, "message": f"{text}."})
-    return announce(view, status_with(view.status, elastic=tried), _told(text), wait=0)
+    all_workers = known.model_copy(update={"workers": phase.workers, "grow_after": None, "message": f"{text}."})
+    return announce(view, status_with(view.status, elastic=all_workers), _announcement(text), wait=0)
 
 
 def without_elastic_state(view: View, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
@@ -80,19 +83,19 @@ def without_elastic_state(view: View, status: PseudoRealJobStatus) -> PseudoReal
 
 def is_abandoned(pod: Pod, status: PseudoRealJobStatus) -> bool:
     """Return whether later executions have stopped waiting for the pod's end."""
-    return pod.leaves_by is not None and pod.execution.number <= (status.abandoned_execution or 0)
+    return pod.deletion_deadline is not None and pod.execution.number <= (status.abandoned_execution or 0)
 
 
-def moments_of(view: View) -> Iterator[datetime]:
+def elastic_moments(view: View) -> Iterator[datetime]:
     """Yield future moments at which the passage of time alone may change the number of workers."""
     if not view.status.phases:
         return
     grow_after = view.status.elastic.grow_after if view.status.elastic else None
-    moments = (_patience_ends(view), _given_up_at(view), clock.from_text(grow_after) if grow_after else None)
+    moments = (_patience_ends(view), _abandon_after(view), clock.from_text(grow_after) if grow_after else None)
     yield from (moment for moment in moments if moment and moment > view.now)
 
 
-def prospect(view: View) -> str:
+def scale_down_note(view: View) -> str:
     """Return a sentence on the consequence if pods stay without a node; empty if there is none."""
     moment = _patience_ends(view)
     if moment is None or moment <= view.now or most_workers(view.spec, view.stage.index, view.workers - 1) is None:
@@ -154,58 +157,58 @@ def _were_placed(view: View) -> bool:
     return (
         all_had
         or any(not pod.is_alive for pod in view.pods)
-        or any(last_report.begun for last_report in view.last_reports)
+        or any(last_report.training_since for last_report in view.last_reports)
     )
 
 
 def _trains(view: View) -> bool:
     if view.job is None or view.job.state is not JobState.ACTIVE or view.job.queued:
         return False
-    begun = not view.reporting or any(last_report.begun for last_report in view.reporting)
+    begun = not view.reporting or any(last_report.training_since for last_report in view.reporting)
     return begun and view.started_pods >= view.workers and all(pod.is_alive for pod in view.pods)
 
 
-def _left(view: View) -> list[Pod]:
-    """Return pods of earlier executions that have not ended and that are still waited for."""
+def _lingering_pods(view: View) -> list[Pod]:
+    """Return pods of earlier executions that have not ended and are not abandoned."""
     others = (pod for pod in view.observed.pods if pod.execution != view.execution)
     return [pod for pod in others if pod.is_alive and not is_abandoned(pod, view.status)]
 
 
-def _given_up_at(view: View) -> datetime | None:
-    """Return when to stop waiting for pods of earlier executions; None if there are none, or if one of them was not
-    asked to end."""
-    left = _left(view) if _is_elastic(view) else []
-    times = [clock.from_text(pod.leaves_by) for pod in left if pod.leaves_by]
-    if not left or len(times) < len(left):
+def _abandon_after(view: View) -> datetime | None:
+    """Return when to abandon the pods of earlier executions; None if there are none, or if one of them is not being
+    deleted."""
+    lingering = _lingering_pods(view) if _is_elastic(view) else []
+    times = [clock.from_text(pod.deletion_deadline) for pod in lingering if pod.deletion_deadline]
+    if not lingering or len(times) < len(lingering):
         return None
     return max(times) + timedelta(seconds=STUCK_SECONDS + _patience(view))
 
 
-def _have_lost_partners(left: list[Pod]) -> bool:
-    alive = Counter(pod.execution for pod in left)
-    return all(alive[pod.execution] < pod.workers for pod in left)
+def _have_all_lost_peers(lingering: list[Pod]) -> bool:
+    alive = Counter(pod.execution for pod in lingering)
+    return all(alive[pod.execution] < pod.workers for pod in lingering)
 
 
-def _with_fewer(view: View, status: PseudoRealJobStatus, workers: int, why: str) -> Decision:
+def _scale_down_to(view: View, status: PseudoRealJobStatus, workers: int, why: str) -> Decision:
     phase, known = _phase(view), view.status.elastic
     since = known.since if known and known.phase_name == phase.name else clock.to_text(view.now)
     elastic = Elastic(
         phase_name=phase.name,
         workers=workers,
         since=since,
-        grow_after=None if view.spec.scheduling.queue else clock.to_text(_next_try(view, since)),
+        grow_after=None if view.spec.scheduling.queue else clock.to_text(_next_scale_up(view, since)),
         message=f"{why}.",
     )
     number = status.execution + 1
     text = f"{why}. Execution {number} of phase {phase.name} goes on with {workers} of {phase.workers} workers"
-    return announce(view, status_with(status, elastic=elastic), _told(text), wait=0)
+    return announce(view, status_with(status, elastic=elastic), _announcement(text), wait=0)
 
 
-def _next_try(view: View, since: str) -> datetime:
+def _next_scale_up(view: View, since: str) -> datetime:
     elastic = _phase(view).elastic
     assert elastic is not None, "only elastic phases become smaller"
     return view.now + max(timedelta(seconds=GROWTH * elastic.patience_seconds), view.now - clock.from_text(since))
 
 
-def _told(text: str) -> Announcement:
+def _announcement(text: str) -> Announcement:
     return Announcement("Resized", text, (Reason.RESIZED,))

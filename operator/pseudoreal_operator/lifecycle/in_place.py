@@ -1,7 +1,8 @@
 """Restarts in place, which pods make on their own: counted before any rule decides. Pure.
 
-Pods report them while they run, and repeat them in their termination messages; the status has how many of an execution
-are counted.
+Pods number them. Each pod reports its newest number while it runs, and repeats it in its termination message, so the
+operator sees one restart many times, and misses some. The status has the highest number of the execution that is
+counted; each number above it is counted once, as one restart of the job.
 """
 
 from collections.abc import Iterator
@@ -12,30 +13,32 @@ from pseudoreal_api.wire.messages import InPlace
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
-from pseudoreal_operator.lifecycle.decisions import avoided, event, with_fault, with_retry
+from pseudoreal_operator.lifecycle.decisions import avoided_node_events, event, with_fault, with_retry
 from pseudoreal_operator.observe.report_store import QUIET_SECONDS
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import JobState, Observed, Pod, View
 from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_operator.status.events import Event, Reason
 
-_Said = tuple[int, InPlace]
-"""Number of a worker, and its pod's account of restarts in place."""
+_Account = tuple[int, InPlace]
+"""Worker index, and its pod's account of its newest restart in place."""
 
 
-def counted(view: View) -> tuple[Observed, tuple[Event, ...]]:
+def count_restarts_in_place(view: View) -> tuple[Observed, tuple[Event, ...]]:
     """Return the observation with newly counted restarts in place in its status, and their events."""
     if not view.status.phases or view.stage.kind is not StageKind.TRAIN or view.job is None:
         return view.observed, ()
-    said, known = _newest(view), known_restarts(view)
-    if not said or (number := said[0][1].restarts) <= known or not _is_whole(view, said):
+    accounts, known = _newest_accounts(view), counted_restarts(view)
+    if not accounts or (number := accounts[0][1].restarts) <= known or not _is_complete(view, accounts):
         return view.observed, ()
-    index, newest = min(said, key=lambda one: (one[1].peer_lost, one[0]))
+    # A pod that lost no peer is the origin; among several, the lowest worker index is named.
+    index, newest = min(accounts, key=lambda one: (one[1].peer_lost, one[0]))
     origin = None if newest.peer_lost else next((pod for pod in view.pods if pod.index == index), None)
-    message = _sentence(index, newest, origin)
+    where = f"Pod {origin.name} (worker {index})" if origin else f"Worker {index}"
+    message = f"{where}: {newest.message}".rstrip(".") + "."
     status = view.observed.status
     for each in range(known + 1, number + 1):
-        # Where earlier restarts began is not known any more.
+        # Accounts of earlier restarts were overwritten, so their origins are unknown.
         status = _with_restart(view, status, each, origin if each == number else None)
     phase, execution = view.execution.phase, view.execution.number
     newest_here = RestartsInPlace(phase=phase, execution=execution, restarts=number, message=message)
@@ -43,14 +46,14 @@ def counted(view: View) -> tuple[Observed, tuple[Event, ...]]:
     return replace(view.observed, status=status), tuple(_events(view, status, number, message))
 
 
-def known_restarts(view: View) -> int:
+def counted_restarts(view: View) -> int:
     """Return the number of the newest restart in place of the present execution that is counted already, or that a
     takeover caused."""
     places = memberships(view.status).get(view.execution)
-    return max(places.restart if places else 0, known.restarts if (known := of_this_execution(view)) else 0)
+    return max(places.restart if places else 0, known.restarts if (known := known_restarts_in_place(view)) else 0)
 
 
-def of_this_execution(view: View) -> RestartsInPlace | None:
+def known_restarts_in_place(view: View) -> RestartsInPlace | None:
     known = view.status.restarts_in_place
     is_this = known and (known.phase, known.execution) == (view.execution.phase, view.execution.number)
     return known if is_this else None
@@ -62,7 +65,7 @@ def own_restarts(view: View) -> int:
     return sum(fault.execution == number and fault.restart_in_place is not None for fault in view.status.faults)
 
 
-def _newest(view: View) -> list[_Said]:
+def _newest_accounts(view: View) -> list[_Account]:
     """Return the workers' accounts of the newest restart in place that any of them mentions."""
     last = [(pod.index, pod.termination.message) for pod in view.pods_with_deleted if pod.termination]
     said = [(index, message.in_place) for index, message in last if message]
@@ -72,7 +75,7 @@ def _newest(view: View) -> list[_Said]:
     return [(index, in_place) for index, in_place in known if in_place.restarts == newest]
 
 
-def _is_whole(view: View, said: list[_Said]) -> bool:
+def _is_complete(view: View, said: list[_Account]) -> bool:
     """Return whether no further account is expected: the worker where the restart began has reported, all workers
     have reported, or it is too late."""
     if any(not in_place.peer_lost for _, in_place in said) or len({index for index, _ in said}) >= view.workers:
@@ -80,11 +83,6 @@ def _is_whole(view: View, said: list[_Said]) -> bool:
     has_ended = view.job is not None and view.job.state is not JobState.ACTIVE
     since = [last_report.first for last_report in view.reporting if last_report.restarted]
     return has_ended or any((view.now - first).total_seconds() > QUIET_SECONDS for first in since)
-
-
-def _sentence(index: int, newest: InPlace, origin: Pod | None) -> str:
-    where = f"Pod {origin.name} (worker {index})" if origin else f"Worker {index}"
-    return f"{where}: {newest.message}".rstrip(".") + "."
 
 
 def _with_restart(view: View, status: PseudoRealJobStatus, number: int, origin: Pod | None) -> PseudoRealJobStatus:
@@ -106,4 +104,4 @@ def _events(view: View, status: PseudoRealJobStatus, number: int, message: str) 
         f" {number} of execution {view.execution.number}, and restart {status.restarts} of the job."
     )
     yield event(view, Reason.RESTARTED_IN_PLACE, text, detail=str(number))
-    yield from avoided(view, status)
+    yield from avoided_node_events(view, status)

@@ -3,6 +3,10 @@
 A plan carries out one decision. The status is the only memory, and the number of a new execution is written to the
 status before any child of that execution is created. So a reconcile pass may die at any point, and the next pass
 continues from the status and the children.
+
+Within one plan, children come before the status: a status that says that a stage has started promises that its Job was
+created. If the operator died between the two in the other order, the rule `child_job_deleted` would conclude that
+somebody had deleted the Job.
 """
 
 from collections.abc import Iterator
@@ -11,27 +15,40 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pseudoreal_api.spec.job import JobMetadata
-from pseudoreal_api.status.status import PhaseStatus, PseudoRealJobStatus, Replicas
+from pseudoreal_api.status.status import (
+    MOST_NODES,
+    MOST_RANGES,
+    NodeRanks,
+    PhaseStatus,
+    Placement,
+    PseudoRealJobStatus,
+    Replicas,
+)
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import phase_with, status_with
-from pseudoreal_operator.failures.hang import seconds_to_stall
-from pseudoreal_operator.lifecycle.acceptance import problem_of
+from pseudoreal_operator.failures.hang import seconds_to_hang
+from pseudoreal_operator.lifecycle.acceptance import find_problem
 from pseudoreal_operator.lifecycle.deadlines import active_deadline, blocked_deadline, exclusion_ends, startup_deadline
-from pseudoreal_operator.lifecycle.decisions import Decision, refuse, sentence_of_pod_error, stands
-from pseudoreal_operator.lifecycle.elastic import moments_of
-from pseudoreal_operator.lifecycle.in_place import counted
-from pseudoreal_operator.lifecycle.placement import placement
-from pseudoreal_operator.lifecycle.rules import RULES, start
-from pseudoreal_operator.lifecycle.sidecars import never_ends, pods_to_release
-from pseudoreal_operator.lifecycle.stopping import is_lost, moments, pods_to_stop
-from pseudoreal_operator.manifests.objects import children, claim, identity
-from pseudoreal_operator.observe.asked import with_served
-from pseudoreal_operator.observe.stages import Execution, Phases, StageKind, all_stages, current_stage, has_begun
+from pseudoreal_operator.lifecycle.decisions import Decision, not_progressing, pod_error_sentence, reject_job
+from pseudoreal_operator.lifecycle.elastic import elastic_moments
+from pseudoreal_operator.lifecycle.in_place import count_restarts_in_place
+from pseudoreal_operator.lifecycle.rules import RULES, start_execution
+from pseudoreal_operator.lifecycle.stopping import is_doomed, never_ends, pod_moments, pods_to_release, pods_to_stop
+from pseudoreal_operator.manifests.objects import children, claim_manifest, kind_and_name
+from pseudoreal_operator.observe.ranks import first_ranks, ranges_text
+from pseudoreal_operator.observe.stages import (
+    Execution,
+    StageKind,
+    all_stages,
+    current_stage,
+    has_begun,
+    with_served,
+)
 from pseudoreal_operator.observe.view import JobState, Observed, PodPhase, View
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status import conditions
-from pseudoreal_operator.status.conditions import NewCondition, refused
+from pseudoreal_operator.status.conditions import NewCondition, not_accepted
 from pseudoreal_operator.status.events import Event
 
 BLOCKED_SECONDS, MOST_BLOCKED_SECONDS = 5.0, 300.0
@@ -45,8 +62,9 @@ KEPT_JOBS = {JobState.COMPLETE: 5, JobState.FAILED: 5}
 
 @dataclass(frozen=True)
 class Plan:
-    """Effects of one reconcile pass, carried out in this order: dry run, stop pods, fail Jobs (`give_up`), delete
-    Jobs (all by name), apply manifests, write the status, post events."""
+    """Effects of one reconcile pass, carried out in this order: dry run, stop pods, fail Jobs, delete Jobs (all by
+    name), apply manifests, write the status, post events. The dry run comes first: a rejection leaves everything else
+    undone. Events come last: they announce what the status says."""
 
     status: PseudoRealJobStatus
     dry_run: tuple[dict[str, Any], ...] = ()
@@ -55,8 +73,8 @@ class Plan:
     expire: bool = False
     """Whether to delete the job itself and do nothing else."""
     stop: tuple[str, ...] = ()
-    give_up: tuple[str, ...] = ()
-    """Names of Jobs to fail now: their pods end, the Jobs stay."""
+    fail_jobs: tuple[str, ...] = ()
+    """Names of Jobs to fail now (maxFailedIndexes: 0): their pods end, the Jobs stay."""
     delete: tuple[str, ...] = ()
     apply: tuple[dict[str, Any], ...] = ()
     events: tuple[Event, ...] = ()
@@ -65,15 +83,16 @@ class Plan:
 
 
 def plan(observed: Observed, now: datetime, settings: Settings) -> Plan:
-    """Return the plan of one reconcile pass: count restarts in place, then let the first rule that applies decide."""
+    """Return the plan of one reconcile pass: count restarts in place, then let the first rule that applies decide.
+    Restarts in place are counted first, because rules compare spec.restart with what is used up of it."""
     view = View(observed, now)
     if conditions.has_ended(observed.status):
-        return _afterwards(view)
-    counting, told = counted(view)
+        return _plan_ended(view)
+    counting, restart_events = count_restarts_in_place(view)
     view = View(counting, now)
-    decision = next((decision for rule in RULES if (decision := rule(view))), None) or start(view)
-    decision = replace(decision, events=(*told, *decision.events))
-    return (_with_dry_run if decision.with_dry_run else _planned)(view, decision, settings)
+    decision = next((decision for rule in RULES if (decision := rule.decide(view))), None) or start_execution(view)
+    decision = replace(decision, events=(*restart_events, *decision.events))
+    return (_with_dry_run if decision.with_dry_run else _to_plan)(view, decision, settings)
 
 
 def _with_dry_run(view: View, decision: Decision, settings: Settings) -> Plan:
@@ -83,15 +102,15 @@ def _with_dry_run(view: View, decision: Decision, settings: Settings) -> Plan:
             manifest for stage in stages for manifest in children(view.observed.job, stage, decision.status, settings)
         ]
     except Exception as error:  # a template may hold anything: report the error in the status
-        return _planned(view, refuse(view.status, sentence_of_pod_error(error), view.now), settings)
-    return replace(_planned(view, decision, settings), dry_run=tuple(dry_run))
+        return _to_plan(view, reject_job(view.status, pod_error_sentence(error), view.now), settings)
+    return replace(_to_plan(view, decision, settings), dry_run=tuple(dry_run))
 
 
-def _afterwards(view: View) -> Plan:
+def _plan_ended(view: View) -> Plan:
     """Return the plan for a job that has ended: end its pods, and delete its Jobs or, if spec.cleanUp.children is
     Keep, only the Jobs that still run. Once ttlSecondsAfterFinished is over, delete the job itself."""
     observed, ttl = view.observed, view.spec.deadlines.ttl_seconds_after_finished
-    waits = [(moment - view.now).total_seconds() for moment in moments(observed, view.now)]
+    waits = [(moment - view.now).total_seconds() for moment in pod_moments(observed, view.now)]
     if ttl is not None and observed.status.completion_time:
         left = (clock.from_text(observed.status.completion_time) + timedelta(seconds=ttl) - view.now).total_seconds()
         if left <= 0:
@@ -100,66 +119,69 @@ def _afterwards(view: View) -> Plan:
     # Tools that compare generations (kstatus: Flux, kpt, Helm) read an older observedGeneration as work in progress.
     status = status_with(observed.status, observed_generation=view.metadata.generation)
     kept = view.spec.clean_up.children == "Keep"
-    jobs = tuple(_jobs_in_the_way(view) if kept else (job.name for job in observed.jobs if not job.deleting))
+    jobs = tuple(_other_running_jobs(view) if kept else (job.name for job in observed.jobs if not job.deleting))
     return Plan(status, stop=_pods_to_end(view), delete=jobs, requeue_after=min(waits, default=None))
 
 
-def plan_refusal(observed: Observed, sentence: str, now: datetime) -> Plan:
+def plan_rejected(observed: Observed, sentence: str, now: datetime) -> Plan:
     """Return the plan for a job whose children the API server rejects as invalid. A job that has begun is blocked,
     not failed: its children were valid before, so a new policy or another release of Kubernetes rejects them, and
-    the trained state is not given up for that reason."""
+    that is no reason to lose the trained state."""
     view = View(observed, now)
     if conditions.has_ended(view.status) or has_begun(view.status):
         return plan_blocked(observed, sentence, now)
-    return _planned(view, refuse(view.status, sentence, now), settings=None)
+    return _to_plan(view, reject_job(view.status, sentence, now), settings=None)
 
 
 def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence: str, now: datetime) -> Plan:
     """Return the plan for a job that the API server stored and this release cannot read, for instance while another
     release takes over."""
-    return _standing(metadata, status, stands("Unreadable", sentence), now)
+    return _plan_without_progress(metadata, status, not_progressing("Unreadable", sentence), now)
 
 
 def plan_blocked(observed: Observed, sentence: str, now: datetime) -> Plan:
     """Return the plan for a job whose children the API server rejects for now: by a quota, by a policy, or because
     the API server itself fails."""
-    return _blocked(observed, stands("Blocked", sentence), now)
+    return _blocked(observed, not_progressing("Blocked", sentence), now)
 
 
 def plan_conflict(observed: Observed, sentence: str, now: datetime) -> Plan:
     """Return the plan for a job if the name of one of its children is taken by an object that does not belong to the
     job."""
-    return _blocked(observed, stands("NameConflict", sentence), now)
+    return _blocked(observed, not_progressing("NameConflict", sentence), now)
 
 
 def _blocked(observed: Observed, why: NewCondition, now: datetime) -> Plan:
     """Return the plan for a job that waits until the API server accepts its children. Each wait is as long as all
     earlier waits together, so that jobs held up by a quota send few requests."""
-    standing, ended = _standing(observed.job.metadata, observed.status, why, now), conditions.has_ended(observed.status)
+    waiting = _plan_without_progress(observed.job.metadata, observed.status, why, now)
+    ended = conditions.has_ended(observed.status)
     since = (observed.status.completion_time if ended else observed.status.blocked_since) or clock.to_text(now)
-    status = standing.status if ended else status_with(standing.status, blocked_since=since)
+    status = waiting.status if ended else status_with(waiting.status, blocked_since=since)
     waits = [max(BLOCKED_SECONDS, (now - clock.from_text(since)).total_seconds()), MOST_BLOCKED_SECONDS]
     deadline = blocked_deadline(View(replace(observed, status=status), now))
     if deadline is not None and deadline > now:
         waits.append((deadline - now).total_seconds())
-    return replace(standing, status=status, requeue_after=min(waits))
+    return replace(waiting, status=status, requeue_after=min(waits))
 
 
-def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: NewCondition, now: datetime) -> Plan:
+def _plan_without_progress(
+    metadata: JobMetadata, status: PseudoRealJobStatus, why: NewCondition, now: datetime
+) -> Plan:
     """Return a plan that decides nothing: keep the status, except for the reason why the job does not progress."""
     status = status_with(status, observed_generation=metadata.generation)
     if conditions.has_ended(status):
         return Plan(status)
-    said = conditions.with_condition(status.conditions, why, metadata.generation, now)
-    return Plan(status_with(status, conditions=said))
+    kept = conditions.with_condition(status.conditions, why, metadata.generation, now)
+    return Plan(status_with(status, conditions=kept))
 
 
-def _planned(view: View, decision: Decision, settings: Settings | None) -> Plan:
-    status = _described(view, decision)
+def _to_plan(view: View, decision: Decision, settings: Settings | None) -> Plan:
+    status = _complete_status(view, decision)
     status = status_with(status, replicas=_replicas(view, decision), placement=placement(view))
-    status, unhurried_by = _unhurried(view.observed.status, status, view.now)
+    status, progress_waits = _rate_limit_progress(view.observed.status, status, view.now)
     execution = decision.children.execution(decision.status.execution) if decision.children else None
-    made = _made(view, decision, settings) if settings else []
+    manifests = _manifests_to_create(view, decision, settings) if settings else []
     # The status must say why a Job is deleted (a new execution's number, or the job's end) before the Job is deleted.
     # If an operator died between the two in the other order, the next pass would conclude that someone else deleted the
     # Job.
@@ -167,41 +189,41 @@ def _planned(view: View, decision: Decision, settings: Settings | None) -> Plan:
     return Plan(
         status,
         stop=_pods_to_end(view),
-        give_up=_lost_jobs(view, execution),
-        delete=() if announced else (*_jobs_in_the_way(view, execution), *_old_jobs(view)),
-        apply=tuple(made),
+        fail_jobs=_jobs_to_fail(view, execution),
+        delete=() if announced else (*_other_running_jobs(view, execution), *_jobs_beyond_history(view)),
+        apply=tuple(manifests),
         events=decision.events,
-        requeue_after=min([*_waits(view, decision), *unhurried_by], default=None),
+        requeue_after=min([*_waits(view, decision), *progress_waits], default=None),
     )
 
 
-def _made(view: View, decision: Decision, settings: Settings) -> list[dict[str, Any]]:
+def _manifests_to_create(view: View, decision: Decision, settings: Settings) -> list[dict[str, Any]]:
     if decision.children is None:
         return []
-    volume, execution = claim(view.observed.job), decision.children.execution(decision.status.execution)
-    made = [volume] if volume and identity(volume) not in view.observed.existing else []
+    volume, execution = claim_manifest(view.observed.job), decision.children.execution(decision.status.execution)
+    manifests = [volume] if volume and kind_and_name(volume) not in view.observed.existing else []
     if any(child.execution == execution for child in view.observed.jobs):
         # The Job is created last, so all other children exist.
-        return made
-    return [*made, *children(view.observed.job, decision.children, decision.status, settings)]
+        return manifests
+    return [*manifests, *children(view.observed.job, decision.children, decision.status, settings)]
 
 
-def _described(view: View, decision: Decision) -> PseudoRealJobStatus:
+def _complete_status(view: View, decision: Decision) -> PseudoRealJobStatus:
     """Return the status to write: the decision's status, completed with conditions, state, phase times and served
     requests."""
     old, generation, now = view.observed.status, view.metadata.generation, view.now
-    problem = None if decision.ended else problem_of(view.spec)
-    accepted = refused(problem) if problem else decision.accepted
-    wanted = [accepted, decision.progressing, conditions.delinked(decision.status.phases), decision.suspended]
+    problem = None if decision.ended else find_problem(view.spec)
+    accepted = not_accepted(problem) if problem else decision.accepted
+    wanted = [accepted, decision.progressing, conditions.delinked_condition(decision.status.phases), decision.suspended]
     wanted += [decision.ended] if decision.ended else []
     return status_with(
         with_served(view.spec, decision.status),
-        phases=_timed(decision.status.phases, now),
+        phases=[_with_times(phase, clock.to_text(now)) for phase in decision.status.phases],
         observed_generation=generation,
         state=decision.state,
         current_phase=_current_phase(decision),
         blocked_since=None,
-        conditions=conditions.updated(old.conditions, wanted, generation, now),
+        conditions=conditions.merge_conditions(old.conditions, wanted, generation, now),
     )
 
 
@@ -210,12 +232,8 @@ def _current_phase(decision: Decision) -> str | None:
     return stage.phase if stage and not decision.ended else None
 
 
-def _timed(phases: Phases, now: datetime) -> Phases:
-    """Return the phases with start and completion times set where a phase has just begun or ended."""
-    return [_timed_phase(phase, clock.to_text(now)) for phase in phases]
-
-
-def _timed_phase(phase: PhaseStatus, now: str) -> PhaseStatus:
+def _with_times(phase: PhaseStatus, now: str) -> PhaseStatus:
+    """Return the phase with its start or completion time set if it has just begun or ended."""
     begun = phase.start_time or (now if phase.state != "Pending" else None)
     ended = phase.completion_time or (now if phase.state in ("Complete", "Failed") else None)
     return phase_with(phase, start_time=begun, completion_time=ended)
@@ -231,7 +249,7 @@ def _replicas(view: View, decision: Decision) -> Replicas:
     return Replicas(desired=view.workers, ready=sum(pod.ready for pod in view.pods), failed=failed)
 
 
-def _unhurried(
+def _rate_limit_progress(
     old: PseudoRealJobStatus, new: PseudoRealJobStatus, now: datetime
 ) -> tuple[PseudoRealJobStatus, list[float]]:
     """Return the status to write now, and the seconds after which a postponed change is due. A progress that differs
@@ -253,7 +271,7 @@ def _pods_to_end(view: View) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*pods_to_stop(view.observed, view.now), *pods_to_release(view))))
 
 
-def _jobs_in_the_way(view: View, execution: Execution | None = None) -> Iterator[str]:
+def _other_running_jobs(view: View, execution: Execution | None = None) -> Iterator[str]:
     """Return the names of running Jobs other than the Job of `execution`. A Job whose workers have all succeeded is
     left out: the status must have its result before the Job is deleted, and then the Job ends by itself, unless a
     container other than the trainer keeps running (`never_ends`)."""
@@ -262,19 +280,19 @@ def _jobs_in_the_way(view: View, execution: Execution | None = None) -> Iterator
     return (job.name for job in others if not view.is_done(job) or never_ends(view, job))
 
 
-def _lost_jobs(view: View, execution: Execution | None) -> tuple[str, ...]:
-    """Return the Job of `execution` if it only waits for pods that can neither train nor save any more. Return none
-    while a pod lingers: the Job controller counts a lingering pod as running, so it would delete the pod before the
-    operator has read how the trainer ended."""
+def _jobs_to_fail(view: View, execution: Execution | None) -> tuple[str, ...]:
+    """Return the name of the Job of `execution` if the execution is doomed: the Job only waits for its pods. Return
+    none while a pod lingers: the Job controller counts a lingering pod as running, so it would delete the pod before
+    the operator has read how the trainer ended."""
     job = view.job if execution is not None and execution == view.execution else None
     if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods or job.queued:
         return ()
     if any(pod.lingers for pod in view.pods):
         return ()
-    return (job.name,) if is_lost(view.observed, view.status, view.execution, view.now) else ()
+    return (job.name,) if is_doomed(view.observed, view.status, view.execution, view.now) else ()
 
 
-def _old_jobs(view: View) -> Iterator[str]:
+def _jobs_beyond_history(view: View) -> Iterator[str]:
     """Yield the names of ended Jobs beyond the newest KEPT_JOBS of each outcome; their pods are deleted with them. A
     job with many phases, disruptions or repetitions must not fill the cluster.
 
@@ -292,14 +310,14 @@ def _waits(view: View, decision: Decision) -> list[float]:
     """Return the seconds until the pass that the decision asks for, and until each moment at which a clock runs out.
     Watches and reports signal every other change, so a job that does not change needs no pass."""
     waits = [] if decision.requeue_after is None else [decision.requeue_after]
-    waits += [(moment - view.now).total_seconds() for moment in moments(view.observed, view.now)]
+    waits += [(moment - view.now).total_seconds() for moment in pod_moments(view.observed, view.now)]
     if not decision.ended and decision.suspended.status != "True":
-        waits += _deadlines(view, decision)
-        waits += [(moment - view.now).total_seconds() for moment in moments_of(view)]
+        waits += _deadline_waits(view, decision)
+        waits += [(moment - view.now).total_seconds() for moment in elastic_moments(view)]
     return [max(0.0, wait) for wait in waits]
 
 
-def _deadlines(view: View, decision: Decision) -> Iterator[float]:
+def _deadline_waits(view: View, decision: Decision) -> Iterator[float]:
     """Yield the seconds until each deadline; none while a queue holds the job, because its clocks stand still."""
     status, limits = decision.status, view.spec.deadlines
     if status.start_time is None or status.queued_since is not None:
@@ -314,6 +332,38 @@ def _deadlines(view: View, decision: Decision) -> Iterator[float]:
         yield (moment - view.now).total_seconds()
     if view.started_pods < view.workers:
         yield (startup_deadline(view, limits.startup_seconds) - view.now).total_seconds()
-    if view.stage.kind is StageKind.TRAIN and (wait := seconds_to_stall(view)) is not None:
+    if view.stage.kind is StageKind.TRAIN and (wait := seconds_to_hang(view)) is not None:
         # A clock is over after its last second (waited > allowed), not at it.
         yield wait + _MOMENT_SECONDS
+
+
+def placement(view: View) -> Placement | None:
+    """Return the placement of the present execution once the nodes of all its ranks are known; until then the
+    previous one."""
+    known = view.observed.status.placement
+    stage = current_stage(view.status.phases)
+    if stage is None or stage.kind is not StageKind.TRAIN:
+        return known
+    nodes = {pod.index: pod.node for pod in sorted(view.pods, key=lambda pod: pod.is_alive) if pod.node}
+    # With a topology only the pods know their ranks.
+    ranks_known = view.spec.scheduling.topology is None or len(view.reported_first_ranks) == view.workers
+    if nodes.keys() != set(range(view.workers)) or not ranks_known:
+        return known
+    return _placement(view, nodes)
+
+
+def _placement(view: View, nodes: dict[int, str]) -> Placement:
+    """Return the placement. `nodes`: worker number -> node."""
+    size, execution = view.ranks_per_pod, view.execution
+    firsts = first_ranks(view.workers, size, view.reported_first_ranks)
+    on_node: dict[str, list[int]] = {}
+    for worker in sorted(nodes, key=firsts.__getitem__):
+        on_node.setdefault(nodes[worker], []).append(worker)
+    found = []
+    for node, workers in list(on_node.items())[:MOST_NODES]:
+        ranks = ranges_text(rank for worker in workers for rank in range(firsts[worker], firsts[worker] + size))
+        numbers = ranges_text(workers)
+        if max(len(ranks), len(numbers)) <= MOST_RANGES:
+            found.append(NodeRanks(node=node, ranks=ranks, workers=numbers))
+    omitted = len(on_node) - len(found)
+    return Placement(phase_name=execution.phase, execution=execution.number, nodes=found, omitted_nodes=omitted)

@@ -1,6 +1,10 @@
-"""The lifecycle's rules, in order: the first rule that applies decides. Pure."""
+"""The lifecycle's rules, in order: the first rule that applies decides. Pure.
 
-from collections.abc import Iterator
+General rules are here; rules about one subject are in its file (`deadlines`, `retraining`, `elastic`, `spares`, ...).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 from pseudoreal_api.status.status import PhaseStatus, Transition
@@ -8,44 +12,49 @@ from pseudoreal_api.status.status import PhaseStatus, Transition
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
-from pseudoreal_operator.failures.classify import Missing, classify, lost_its_peer
-from pseudoreal_operator.failures.hang import find_stall
-from pseudoreal_operator.lifecycle.acceptance import first_sight, problem_of
-from pseudoreal_operator.lifecycle.again import is_untouched, train_again
+from pseudoreal_operator.failures.classify import MissingPods, classify, has_lost_peer
+from pseudoreal_operator.failures.hang import find_hang
+from pseudoreal_operator.lifecycle.acceptance import accept, find_problem
 from pseudoreal_operator.lifecycle.deadlines import (
-    delink_overdue,
-    kept_from_nodes,
-    never_started,
-    overdue,
+    deadline_exceeded,
+    delink_timed_out,
+    readmit_nodes,
     renewed_transition,
+    startup_timed_out,
 )
 from pseudoreal_operator.lifecycle.decisions import (
     Cause,
     Decision,
-    State,
-    closing,
+    closing_events,
     event,
     fail,
-    progresses,
+    not_progressing,
+    progressing,
     restart_or_fail,
-    stands,
     start_events,
+    state_at,
     succeed,
-    untold,
+    unposted_start_events,
+    waiting_state,
 )
-from pseudoreal_operator.lifecycle.doing import activity, noticed, taken_back
 from pseudoreal_operator.lifecycle.elastic import (
     abandon_stuck_pods,
     is_abandoned,
-    scaled_down,
-    scaled_up,
+    scale_down,
+    scale_up,
     without_elastic_state,
 )
-from pseudoreal_operator.lifecycle.prolonging import ended_too_early, train_longer, train_on
+from pseudoreal_operator.lifecycle.progressing import change_events, preemption_events, progressing_condition
+from pseudoreal_operator.lifecycle.retraining import ended_too_early, repeat_requested, spec_changed, train_longer
 from pseudoreal_operator.lifecycle.spares import spare_took_over
-from pseudoreal_operator.lifecycle.stopping import is_lost, is_stuck
-from pseudoreal_operator.observe.asked import open_requests
-from pseudoreal_operator.observe.stages import Stage, StageKind, current_stage, is_started, last_steps_of, started
+from pseudoreal_operator.lifecycle.stopping import is_doomed, is_stuck
+from pseudoreal_operator.observe.stages import (
+    Stage,
+    StageKind,
+    current_stage,
+    is_started,
+    with_stage_started,
+)
 from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase, View
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.conditions import NewCondition
@@ -55,7 +64,7 @@ UNWATCHED_SECONDS = 5.0
 """Seconds between two passes that wait until others have removed objects; some of these objects are not watched."""
 
 
-def stage_done(view: View) -> Decision | None:
+def complete_stage(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.COMPLETE:
         return None
     message = results.result_of(view.stage, view.pods_with_deleted)
@@ -63,9 +72,9 @@ def stage_done(view: View) -> Decision | None:
         return _without_result(view, view.job)
     if ended_too_early(view, message):
         return train_longer(view, message)
-    status = results.recorded(started(view.status, view.stage), view.stage, message, view.job.ended)
+    status = results.with_result(with_stage_started(view.status, view.stage), view.stage, message, view.job.ended)
     following = current_stage(status.phases)
-    events = (*closing(view), _done(view, status.phases[view.stage.index]))
+    events = (*closing_events(view), _done(view, status.phases[view.stage.index]))
     if view.stage.kind is StageKind.TRAIN:
         progress = results.final_progress(view.spec, status.progress, message, is_last=following is None, now=view.now)
         status = status_with(status, progress=progress)
@@ -74,7 +83,7 @@ def stage_done(view: View) -> Decision | None:
     done = view.stage.title.capitalize() if view.stage.kind is StageKind.DELINK else f"Phase {view.stage.phase}"
     status = status_with(status, transition=_transition(view, following), elastic=None)
     text = f"{done} is done; {following.title} is about to start."
-    return Decision(status, _state_at(following), progresses("StageCompleted", text), events=events)
+    return Decision(status, state_at(following), progressing("StageCompleted", text), events=events)
 
 
 def _done(view: View, phase: PhaseStatus) -> Event:
@@ -89,8 +98,8 @@ def _done(view: View, phase: PhaseStatus) -> Event:
 def _without_result(view: View, job: ChildJob) -> Decision:
     pod = next((pod for pod in view.pods if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED), None)
     if pod is None:
-        gone = f"The pod of Job {job.name} is gone, with its result."
-        return restart_or_fail(view, Cause("ResultGone", gone, counts=False))
+        sentence = f"The pod of Job {job.name} is gone, with its result."
+        return restart_or_fail(view, Cause("ResultGone", sentence, counts=False))
     text = (
         f"Pod {pod.name} ended with exit code 0, but its termination message is no result of {view.stage.title}:"
         " spec.pod may give it another command, or an image of another release."
@@ -98,32 +107,31 @@ def _without_result(view: View, job: ChildJob) -> Decision:
     return restart_or_fail(view, Cause("ResultUnreadable", text, pod))
 
 
-def suspended(view: View) -> Decision | None:
+def job_suspended(view: View) -> Decision | None:
     if not view.spec.suspend:
         return None
     alive = [pod.name for pod in view.observed.every_pod if pod.is_alive]
     saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
-    status = results.with_checkpoints(results.with_saved(view.status, view.last_reports), view.pods_with_deleted)
+    status = results.with_checkpoints(
+        results.with_reported_checkpoint(view.status, view.last_reports), view.pods_with_deleted
+    )
+    # The detail is part of the event's name: a job may be suspended more than once before an execution starts.
+    suspension = event(view, Reason.SUSPENDED, text, detail=view.status.active_since or "")
     return Decision(
         status_with(status, restart_after=None),
         "Suspended",
-        stands("Suspended", "The job is suspended."),
-        events=() if conditions.holds(view.status, "Suspended") else (_suspension(view, text),),
+        not_progressing("Suspended", "The job is suspended."),
+        events=() if conditions.is_true(view.status, "Suspended") else (suspension,),
         suspended=NewCondition("Suspended", "True", "Requested", text),
         requeue_after=None,
     )
 
 
-def _suspension(view: View, text: str) -> Event:
-    # The detail is part of the event's name: a job may be suspended more than once before an execution starts.
-    return event(view, Reason.SUSPENDED, text, detail=view.status.active_since or "")
-
-
-def resumed(view: View) -> Decision | None:
-    if not conditions.holds(view.status, "Suspended"):
+def job_resumed(view: View) -> Decision | None:
+    if not conditions.is_true(view.status, "Suspended"):
         return None
-    if sentence := problem_of(view.spec, view.stage.index + 1):
+    if sentence := find_problem(view.spec, view.stage.index + 1):
         return _still_suspended(view, sentence)
     now, since = clock.to_text(view.now), view.status.active_since
     status = status_with(view.status, active_since=now, retries=None, transition=renewed_transition(view), elastic=None)
@@ -131,9 +139,11 @@ def resumed(view: View) -> Decision | None:
         number = status.execution + 1
         status = status_with(status, execution=number, restart_after=now, execution_time=None)
     number = status.execution
-    told = Event(Reason.RESUMED, f"The job goes on with execution {number}.", view.stage.number, number, since or "")
-    claim = progresses("Resumed", f"{view.stage.title} is about to go on.")
-    return Decision(status, _waiting_state(view), claim, events=(told,), with_dry_run=True)
+    resumption = Event(
+        Reason.RESUMED, f"The job goes on with execution {number}.", view.stage.number, number, since or ""
+    )
+    claim = progressing("Resumed", f"{view.stage.title} is about to go on.")
+    return Decision(status, waiting_state(view), claim, events=(resumption,), with_dry_run=True)
 
 
 def _still_suspended(view: View, sentence: str) -> Decision:
@@ -143,65 +153,42 @@ def _still_suspended(view: View, sentence: str) -> Decision:
     return Decision(
         view.status,
         "Suspended",
-        stands("InvalidSpec", text),
+        not_progressing("InvalidSpec", text),
         suspended=NewCondition("Suspended", "True", "InvalidSpec", text),
         requeue_after=None,
     )
 
 
-def repeated(view: View) -> Decision | None:
-    request = next(iter(open_requests(view.spec, view.status, "RepeatPhase")), None)
-    if request is None:
-        return None
-    index = next(i for i, phase in enumerate(view.status.phases) if phase.name == request.phase)
-    if not is_untouched(view.status, index):
-        return train_again(view, index, request)
-    text = f"Phase {request.phase}, which request {request.id} names, has not begun yet: there is nothing to repeat."
-    status = status_with(view.status, served_requests=[*view.status.served_requests, request.id])
-    runs = view.job is not None and view.job.state is JobState.ACTIVE
-    claim = progresses("PhaseNotStarted", text)
-    return Decision(status, _waiting_state(view), claim, children=view.stage if runs else None)
-
-
-def replanned(view: View) -> Decision | None:
-    """Start a new execution with the present spec when phases were added, or the last one was prolonged, while pods
-    train. It continues from a checkpoint that the pods save before they end."""
-    job = view.job
-    if view.stage.kind is not StageKind.TRAIN or job is None or job.state is not JobState.ACTIVE or job.queued:
-        return None
-    if job.last_steps in (None, last_steps_of(view.spec, view.stage)) or problem_of(view.spec):
-        return None
-    return train_on(view)
-
-
-def hung(view: View) -> Decision | None:
+def stage_hung(view: View) -> Decision | None:
     if view.stage.kind is not StageKind.TRAIN or view.job is None or view.job.state is not JobState.ACTIVE:
         return None
     if view.job.queued:
         return None  # the queue took the pods back: they save, and end
-    stall = find_stall(view)
-    if stall is None or view.spec.hang.action == "Report":
+    hang = find_hang(view)
+    if hang is None or view.spec.hang.action == "Report":
         return None
     if view.spec.hang.action == "Fail":
-        return fail(view, view.status, stall.reason, f"{stall.sentence} spec.hang.action is Fail.")
-    return restart_or_fail(view, Cause(stall.reason, stall.sentence, stall.culprit), Reason.HANG_DETECTED)
+        return fail(view, view.status, hang.reason, f"{hang.sentence} spec.hang.action is Fail.")
+    return restart_or_fail(view, Cause(hang.reason, hang.sentence, hang.culprit), Reason.HANG_DETECTED)
 
 
-def running(view: View) -> Decision | None:
+def execution_running(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.ACTIVE:
         return None
-    status = results.with_reports(started(view.status, view.stage), view.last_reports, view.now)
+    status = results.with_reports(with_stage_started(view.status, view.stage), view.last_reports, view.now)
     if status.execution_time is None:
         # The pass that created the Job died before it could write this time.
-        status = status_with(status, execution_time=view.job.begun or clock.to_text(view.now))
+        status = status_with(status, execution_time=view.job.start_time or clock.to_text(view.now))
     status = without_elastic_state(view, status)
     if view.job.queued:
         # Pods that the queue takes back save before they end.
-        status = results.with_checkpoints(results.with_saved(status, view.last_reports), view.pods_with_deleted)
-    doing = activity(view)
-    events = (*untold(view), *noticed(view, doing), *taken_back(view))
-    state = "Queued" if view.job.queued else _state_at(view.stage)
-    return Decision(status, state, doing, events=events, children=view.stage, requeue_after=None)
+        status = results.with_checkpoints(
+            results.with_reported_checkpoint(status, view.last_reports), view.pods_with_deleted
+        )
+    condition = progressing_condition(view)
+    events = (*unposted_start_events(view), *change_events(view, condition), *preemption_events(view))
+    state = "Queued" if view.job.queued else state_at(view.stage)
+    return Decision(status, state, condition, events=events, children=view.stage, requeue_after=None)
 
 
 def pod_stuck(view: View) -> Decision | None:
@@ -209,16 +196,14 @@ def pod_stuck(view: View) -> Decision | None:
     for it. A stuck pod that is not a worker matters only once all workers have ended."""
     if view.job is None or view.job.state is not JobState.ACTIVE:
         return None
-    waited_for = view.pods if any(pod.is_alive for pod in view.pods) else _every_pod(view)
+    everyone = (pod for pod in view.observed.every_pod if pod.execution == view.execution)
+    waited_for = view.pods if any(pod.is_alive for pod in view.pods) else everyone
     pod = next((pod for pod in waited_for if is_stuck(pod, view.now)), None)
     if pod is None:
         return None
-    where = f"Pod {pod.name} was to be gone by {pod.leaves_by} and is not: its node {pod.node or '(none)'} may be lost."
-    return _judged(view, Missing(stuck=pod), where)
-
-
-def _every_pod(view: View) -> Iterator[Pod]:
-    return (pod for pod in view.observed.every_pod if pod.execution == view.execution)
+    deadline, node = pod.deletion_deadline, pod.node or "(none)"
+    text = f"Pod {pod.name} was to be gone by {deadline} and is not: its node {node} may be lost."
+    return _end_execution(view, MissingPods(stuck=pod), text)
 
 
 def worker_missing(view: View) -> Decision | None:
@@ -228,17 +213,17 @@ def worker_missing(view: View) -> Decision | None:
         return None
     if view.job.queued:
         return None  # the queue takes all pods back
-    witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
+    witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and has_lost_peer(pod)]
     waits = any(last_report.waits_to_restart for last_report in view.reporting)
-    if not waits and not (witnesses and is_lost(view.observed, view.status, view.execution, view.now)):
+    if not waits and not (witnesses and is_doomed(view.observed, view.status, view.execution, view.now)):
         return None
-    return _judged(view, Missing(workers=view.missing_workers))
+    return _end_execution(view, MissingPods(workers=view.missing_workers))
 
 
 def execution_failed(view: View) -> Decision | None:
     if view.job is None or view.job.state is not JobState.FAILED:
         return None
-    return _judged(view, Missing(workers=view.missing_workers))
+    return _end_execution(view, MissingPods(workers=view.missing_workers))
 
 
 def child_job_deleted(view: View) -> Decision | None:
@@ -248,20 +233,20 @@ def child_job_deleted(view: View) -> Decision | None:
     return restart_or_fail(view, Cause("JobDeleted", f"Job {view.job_name} was deleted.", counts=False))
 
 
-def backing_off(view: View) -> Decision | None:
+def back_off(view: View) -> Decision | None:
     after = view.status.restart_after
     if after is None or clock.from_text(after) <= view.now:
         return None
     before = conditions.find(view.status, "Progressing")
     text = before.message if before else f"The next execution starts not before {after}."
     wait = (clock.from_text(after) - view.now).total_seconds()
-    return Decision(view.status, "Restarting", stands("Restarting", text), requeue_after=wait)
+    return Decision(view.status, "Restarting", not_progressing("Restarting", text), requeue_after=wait)
 
 
 def await_cleanup(view: View) -> Decision | None:
     """Wait for objects of earlier executions, and of a deleted job of the same name. Executions must not overlap,
     and a job must not share names of children with a deleted one."""
-    waited_for = (pod for pod in view.observed.every_pod if pod.is_alive and not _is_harmless(view, pod))
+    waited_for = (pod for pod in view.observed.every_pod if pod.is_alive and not _is_ignorable(view, pod))
     old, wait = next(waited_for, None), None
     if old:
         text = (
@@ -277,15 +262,15 @@ def await_cleanup(view: View) -> Decision | None:
             f" kubectl delete pod {pod} -n {view.metadata.namespace}"
         )
         wait = UNWATCHED_SECONDS
-    elif view.observed.foreign:
-        text = f"Waiting until {view.observed.foreign[0]} of a deleted job of the same name is gone."
+    elif view.observed.objects_of_deleted_job:
+        text = f"Waiting until {view.observed.objects_of_deleted_job[0]} of a deleted job of the same name is gone."
         wait = UNWATCHED_SECONDS
     else:
         return None
-    return Decision(view.status, _waiting_state(view), stands("AwaitingCleanup", text), requeue_after=wait)
+    return Decision(view.status, waiting_state(view), not_progressing("AwaitingCleanup", text), requeue_after=wait)
 
 
-def _is_harmless(view: View, pod: Pod) -> bool:
+def _is_ignorable(view: View, pod: Pod) -> bool:
     """Return whether a new execution may start while the pod exists: an abandoned pod, or a stuck pod that is not a
     worker and so has nothing to commit."""
     if is_abandoned(pod, view.status):
@@ -293,53 +278,179 @@ def _is_harmless(view: View, pod: Pod) -> bool:
     return pod not in view.observed.pods and is_stuck(pod, view.now)
 
 
-def start(view: View) -> Decision:
-    if sentence := problem_of(view.spec, view.stage.index + 1):
+def start_execution(view: View) -> Decision:
+    if sentence := find_problem(view.spec, view.stage.index + 1):
         # A phase that was added to the spec cannot be removed again, so the job fails.
         return fail(view, view.status, "InvalidSpec", sentence)
-    status = status_with(started(view.status, view.stage), execution_time=clock.to_text(view.now))
+    status = status_with(with_stage_started(view.status, view.stage), execution_time=clock.to_text(view.now))
     return Decision(
         status,
-        _state_at(view.stage),
-        progresses("Starting", f"Execution {view.execution.number} at {view.stage.title} starts."),
+        state_at(view.stage),
+        progressing("Starting", f"Execution {view.execution.number} at {view.stage.title} starts."),
         events=tuple(start_events(view)),
         children=view.stage,
         requeue_after=None,
     )
 
 
-RULES = (
-    # Fills status.phases: without phases there is no stage, which later rules read.
-    first_sight,
-    # Before `overdue`: work that was done in time counts, even if the operator was away and finds it late.
-    stage_done,
-    overdue,
-    suspended,
-    # After `suspended`: here spec.suspend is false.
-    resumed,
-    repeated,
-    replanned,
-    scaled_down,
-    scaled_up,
-    delink_overdue,
-    kept_from_nodes,
-    never_started,
-    hung,
-    # Before `pod_stuck` and `worker_missing`, which end the execution because of the same pods.
-    spare_took_over,
-    pod_stuck,
-    worker_missing,
-    # Accepts every active Job, so after all rules that end an execution early.
-    running,
-    execution_failed,
-    # From here on the present execution has no Job; `child_job_deleted` does not test that itself.
-    child_job_deleted,
-    backing_off,
-    # Before `await_cleanup`, which would wait for the pods that `abandon_stuck_pods` abandons.
-    abandon_stuck_pods,
-    await_cleanup,
+Decide = Callable[[View], Decision | None]
+"""Function of a rule. Returns the decision if the rule applies; else None."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, and the reasons of its position in RULES."""
+
+    decide: Decide
+    before: Mapping[Decide, str]
+    """Later rule -> reason why this rule stands before it. "Any order" means that the two never apply together."""
+
+
+_EARLY_END = "execution_running accepts every active Job, so rules that end an execution early stand before it"
+_NO_JOB = "child_job_deleted does not test that the Job is missing: all rules for existing Jobs stand before it"
+_DELINK_IS_LATE = "spec.delink.onTimeout decides about a delink that is out of time; it is not tried again"
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        accept,
+        {complete_stage: "accept fills status.phases; without phases there is no stage, which all later rules read"},
+    ),
+    Rule(
+        complete_stage,
+        {
+            deadline_exceeded: "a stage that was done in time counts, even if the operator was away and sees it late",
+            job_resumed: "a resume starts a new execution, and the result of the previous one would be lost",
+            child_job_deleted: _NO_JOB,
+        },
+    ),
+    Rule(
+        deadline_exceeded,
+        {
+            job_suspended: "any order: clocks stand still while spec.suspend is true",
+            repeat_requested: "a job that is out of time ends, whatever is requested",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        job_suspended,
+        {
+            job_resumed: "job_resumed reads only the condition Suspended; here spec.suspend is false",
+            repeat_requested: "no execution starts while the job is suspended",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        job_resumed,
+        {repeat_requested: "every later decision sets Suspended to False, and only a resume renews the clocks"},
+    ),
+    Rule(
+        repeat_requested,
+        {
+            spec_changed: "the repetition has the present spec as well: one new execution instead of two",
+            execution_running: _EARLY_END,
+            back_off: "the user's request does not wait for the end of a backoff",
+        },
+    ),
+    Rule(
+        spec_changed,
+        {
+            scale_down: "spec_changed makes a dry run; another rule would start an execution of an untested spec",
+            scale_up: "spec_changed makes a dry run; another rule would start an execution of an untested spec",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        scale_down,
+        {
+            scale_up: "any order: scale_up needs all workers running, scale_down needs some that do not run",
+            readmit_nodes: "the pods that have nodes train now, instead of waiting for the excluded nodes as well",
+            startup_timed_out: "with a shorter startupSeconds both apply: fewer workers train, instead of none",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        scale_up,
+        {
+            delink_timed_out: "any order: scale_up needs a train stage, delink_timed_out needs a delink",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        delink_timed_out,
+        {
+            readmit_nodes: _DELINK_IS_LATE,
+            startup_timed_out: _DELINK_IS_LATE,
+            execution_running: _EARLY_END,
+            execution_failed: _DELINK_IS_LATE,
+        },
+    ),
+    Rule(
+        readmit_nodes,
+        {
+            startup_timed_out: "pods may need only the excluded nodes; a startup timeout counts, or fails the job",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        startup_timed_out,
+        {
+            stage_hung: "any order before the first step: the start clock of a hang runs once all pods have started",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        stage_hung,
+        {
+            spare_took_over: "spec.hang.action decides about a stage that stands still too long, whatever the cause",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        spare_took_over,
+        {
+            pod_stuck: "pod_stuck ends the execution because of the same pods, which spare pods can replace",
+            worker_missing: "worker_missing ends the execution because of the same pods, which spare pods can replace",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(
+        pod_stuck,
+        {
+            worker_missing: "both end the execution, and pod_stuck names the node that may be off",
+            execution_running: _EARLY_END,
+        },
+    ),
+    Rule(worker_missing, {execution_running: _EARLY_END}),
+    Rule(
+        execution_running,
+        {
+            execution_failed: "any order: a Job is either active or failed",
+            child_job_deleted: _NO_JOB,
+        },
+    ),
+    Rule(execution_failed, {child_job_deleted: _NO_JOB}),
+    Rule(
+        child_job_deleted,
+        {
+            back_off: "any order: back_off needs status.restartAfter, and child_job_deleted needs its absence",
+            await_cleanup: "the deletion is announced, and its backoff begins, before the Job's pods have ended",
+        },
+    ),
+    Rule(
+        back_off,
+        {
+            abandon_stuck_pods: "abandon_stuck_pods starts an execution at once, which would cut the backoff short",
+            await_cleanup: "await_cleanup may poll, and before the end of the backoff nothing starts anyway",
+        },
+    ),
+    Rule(
+        abandon_stuck_pods,
+        {await_cleanup: "await_cleanup would wait for the pods that abandon_stuck_pods abandons"},
+    ),
+    Rule(await_cleanup, {}),
 )
-"""Rules in order of evaluation; `start` applies if no rule does."""
+"""Rules in order of evaluation; `start_execution` applies if no rule does. The order is semantics: several rules may
+apply to one observation."""
 
 
 def _transition(view: View, following: Stage) -> Transition | None:
@@ -354,7 +465,7 @@ def _transition(view: View, following: Stage) -> Transition | None:
     )
 
 
-def _judged(view: View, missing: Missing, more: str = "") -> Decision:
+def _end_execution(view: View, missing: MissingPods, more: str = "") -> Decision:
     verdict = classify(view.job_name, view.pods, view.spec.restart.rules, missing)
     sentence = f"{verdict.sentence} {more}".rstrip()
     if verdict.action == "Fail":
@@ -369,11 +480,3 @@ def _origin(view: View, pod: Pod | None) -> Pod | None:
     message = pod.termination.message if pod and pod.termination else None
     suspect = message.suspect if message else None
     return pod if suspect is None else view.pod_of_rank(suspect) or pod
-
-
-def _state_at(stage: Stage) -> State:
-    return "Training" if stage.kind is StageKind.TRAIN else "Delinking"
-
-
-def _waiting_state(view: View) -> State:
-    return "Restarting" if view.status.restart_after else _state_at(view.stage)

@@ -1,8 +1,11 @@
 """A spare pod replaces a lost worker: the other workers keep their pods and restart their ranks in place. Pure.
 
-The decision is in the status before any pod hears of it. The remaining pods cannot start without the missing worker,
-and the lost pod, should it still run, is no member of their rendezvous; so two pods never train as the same worker. If
-no takeover succeeds, the pods end, and the job restarts as it would without spare pods.
+Two pods must never train as the same worker. So a takeover is written to the status first, and only a stored takeover
+is sent to pods, in the answers to their reports (`ReportStore.follow`): an operator that dies cannot have announced two
+different ones. Until they hear of it, the remaining pods cannot start without the lost worker; and the lost pod, should
+it still run, is no member of their next rendezvous, and loses the fence to them.
+
+If no takeover succeeds, the pods end, and the job restarts as it would without spare pods.
 """
 
 from collections.abc import Sequence
@@ -13,29 +16,34 @@ from pseudoreal_api.wire.messages import MOST_RESTART
 
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
-from pseudoreal_operator.failures.classify import Missing, Verdict, classify, is_for_another_pod
-from pseudoreal_operator.failures.in_place import allowed_in_place
+from pseudoreal_operator.failures.classify import (
+    MissingPods,
+    Verdict,
+    allowed_restarts_in_place,
+    can_another_pod_succeed,
+    classify,
+)
 from pseudoreal_operator.lifecycle.decisions import (
     Cause,
     Decision,
-    avoided,
+    avoided_node_events,
     event,
-    exhaustion,
-    progresses,
-    remembered,
-    untold,
+    progressing,
+    unposted_start_events,
+    why_exhausted,
+    with_failure,
     with_retry,
 )
-from pseudoreal_operator.lifecycle.in_place import known_restarts, own_restarts
+from pseudoreal_operator.lifecycle.in_place import counted_restarts, own_restarts
 from pseudoreal_operator.lifecycle.stopping import is_stuck
-from pseudoreal_operator.observe.stages import StageKind, started
+from pseudoreal_operator.observe.stages import StageKind, with_stage_started
 from pseudoreal_operator.observe.view import JobState, LastReport, Pod, PodPhase, View
 from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
 from pseudoreal_operator.status.events import Reason
 
 
 @dataclass(frozen=True)
-class _Lost:
+class _LostWorkers:
     """Numbers of the workers whose pods are missing, failed or stuck."""
 
     workers: tuple[int, ...]
@@ -50,67 +58,69 @@ def spare_took_over(view: View) -> Decision | None:
         return None
     if view.job.queued or not view.job.outlives_pods:
         return None
-    lost, ready = _lost(view), ready_spares(view.observed, view.execution, view.now)
+    lost, ready = _find_lost_workers(view), ready_spares(view.observed, view.execution, view.now)
     if not 0 < len(lost.workers) <= min(len(ready), view.workers - 1):
         return None
-    # A worker that lost its connection reports that it waits. A connection to a stuck pod may last long, so there may
-    # be no report.
+    # A worker that lost its connection reports that it waits; without such a report the workers may train on. A
+    # connection to a stuck pod may last long, so there may be no report.
     if lost.stuck is None and not any(last_report.waits_to_restart for last_report in view.reporting):
         return None
-    verdict = _verdict(view, lost)
+    missing = MissingPods(stuck=lost.stuck, workers=view.missing_workers)
+    verdict = classify(view.job_name, view.pods, view.spec.restart.rules, missing)
     counts = verdict.action == "Restart"
-    if not is_for_another_pod(verdict) or exhaustion(view.status, view.spec.restart, view.now, counts=counts):
+    if not can_another_pod_succeed(verdict) or why_exhausted(view.status, view.spec.restart, view.now, counts=counts):
         return None
     restart = _next_restart(view)
-    return _taken(view, lost, ready, verdict, restart) if restart <= MOST_RESTART else None
+    return _take_over(view, lost, ready, verdict, restart) if restart <= MOST_RESTART else None
 
 
-def _lost(view: View) -> _Lost:
+def _find_lost_workers(view: View) -> _LostWorkers:
     failed = [pod.index for pod in view.pods if pod.phase is PodPhase.FAILED]
     stuck = [pod for pod in view.pods if is_stuck(pod, view.now)]
     workers = sorted({*view.missing_workers, *failed, *(pod.index for pod in stuck)})
-    return _Lost(tuple(workers), next(iter(stuck), None))
-
-
-def _verdict(view: View, lost: _Lost) -> Verdict:
-    missing = Missing(stuck=lost.stuck, workers=view.missing_workers)
-    return classify(view.job_name, view.pods, view.spec.restart.rules, missing)
+    return _LostWorkers(tuple(workers), next(iter(stuck), None))
 
 
 def _next_restart(view: View) -> int:
-    """Return a restart number that no pod can have reached. Pods that wait for a restart cannot begin it without the
-    lost pod; pods that train may already wait for the next restart without having reported it."""
+    """Return a restart number that no pod can have reached: pods that have restarted under the same number without the
+    spare pod would not notice the takeover. Pods that wait for a restart cannot begin it without the lost pod; pods
+    that train may already wait for the next restart without having reported it."""
     before = memberships(view.status).get(view.execution)
-    reached = [known_restarts(view), before.restart if before else 0, *map(_reached, view.last_reports)]
+    reached = [counted_restarts(view), before.restart if before else 0, *map(_restart_reached, view.last_reports)]
     return 1 + max(reached)
 
 
-def _reached(last_report: LastReport) -> int:
+def _restart_reached(last_report: LastReport) -> int:
     known = last_report.report.in_place.restarts if last_report.report.in_place else 0
     return known if last_report.waits_to_restart else known + 1
 
 
-def _taken(view: View, lost: _Lost, ready: Sequence[Pod], verdict: Verdict, restart: int) -> Decision:
-    counts, taken = verdict.action == "Restart", dict(zip(lost.workers, ready, strict=False))
+def _take_over(view: View, lost: _LostWorkers, ready: Sequence[Pod], verdict: Verdict, restart: int) -> Decision:
+    # worker index -> spare pod
+    counts, takeovers = verdict.action == "Restart", dict(zip(lost.workers, ready, strict=False))
     cause = Cause(verdict.reason, _sentence(view, lost, verdict), verdict.pod, counts)
-    status = results.with_reports(started(view.status, view.stage), view.last_reports, view.now)
+    status = results.with_reports(with_stage_started(view.status, view.stage), view.last_reports, view.now)
     status = results.with_checkpoints(status, view.pods_with_deleted)
-    status = with_retry(remembered(view, status, cause, restart_in_place=restart), counts=counts)
-    places = [f"spare pod {pod.name} takes the place of worker {worker}" for worker, pod in taken.items()]
-    text = f"{cause.sentence} {'; '.join(places).capitalize()}"
-    status = status_with(status, spares=_spares(view, status, taken, restart, f"{text}."))
+    status = with_retry(with_failure(view, status, cause, restart_in_place=restart), counts=counts)
+    clauses = [f"spare pod {pod.name} takes the place of worker {worker}" for worker, pod in takeovers.items()]
+    text = f"{cause.sentence} {'; '.join(clauses).capitalize()}"
+    status = status_with(status, spares=_spares_status(view, status, takeovers, restart, f"{text}."))
     place = f"checkpoint {status.checkpoint.latest} or a newer one" if status.checkpoint else "the newest checkpoint"
-    told = f"{text}; all ranks start anew in the pods that live on, from {place}."
+    announcement = f"{text}; all ranks start anew in the pods that live on, from {place}."
     return Decision(
         status,
         "Training",
-        progresses("SpareTookOver", told),
-        events=(*untold(view), event(view, Reason.SPARE_TOOK_OVER, told, detail=str(restart)), *avoided(view, status)),
+        progressing("SpareTookOver", announcement),
+        events=(
+            *unposted_start_events(view),
+            event(view, Reason.SPARE_TOOK_OVER, announcement, detail=str(restart)),
+            *avoided_node_events(view, status),
+        ),
         children=view.stage,
     )
 
 
-def _sentence(view: View, lost: _Lost, verdict: Verdict) -> str:
+def _sentence(view: View, lost: _LostWorkers, verdict: Verdict) -> str:
     if verdict.pod is not None:
         return verdict.sentence
     if lost.stuck is not None:
@@ -119,16 +129,19 @@ def _sentence(view: View, lost: _Lost, verdict: Verdict) -> str:
     return f"The pod of worker {numbers} of {view.job_name} is gone without a word, as one that was deleted."
 
 
-def _spares(view: View, status: PseudoRealJobStatus, taken: dict[int, Pod], restart: int, message: str) -> Spares:
+def _spares_status(
+    view: View, status: PseudoRealJobStatus, takeovers: dict[int, Pod], restart: int, message: str
+) -> Spares:
     before = memberships(view.status).get(view.execution)
-    places = {one.worker: one.pod for one in before.takeovers} if before else {}
-    places |= {worker: pod.index for worker, pod in taken.items()}
-    allowed = allowed_in_place(view.spec.restart, status)
+    # The whole assignment, with earlier takeovers: the status keeps one record per execution.
+    pods = {one.worker: one.pod for one in before.takeovers} if before else {}
+    pods |= {worker: pod.index for worker, pod in takeovers.items()}
+    allowed = allowed_restarts_in_place(view.spec.restart, status)
     return Spares(
         phase_name=view.execution.phase,
         execution=view.execution.number,
         restart=restart,
         own_restarts=max(0, min(allowed, view.spec.restart.in_place - own_restarts(view))),
-        places=[TakenPlace(worker=worker, pod=pod) for worker, pod in sorted(places.items())],
+        places=[TakenPlace(worker=worker, pod=pod) for worker, pod in sorted(pods.items())],
         message=message[:1024],
     )

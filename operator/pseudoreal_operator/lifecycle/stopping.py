@@ -1,6 +1,11 @@
-"""Executions that can neither train nor save any more, and their pods, which are stopped. Pure.
+"""Pods that are ended early: pods of doomed executions, and pods that only a sidecar keeps. Pure.
 
-A checkpoint needs all ranks. Once a rank is gone, the other ranks have no use for their grace period.
+An execution is doomed if its ranks can neither train nor save together any more. A checkpoint needs all ranks: once one
+of them cannot take part, the grace period of the others is of no use, and holds up the next execution.
+
+A sidecar is a container that keeps running after the trainer has ended, such as an injected proxy. For the job, the end
+of the trainer is the end of the pod. For Kubernetes it is not: the pod holds its node, and its Job never completes. So
+the operator ends such pods, once the status has everything that can be read from them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,10 +15,21 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.messages import ExitCode
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.failures.classify import classify, has_code, is_for_another_pod, lost_its_peer
-from pseudoreal_operator.observe.stages import Execution
-from pseudoreal_operator.observe.view import RUN_ON_SECONDS, JobState, Observed, Pod, PodPhase, ended_at
+from pseudoreal_operator.failures.classify import can_another_pod_succeed, classify, has_exit_code, has_lost_peer
+from pseudoreal_operator.observe.stages import Execution, current_stage
+from pseudoreal_operator.observe.view import (
+    SIDECAR_SECONDS,
+    ChildJob,
+    JobState,
+    Observed,
+    Pod,
+    PodPhase,
+    View,
+    ended_at,
+    is_kept_by_sidecar,
+)
 from pseudoreal_operator.observe.worker_assignment import memberships, ready_spares
+from pseudoreal_operator.status import conditions
 
 STOP_SECONDS = 5
 """Grace period in seconds of pods that cannot save: enough to write their termination messages."""
@@ -25,6 +41,12 @@ SPARE_SECONDS = 20.0
 report every few seconds."""
 STUCK_SECONDS = 15.0
 """Seconds after the end of its grace period at which a pod that still exists counts as stuck."""
+_REMEDY = (
+    "decline the injection by a label or an annotation in spec.pod.template, or inject it as a native sidecar: an init"
+    " container with restartPolicy Always"
+)
+_NAMED = 3
+"""Maximum number of sidecars that a sentence names."""
 
 
 def pods_to_stop(observed: Observed, now: datetime) -> tuple[str, ...]:
@@ -32,51 +54,55 @@ def pods_to_stop(observed: Observed, now: datetime) -> tuple[str, ...]:
     return tuple(
         pod.name
         for execution in dict.fromkeys(pod.execution for pod in observed.pods)
-        if is_lost(observed, observed.status, execution, now)
-        for pod in pods_of(observed, execution)
-        if pod.is_alive and not leaves_soon(pod, now)
+        if is_doomed(observed, observed.status, execution, now)
+        for pod in _pods_of(observed, execution)
+        if pod.is_alive and not is_ending_soon(pod, now)
     )
 
 
-def pods_of(observed: Observed, execution: Execution) -> list[Pod]:
+def _pods_of(observed: Observed, execution: Execution) -> list[Pod]:
     return [pod for pod in observed.pods if pod.execution == execution]
 
 
-def is_lost(observed: Observed, status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
+def is_doomed(observed: Observed, status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
     """Return whether the ranks of an execution can neither train nor save together any more. `status`: the newest
     status."""
+    # A fault with a restart number was survived: by a restart in place, or by a spare pod. Any other one was final.
     if any(fault.execution == execution.number and fault.restart_in_place is None for fault in status.faults):
         return True
-    if may_be_replaced(observed, execution, now):
+    # Before the failed pods are judged: the other pods must live on, to train with the spare pod.
+    if can_spare_take_over(observed, execution, now):
         return False
-    if _waits_in_vain(observed, execution):
+    if _waits_for_ended_pod(observed, execution):
         return True
-    gone = list(_gone(pods_of(observed, execution), now))
-    if any(not lost_its_peer(pod) for pod in gone):
+    ended = list(_failed_or_stuck(_pods_of(observed, execution), now))
+    # A pod that does not blame a peer is the origin: no other pod has anything to add.
+    if any(not has_lost_peer(pod) for pod in ended):
         return True
-    # All of these pods blame a peer: the pod where the fault began reports within ORIGIN_SECONDS, or never.
-    return any(now >= ended_at(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in gone)
+    # All of these pods blame a peer. The pod where the fault began reports within ORIGIN_SECONDS, or never: if it were
+    # stopped at once, nobody would learn the cause.
+    return any(now >= ended_at(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in ended)
 
 
-def may_be_replaced(observed: Observed, execution: Execution, now: datetime) -> bool:
+def can_spare_take_over(observed: Observed, execution: Execution, now: datetime) -> bool:
     """Return whether spare pods may still replace the pods that the execution has lost: until SPARE_SECONDS are
     over, the other pods may report that they wait for a replacement."""
     ready = ready_spares(observed, execution, now)
     if not ready or execution.number < observed.status.execution:
         return False
-    pods = pods_of(observed, execution)
+    pods = _pods_of(observed, execution)
     lost = [pod for pod in pods if pod.phase is PodPhase.FAILED or is_stuck(pod, now)]
     if not 0 < len(lost) <= min(len(ready), len(pods) - 1):
         return False
     limit = timedelta(seconds=SPARE_SECONDS)
     in_time = all(now < ended_at(pod, now) + limit for pod in lost)
-    return in_time and is_for_another_pod(classify("", pods, observed.job.spec.restart.rules))
+    return in_time and can_another_pod_succeed(classify("", pods, observed.job.spec.restart.rules))
 
 
-def _waits_in_vain(observed: Observed, execution: Execution) -> bool:
+def _waits_for_ended_pod(observed: Observed, execution: Execution) -> bool:
     """Return whether pods of a phase with spare pods wait for a pod that has ended: a worker waits for its peer, or
     only spare pods are left. Their wait would be long."""
-    pods, spares = pods_of(observed, execution), [pod for pod in observed.spares if pod.execution == execution]
+    pods, spares = _pods_of(observed, execution), [pod for pod in observed.spares if pod.execution == execution]
     if not spares and execution not in memberships(observed.status):
         return False
     if not any(pod.is_alive for pod in pods):
@@ -85,17 +111,17 @@ def _waits_in_vain(observed: Observed, execution: Execution) -> bool:
     return waits and any(pod.phase is PodPhase.FAILED for pod in pods)
 
 
-def moments(observed: Observed, now: datetime) -> Iterator[datetime]:
-    """Yield future moments at which the passage of time alone may change which pods are to be stopped, or which are
-    lost."""
-    going_on = {pod.execution for pod in observed.every_pod if pod.is_alive}
-    going_on |= {job.execution for job in observed.jobs if job.state is JobState.ACTIVE}
-    timed = (pod for pod in observed.every_pod if pod.leaves_by or pod.runs_on or pod.phase is PodPhase.FAILED)
-    for pod in (pod for pod in timed if pod.execution in going_on):
-        if pod.is_alive and pod.leaves_by:
-            waits = [(clock.from_text(pod.leaves_by), STUCK_SECONDS)]
+def pod_moments(observed: Observed, now: datetime) -> Iterator[datetime]:
+    """Yield future moments at which the passage of time alone may change which pods are to be stopped, or which
+    count as stuck."""
+    active = {pod.execution for pod in observed.every_pod if pod.is_alive}
+    active |= {job.execution for job in observed.jobs if job.state is JobState.ACTIVE}
+    timed = (pod for pod in observed.every_pod if pod.deletion_deadline or pod.sidecars or pod.phase is PodPhase.FAILED)
+    for pod in (pod for pod in timed if pod.execution in active):
+        if pod.is_alive and pod.deletion_deadline:
+            waits = [(clock.from_text(pod.deletion_deadline), STUCK_SECONDS)]
         else:
-            limits = [RUN_ON_SECONDS] if pod.runs_on else []
+            limits = [SIDECAR_SECONDS] if pod.sidecars else []
             if pod.phase is PodPhase.FAILED:
                 limits += [ORIGIN_SECONDS, SPARE_SECONDS] if observed.spares else [ORIGIN_SECONDS]
             waits = [(ended_at(pod, now), seconds) for seconds in limits]
@@ -104,18 +130,58 @@ def moments(observed: Observed, now: datetime) -> Iterator[datetime]:
 
 def is_stuck(pod: Pod, now: datetime) -> bool:
     """Return whether the pod cannot be ended, for instance on a node that is off."""
-    if pod.leaves_by is None or not pod.is_alive:
+    if pod.deletion_deadline is None or not pod.is_alive:
         return False
-    return now >= clock.from_text(pod.leaves_by) + timedelta(seconds=STUCK_SECONDS)
+    return now >= clock.from_text(pod.deletion_deadline) + timedelta(seconds=STUCK_SECONDS)
 
 
-def _gone(pods: Sequence[Pod], now: datetime) -> Iterator[Pod]:
+def _failed_or_stuck(pods: Sequence[Pod], now: datetime) -> Iterator[Pod]:
     """Yield pods that have failed or are stuck without having saved together with the others."""
     for pod in pods:
-        failed = pod.phase is PodPhase.FAILED and not has_code(pod, ExitCode.YIELDED)
+        failed = pod.phase is PodPhase.FAILED and not has_exit_code(pod, ExitCode.YIELDED)
         if failed or is_stuck(pod, now):
             yield pod
 
 
-def leaves_soon(pod: Pod, now: datetime) -> bool:
-    return pod.leaves_by is not None and clock.from_text(pod.leaves_by) <= now + timedelta(seconds=STOP_SECONDS)
+def is_ending_soon(pod: Pod, now: datetime) -> bool:
+    return pod.deletion_deadline is not None and clock.from_text(pod.deletion_deadline) <= now + timedelta(
+        seconds=STOP_SECONDS
+    )
+
+
+def pods_to_release(view: View) -> Iterator[str]:
+    """Yield the names of pods that only sidecars keep, and whose termination messages the status has."""
+    for pod in (pod for pod in view.observed.every_pod if pod.sidecars):
+        # Until then the termination message is read from the pod: a deleted pod has none.
+        is_read = _is_over(view, pod.execution) or pod in view.observed.replaced
+        if is_read and not is_ending_soon(pod, view.now):
+            yield pod.name
+
+
+def never_ends(view: View, job: ChildJob) -> bool:
+    """Return whether a Job waits for sidecars, although the status has its outcome."""
+    kept = any(pod.sidecars for pod in view.observed.every_pod if pod.execution == job.execution)
+    return kept and _is_over(view, job.execution)
+
+
+def sidecar_note(view: View) -> str | None:
+    """Return a sentence on a sidecar that keeps a pod of the present execution; None if there is none."""
+    pod = next((pod for pod in view.pods if is_kept_by_sidecar(pod, view.now)), None)
+    return None if pod is None else describe_sidecar(pod)
+
+
+def describe_sidecar(pod: Pod) -> str:
+    names = ", ".join(pod.sidecars[:_NAMED])
+    return (
+        f"The trainer of pod {pod.name} has ended and container {names} runs on, which would keep the pod and its node"
+        f" for ever; the operator ends the pod. What to do: {_REMEDY}."
+    )
+
+
+def _is_over(view: View, execution: Execution) -> bool:
+    """Return whether the stored status has the outcome of the execution."""
+    if not view.status.phases:
+        return False
+    if conditions.has_ended(view.observed.status) or current_stage(view.status.phases) is None:
+        return True
+    return execution != view.execution

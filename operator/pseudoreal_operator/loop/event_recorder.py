@@ -13,18 +13,18 @@ from kubernetes.aio.client import ApiException
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api, Name, message_of
-from pseudoreal_operator.cluster.retry import Pause, pause_after
-from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.cluster.retry import Backoff, backoff_after
 from pseudoreal_operator.loop.queue import WorkQueue
+from pseudoreal_operator.metrics.registry import OperatorCounters
 
 Json = dict[str, Any]
 
 MOST_WAITING = 2000
 _MOST_SHARE = 0.25
 """Share of MOST_WAITING that the events of one namespace may have."""
-MOST_TRIES = 8
+MOST_ATTEMPTS = 8
 """Number of attempts to post an event: about two minutes."""
-LAST_SECONDS = 1.0
+SHUTDOWN_SECONDS = 1.0
 _WORKERS = 2
 _FINAL = (400, 403, 422)
 """HTTP statuses after which an event is dropped: the namespace accepts no more events, or rejects this one."""
@@ -35,23 +35,23 @@ log = structlog.get_logger()
 class EventRecorder:
     """Events that wait to be posted: in order within a job, at most MOST_WAITING in all."""
 
-    def __init__(self, api: Api, counts: Counts) -> None:
-        self._api, self._counts = api, counts
+    def __init__(self, api: Api, counters: OperatorCounters) -> None:
+        self._api, self._counters = api, counters
         self._waiting: dict[Name, deque[Json]] = {}
         self._held: dict[str, tuple[PseudoRealJobStatus, Sequence[Json]]] = {}
-        self._queue: WorkQueue[Name] = WorkQueue(self._post_first, self._failed, lambda job: job.namespace)
+        self._queue: WorkQueue[Name] = WorkQueue(self._post_first, self._backoff, lambda job: job.namespace)
         self._all_posted = asyncio.Event()
         self._all_posted.set()
 
     @asynccontextmanager
-    async def posting(self) -> AsyncIterator[None]:
-        """Post events in this context. At its end, events that still wait have LAST_SECONDS."""
-        async with self._queue.workers(_WORKERS, "poster of events"):
+    async def run_posters(self) -> AsyncIterator[None]:
+        """Post events in this context. At its end, events that still wait have SHUTDOWN_SECONDS."""
+        async with self._queue.run_workers(_WORKERS, "poster of events"):
             try:
                 yield
             finally:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LAST_SECONDS):
+                    async with asyncio.timeout(SHUTDOWN_SECONDS):
                         await self._all_posted.wait()
 
     def hold(self, job: str, status: PseudoRealJobStatus, events: Sequence[Json]) -> None:
@@ -73,7 +73,7 @@ class EventRecorder:
             waiting = Counter({name: len(events) for name, events in self._waiting.items()})
             of_namespace = sum(count for name, count in waiting.items() if name.namespace == job.namespace)
             if waiting.total() >= MOST_WAITING or of_namespace >= max(1, MOST_WAITING * _MOST_SHARE):
-                self._lose(event, "too many events wait")
+                self._drop(event, "too many events wait")
                 continue
             self._waiting.setdefault(job, deque()).append(event)
             self._all_posted.clear()
@@ -88,19 +88,21 @@ class EventRecorder:
         except ApiException as error:
             if error.status not in _FINAL:
                 raise
-            self._lose(event, message_of(error))
+            self._drop(event, message_of(error))
         else:
-            log.info("event", reason=event["reason"], message=event["message"], job=f"{job.namespace}/{job.name}")
-        return self._next(job)
+            log.info(
+                "event_posted", reason=event["reason"], message=event["message"], job=f"{job.namespace}/{job.name}"
+            )
+        return self._pop_first(job)
 
-    def _failed(self, job: Name, error: Exception, failures: int) -> Pause | None:
-        if failures >= MOST_TRIES and (waiting := self._waiting.get(job)):
-            self._lose(waiting[0], f"{type(error).__name__}: {error}")
-            if self._next(job) is None:
+    def _backoff(self, job: Name, error: Exception, failures: int) -> Backoff | None:
+        if failures >= MOST_ATTEMPTS and (waiting := self._waiting.get(job)):
+            self._drop(waiting[0], f"{type(error).__name__}: {error}")
+            if self._pop_first(job) is None:
                 return None
-        return pause_after(error, failures, random())
+        return backoff_after(error, failures, random())
 
-    def _next(self, job: Name) -> float | None:
+    def _pop_first(self, job: Name) -> float | None:
         """Drop the first event of the job; return 0 if another one waits, else None."""
         waiting = self._waiting.get(job) or deque()
         if waiting:
@@ -112,6 +114,6 @@ class EventRecorder:
             self._all_posted.set()
         return None
 
-    def _lose(self, event: Json, why: str) -> None:
-        self._counts.lost_events += 1
+    def _drop(self, event: Json, why: str) -> None:
+        self._counters.lost_events += 1
         log.warning("event_lost", reason=event["reason"], message=event["message"], error=why)

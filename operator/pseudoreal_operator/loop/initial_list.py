@@ -18,13 +18,12 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Name
 from pseudoreal_operator.cluster.bounds import Unreadable
-from pseudoreal_operator.cluster.finalizer import has_finalizer
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.loop.reconcile import Dependencies
-from pseudoreal_operator.observe.asked import phases_to_finish
+from pseudoreal_operator.observe.fetch import build_observed
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
 from pseudoreal_operator.observe.report_store import JobKey
-from pseudoreal_operator.observe.requests import together
+from pseudoreal_operator.observe.stages import phases_to_finish
 from pseudoreal_operator.observe.view import ChildJob, Pod
 from pseudoreal_operator.status.conditions import has_ended
 
@@ -100,10 +99,10 @@ async def _idle_job(
     deps: Dependencies, body: Json, children: _Children, requeue: Callable[[float], None]
 ) -> IdleJob | None:
     metadata = body["metadata"]
-    if "deletionTimestamp" in metadata or has_finalizer(metadata) or children.are_strange:
+    if "deletionTimestamp" in metadata or children.are_strange:
         return None
-    run = deps.computer.run
-    job = await run(deps.specs.job, body)
+    run = deps.planning_thread.run
+    job = await run(deps.spec_cache.parse, body)
     if not job.spec.is_managed_here:
         return IdleJob(metadata["resourceVersion"], None)
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
@@ -111,7 +110,7 @@ async def _idle_job(
         return None
     now = datetime.now(UTC)
     deps.report_store.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), requeue)
-    observed = together(deps.report_store, job, status, children.jobs, children.pods, now)
+    observed = build_observed(deps.report_store, job, status, children.jobs, children.pods, now)
     wanted = await run(plan, observed, now, deps.settings)
     return IdleJob(metadata["resourceVersion"], wanted.requeue_after) if wanted == _nothing(wanted, status) else None
 

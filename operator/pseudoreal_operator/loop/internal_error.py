@@ -15,8 +15,8 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api, Name, message_of
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.retry import UNAVAILABLE
-from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.loop.computing import Overran
+from pseudoreal_operator.loop.planning_thread import Overran
+from pseudoreal_operator.untrusted_text import sanitize
 
 Json = dict[str, Any]
 
@@ -36,16 +36,16 @@ class UnreadableJobs:
     _MOST = 1000
 
     def __init__(self) -> None:
-        self._said: dict[str, tuple[int, str]] = {}
+        self._reported: dict[str, tuple[int, str]] = {}
 
     def is_known(self, uid: str, generation: int, sentence: str) -> bool:
-        return self._said.get(uid) == (generation, sentence)
+        return self._reported.get(uid) == (generation, sentence)
 
     def note(self, uid: str, generation: int, sentence: str) -> None:
-        self._said.pop(uid, None)
-        self._said[uid] = generation, sentence
-        while len(self._said) > self._MOST:
-            del self._said[next(iter(self._said))]
+        self._reported.pop(uid, None)
+        self._reported[uid] = generation, sentence
+        while len(self._reported) > self._MOST:
+            del self._reported[next(iter(self._reported))]
 
 
 async def report_unreadable(api: Api, name: Name, reason: Unreadable, reported: UnreadableJobs) -> None:
@@ -56,13 +56,13 @@ async def report_unreadable(api: Api, name: Name, reason: Unreadable, reported: 
     uid, generation = str(metadata.get("uid", "")), int(metadata.get("generation", 0))
     if not uid:
         raise ClientPayloadError("the answer is no object of Kubernetes") from reason
-    sentence = clean(
+    sentence = sanitize(
         f"The operator cannot read this job: {reason}. It is left alone, and its pods run on. What to do: make spec"
         " smaller, above all spec.pod.template, or delete the job."
     )
     if reported.is_known(uid, generation, sentence):
         return
-    said = {
+    written = {
         "type": "Progressing",
         "status": "False",
         "reason": "Unreadable",
@@ -71,39 +71,39 @@ async def report_unreadable(api: Api, name: Name, reason: Unreadable, reported: 
         "observedGeneration": generation,
     }
     try:
-        await _apply(api, {"namespace": name.namespace, "name": name.name, "uid": uid}, said)
-    except ApiException as refusal:
-        if refusal.status not in _FINAL:
+        await _apply(api, {"namespace": name.namespace, "name": name.name, "uid": uid}, written)
+    except ApiException as rejection:
+        if rejection.status not in _FINAL:
             raise
-        log.warning("unreadable_untold", status=refusal.status, error=message_of(refusal))
+        log.warning("unreadable_job_not_reported", status=rejection.status, error=message_of(rejection))
     reported.note(uid, generation, sentence)
 
 
 async def report_internal_error(api: Api, body: Json, error: Exception) -> None:
     """Write the condition of an internal error, best effort, unless the status has it already."""
-    await _report(api, body, *reason_and_message(error))
+    await _write_condition(api, body, *reason_and_message(error))
 
 
-async def report_rejection(api: Api, body: Json, refusal: ApiException) -> None:
+async def report_rejection(api: Api, body: Json, rejection: ApiException) -> None:
     """Write that the API server rejects every form of the job's status, best effort. If it rejects its own message
     too, write a sentence without it."""
-    said = "The API server refuses the status of this job, so that nothing is decided any more; its pods run on"
-    for text in (f"{said}: {clean(message_of(refusal))}", f"{said}; the operator's log has its answer."):
-        if await _report(api, body, "StatusRefused", text):
+    sentence = "The API server refuses the status of this job, so that nothing is decided any more; its pods run on"
+    for text in (f"{sentence}: {sanitize(message_of(rejection))}", f"{sentence}; the operator's log has its answer."):
+        if await _write_condition(api, body, "StatusRefused", text):
             return
 
 
-async def _report(api: Api, body: Json, reason: str, message: str) -> bool:
+async def _write_condition(api: Api, body: Json, reason: str, message: str) -> bool:
     """Write the condition; return whether the status has it."""
-    said = condition(body, reason, message, datetime.now(UTC))
-    if said is None:
+    written = condition(body, reason, message, datetime.now(UTC))
+    if written is None:
         return True
     kept = ("name", "namespace", "resourceVersion")
     metadata = {key: value for key, value in body["metadata"].items() if key in kept}
     try:
-        await _apply(api, metadata, said)
-    except UNAVAILABLE as refusal:
-        log.warning("mistake_untold", error=str(refusal))
+        await _apply(api, metadata, written)
+    except UNAVAILABLE as rejection:
+        log.warning("condition_not_written", reason=reason, error=str(rejection))
         return False
     return True
 
@@ -115,11 +115,11 @@ def reason_and_message(error: Exception) -> tuple[str, str]:
         reason, what = "Unreadable", "cannot read this job"
     elif isinstance(error, Overran):
         reason, what = "Unplannable", "cannot plan this job, and leaves it and its pods alone until its spec changes"
-    return reason, clean(f"This release of the operator {what}: {type(error).__name__}: {error}")
+    return reason, sanitize(f"This release of the operator {what}: {type(error).__name__}: {error}")
 
 
-async def _apply(api: Api, metadata: Json, said: Json) -> None:
-    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": {"conditions": [said]}}
+async def _apply(api: Api, metadata: Json, condition: Json) -> None:
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": {"conditions": [condition]}}
     with suppress(Unreadable):  # it was written; only the answer, the whole job, is too large
         await api.apply(manifest, "status", manager=_MANAGER)
 

@@ -59,7 +59,7 @@ class JobMetrics(Collector):
     def resume(self) -> None:
         self._is_paused = False
         for sample in self._samples.values():
-            self._begin(sample)
+            self._count_first(sample)
 
     def job_changed(self, change: str | None, body: Json) -> None:
         """Process a change of a job from the watch. `change`: the event type; None: the job was there before."""
@@ -75,7 +75,7 @@ class JobMetrics(Collector):
         if self._is_paused:
             return
         if before is None:
-            self._begin(after)
+            self._count_first(after)
         else:
             self._count(before, after)
 
@@ -85,7 +85,7 @@ class JobMetrics(Collector):
         for uid in gone:
             del self._samples[uid]
 
-    def _begin(self, sample: JobSample) -> None:
+    def _count_first(self, sample: JobSample) -> None:
         # Create the counter with value 0, so that the first completed job is an increase.
         self._completed.labels(sample.namespace)
         self._created.labels(sample.namespace).inc(not sample.has_status)
@@ -107,14 +107,14 @@ class JobMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         samples = [] if self._is_paused else [*self._samples.values()]
-        yield _tallied(
+        yield _gauge_by_reason(
             "pseudoreal_jobs", "Jobs by status.state.", "state", Tally((one.namespace, one.state) for one in samples)
         )
-        yield _tallied(
+        yield _gauge_by_reason(
             "pseudoreal_jobs_standing",
             "Jobs that have not ended and do not go on, by the reason of the condition Progressing.",
             "reason",
-            Tally((one.namespace, one.standing) for one in samples if one.standing),
+            Tally((one.namespace, one.not_progressing) for one in samples if one.not_progressing),
         )
         yield self._checkpoint_ages(samples)
 
@@ -133,7 +133,7 @@ class JobMetrics(Collector):
         return ages
 
 
-def _tallied(name: str, meaning: str, label: str, tally: "Tally[tuple[str, str]]") -> Metric:
+def _gauge_by_reason(name: str, meaning: str, label: str, tally: "Tally[tuple[str, str]]") -> Metric:
     gauge = GaugeMetricFamily(name, meaning, labels=["namespace", label])
     for (namespace, value), count in tally.items():
         gauge.add_metric([namespace, value], count)

@@ -12,7 +12,7 @@ from typing import Any
 from pseudoreal_api.status.status import Fault, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.failures.hang import STALLS
+from pseudoreal_operator.failures.hang import HANG_REASONS
 from pseudoreal_operator.status.conditions import find, has_ended
 
 Json = dict[str, Any]
@@ -39,7 +39,7 @@ class JobSample:
     """Whether another execution is announced."""
     faults: frozenset[_Fault] = frozenset()
     disruptions: frozenset[_Fault] = frozenset()
-    standing: str | None = None
+    not_progressing: str | None = None
     """Reason why a job that has not ended does not progress; None: it progresses."""
     failed: str | None = None
     """Reason of the condition Failed; None: the job has not failed."""
@@ -68,13 +68,13 @@ def sample_of(body: Json) -> JobSample:
         restarting=reason == "Restarting",
         faults=frozenset(map(_fault, status.faults)),
         disruptions=frozenset(map(_fault, status.disruptions)),
-        standing=reason if stands and not has_ended(status) else None,
+        not_progressing=reason if stands and not has_ended(status) else None,
         failed=failed.reason if failed else None,
         complete=find(status, "Complete") is not None,
         ended_phases=frozenset(_ended_phases(status)),
         delinked=frozenset(phase.name for phase in status.phases[1:] if phase.start_checkpoint),
         delink_began=clock.from_text(status.transition.start_time) if status.transition else None,
-        unsaved_since=_unsaved_since(status) if reason in (*_AT_WORK, *STALLS) else None,
+        unsaved_since=_unsaved_since(status) if reason in (*_AT_WORK, *HANG_REASONS) else None,
     )
 
 
@@ -111,9 +111,9 @@ def restarts(before: JobSample, after: JobSample) -> Iterator[tuple[str, bool]]:
 def hangs(before: JobSample, after: JobSample) -> Iterator[str]:
     """Return the reasons of the hangs that were detected, whatever spec.hang.action does about them."""
     reasons = [reason for _, _, reason in sorted(after.faults - before.faults)]
-    reasons += [after.standing or ""] if after.standing != before.standing else []
+    reasons += [after.not_progressing or ""] if after.not_progressing != before.not_progressing else []
     reasons += [after.failed or ""] if after.failed != before.failed else []
-    return (reason for reason in reasons if reason in STALLS)
+    return (reason for reason in reasons if reason in HANG_REASONS)
 
 
 def phase_seconds(before: JobSample, after: JobSample) -> Iterator[float]:

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from pseudoreal_operator.cluster.retry import Pause
+from pseudoreal_operator.cluster.retry import Backoff
 from pseudoreal_operator.metrics.registry import WORKER_ERRORS
-from pseudoreal_operator.tasks import let_go, running
+from pseudoreal_operator.tasks import allow_end, background_task
 
 FINISH_SECONDS = 5.0
 """Seconds that a pass has to end when the operator shuts down; a pass is a few requests."""
@@ -27,7 +27,7 @@ _OTHERS_SHARE = 0.25
 """Share of the workers that one group leaves to other groups: at least one of several workers."""
 _CLOSED_SECONDS = 0.25
 """Seconds between two checks whether a closed queue is open."""
-_MISTAKE_SECONDS = 60.0
+_BUG_SECONDS = 60.0
 """Seconds for which a key is left alone after even the handling of its failure has failed."""
 
 Key = TypeVar("Key", bound=Hashable)
@@ -35,7 +35,7 @@ Key = TypeVar("Key", bound=Hashable)
 log = structlog.get_logger()
 
 
-class _Line(Generic[Key]):
+class _FairQueue(Generic[Key]):
     """Keys that wait. Groups take turns; the keys of a group are first in, first out."""
 
     def __init__(self, group: Callable[[Key], Hashable]) -> None:
@@ -46,9 +46,9 @@ class _Line(Generic[Key]):
     def append(self, key: Key) -> None:
         self._groups.setdefault(self._group(key), deque()).append(key)
 
-    def take(self, may_come: Callable[[Hashable], bool]) -> Key | None:
+    def take(self, is_allowed: Callable[[Hashable], bool]) -> Key | None:
         """Remove and return the next key of a group that may have a pass; None if there is none."""
-        for group in filter(may_come, self._groups):
+        for group in filter(is_allowed, self._groups):
             keys = self._groups.pop(group)
             key = keys.popleft()
             if keys:
@@ -68,100 +68,107 @@ class WorkQueue(Generic[Key]):
     def __init__(
         self,
         work: Callable[[Key], Awaitable[float | None]],
-        failed: Callable[[Key, Exception, int], Pause | None],
+        failed: Callable[[Key, Exception, int], Backoff | None],
         group: Callable[[Key], Hashable] = lambda _: None,
         is_open: Callable[[], bool] = lambda: True,
     ) -> None:
         self._work, self._failed, self._group, self._is_open = work, failed, group, is_open
-        self._news, self._backlog = _Line(group), _Line(group)
+        self._changes, self._backlog = _FairQueue(group), _FairQueue(group)
         """Both may hold keys that were served or forgotten in the meantime."""
-        self._news_in_a_row = 0
+        self._changes_in_a_row = 0
         self._idle: deque[asyncio.Future[None]] = deque()
         """Futures of the workers that wait for a key."""
-        self._wanted: dict[Key, _Line[Key]] = {}
-        """Keys that need a pass now, including keys with a running pass, and the line where they wait."""
+        self._pending: dict[Key, _FairQueue[Key]] = {}
+        """Keys that need a pass now, including keys with a running pass, and the queue where they wait."""
         self._running: set[Key] = set()
         self._running_of: Counter[Hashable] = Counter()
         """Number of running passes of each group."""
         self._most_of_group = 1
-        self._later: dict[Key, asyncio.TimerHandle] = {}
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: Counter[Key] = Counter()
         self._not_before: dict[Key, float] = {}
         self._busy: set[asyncio.Task[None]] = set()
         """Workers with a running pass."""
-        self._ends = False
+        self._is_stopping = False
 
     @property
     def depth(self) -> int:
         """Number of keys that wait for a pass."""
-        return len(self._wanted.keys() - self._running)
+        return len(self._pending.keys() - self._running)
 
     def add_backlog(self, key: Key) -> None:
         """Request a pass over the key when there is little else to do."""
         if key in self._not_before:
             self.add(key)
-        elif key not in self._wanted:
-            self._want(key, self._backlog)
+        elif key not in self._pending:
+            self._enqueue(key, self._backlog)
 
     def add(self, key: Key, after: float = 0.0) -> None:
         """Request a pass over the key in `after` seconds, or earlier."""
         loop = asyncio.get_running_loop()
         moment = max(loop.time() + after, self._not_before.get(key, 0.0))
-        known = self._later.get(key)
-        if self._wanted.get(key) is self._news or (known and known.when() <= moment):
+        known = self._timers.get(key)
+        if self._pending.get(key) is self._changes or (known and known.when() <= moment):
             return
         if moment <= loop.time():
-            self._ripen(key)
+            self._make_due(key)
             return
         self._drop_timer(key)
-        self._later[key] = loop.call_at(moment, self._ripen, key)
+        self._timers[key] = loop.call_at(moment, self._make_due, key)
 
-    def hold(self, key: Key, seconds: float) -> None:
+    def block(self, key: Key, seconds: float) -> None:
         """Allow no pass over the key in the next `seconds`, whatever is added."""
         loop = asyncio.get_running_loop()
         self._not_before[key] = loop.time() + seconds
-        if (timer := self._later.get(key)) and timer.when() < self._not_before[key]:
+        if (timer := self._timers.get(key)) and timer.when() < self._not_before[key]:
             self._drop_timer(key)
             self.add(key)
 
     def forget(self, key: Key) -> None:
         """Forget the key, for which nothing is left to do; a running pass finishes."""
         self._drop_timer(key)
-        self._wanted.pop(key, None)
+        self._pending.pop(key, None)
         self._failures.pop(key, None)
         self._not_before.pop(key, None)
 
     @asynccontextmanager
-    async def workers(self, count: int, name: str = "worker") -> AsyncIterator[None]:
+    async def run_workers(self, count: int, name: str = "worker") -> AsyncIterator[None]:
         """Run the workers in this context. At its end no pass starts any more; running passes have FINISH_SECONDS to
         end, and are then cancelled."""
         self._most_of_group = max(1, count - max(1, int(count * _OTHERS_SHARE)))
         async with AsyncExitStack() as stack:
-            tasks = [await stack.enter_async_context(running(f"{name} {n}", self._serve())) for n in range(count)]
+            workers = [background_task(f"{name} {n}", self._run_worker()) for n in range(count)]
+            tasks = [await stack.enter_async_context(worker) for worker in workers]
             try:
                 yield
             finally:
-                self._ends = True
+                # First no new pass, then time for the running ones: a pass that is cut may leave a write without an
+                # answer, and then the Lease is not released early (`lease._release`).
+                self._is_stopping = True
                 for task in tasks:
-                    let_go(task)
+                    allow_end(task)
                     if task not in self._busy:
                         task.cancel()
                 await asyncio.wait(tasks, timeout=FINISH_SECONDS)
                 for task in tasks:
                     task.cancel()
 
-    def _ripen(self, key: Key) -> None:
+    def _make_due(self, key: Key) -> None:
+        # The pass that is due now also serves the pass that the timer stands for. It says itself when the next one is
+        # due, so nothing is lost with the timer.
         self._drop_timer(key)
-        if self._wanted.get(key) is not self._news:
-            self._want(key, self._news)
+        # A key in the backlog moves on to the changes. Its entry in the backlog stays, and is skipped by `_take`.
+        if self._pending.get(key) is not self._changes:
+            self._enqueue(key, self._changes)
 
-    def _want(self, key: Key, line: _Line[Key]) -> None:
-        self._wanted[key] = line
+    def _enqueue(self, key: Key, queue: _FairQueue[Key]) -> None:
+        self._pending[key] = queue
+        # During a pass over the key the mark in `_pending` is enough: `_process` adds the key again after the pass.
         if key not in self._running:
-            line.append(key)
-            self._wake_one()
+            queue.append(key)
+            self._wake_worker()
 
-    def _wake_one(self) -> None:
+    def _wake_worker(self) -> None:
         while self._idle:
             waiting = self._idle.popleft()
             if not waiting.done():
@@ -170,23 +177,23 @@ class WorkQueue(Generic[Key]):
 
     def _take(self) -> Key | None:
         """Remove and return the key whose turn it is; None if no key may have a pass now."""
-        is_backlogs_turn = self._news_in_a_row >= _CHANGES_IN_A_ROW
-        lines = (self._backlog, self._news) if is_backlogs_turn else (self._news, self._backlog)
-        for line in lines:
-            while (key := line.take(self._has_room)) is not None:
-                # Skip keys that were served from the other line or forgotten, and keys with a running pass.
-                if key in self._wanted and key not in self._running:
-                    self._news_in_a_row = self._news_in_a_row + 1 if line is self._news else 0
+        is_backlogs_turn = self._changes_in_a_row >= _CHANGES_IN_A_ROW
+        queues = (self._backlog, self._changes) if is_backlogs_turn else (self._changes, self._backlog)
+        for queue in queues:
+            while (key := queue.take(self._has_room)) is not None:
+                # Skip keys that were served from the other queue or forgotten, and keys with a running pass.
+                if key in self._pending and key not in self._running:
+                    self._changes_in_a_row = self._changes_in_a_row + 1 if queue is self._changes else 0
                     return key
         return None
 
     def _has_room(self, group: Hashable) -> bool:
         return self._running_of[group] < self._most_of_group
 
-    async def _serve(self) -> None:
+    async def _run_worker(self) -> None:
         task = asyncio.current_task()
         assert task is not None, "each worker is a task"
-        while not self._ends:
+        while not self._is_stopping:
             if not self._is_open():
                 await asyncio.sleep(_CLOSED_SECONDS)
                 continue
@@ -198,46 +205,46 @@ class WorkQueue(Generic[Key]):
                 continue
             self._busy.add(task)
             try:
-                await self._serve_one(key)
+                await self._process(key)
             except Exception as error:
                 WORKER_ERRORS.inc()
                 log.error("worker_failed", key=str(key), exc_info=error)
             finally:
                 self._busy.discard(task)
 
-    async def _serve_one(self, key: Key) -> None:
+    async def _process(self, key: Key) -> None:
         group = self._group(key)
-        del self._wanted[key]
+        del self._pending[key]
         self._drop_timer(key)
         self._not_before.pop(key, None)
         self._running.add(key)
         self._running_of[group] += 1
         try:
-            wait = await self._pass(key)
+            wait = await self._run_work(key)
         finally:
             self._running.discard(key)
             self._running_of[group] -= 1
             self._running_of += Counter()
         # Added during the pass: another pass follows at once.
-        if self._wanted.pop(key, None) is not None:
+        if self._pending.pop(key, None) is not None:
             wait = 0.0
         if wait is not None:
             self.add(key, wait)
 
-    async def _pass(self, key: Key) -> float | None:
+    async def _run_work(self, key: Key) -> float | None:
         try:
             wait = await self._work(key)
         except asyncio.CancelledError as cut:
             task = asyncio.current_task()
-            if self._ends or (task and task.cancelling()):
+            if self._is_stopping or (task and task.cancelling()):
                 raise
-            return self._after(key, RuntimeError(f"something that a pass awaited was cancelled: {cut!r}"))
+            return self._backoff_after(key, RuntimeError(f"something that a pass awaited was cancelled: {cut!r}"))
         except Exception as error:
-            return self._after(key, error)
+            return self._backoff_after(key, error)
         self._failures.pop(key, None)
         return wait
 
-    def _after(self, key: Key, error: Exception) -> float | None:
+    def _backoff_after(self, key: Key, error: Exception) -> float | None:
         """Count a failure; return the seconds until the next pass."""
         self._failures[key] += 1
         try:
@@ -245,14 +252,14 @@ class WorkQueue(Generic[Key]):
         except Exception as mistake:
             WORKER_ERRORS.inc()
             log.error("worker_failed", key=str(key), exc_info=mistake)
-            pause = Pause(_MISTAKE_SECONDS)
+            pause = Backoff(_BUG_SECONDS)
         if pause is None:
             self._failures.pop(key, None)
             return None
-        if pause.binding:
-            self.hold(key, pause.seconds)
+        if pause.is_retry_after:
+            self.block(key, pause.seconds)
         return pause.seconds
 
     def _drop_timer(self, key: Key) -> None:
-        if timer := self._later.pop(key, None):
+        if timer := self._timers.pop(key, None):
             timer.cancel()

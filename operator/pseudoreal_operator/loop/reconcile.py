@@ -18,15 +18,10 @@ from pydantic import ValidationError
 
 from pseudoreal_operator.cluster.api import Api, Name, message_of, status_of
 from pseudoreal_operator.cluster.bounds import MOST_BYTES, Unreadable
-from pseudoreal_operator.cluster.creation import NameConflict, NotServed, make
-from pseudoreal_operator.cluster.finalizer import has_finalizer, take_off
-from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
-from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_refusal, plan_unreadable
+from pseudoreal_operator.cluster.creation import NameConflict, NotServed, create_child, dry_run
+from pseudoreal_operator.cluster.retry import UNAVAILABLE, backoff_after
+from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_rejected, plan_unreadable
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
-from pseudoreal_operator.loop.computing import Computer, LeftAlone, Overran
-from pseudoreal_operator.loop.counts import Counts
-from pseudoreal_operator.loop.dry_run import dry_run
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.internal_error import (
     UnreadableJobs,
@@ -34,19 +29,19 @@ from pseudoreal_operator.loop.internal_error import (
     report_rejection,
     report_unreadable,
 )
-from pseudoreal_operator.loop.specs import Specs
-from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS
-from pseudoreal_operator.observe.asked import phases_to_finish
+from pseudoreal_operator.loop.planning_thread import Overran, OverrunBackoff, PlanningThread, SpecCache
+from pseudoreal_operator.metrics.registry import PLAN_OVERRUNS, OperatorCounters
+from pseudoreal_operator.observe.fetch import observe
 from pseudoreal_operator.observe.report_store import JobKey, ReportStore
-from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.observe.sightings import Sightings
+from pseudoreal_operator.observe.stages import phases_to_finish
 from pseudoreal_operator.observe.termination_messages import TerminationMessages
 from pseudoreal_operator.observe.view import Observed
 from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_operator.settings import Settings
-from pseudoreal_operator.status.conditions import has_ended
+from pseudoreal_operator.status.conditions import has_ended, texts_of, without_figures, without_texts
 from pseudoreal_operator.status.events import to_manifests
-from pseudoreal_operator.status.refused import texts_of, without_figures, without_texts
+from pseudoreal_operator.untrusted_text import sanitize
 
 Json = dict[str, Any]
 
@@ -63,12 +58,12 @@ _LARGE_AT_ONCE = 2
 log = structlog.get_logger()
 
 
-class StatusRefused(ApiException):
+class StatusRejected(ApiException):
     """The API server rejects every form of a job's status."""
 
-    def __init__(self, refusal: ApiException) -> None:
-        super().__init__(status=refusal.status, reason=refusal.reason)
-        self.body, self.headers = refusal.body, refusal.headers
+    def __init__(self, rejection: ApiException) -> None:
+        super().__init__(status=rejection.status, reason=rejection.reason)
+        self.body, self.headers = rejection.body, rejection.headers
 
 
 class JobDeleted(Exception):
@@ -82,16 +77,16 @@ class Dependencies:
     api: Api
     settings: Settings
     report_store: ReportStore
-    counts: Counts
+    counters: OperatorCounters
     event_recorder: EventRecorder
     termination_messages: TerminationMessages = field(default_factory=TerminationMessages)
-    computer: Computer = field(default_factory=Computer)
-    specs: Specs = field(default_factory=Specs)
-    left_alone: LeftAlone = field(default_factory=LeftAlone)
+    planning_thread: PlanningThread = field(default_factory=PlanningThread)
+    spec_cache: SpecCache = field(default_factory=SpecCache)
+    overrun_backoff: OverrunBackoff = field(default_factory=OverrunBackoff)
     sightings: Sightings = field(default_factory=Sightings)
-    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
+    large_jobs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LARGE_AT_ONCE))
     """Held by passes over large jobs."""
-    unreadable: UnreadableJobs = field(default_factory=UnreadableJobs)
+    unreadable_jobs: UnreadableJobs = field(default_factory=UnreadableJobs)
     """Jobs whose status reports that they cannot be read."""
 
     def forget(self, namespace: str, uid: str) -> None:
@@ -100,7 +95,7 @@ class Dependencies:
         self.termination_messages.forget((namespace, uid))
         self.sightings.forget((namespace, uid))
         self.event_recorder.forget(uid)
-        self.left_alone.forget(uid)
+        self.overrun_backoff.forget(uid)
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ class Callbacks:
     """Requests a pass in so many seconds; may be called at any time."""
     status_written: Callable[[Json], None]
     """Receives the job after a status write, so that the watch event of this write causes no pass."""
-    listed: Callable[[int], None] = lambda _: None
+    children_listed: Callable[[int], None] = lambda _: None
     """Receives the number of children that were listed."""
 
 
@@ -123,51 +118,22 @@ async def reconcile(deps: Dependencies, name: Name, callbacks: Callbacks) -> flo
     """
     async with AsyncExitStack() as stack:
         try:
-            body = await _read_in_turn(deps, name, stack)
+            body = await _read_job(deps, name, stack)
         except Unreadable as reason:
-            await report_unreadable(deps.api, name, reason, deps.unreadable)
+            await report_unreadable(deps.api, name, reason, deps.unreadable_jobs)
             return None
-        return await _reconcile(deps, body, callbacks)
+        if "deletionTimestamp" in body["metadata"]:
+            raise JobDeleted
+        return await _reconcile_and_report_errors(deps, body, callbacks)
 
 
-async def _reconcile(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
-    if has_finalizer(body["metadata"]):
-        await take_off(deps.api, body["metadata"])
-        return 0.0
-    if "deletionTimestamp" in body["metadata"]:
-        raise JobDeleted
-    uid, generation = body["metadata"]["uid"], body["metadata"].get("generation", 0)
-    if (wait := deps.left_alone.wait(uid, generation)) is not None:
-        return wait
-    try:
-        return await _pass(deps, body, callbacks)
-    except StatusRefused as refusal:
-        await report_rejection(deps.api, body, refusal)
-        raise
-    except UNAVAILABLE:
-        raise
-    except Overran as error:
-        PLAN_OVERRUNS.inc()
-        wait = deps.left_alone.note(uid, generation)
-        log.error("plan_overran", error=str(error), generation=generation, left_alone_seconds=wait)
-        await report_internal_error(deps.api, body, error)
-        return wait
-    except Unreadable as reason:
-        await report_internal_error(deps.api, body, reason)
-        return None
-    except Exception as error:
-        deps.counts.internal_errors += 1
-        await report_internal_error(deps.api, body, error)
-        raise
-
-
-async def _read_in_turn(deps: Dependencies, name: Name, stack: AsyncExitStack) -> Json:
+async def _read_job(deps: Dependencies, name: Name, stack: AsyncExitStack) -> Json:
     """Return the job. A pass over a large job waits for its turn, which lasts until `stack` is closed. Raises
     JobDeleted or Unreadable."""
     try:
         return await _read(deps.api, name, _ORDINARY_BYTES)
     except Unreadable:
-        await stack.enter_async_context(deps.large)
+        await stack.enter_async_context(deps.large_jobs)
         return await _read(deps.api, name, MOST_BYTES)
 
 
@@ -182,65 +148,102 @@ async def _read(api: Api, name: Name, most: int) -> Json:
     raise JobDeleted
 
 
-async def _pass(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
+async def _reconcile_and_report_errors(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
+    uid, generation = body["metadata"]["uid"], body["metadata"].get("generation", 0)
+    if (wait := deps.overrun_backoff.remaining(uid, generation)) is not None:
+        return wait
+    try:
+        return await _reconcile_existing(deps, body, callbacks)
+    except StatusRejected as rejection:
+        await report_rejection(deps.api, body, rejection)
+        raise
+    except UNAVAILABLE:
+        raise
+    except Overran as error:
+        PLAN_OVERRUNS.inc()
+        wait = deps.overrun_backoff.record(uid, generation)
+        log.error("plan_overran", error=str(error), generation=generation, left_alone_seconds=wait)
+        await report_internal_error(deps.api, body, error)
+        return wait
+    except Unreadable as reason:
+        await report_internal_error(deps.api, body, reason)
+        return None
+    except Exception as error:
+        deps.counters.internal_errors += 1
+        await report_internal_error(deps.api, body, error)
+        raise
+
+
+async def _reconcile_existing(deps: Dependencies, body: Json, callbacks: Callbacks) -> float | None:
+    """Observe, plan and act once. Return the seconds until the next pass; None: wait for a change."""
     now = datetime.now(UTC)
-    run = deps.computer.run
+    run = deps.planning_thread.run
     metadata = JobMetadata.model_validate(body["metadata"])
     status = await run(PseudoRealJobStatus.model_validate, body.get("status") or {})
     executor = _PlanExecutor(deps, metadata, status, body["metadata"]["resourceVersion"], callbacks.status_written)
-    # Events of an earlier status write that got no answer: post them if its status turns out to be stored.
+    # 1. Post the events of an earlier status write that got no answer, if its status turns out to be stored.
     deps.event_recorder.post(executor.name, deps.event_recorder.take_held(metadata.uid, status))
+    # 2. Parse the spec. A spec that this release cannot read blocks the job without failing it: another release may be
+    #    about to take over.
     try:
-        job = await run(deps.specs.job, body)
+        job = await run(deps.spec_cache.parse, body)
     except ValidationError as error:
-        sentence = f"This release of the operator cannot read the job: {clean(str(error))}"
+        sentence = f"This release of the operator cannot read the job: {sanitize(str(error))}"
         return await executor.apply_without_children(plan_unreadable(metadata, status, sentence, now))
     if not job.spec.is_managed_here:
-        return None
+        return None  # spec.managedBy names another controller
+    # 3. Follow the pods' reports; for an ended job, drop everything that memory holds about it.
     if has_ended(status):
         deps.forget(*executor.key)
     else:
-        deps.report_store.follow(
-            executor.key, phases_to_finish(job.spec, status), callbacks.requeue, memberships(status)
-        )
+        phases = phases_to_finish(job.spec, status)
+        deps.report_store.follow(executor.key, phases, callbacks.requeue, memberships(status))
+    # 4. Observe: read the children, and add what memory holds about their pods.
     observed = await observe(
-        deps.api, deps.report_store, deps.termination_messages, deps.sightings, job, status, now, callbacks.listed
+        deps.api,
+        deps.report_store,
+        deps.termination_messages,
+        deps.sightings,
+        job,
+        status,
+        now,
+        callbacks.children_listed,
     )
-    return await _act(executor, observed, now)
+    return await _plan_and_act(executor, observed, now)
 
 
-async def _act(executor: "_PlanExecutor", observed: Observed, now: datetime) -> float | None:
-    run, settings = executor.deps.computer.run, executor.deps.settings
+async def _plan_and_act(executor: "_PlanExecutor", observed: Observed, now: datetime) -> float | None:
+    run, settings = executor.deps.planning_thread.run, executor.deps.settings
+    # 5. Plan: a pure function of the observation.
     wanted = await run(plan, observed, now, settings)
     if wanted.expire:
         await executor.expire()
         return None
+    # 6. Children before the status: if the operator dies in between, the next pass finds the children and completes the
+    #    status. The number of another execution and the end of the job go the other way: the plan that announces them
+    #    creates and deletes no Job, so the status is stored before the pass that does.
     try:
-        # Children before the status: if the operator dies in between, the next pass finds them and completes the
-        # status.
-        refusal = await executor.apply_children(wanted)
+        rejection = await executor.apply_children(wanted)
     except NameConflict as conflict:
         return await executor.apply_without_children(await run(plan_conflict, observed, str(conflict), now))
     except NotServed as missing:
         return await executor.apply_without_children(await run(plan_blocked, observed, str(missing), now))
-    if refusal is None:
-        return await _go_on(await executor.write_status(wanted), observed, wanted, now)
-    wait = await executor.apply_without_children(await run(_answer_to, refusal, observed, now))
-    return _spread(wait, refusal) if wait else wait
-
-
-async def _go_on(executor: "_PlanExecutor", observed: Observed, done: Plan, now: datetime) -> float | None:
-    """Continue after a plan was carried out; return the seconds until the next pass. If the job was just accepted or
-    has just ended, only its status was written: all other observations still hold and are not read again."""
-    then = replace(observed, status=executor.status)
+    if rejection is not None:
+        wait = await executor.apply_without_children(await run(_plan_after_rejection, rejection, observed, now))
+        return _with_jitter(wait, rejection) if wait else wait
+    # 7. The status, and after it the events that announce its transitions.
+    executor = await executor.write_status(wanted)
+    # 8. If the job was just accepted or has just ended, only its status changed: all other observations still hold, and
+    #    are not read again.
+    afterwards = replace(observed, status=executor.status)
     if has_ended(executor.status) and not has_ended(observed.status):
-        return _at_the_end(executor, await executor.deps.computer.run(plan, then, now, executor.deps.settings))
+        return _delay_of_ended_job(executor, await run(plan, afterwards, now, settings))
     if not observed.status.phases and executor.status.phases:
-        return await _act(executor, then, now)
-    return done.requeue_after
+        return await _plan_and_act(executor, afterwards, now)
+    return wanted.requeue_after
 
 
-def _at_the_end(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
+def _delay_of_ended_job(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
     """Return the seconds until the next pass over a job that has just ended: 0 if anything is left to do."""
     if afterwards != Plan(executor.status, requeue_after=afterwards.requeue_after):
         return 0.0
@@ -248,36 +251,36 @@ def _at_the_end(executor: "_PlanExecutor", afterwards: Plan) -> float | None:
     return afterwards.requeue_after
 
 
-def _spread(wait: float, refusal: ApiException) -> float:
+def _with_jitter(wait: float, rejection: ApiException) -> float:
     """Return the wait with random jitter, so that jobs held up by one quota do not retry together, and at least the
     Retry-After of the API server."""
-    pause = pause_after(refusal, 1, random())
-    return max(wait * (1 - random() / 4), pause.seconds if pause.binding else 0.0)
+    pause = backoff_after(rejection, 1, random())
+    return max(wait * (1 - random() / 4), pause.seconds if pause.is_retry_after else 0.0)
 
 
-def _answer_to(refusal: ApiException, observed: Observed, now: datetime) -> Plan:
+def _plan_after_rejection(rejection: ApiException, observed: Observed, now: datetime) -> Plan:
     """Return the plan that follows when the API server rejects a child. Raises the rejection if a retry of the pass
     is the answer."""
-    text = f"The API server refuses a change of this job's children: {message_of(refusal)}"
-    if is_invalid_object(refusal):
-        return plan_refusal(observed, text, now)
-    if refusal.status in (*_INVALID, _FORBIDDEN) or refusal.status >= _SERVER_ERROR:
+    text = f"The API server refuses a change of this job's children: {message_of(rejection)}"
+    if is_invalid_object(rejection):
+        return plan_rejected(observed, text, now)
+    if rejection.status in (*_INVALID, _FORBIDDEN) or rejection.status >= _SERVER_ERROR:
         return plan_blocked(observed, text, now)
-    raise refusal
+    raise rejection
 
 
-def is_invalid_object(refusal: ApiException) -> bool:
+def is_invalid_object(rejection: ApiException) -> bool:
     """Return whether the object itself is invalid. Policies answer with the same codes, but only the API server's
     own validation names fields as causes. The API server prefixes a webhook's message, whatever the webhook puts
     into it."""
-    said = status_of(refusal)
-    if refusal.status not in _INVALID or str(said.get("message", "")).startswith("admission webhook "):
+    answer = status_of(rejection)
+    if rejection.status not in _INVALID or str(answer.get("message", "")).startswith("admission webhook "):
         return False
-    causes = (said.get("details") or {}).get("causes") or []
-    return refusal.status == 400 or any(cause.get("field") for cause in causes)
+    causes = (answer.get("details") or {}).get("causes") or []
+    return rejection.status == 400 or any(cause.get("field") for cause in causes)
 
 
-def _is_refusal(error: ApiException) -> bool:
+def _is_final_rejection(error: ApiException) -> bool:
     """Return whether the API server would reject the same status again."""
     is_large = error.status >= _SERVER_ERROR and "too large" in message_of(error)
     return error.status in (*_INVALID, _FORBIDDEN, _TOO_LARGE) or is_large
@@ -285,8 +288,8 @@ def _is_refusal(error: ApiException) -> bool:
 
 @dataclass(frozen=True)
 class _PlanExecutor:
-    """Plan executor for one job. `status` and `version` are those of the object that the plan was made for. `wrote`
-    receives the job after each status write."""
+    """Plan executor for one job. `status` and `version` belong to the object that the plan was made for.
+    `status_written` receives the job after each status write."""
 
     deps: Dependencies
     metadata: JobMetadata
@@ -308,84 +311,90 @@ class _PlanExecutor:
 
     async def expire(self) -> None:
         await self.api.delete("PseudoRealJob", self.metadata.namespace, self.metadata.name, self.metadata.uid)
-        log.info("expired", completed=self.status.completion_time)
+        log.info("job_expired", completion_time=self.status.completion_time)
 
     async def apply_children(self, wanted: Plan) -> ApiException | None:
         """Apply a plan's changes of children, after its dry run. Return the API server's rejection, or None."""
         try:
+            # Before every effect: if a later stage is invalid, nothing has been changed for it.
             await dry_run(self.api, wanted.dry_run)
-            await self._remove(wanted)
+            # Before the creation, whose rejection (by a quota, for instance) must not keep pods from being stopped; and
+            # what ends makes room. Names do not depend on this order: no child is created while a pod of an earlier
+            # execution is alive (rule `await_cleanup`).
+            await self._stop_and_delete(wanted)
             for manifest in wanted.apply:
-                await make(self.api, manifest)
-        except ApiException as refusal:
-            return refusal
+                await create_child(self.api, manifest)
+        except ApiException as rejection:
+            return rejection
         return None
 
     async def apply_without_children(self, wanted: Plan) -> float | None:
         """Apply a plan that creates no children; return the seconds until the next pass."""
-        await self._remove(wanted)
+        await self._stop_and_delete(wanted)
         await self.write_status(wanted)
         return wanted.requeue_after
 
     async def write_status(self, wanted: Plan) -> "_PlanExecutor":
-        """Write the status of a plan and post its events; return the executor that has the written status. Events
-        come after the status that records their transition, and nothing waits for them."""
+        """Write the status of a plan and post its events; return the executor that has the written status."""
         now, instance = datetime.now(UTC), socket.gethostname()
         events = to_manifests(wanted.events, self.metadata, now, instance)
         after = self
         if wanted.status != self.status:
             try:
-                after = await self._write(wanted.status)
+                after = await self._write_accepted_form(wanted.status)
             except UNAVAILABLE:
                 # The API server may have stored the status nevertheless; the next pass finds out, and then posts the
                 # events.
                 self.deps.event_recorder.hold(self.metadata.uid, wanted.status, events)
                 raise
+        # After the status that records their transition: if the write fails, the next pass decides the transition again
+        # and makes the same events; events posted before it would announce a transition that may never be stored.
+        # Nothing waits for them.
         self.deps.event_recorder.post(self.name, events)
         return after
 
-    async def _remove(self, wanted: Plan) -> None:
+    async def _stop_and_delete(self, wanted: Plan) -> None:
         namespace = self.metadata.namespace
         for name in wanted.stop:
             await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
-            log.info("stopped", pod=name, seconds=STOP_SECONDS)
-        for name in wanted.give_up:
+            log.info("pod_stopped", pod=name, grace_seconds=STOP_SECONDS)
+        for name in wanted.fail_jobs:
             # maxFailedIndexes 0 makes the Job controller fail the whole Job at its first failed index.
             await self.api.merge("Job", namespace, name, {"spec": {"maxFailedIndexes": 0}})
-            log.info("given_up", kind="Job", name=name)
+            log.info("job_failure_forced", name=name)
         for name in wanted.delete:
             await self.api.delete("Job", namespace, name)
-            log.info("deleted", kind="Job", name=name)
+            log.info("child_deleted", kind="Job", name=name)
 
-    async def _write(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
+    async def _write_accepted_form(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
         """Write the status; return the executor that has the written status. A rejected status is written without
-        its texts, and then without figures, so that no foreign text stops a job. Raises StatusRefused if that is
+        its texts, and then without figures, so that no untrusted text stops a job. Raises StatusRejected if that is
         rejected too."""
         try:
-            return await self._apply(status)
+            return await self._apply_status(status)
         except ApiException as error:
-            if not _is_refusal(error):
+            if not _is_final_rejection(error):
                 raise
-            refusal = error
+            rejection = error
         tried = status
-        for less in (without_texts(status), without_figures(status)):
-            if less == tried:
+        for reduced in (without_texts(status), without_figures(status)):
+            if reduced == tried:
                 continue
-            tried = less
-            self.deps.counts.refused_statuses += 1
-            count, said = self.deps.counts.refused_statuses, message_of(refusal)
-            log.error("status_refused", status=refusal.status, error=said, texts=texts_of(status), count=count)
-            if less == self.status:
+            tried = reduced
+            self.deps.counters.refused_statuses += 1
+            count, message = self.deps.counters.refused_statuses, message_of(rejection)
+            log.error("status_refused", status=rejection.status, error=message, texts=texts_of(status), count=count)
+            if reduced == self.status:
                 return self
             try:
-                return await self._apply(less)
+                return await self._apply_status(reduced)
             except ApiException as error:
-                if not _is_refusal(error):
+                if not _is_final_rejection(error):
                     raise
-                refusal = error
-        raise StatusRefused(refusal)
+                rejection = error
+        raise StatusRejected(rejection)
 
-    async def _apply(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
+    async def _apply_status(self, status: PseudoRealJobStatus) -> "_PlanExecutor":
         # With resourceVersion, a job that was changed after it was read gives a conflict, and so does another job of
         # that name: the API server writes a status without comparing uids.
         name, namespace = self.metadata.name, self.metadata.namespace

@@ -29,11 +29,11 @@ def excluded_nodes(status: PseudoRealJobStatus) -> dict[str, datetime]:
     times follow from the faults in the status, as of the time at which the execution was requested."""
     if status.execution_time is None:
         return {}
-    asked = clock.from_text(status.execution_time)
-    return {node: until for node, until in _times(status).items() if until > asked}
+    requested = clock.from_text(status.execution_time)
+    return {node: until for node, until in _times(status).items() if until > requested}
 
 
-def note(status: PseudoRealJobStatus, pod: Pod | None, now: datetime) -> str:
+def exclusion_note(status: PseudoRealJobStatus, pod: Pod | None, now: datetime) -> str:
     """Return a sentence on the node of a pod that was rejected; empty for other pods."""
     until = _times(status).get(pod.node) if pod and pod.node else None
     if pod is None or until is None or until <= now:
@@ -55,7 +55,7 @@ def _until(rejections: list[Fault]) -> datetime:
     return max(clock.from_text(one.time) for one in rejections) + timedelta(seconds=seconds)
 
 
-def never_on(spec: Json, nodes: Iterable[str]) -> Json:
+def exclude_nodes(spec: Json, nodes: Iterable[str]) -> Json:
     """Return the pod spec with these nodes excluded in each of the user's node selector terms. Only one of the terms
     must hold, so each of them needs the exclusion."""
     # By the node's name: its host name label may have another value. A matchFields requirement takes a single value.

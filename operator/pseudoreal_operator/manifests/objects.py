@@ -34,15 +34,14 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.contract import with_contract
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.failures.in_place import allowed_in_place
+from pseudoreal_operator.failures.classify import allowed_restarts_in_place
 from pseudoreal_operator.manifests.disk import claim_size, size_limit
 from pseudoreal_operator.manifests.exclusion import excluded_nodes
 from pseudoreal_operator.manifests.network import rendezvous_port
 from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.manifests.pod import PodPlan, pod_of, pod_template, report_files
 from pseudoreal_operator.manifests.scheduling import Gang, gang_of, is_queued, queue_labels
-from pseudoreal_operator.observe.size import at_size
-from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, last_steps_of
+from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, job_at_size, last_steps_of
 from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]
@@ -51,10 +50,10 @@ Json = dict[str, Any]
 def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
     """Return the children of a stage in the order of their creation: the Job last, so that if the Job exists, all of
     them do. Numbers and nodes come from the status."""
-    job = at_size(job, status, stage)
+    job = job_at_size(job, status, stage)
     plan = _pod_plan(job, stage, status, settings)
     made = network_children(job, settings) if stage.kind is StageKind.TRAIN else []
-    if plan.meets:
+    if plan.has_rendezvous:
         made.append(_secret(job))
     if gang := gang_of(job, stage):
         made.append(_pod_group(job, gang))
@@ -128,7 +127,7 @@ def _config(
     folder = work_directory(volume.mount_path if volume else WORK_DIRECTORY, job.metadata.name, job.metadata.uid)
     here: Json = {"execution": execution.number, "work_directory": folder, "discards": _discards(status) or None}
     if stage.kind is StageKind.TRAIN:
-        in_place = allowed_in_place(job.spec.restart, status)
+        in_place = allowed_restarts_in_place(job.spec.restart, status)
         return phase_config(job, stage.index, offload_directory=OFFLOAD_DIRECTORY, in_place=in_place, **here)
     return delink_config(job, stage.index, **here)
 
@@ -153,27 +152,27 @@ def _service(job: PseudoRealJob) -> Json:
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
-        "selector": training_pods(job),
+        "selector": training_pod_labels(job),
         "ports": [{"name": "rendezvous", "port": port, "protocol": "TCP", "targetPort": port}],
     }
     name = network_name(job.metadata.name, job.metadata.uid)
-    return child("Service", "v1", job, name, own_labels(job)) | {"spec": spec}
+    return child_manifest("Service", "v1", job, name, labels_with_uid(job)) | {"spec": spec}
 
 
 def _secret(job: PseudoRealJob) -> Json:
     """Return the Secret by which workers recognize each other, the same for all executions. `make` draws its data."""
     name = network_name(job.metadata.name, job.metadata.uid)
-    return child("Secret", "v1", job, name, own_labels(job)) | {"type": "Opaque", "immutable": True}
+    return child_manifest("Secret", "v1", job, name, labels_with_uid(job)) | {"type": "Opaque", "immutable": True}
 
 
 def _pod_group(job: PseudoRealJob, gang: Gang) -> Json:
-    return child("PodGroup", gang.api_version, job, gang.name, own_labels(job)) | {"spec": gang.spec}
+    return child_manifest("PodGroup", gang.api_version, job, gang.name, labels_with_uid(job)) | {"spec": gang.spec}
 
 
 def _job(job: PseudoRealJob, stage: Stage, plan: PodPlan, template: Json) -> Json:
     scheduling = job.spec.scheduling
     labels = plan.labels | queue_labels(scheduling, stage.kind)
-    manifest = child("Job", "batch/v1", job, plan.name, labels)
+    manifest = child_manifest("Job", "batch/v1", job, plan.name, labels)
     manifest["spec"] = {
         # Suspended, so that nothing starts before the queue has seen the Job, even if the queue's webhook does not
         # answer.
@@ -193,12 +192,12 @@ def _job(job: PseudoRealJob, stage: Stage, plan: PodPlan, template: Json) -> Jso
     return manifest
 
 
-def identity(manifest: Json) -> tuple[str, str]:
+def kind_and_name(manifest: Json) -> tuple[str, str]:
     """Return kind and name of a manifest."""
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-def claim(job: PseudoRealJob) -> Json | None:
+def claim_manifest(job: PseudoRealJob) -> Json | None:
     """Return the claim; None if the job needs none, or names one. A claim that stays after its job has neither an
     owner nor the uid of the job, and a later job of the same name continues with it."""
     volume = job.spec.checkpoint.storage.mounted
@@ -219,8 +218,8 @@ def _metadata(job: PseudoRealJob, volume: VolumeStorage) -> Json:
         "labels": job_labels(job),
     }
     if volume.retention_policy == "Delete":
-        metadata["labels"] = own_labels(job)
-        metadata["ownerReferences"] = [owner(job)]
+        metadata["labels"] = labels_with_uid(job)
+        metadata["ownerReferences"] = [owner_reference(job)]
     return metadata
 
 
@@ -246,12 +245,12 @@ def network_policy(job: PseudoRealJob, settings: Settings) -> Json:
     their port of /metrics. Connections that the pods open are not restricted."""
     peers = {"podSelector": {"matchLabels": {LABEL_JOB_UID: job.metadata.uid}}}
     spec = {
-        "podSelector": {"matchLabels": training_pods(job)},
+        "podSelector": {"matchLabels": training_pod_labels(job)},
         "policyTypes": ["Ingress"],
         "ingress": [{"from": [peers]}, *_scraping(settings)],
     }
     name = network_name(job.metadata.name, job.metadata.uid)
-    return child("NetworkPolicy", "networking.k8s.io/v1", job, name, own_labels(job)) | {"spec": spec}
+    return child_manifest("NetworkPolicy", "networking.k8s.io/v1", job, name, labels_with_uid(job)) | {"spec": spec}
 
 
 def _scraping(settings: Settings) -> list[Json]:
@@ -262,7 +261,7 @@ def _scraping(settings: Settings) -> list[Json]:
     return [{"from": [*settings.scrapers], "ports": [{"port": port, "protocol": "TCP"}]}]
 
 
-def child(kind: str, api_version: str, job: PseudoRealJob, name: str, labels: dict[str, str]) -> Json:
+def child_manifest(kind: str, api_version: str, job: PseudoRealJob, name: str, labels: dict[str, str]) -> Json:
     return {
         "apiVersion": api_version,
         "kind": kind,
@@ -270,21 +269,21 @@ def child(kind: str, api_version: str, job: PseudoRealJob, name: str, labels: di
             "name": name,
             "namespace": job.metadata.namespace,
             "labels": labels,
-            "ownerReferences": [owner(job)],
+            "ownerReferences": [owner_reference(job)],
         },
     }
 
 
 def execution_labels(job: PseudoRealJob, execution: Execution) -> dict[str, str]:
     """Return the labels of the Job and the pods of one execution."""
-    return own_labels(job) | {
+    return labels_with_uid(job) | {
         LABEL_PHASE: execution.phase,
         LABEL_EXECUTION: str(execution.number),
         LABEL_STAGE: execution.kind.value,
     }
 
 
-def own_labels(job: PseudoRealJob) -> dict[str, str]:
+def labels_with_uid(job: PseudoRealJob) -> dict[str, str]:
     """Return the labels of objects that belong to this job, and not to a later job of the same name."""
     return job_labels(job) | {LABEL_JOB_UID: job.metadata.uid}
 
@@ -297,13 +296,13 @@ def job_labels(job: PseudoRealJob) -> dict[str, str]:
     }
 
 
-def training_pods(job: PseudoRealJob) -> dict[str, str]:
+def training_pod_labels(job: PseudoRealJob) -> dict[str, str]:
     """Return the labels that select the training pods of all executions: two executions never run at once, and the
     rendezvous keeps lingering pods out."""
     return {LABEL_JOB_UID: job.metadata.uid, LABEL_STAGE: StageKind.TRAIN.value}
 
 
-def owner(job: PseudoRealJob) -> Json:
+def owner_reference(job: PseudoRealJob) -> Json:
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

@@ -47,8 +47,8 @@ def without_nulls(overlay: Any) -> Any:
     return [without_nulls(entry) for entry in overlay] if isinstance(overlay, list) else overlay
 
 
-def place(
-    spec: Json, labels: dict[str, str], *, one_per_node: bool, avoid: Sequence[str], near: Topology | None
+def with_placement(
+    spec: Json, labels: dict[str, str], *, one_per_node: bool, avoid: Sequence[str], topology: Topology | None
 ) -> Json:
     """Return the pod spec with the operator's own placement terms beside the user's. `labels`: labels of the pods;
     `avoid`: names of nodes to avoid; `near`: how the pods of an execution stay together.
@@ -57,8 +57,8 @@ def place(
     """
     if one_per_node:
         spec = _with_term(spec, "podAntiAffinity", _REQUIRED, _away_from_pods(labels[LABEL_JOB_UID]))
-    if near:
-        spec = _near_each_other(spec, labels, near)
+    if topology:
+        spec = _close_together(spec, labels, topology)
     if avoid:
         spec = _with_term(spec, "nodeAffinity", _PREFERRED, _away_from_nodes(avoid))
     return spec
@@ -75,13 +75,13 @@ def _away_from_pods(uid: str) -> Json:
     return {"labelSelector": {"matchLabels": {LABEL_JOB_UID: uid}}, "topologyKey": HOSTNAME}
 
 
-def _near_each_other(spec: Json, labels: dict[str, str], near: Topology) -> Json:
+def _close_together(spec: Json, labels: dict[str, str], topology: Topology) -> Json:
     """Return the pod spec with affinity to the other pods of the execution. Kubernetes lets the first pod go
     anywhere: the pod matches the term itself, and no other pod does. Pods of an earlier execution, which may linger,
     do not match."""
     own = {label: labels[label] for label in (LABEL_JOB_UID, LABEL_PHASE, LABEL_EXECUTION, LABEL_STAGE)}
-    term = {"labelSelector": {"matchLabels": own}, "topologyKey": near.key}
-    if near.required:
+    term = {"labelSelector": {"matchLabels": own}, "topologyKey": topology.key}
+    if topology.required:
         return _with_term(spec, "podAffinity", _REQUIRED, term)
     return _with_term(spec, "podAffinity", _PREFERRED, {"weight": 100, "podAffinityTerm": term})
 

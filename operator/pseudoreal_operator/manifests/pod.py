@@ -36,8 +36,8 @@ from pseudoreal_api.spec.pod import EnvVar, Pod
 from pseudoreal_api.wire.reports import METRICS_PORT, NODE_NAME, REPORT_AUDIENCE, REPORT_URL, TOPOLOGY_DOMAIN
 
 from pseudoreal_operator.manifests import network
-from pseudoreal_operator.manifests.exclusion import never_on
-from pseudoreal_operator.manifests.overlay import merge, place, without_nulls
+from pseudoreal_operator.manifests.exclusion import exclude_nodes
+from pseudoreal_operator.manifests.overlay import merge, with_placement, without_nulls
 from pseudoreal_operator.manifests.scheduling import Gang, topology_annotations, topology_by_affinity
 from pseudoreal_operator.observe.reading import COMPLETION_INDEX, WORKERS_VARIABLE
 from pseudoreal_operator.settings import Settings
@@ -92,13 +92,13 @@ class PodPlan:
     gang: Gang | None = None
 
     @property
-    def trains(self) -> bool:
+    def is_training(self) -> bool:
         return self.rendezvous_id is not None
 
     @property
-    def meets(self) -> bool:
+    def has_rendezvous(self) -> bool:
         """Whether several workers meet in a rendezvous, which the Secret of their job protects."""
-        return self.trains and self.workers > 1
+        return self.is_training and self.workers > 1
 
 
 def pod_template(
@@ -108,9 +108,9 @@ def pod_template(
     on."""
     own = _template(job, plan, settings)
     template: Json = merge(merge(own, without_nulls(plan.pod.template)), _indispensable(plan, own))
-    alone, near = plan.network.host_network, topology_by_affinity(job.spec.scheduling) if plan.trains else None
-    spec = place(template["spec"], plan.labels, one_per_node=alone, avoid=avoid, near=near)
-    return template | {"spec": never_on(spec, exclude)}
+    alone, topology = plan.network.host_network, topology_by_affinity(job.spec.scheduling) if plan.is_training else None
+    spec = with_placement(template["spec"], plan.labels, one_per_node=alone, avoid=avoid, topology=topology)
+    return template | {"spec": exclude_nodes(spec, exclude)}
 
 
 def _indispensable(plan: PodPlan, own: Json) -> Json:
@@ -143,7 +143,7 @@ def _grace_seconds(pod: Pod) -> int:
 def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
     scheduling, gang = job.spec.scheduling, plan.gang
     marks = gang.pod_annotations if gang else {}
-    marks |= topology_annotations(scheduling) if plan.trains else {}
+    marks |= topology_annotations(scheduling) if plan.is_training else {}
     return {
         "metadata": {
             "labels": _NOT_INJECTED_LABELS | plan.labels | (gang.pod_labels if gang else {}),
@@ -167,7 +167,7 @@ def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
             },
             "containers": [_container(job, plan, settings)],
             "volumes": _volumes(job, plan, settings),
-            **({"subdomain": network_name(job.metadata.name, job.metadata.uid)} if plan.trains else {}),
+            **({"subdomain": network_name(job.metadata.name, job.metadata.uid)} if plan.is_training else {}),
             **({"priorityClassName": scheduling.priority_class_name} if scheduling.priority_class_name else {}),
             **network.pod_fields(plan.network),
             **(gang.pod_fields if gang else {}),
@@ -202,8 +202,8 @@ def _environment(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[
         "OMP_WAIT_POLICY": "passive",
         "PSEUDOREAL_TERMINATION_LOG": TERMINATION_LOG,
     }
-    of_training = _training_environment(job, plan, settings) if plan.trains else []
-    own = _fixed(values) + of_training + _storage_environment(job)
+    training = _training_environment(job, plan, settings) if plan.is_training else []
+    own = _fixed(values) + training + _storage_environment(job)
     chosen = [_chosen(variable) for variable in plan.pod.env]
     # Replace whole entries: a merged one could have both value and valueFrom.
     return list({entry["name"]: entry for entry in (*own, *chosen)}.values())
@@ -232,7 +232,7 @@ def _key(name: str, secret: str, optional: bool) -> Json:
 
 def _metrics_port(plan: PodPlan, settings: Settings) -> int | None:
     """Return the port of /metrics; None: the pod has none. In the network of a node, jobs would need the same port."""
-    return settings.trainer_metrics_port if plan.trains and not plan.network.host_network else None
+    return settings.trainer_metrics_port if plan.is_training and not plan.network.host_network else None
 
 
 def _ports(plan: PodPlan, settings: Settings) -> Json:
@@ -262,7 +262,9 @@ def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
     so that a stale worker cannot join."""
     assert plan.rendezvous_id is not None, "only training pods have a rendezvous"
     service = network_name(job.metadata.name, job.metadata.uid)
-    secret = {RENDEZVOUS_SECRET: f"{RENDEZVOUS_SECRET_DIRECTORY}/{RENDEZVOUS_SECRET_FILE}"} if plan.meets else {}
+    secret = (
+        {RENDEZVOUS_SECRET: f"{RENDEZVOUS_SECRET_DIRECTORY}/{RENDEZVOUS_SECRET_FILE}"} if plan.has_rendezvous else {}
+    )
     return {
         WORKERS_VARIABLE: str(plan.workers),
         "PET_NPROC_PER_NODE": str(plan.processes),
@@ -302,12 +304,12 @@ def _volumes(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json
         volumes.append({**(plan.weights.volume or {}), "name": "weights"})
     if plan.disk is not None:
         volumes.append({**plan.disk, "name": "offload"})
-    if plan.meets:
+    if plan.has_rendezvous:
         # A file, not a variable: anyone who may read pods sees the environment of a container.
         name = network_name(job.metadata.name, job.metadata.uid)
         items = [{"key": RENDEZVOUS_SECRET_FILE, "path": RENDEZVOUS_SECRET_FILE}]
         volumes.append({"name": "rendezvous", "secret": {"secretName": name, "items": items}})
-    reports = report_volumes(settings) if plan.trains else []
+    reports = report_volumes(settings) if plan.is_training else []
     return volumes + network.volumes(plan.network) + reports
 
 
@@ -324,9 +326,9 @@ def _mounts(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]
         mounts.append({"name": "weights", "mountPath": plan.weights.path, "readOnly": True})
     if plan.disk is not None:
         mounts.append({"name": "offload", "mountPath": OFFLOAD_DIRECTORY})
-    if plan.meets:
+    if plan.has_rendezvous:
         mounts.append({"name": "rendezvous", "mountPath": RENDEZVOUS_SECRET_DIRECTORY, "readOnly": True})
-    reports = report_mounts(settings) if plan.trains else []
+    reports = report_mounts(settings) if plan.is_training else []
     return mounts + network.mounts(plan.network) + reports
 
 

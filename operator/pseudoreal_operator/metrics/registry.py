@@ -3,6 +3,9 @@
 No counter has a job's name as a label: jobs come and go, but a series stays for as long as the process runs.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -11,6 +14,8 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from pseudoreal_operator.tasks import dead_tasks
 
@@ -139,3 +144,23 @@ LEASE_AGE = Gauge(
     "Seconds since the Lease was last renewed; 0 where this operator does not hold it.",
     registry=REGISTRY,
 )
+
+_COUNTER_HELP = {
+    "refused_statuses": "Statuses that the API server took only without their texts, or without figures.",
+    "internal_errors": "Passes that ended by a mistake of the operator.",
+    "lost_events": "Events that were given up.",
+}
+
+
+@dataclass(eq=False)
+class OperatorCounters(Collector):
+    refused_statuses: int = 0
+    """Number of statuses that the API server accepted only without their texts, or without figures."""
+    internal_errors: int = 0
+    """Number of passes that ended by a bug of the operator."""
+    lost_events: int = 0
+    """Number of events that were dropped without having been posted."""
+
+    def collect(self) -> Iterator[Metric]:
+        for name, meaning in _COUNTER_HELP.items():
+            yield CounterMetricFamily(f"pseudoreal_{name}", meaning, value=getattr(self, name))

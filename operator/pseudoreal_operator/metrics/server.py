@@ -30,32 +30,32 @@ async def serve_metrics(registry: CollectorRegistry, port: int) -> AsyncIterator
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
-    async with _served({PATH: answer}, port) as found:
-        log.info("metrics_served", port=found)
+    async with _serve({PATH: answer}, port) as found:
+        log.info("metrics_endpoint_started", port=found)
         yield found
 
 
 @asynccontextmanager
 async def serve_health(
-    counts: Callable[[], Mapping[str, Any]], is_ready: Callable[[], bool], port: int
+    facts: Callable[[], Mapping[str, Any]], is_ready: Callable[[], bool], port: int
 ) -> AsyncIterator[int]:
-    """Serve the probes in this context, even while the API server is away. Yield the port. `counts` are part of each
+    """Serve the probes in this context, even while the API server is away. Yield the port. `facts` are part of each
     answer."""
 
     async def health(_: web.Request) -> web.Response:
         dead = dead_tasks()
-        return web.json_response({**counts(), "tasks": live_tasks(), "dead_tasks": dead}, status=500 if dead else 200)
+        return web.json_response({**facts(), "tasks": live_tasks(), "dead_tasks": dead}, status=500 if dead else 200)
 
     async def readiness(_: web.Request) -> web.Response:
         found = is_ready()
-        return web.json_response({**counts(), "ready": found}, status=200 if found else 503)
+        return web.json_response({**facts(), "ready": found}, status=200 if found else 503)
 
-    async with _served({"/healthz": health, "/readyz": readiness}, port) as found:
+    async with _serve({"/healthz": health, "/readyz": readiness}, port) as found:
         yield found
 
 
 @asynccontextmanager
-async def _served(answers: Mapping[str, Any], port: int) -> AsyncIterator[int]:
+async def _serve(answers: Mapping[str, Any], port: int) -> AsyncIterator[int]:
     application = web.Application()
     for path, answer in answers.items():
         application.router.add_get(path, answer)

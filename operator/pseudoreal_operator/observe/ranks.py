@@ -27,13 +27,13 @@ def first_ranks(workers: int, ranks_per_worker: int, said: Mapping[int, int]) ->
     return found | dict(zip(unknown, left, strict=True))
 
 
-def first_rank_said(report: PodReport, ranks_per_worker: int) -> int | None:
+def reported_first_rank(report: PodReport, ranks_per_worker: int) -> int | None:
     """Return the first rank of the reporting pod; None before one of its ranks has started."""
     ranks = [sign.rank for sign in report.ranks]
     return min(ranks) // ranks_per_worker * ranks_per_worker if ranks else None
 
 
-def first_ranks_of(placement: Placement | None, execution: Execution) -> dict[int, int]:
+def recorded_first_ranks(placement: Placement | None, execution: Execution) -> dict[int, int]:
     """Return worker number -> first rank as the placement records it; empty if the placement is of another
     execution."""
     if placement is None or (placement.phase_name, placement.execution) != (execution.phase, execution.number):

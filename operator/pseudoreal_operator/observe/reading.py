@@ -25,9 +25,9 @@ from pseudoreal_api.wire.reports import PodReport, SavedCheckpoint
 from pydantic import ValidationError
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.observe.view import ChildJob, JobState, Obstacle, Pod, PodPhase, Termination
+from pseudoreal_operator.observe.view import Blocker, ChildJob, JobState, Pod, PodPhase, Termination
+from pseudoreal_operator.untrusted_text import sanitize
 
 Json = dict[str, Any]
 
@@ -58,10 +58,10 @@ def belongs_to(uid: str, child: Json) -> bool:
     owners = child["metadata"].get("ownerReferences") or []
     owner: Json = next((owner for owner in owners if owner.get("controller")), {})
     is_owned = owner.get("uid") == uid if owner.get("kind") == KIND else owner.get("kind") == "Job"
-    return is_owned and _labels(child).get(LABEL_JOB_UID) == uid and _has_run(child)
+    return is_owned and _labels(child).get(LABEL_JOB_UID) == uid and _has_execution(child)
 
 
-def _has_run(child: Json) -> bool:
+def _has_execution(child: Json) -> bool:
     try:
         return 0 < _execution(child).number <= _MOST_EXECUTIONS
     except (KeyError, ValueError):
@@ -79,11 +79,11 @@ def is_orphan(uid: str, pod: Json) -> bool:
     owners = pod["metadata"].get("ownerReferences") or []
     is_owned = any(owner.get("controller") for owner in owners)
     has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return not is_owned and not has_ended and _labels(pod).get(LABEL_JOB_UID) == uid and _has_run(pod)
+    return not is_owned and not has_ended and _labels(pod).get(LABEL_JOB_UID) == uid and _has_execution(pod)
 
 
 def read_job(body: Json) -> ChildJob:
-    ended = _ending(body)
+    ended = _end_condition(body)
     return ChildJob(
         name=body["metadata"]["name"],
         execution=_execution(body),
@@ -91,12 +91,12 @@ def read_job(body: Json) -> ChildJob:
         ended=ended.get("lastTransitionTime") if ended else None,
         deleting="deletionTimestamp" in body["metadata"],
         outlives_pods=_outlives_pods(body),
-        given_up=_is_given_up(body),
+        failed_by_operator=_is_failed_by_operator(body),
         queued=bool(body.get("spec", {}).get("suspend")),
-        held=_changed(body, "Suspended", "True"),
-        admitted=_changed(body, "Suspended", "False"),
-        begun=body.get("status", {}).get("startTime"),
-        uid=clean(body["metadata"].get("uid") or ""),
+        held=_transition_time(body, "Suspended", "True"),
+        admitted=_transition_time(body, "Suspended", "False"),
+        start_time=body.get("status", {}).get("startTime"),
+        uid=sanitize(body["metadata"].get("uid") or ""),
         workers=_workers_of_job(body.get("spec", {})),
         last_steps=_last_steps(body),
         excludes_until=_excludes_until(body),
@@ -126,7 +126,7 @@ def _excludes_until(job: Json) -> str | None:
 def has_no_pod_left(job: Json) -> bool:
     """Return whether all pods of a Job have ended; False as long as the Job itself has not."""
     status = job.get("status", {})
-    return _ending(job) is not None and not status.get("active") and not status.get("terminating")
+    return _end_condition(job) is not None and not status.get("active") and not status.get("terminating")
 
 
 def read_pod(body: Json) -> Pod:
@@ -144,16 +144,16 @@ def read_pod(body: Json) -> Pod:
         termination=_termination(state.get("terminated")),
         disruption=_disruption(status),
         conditions=frozenset(c["type"] for c in status.get("conditions") or [] if c["status"] == "True"),
-        reason=_word(status),
-        complaint=_joined(_word(status), _message(status)),
-        obstacle=_obstacle(status),
+        reason=_reason(status),
+        complaint=_joined(_reason(status), _message(status)),
+        blocker=_blocker(status),
         memory_limit=_memory_limit(_trainer(body)),
-        workers=_workers(_trainer(body)),
-        leaves_by=body["metadata"].get("deletionTimestamp"),
+        workers=_number_of_workers(_trainer(body)),
+        deletion_deadline=body["metadata"].get("deletionTimestamp"),
         grace_seconds=body["metadata"].get("deletionGracePeriodSeconds"),
-        runs_on=_running_on(status),
+        sidecars=_running_sidecars(status),
         lingers=_lingers(status),
-        has_run=any(_has_begun(container) for container in _every_container(status)),
+        has_run=any(_has_ever_run(container) for container in _every_container(status)),
     )
 
 
@@ -176,19 +176,19 @@ def read_report(body: bytes) -> PodReport:
         raise ValueError(f"{f'{where}: ' if where else ''}{first['msg']}") from None
     if not all(_fits(part) for part in (report.progress, report.checkpoint) if part):
         raise ValueError("a number in it is not finite, or too large")
-    ranks = [sign.model_copy(update={"doing": clean(sign.doing)}) for sign in report.ranks]
-    saved = report.checkpoint and report.checkpoint.model_copy(update={"name": clean(report.checkpoint.name)})
+    ranks = [sign.model_copy(update={"doing": sanitize(sign.doing)}) for sign in report.ranks]
+    saved = report.checkpoint and report.checkpoint.model_copy(update={"name": sanitize(report.checkpoint.name)})
     parts = {"ranks": ranks, "checkpoint": saved, "in_place": _cleaned(report.in_place)}
     return report.model_copy(update=parts | {"layout": _cleaned_layout(report.layout)})
 
 
 def _cleaned(in_place: InPlace | None) -> InPlace | None:
-    return in_place and in_place.model_copy(update={"message": clean(in_place.message)})
+    return in_place and in_place.model_copy(update={"message": sanitize(in_place.message)})
 
 
 def _cleaned_layout(layout: ChosenLayout | None) -> ChosenLayout | None:
     texts = ("hardware", "step_time", "bottleneck")
-    return layout and layout.model_copy(update={name: clean(getattr(layout, name)) for name in texts})
+    return layout and layout.model_copy(update={name: sanitize(getattr(layout, name)) for name in texts})
 
 
 def progress_of(line: str) -> ProgressReport | None:
@@ -223,7 +223,7 @@ def _execution(body: Json) -> Execution:
     return Execution(labels[LABEL_PHASE], StageKind(labels[LABEL_STAGE]), int(number))
 
 
-def _changed(body: Json, kind: str, to: str) -> str | None:
+def _transition_time(body: Json, kind: str, to: str) -> str | None:
     """Return the time at which a condition took the value `to`; None if it does not have this value."""
     found = _condition(body.get("status", {}), kind)
     return found.get("lastTransitionTime") if found and found["status"] == to else None
@@ -235,14 +235,14 @@ def _index(pod: Json) -> int:
 
 
 def _outlives_pods(job: Json) -> bool:
-    return not _is_given_up(job) and not _is_true(job.get("status", {}), "FailureTarget")
+    return not _is_failed_by_operator(job) and not _is_true(job.get("status", {}), "FailureTarget")
 
 
-def _is_given_up(job: Json) -> bool:
+def _is_failed_by_operator(job: Json) -> bool:
     return bool(job.get("spec", {}).get("maxFailedIndexes") == 0)
 
 
-def _ending(job: Json) -> Json | None:
+def _end_condition(job: Json) -> Json | None:
     conditions = job.get("status", {}).get("conditions") or []
     return next((c for c in conditions if c["type"] in ("Complete", "Failed") and c["status"] == "True"), None)
 
@@ -268,7 +268,7 @@ def _every_container(status: Json) -> list[Json]:
     return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
 
 
-def _has_begun(container: Json) -> bool:
+def _has_ever_run(container: Json) -> bool:
     states = (container.get("state") or {}, container.get("lastState") or {})
     return any(state.get(kind) for state in states for kind in ("running", "terminated"))
 
@@ -277,12 +277,12 @@ def _lingers(status: Json) -> bool:
     return status.get("phase") not in _TERMINAL and bool((_container(status).get("state") or {}).get("terminated"))
 
 
-def _running_on(status: Json) -> tuple[str, ...]:
+def _running_sidecars(status: Json) -> tuple[str, ...]:
     """Return the names of the containers that keep a pod whose trainer has ended."""
     if not _lingers(status):
         return ()
     others = (one for one in _every_container(status) if not (one.get("state") or {}).get("terminated"))
-    return tuple(clean(one["name"]) for one in others)
+    return tuple(sanitize(one["name"]) for one in others)
 
 
 def _trainer(pod: Json) -> Json:
@@ -295,9 +295,9 @@ def _memory_limit(trainer: Json) -> str:
     return str(trainer.get("resources", {}).get("limits", {}).get("memory", ""))
 
 
-def _workers(trainer: Json) -> int:
-    told: Iterable[str] = (e.get("value") or "" for e in trainer.get("env") or [] if e["name"] == WORKERS_VARIABLE)
-    return next((int(number) for number in told if _COUNT_OF_PODS.fullmatch(number)), 0)
+def _number_of_workers(trainer: Json) -> int:
+    values: Iterable[str] = (e.get("value") or "" for e in trainer.get("env") or [] if e["name"] == WORKERS_VARIABLE)
+    return next((int(number) for number in values if _COUNT_OF_PODS.fullmatch(number)), 0)
 
 
 def _termination(terminated: Json | None) -> Termination | None:
@@ -306,8 +306,8 @@ def _termination(terminated: Json | None) -> Termination | None:
     text = terminated.get("message", "")
     return Termination(
         exit_code=terminated["exitCode"],
-        reason=_word(terminated),
-        text=clean(text),
+        reason=_reason(terminated),
+        text=sanitize(text),
         message=_termination_message(text),
         finished=terminated.get("finishedAt") or "",
     )
@@ -321,8 +321,8 @@ def _termination_message(text: str) -> TerminationMessage | None:
         return None
     return message.model_copy(
         update={
-            "message": clean(message.message),
-            "checkpoint": message.checkpoint and clean(message.checkpoint),
+            "message": sanitize(message.message),
+            "checkpoint": message.checkpoint and sanitize(message.checkpoint),
             "in_place": _cleaned(message.in_place),
             "layout": _cleaned_layout(message.layout),
         }
@@ -347,26 +347,26 @@ def _is_true(status: Json, kind: str) -> bool:
 def _disruption(status: Json) -> str | None:
     if _is_true(status, "DisruptionTarget"):
         found = _condition(status, "DisruptionTarget") or {}
-        return _joined(_word(found), _message(found))
+        return _joined(_reason(found), _message(found))
     return "NodeLost" if status.get("reason") == "NodeLost" else None
 
 
-def _obstacle(status: Json) -> Obstacle | None:
+def _blocker(status: Json) -> Blocker | None:
     scheduled = _condition(status, "PodScheduled")
     if scheduled and scheduled["status"] == "False":
-        return Obstacle(_word(scheduled), _message(scheduled))
+        return Blocker(_reason(scheduled), _message(scheduled))
     containers = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
     waiting = (c["state"]["waiting"] for c in containers if "waiting" in c.get("state", {}))
     found = next((w for w in waiting if w.get("reason") and w["reason"] not in _ORDINARY_WAITING), None)
-    return Obstacle(_word(found), _message(found)) if found else None
+    return Blocker(_reason(found), _message(found)) if found else None
 
 
-def _word(said: Json) -> str:
-    return clean(said.get("reason") or "", _WORD_CHARACTERS)
+def _reason(said: Json) -> str:
+    return sanitize(said.get("reason") or "", _WORD_CHARACTERS)
 
 
 def _message(said: Json) -> str:
-    return clean(said.get("message") or "")
+    return sanitize(said.get("message") or "")
 
 
 def _joined(reason: str, message: str) -> str:

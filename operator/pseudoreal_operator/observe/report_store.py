@@ -51,14 +51,14 @@ def _queue_nothing(_after: float) -> None:
 
 
 @dataclass
-class _Listening:
+class _RankZeroPod:
     """The running pod of rank 0 of an execution, which reports the progress."""
 
     reporter: ReportingPod
     since: datetime
-    looked: datetime | None = None
+    log_read_at: datetime | None = None
     """Time at which its log was last read; None: never."""
-    line: ProgressReport | None = None
+    last_progress: ProgressReport | None = None
     """Newest progress in the log at that time; None: there was none."""
 
     def log_is_due(self, last_report: LastReport | None, now: datetime) -> bool:
@@ -66,9 +66,9 @@ class _Listening:
         since = max(self.since, last_report.last) if last_report else self.since
         if (now - since).total_seconds() <= QUIET_SECONDS:
             return False
-        if self.looked is None or self.looked < since:
+        if self.log_read_at is None or self.log_read_at < since:
             return True
-        return now - self.looked >= max(timedelta(seconds=LOG_SECONDS), self.looked - since)
+        return now - self.log_read_at >= max(timedelta(seconds=LOG_SECONDS), self.log_read_at - since)
 
 
 @dataclass
@@ -79,7 +79,7 @@ class _Followed:
     members: Mapping[Execution, Membership] = field(default_factory=dict)
     """Memberships that the status records."""
     last_reports: dict[tuple[Execution, int], LastReport] = field(default_factory=dict)
-    listening: _Listening | None = None
+    rank_zero_pod: _RankZeroPod | None = None
     reported: datetime | None = None
     """Time at which the last report of any of its pods arrived; None: none has."""
     is_requeued: bool = False
@@ -87,18 +87,20 @@ class _Followed:
 
     def silent_since(self, now: datetime, seconds: float) -> datetime | None:
         """Return since when no report arrives, if pods run and the silence is longer than `seconds`; else None."""
-        if self.listening is None:
+        if self.rank_zero_pod is None:
             return None
-        since = max(self.listening.since, self.reported or self.listening.since)
+        since = max(self.rank_zero_pod.since, self.reported or self.rank_zero_pod.since)
         return since if (now - since).total_seconds() > seconds else None
 
     def has_reported(self) -> bool:
         """Return whether pods that run have reported."""
-        return self.listening is not None and self.reported is not None and self.reported >= self.listening.since
+        return (
+            self.rank_zero_pod is not None and self.reported is not None and self.reported >= self.rank_zero_pod.since
+        )
 
-    def silent_pod(self, now: datetime) -> _Listening | None:
+    def silent_pod(self, now: datetime) -> _RankZeroPod | None:
         """Return the pod of rank 0 if its log is due; else None."""
-        to = self.listening
+        to = self.rank_zero_pod
         return (
             to if to and to.log_is_due(self.last_reports.get((to.reporter.execution, to.reporter.index)), now) else None
         )
@@ -136,19 +138,19 @@ class ReportStore:
             return False
         was_unheard = followed.is_requeued or followed.silent_since(now, QUIET_SECONDS)
         followed.reported, followed.is_requeued = now, False
-        if not self._take(followed, reporter, report, now) and was_unheard:
+        if not self._update(followed, reporter, report, now) and was_unheard:
             self._requeue_in_turn(followed, PROGRESS_SECONDS)
         return True
 
-    def _take(self, followed: _Followed, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
+    def _update(self, followed: _Followed, reporter: ReportingPod, report: PodReport, now: datetime) -> bool:
         """Store a report, or progress from a log; return whether the job is queued again for it."""
         key = (reporter.execution, reporter.index)
         known = followed.last_reports.get(key)
-        followed.last_reports[key] = last_report = updated(known, reporter, report, now)
+        followed.last_reports[key] = last_report = merge_report(known, reporter, report, now)
         if (after := _requeue_after(known, last_report)) is not None:
             # After a restart of the operator, thousands of training pods report for the first time, so these are not
             # urgent.
-            is_urgent = after <= SOON_SECONDS and not (known is None and last_report.begun)
+            is_urgent = after <= SOON_SECONDS and not (known is None and last_report.training_since)
             followed.requeue(after) if is_urgent else self._requeue_in_turn(followed, after)
         return after is not None
 
@@ -156,20 +158,20 @@ class ReportStore:
         """Queue a job again for a change that many jobs may have at the same time."""
         followed.requeue(max(after, len(self._jobs) / REQUEUES_PER_SECOND))
 
-    def listen(self, job: JobKey, reporter: ReportingPod | None, now: datetime) -> None:
+    def set_rank_zero_pod(self, job: JobKey, reporter: ReportingPod | None, now: datetime) -> None:
         """Set the running pod of rank 0 of the present execution; None: it does not run."""
         followed = self._jobs.get(job)
-        if followed is None or (followed.listening and followed.listening.reporter == reporter):
+        if followed is None or (followed.rank_zero_pod and followed.rank_zero_pod.reporter == reporter):
             return
-        followed.listening = None if reporter is None else _Listening(reporter, now)
+        followed.rank_zero_pod = None if reporter is None else _RankZeroPod(reporter, now)
 
     def most_silent(self, now: datetime) -> ReportingPod | None:
         """Return the pod whose log is to be read next, and note the time; None if no log is due."""
         due = [silent for followed in self._jobs.values() if (silent := followed.silent_pod(now))]
         if not due:
             return None
-        longest = min(due, key=lambda silent: silent.looked or silent.since)
-        longest.looked = now
+        longest = min(due, key=lambda silent: silent.log_read_at or silent.since)
+        longest.log_read_at = now
         return longest.reporter
 
     def read_log(self, reporter: ReportingPod, progress: ProgressReport, now: datetime) -> None:
@@ -178,24 +180,24 @@ class ReportStore:
         followed = self._jobs.get(reporter.job)
         if followed is None:
             return
-        key, to = (reporter.execution, reporter.index), followed.listening
-        known, before = followed.last_reports.get(key), to.line if to and to.reporter == reporter else None
+        key, to = (reporter.execution, reporter.index), followed.rank_zero_pod
+        known, before = followed.last_reports.get(key), to.last_progress if to and to.reporter == reporter else None
         if known is None or progress.step > steps_of(known.report):
             ranks = [RankReport(rank=0, activity="computing", seconds=0, step=progress.step)]
-            self._take(followed, reporter, PodReport(ranks=ranks, progress=progress), now)
+            self._update(followed, reporter, PodReport(ranks=ranks, progress=progress), now)
         elif progress == before:
-            followed.last_reports[key] = replace(known, log_stood=now)
+            followed.last_reports[key] = replace(known, log_unchanged=now)
             self._requeue_in_turn(followed, PROGRESS_SECONDS)
         elif before is not None:
             # Steps repeated from an older checkpoint are progress as well.
             followed.last_reports[key] = replace(known, progressed=now)
         if to and to.reporter == reporter:
-            to.line = progress
+            to.last_progress = progress
 
     def notice_silence(self, now: datetime) -> None:
         """Update `path_is_cut`, and queue each job again once when all of its pods have fallen silent. Must be called
         periodically."""
-        self.path_is_cut = _is_path(self.silent_jobs(now))
+        self.path_is_cut = _is_path_cut(self.silent_jobs(now))
         for followed in self._jobs.values():
             if not followed.is_requeued and followed.silent_since(now, UNHEARD_SECONDS):
                 followed.is_requeued = True
@@ -257,7 +259,7 @@ class ReportStore:
         )
 
 
-def _is_path(jobs: "Counter[tuple[str, bool]]") -> bool:
+def _is_path_cut(jobs: "Counter[tuple[str, bool]]") -> bool:
     """Return whether so many jobs are silent together that the network path is at fault. If there are several
     namespaces, one of them is not enough, so no tenant can pretend such a fault."""
     namespaces = {namespace for namespace, _ in jobs}
@@ -266,7 +268,7 @@ def _is_path(jobs: "Counter[tuple[str, bool]]") -> bool:
     return silent >= LEAST_CUT_JOBS and 2 * silent > jobs.total() and 2 * len(cut) > len(namespaces)
 
 
-def updated(known: LastReport | None, reporter: ReportingPod, report: PodReport, now: datetime) -> LastReport:
+def merge_report(known: LastReport | None, reporter: ReportingPod, report: PodReport, now: datetime) -> LastReport:
     """Return the state of a pod after one more report. Pure."""
     if known is None or known.pod != reporter.pod or known.report.in_place != report.in_place:
         known = LastReport(reporter.execution, reporter.index, reporter.pod, first=now, last=now, report=report)
@@ -285,7 +287,7 @@ def updated(known: LastReport | None, reporter: ReportingPod, report: PodReport,
         known,
         last=now,
         report=report,
-        begun=known.begun or (now if at_work else None),
+        training_since=known.training_since or (now if at_work else None),
         progressed=now if grew or saves else known.progressed,
     )
 
@@ -298,12 +300,14 @@ def _requeue_after(known: LastReport | None, last_report: LastReport) -> float |
         or known.waits_to_restart != last_report.waits_to_restart
     ):
         return SOON_SECONDS
-    if (known.begun is None) != (last_report.begun is None) or _has_ended(known) != _has_ended(last_report):
+    if (known.training_since is None) != (last_report.training_since is None) or _has_ended(known) != _has_ended(
+        last_report
+    ):
         return SOON_SECONDS
-    return None if _essence(known) == _essence(last_report) else PROGRESS_SECONDS
+    return None if _step_and_checkpoint(known) == _step_and_checkpoint(last_report) else PROGRESS_SECONDS
 
 
-def _essence(last_report: LastReport) -> tuple[int, str | None]:
+def _step_and_checkpoint(last_report: LastReport) -> tuple[int, str | None]:
     checkpoint = last_report.report.checkpoint
     return steps_of(last_report.report), checkpoint.name if checkpoint else None
 

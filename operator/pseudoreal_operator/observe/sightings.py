@@ -20,7 +20,7 @@ from pseudoreal_operator.observe.view import ChildJob, Pod, PodPhase
 class _Field:
     """Value of one field of a child, and the passes between which it appeared."""
 
-    told: str
+    reported: str
     first: datetime
     """Time of the first pass that found it."""
     before: datetime | None
@@ -35,33 +35,33 @@ class _Child:
     before: datetime | None
     fields: dict[str, _Field]
 
-    def field(self, name: str, told: str) -> _Field:
+    def field(self, name: str, reported: str) -> _Field:
         known = self.fields.get(name)
-        if known is None or known.told != told:
-            known = self.fields[name] = _Field(told, self.now, self.before)
+        if known is None or known.reported != reported:
+            known = self.fields[name] = _Field(reported, self.now, self.before)
         return known
 
-    def bounded(self, name: str, told: str | None, earliest: datetime | None = None) -> str | None:
+    def bounded(self, name: str, reported: str | None, earliest: datetime | None = None) -> str | None:
         """Return the reported time, but no later than the first pass that found it, and no earlier than `earliest`
         or the pass before that one."""
-        found = self.field(name, told or "")
-        if not told:
-            return told
+        found = self.field(name, reported or "")
+        if not reported:
+            return reported
         known = [moment for moment in (earliest, found.before) if moment]
-        return _between(told, max(known, default=None), found.first)
+        return _between(reported, max(known, default=None), found.first)
 
     def bounded_end(self, pod: Pod) -> str | None:
         """Return the bounded time by which a pod that is deleted is to be gone. Its grace period began between two
         passes as well."""
-        found = self.field("leaves", pod.leaves_by or "")
-        if not pod.leaves_by or pod.grace_seconds is None:
-            return pod.leaves_by
+        found = self.field("leaves", pod.deletion_deadline or "")
+        if not pod.deletion_deadline or pod.grace_seconds is None:
+            return pod.deletion_deadline
         grace = timedelta(seconds=pod.grace_seconds)
-        return _between(pod.leaves_by, found.before + grace if found.before else None, found.first + grace)
+        return _between(pod.deletion_deadline, found.before + grace if found.before else None, found.first + grace)
 
 
 @dataclass
-class _Seen:
+class _LastPass:
     """The last pass over the children of a job."""
 
     last: datetime | None = None
@@ -73,12 +73,12 @@ class Sightings:
     """Passes in which the children of each job first reported each time."""
 
     def __init__(self) -> None:
-        self._jobs: dict[JobKey, _Seen] = {}
+        self._jobs: dict[JobKey, _LastPass] = {}
 
     def forget(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
 
-    def dated(
+    def with_bounded_times(
         self,
         job: JobKey,
         status: PseudoRealJobStatus,
@@ -87,49 +87,49 @@ class Sightings:
         now: datetime,
     ) -> tuple[list[ChildJob], list[Pod]]:
         """Return the children of the job with bounded times."""
-        known = self._jobs.get(job, _Seen())
+        known = self._jobs.get(job, _LastPass())
         # Only present children are stored again, so deleted ones are forgotten.
-        observed = self._jobs[job] = _Seen(last=now)
+        observed = self._jobs[job] = _LastPass(last=now)
 
         def child(name: str) -> _Child:
             before = known.last if name in known.children else None
             fields = observed.children[name] = known.children.get(name, {})
             return _Child(now, before, fields)
 
-        dated_jobs = [_dated_job(one, child(one.name)) for one in jobs]
-        dated_pods = [_dated_pod(pod, child(pod.name), _asked(status, pod)) for pod in pods]
+        dated_jobs = [_bound_job_times(one, child(one.name)) for one in jobs]
+        dated_pods = [_bound_pod_times(pod, child(pod.name), _requested_at(status, pod)) for pod in pods]
         return dated_jobs, dated_pods
 
 
-def _dated_job(job: ChildJob, child: _Child) -> ChildJob:
+def _bound_job_times(job: ChildJob, child: _Child) -> ChildJob:
     return replace(
         job,
         ended=child.bounded("ended", job.ended),
         held=child.bounded("held", job.held),
         admitted=child.bounded("admitted", job.admitted),
-        begun=child.bounded("begun", job.begun),
+        start_time=child.bounded("startTime", job.start_time),
     )
 
 
-def _dated_pod(pod: Pod, child: _Child, asked: datetime | None) -> Pod:
-    started, leaves = child.bounded("started", pod.started, asked), child.bounded_end(pod)
-    if (started, leaves) != (pod.started, pod.leaves_by):
-        pod = replace(pod, started=started, leaves_by=leaves)
+def _bound_pod_times(pod: Pod, child: _Child, requested: datetime | None) -> Pod:
+    started, leaves = child.bounded("started", pod.started, requested), child.bounded_end(pod)
+    if (started, leaves) != (pod.started, pod.deletion_deadline):
+        pod = replace(pod, started=started, deletion_deadline=leaves)
     if pod.phase is PodPhase.FAILED and not (pod.termination and pod.termination.finished):
         return replace(pod, ended=clock.to_text(child.field("failed", "").first))
-    finished = child.bounded("finished", pod.termination.finished if pod.termination else None, asked) or ""
+    finished = child.bounded("finished", pod.termination.finished if pod.termination else None, requested) or ""
     if pod.termination is None or finished == pod.termination.finished:
         return pod
     return replace(pod, termination=replace(pod.termination, finished=finished))
 
 
-def _asked(status: PseudoRealJobStatus, pod: Pod) -> datetime | None:
+def _requested_at(status: PseudoRealJobStatus, pod: Pod) -> datetime | None:
     """Return when the pod was requested, a lower bound for all of its times; None if the status does not have it."""
     is_newest = pod.execution.number == status.execution and status.execution_time
     return clock.from_text(status.execution_time) if is_newest and status.execution_time else None
 
 
-def _between(told: str, earliest: datetime | None, latest: datetime) -> str:
-    moment = clock.from_text(told)
+def _between(reported: str, earliest: datetime | None, latest: datetime) -> str:
+    moment = clock.from_text(reported)
     bounded = min(latest, max(moment, earliest) if earliest else moment)
-    return told if bounded == moment else clock.to_text(bounded)
+    return reported if bounded == moment else clock.to_text(bounded)

@@ -1,4 +1,5 @@
-"""Stages of a job in order (train, delink, train, ...), and its current stage. Pure.
+"""Stages of a job in order (train, delink, train, ...): the current one, its number of workers, and the user's open
+requests for phases. Pure.
 
 `status.phases` is the memory: the train stage of a phase is done when the phase is Complete, and the delink into a
 phase is done when the phase has a start checkpoint. Children of finished stages may be deleted.
@@ -9,8 +10,10 @@ from enum import StrEnum
 from typing import NamedTuple, Unpack
 
 from pseudoreal_api.names import execution_name
+from pseudoreal_api.resolved.elastic import resized
 from pseudoreal_api.resolved.resolve import last_steps
-from pseudoreal_api.spec.job import JobMetadata, PseudoRealJobSpec
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob, PseudoRealJobSpec
+from pseudoreal_api.spec.request import Request, RequestType
 from pseudoreal_api.status.status import PhaseStatus, PseudoRealJobStatus
 
 from pseudoreal_operator.changes import PhaseFields, phase_with, status_with
@@ -66,7 +69,7 @@ def all_stages(spec: PseudoRealJobSpec) -> list[Stage]:
     return [Stage(index, name, kind) for index, name in enumerate(names) for kind in kinds][1:]
 
 
-def first_phases(spec: PseudoRealJobSpec) -> Phases:
+def pending_phases(spec: PseudoRealJobSpec) -> Phases:
     return [PhaseStatus(name=phase.name, state="Pending") for phase in spec.phases]
 
 
@@ -92,10 +95,10 @@ def last_steps_of(spec: PseudoRealJobSpec, stage: Stage) -> str | None:
     return f"{ends[stage.index]}/{ends[-1]}" if stage.kind is StageKind.TRAIN else None
 
 
-def with_added(phases: Phases, spec: PseudoRealJobSpec) -> Phases:
+def with_added_phases(phases: Phases, spec: PseudoRealJobSpec) -> Phases:
     """Return the phases of a status, with the phases that were added to the spec since; empty if the status has
     none."""
-    return phases + first_phases(spec)[len(phases) :] if phases else phases
+    return phases + pending_phases(spec)[len(phases) :] if phases else phases
 
 
 def has_begun(status: PseudoRealJobStatus) -> bool:
@@ -103,11 +106,45 @@ def has_begun(status: PseudoRealJobStatus) -> bool:
     return any(phase.state != "Pending" for phase in status.phases) or status.execution > 1
 
 
-def started(status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJobStatus:
+def with_stage_started(status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJobStatus:
     """Return the status after the present execution of the stage has begun."""
     state = "Training" if stage.kind is StageKind.TRAIN else "Delinking"
-    return status_with(status, phases=changed(status.phases, stage.index, state=state), restart_after=None)
+    return status_with(status, phases=with_phase_fields(status.phases, stage.index, state=state), restart_after=None)
 
 
-def changed(phases: Phases, index: int, **fields: Unpack[PhaseFields]) -> Phases:
+def with_phase_fields(phases: Phases, index: int, **fields: Unpack[PhaseFields]) -> Phases:
     return [phase_with(phase, **fields) if i == index else phase for i, phase in enumerate(phases)]
+
+
+def workers_of(spec: PseudoRealJobSpec, status: PseudoRealJobStatus, stage: Stage) -> int:
+    """Return the number of workers that an execution of the stage is created with."""
+    if stage.kind is StageKind.DELINK:
+        return 1
+    known = status.elastic
+    return known.workers if known and known.phase_name == stage.phase else spec.phases[stage.index].workers
+
+
+def job_at_size(job: PseudoRealJob, status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJob:
+    """Return the job with the stage's phase laid out over the number of workers that it has now."""
+    if stage.kind is StageKind.DELINK or status.elastic is None:
+        return job
+    spec = resized(job.spec, stage.index, workers_of(job.spec, status, stage))
+    return job.model_copy(update={"spec": spec})
+
+
+def open_requests(spec: PseudoRealJobSpec, status: PseudoRealJobStatus, kind: RequestType) -> list[Request]:
+    return [request for request in spec.requests if request.type == kind and request.id not in status.served_requests]
+
+
+def phases_to_finish(spec: PseudoRealJobSpec, status: PseudoRealJobStatus) -> frozenset[str]:
+    """Return the names of the phases that are to end now, or as soon as they train."""
+    return frozenset(request.phase for request in open_requests(spec, status, "FinishPhase"))
+
+
+def with_served(spec: PseudoRealJobSpec, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
+    """Return the status with the requests marked as served whose phases are complete. Ids that
+    the spec does not have any more are dropped, so that the list stays short."""
+    complete = {phase.name for phase in status.phases if phase.state == "Complete"}
+    done = {request.id for request in open_requests(spec, status, "FinishPhase") if request.phase in complete}
+    served = [one.id for one in spec.requests if one.id in done or one.id in status.served_requests]
+    return status_with(status, served_requests=served)

@@ -19,9 +19,8 @@ from pseudoreal_api.wire.reports import PodReport
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
-from pseudoreal_operator.observe.ranks import first_rank_said, first_ranks, first_ranks_of
-from pseudoreal_operator.observe.size import workers_of
-from pseudoreal_operator.observe.stages import Execution, Stage, current_stage, with_added
+from pseudoreal_operator.observe.ranks import first_ranks, recorded_first_ranks, reported_first_rank
+from pseudoreal_operator.observe.stages import Execution, Stage, current_stage, with_added_phases, workers_of
 
 
 class JobState(StrEnum):
@@ -41,15 +40,15 @@ class ChildJob:
     deleting: bool = False
     outlives_pods: bool = False
     """Whether the Job and its other pods survive a failed pod, until the operator fails the Job."""
-    given_up: bool = False
-    """Whether the operator has told the Job to fail and end its pods, as one of them has failed."""
+    failed_by_operator: bool = False
+    """Whether the operator has failed the Job (maxFailedIndexes: 0), so that the Job controller ends its pods."""
     queued: bool = False
     """Whether the Job is suspended, not by the operator but by a queue that has not admitted it."""
     held: str | None = None
     """Time at which its queue last began to hold it, in RFC 3339; None: no queue holds it."""
     admitted: str | None = None
     """Time at which its queue last admitted it, in RFC 3339; None: no queue ever held it, or one holds it now."""
-    begun: str | None = None
+    start_time: str | None = None
     """Time at which it was created, or last admitted by its queue, in RFC 3339."""
     uid: str = ""
     workers: int | None = None
@@ -85,8 +84,8 @@ class Termination:
 
 
 @dataclass(frozen=True)
-class Obstacle:
-    """Why a pod does not run yet, in Kubernetes' words."""
+class Blocker:
+    """Reason and message that Kubernetes reports why a pod does not start: unschedulable, no image, ..."""
 
     reason: str
     message: str
@@ -111,18 +110,18 @@ class Pod:
     """Kubernetes' reason for the state of the pod as a whole."""
     complaint: str = ""
     """`reason` with Kubernetes' message."""
-    obstacle: Obstacle | None = None
+    blocker: Blocker | None = None
     memory_limit: str = ""
     """Memory limit of the trainer container, as written in the pod."""
     workers: int = 0
     """Number of workers of its execution, from the pod's environment; 0 for a delink."""
-    leaves_by: str | None = None
+    deletion_deadline: str | None = None
     """Time by which a pod that is being deleted is to be gone, its grace period included, in RFC 3339; None: it is
     not being deleted."""
     grace_seconds: int | None = None
     """Grace period included in `leaves_by`."""
-    runs_on: tuple[str, ...] = ()
-    """Names of containers that keep running after the trainer has ended, such as an injected proxy."""
+    sidecars: tuple[str, ...] = ()
+    """Names of sidecars: containers that keep running after the trainer has ended, such as an injected proxy."""
     lingers: bool = False
     """Whether Kubernetes counts the pod as running although the trainer has ended: another container keeps running,
     or the kubelet has yet to report the end of the pod, which takes a moment."""
@@ -143,17 +142,17 @@ class Pod:
 def ended_at(pod: Pod, now: datetime) -> datetime:
     """Return when the pod ended; `now` if unknown. `Sightings` has already bounded the times that Kubernetes
     reports."""
-    told = (pod.termination.finished if pod.termination else "") or pod.ended
-    return clock.from_text(told) if told else now
+    end = (pod.termination.finished if pod.termination else "") or pod.ended
+    return clock.from_text(end) if end else now
 
 
-RUN_ON_SECONDS = 15.0
-"""Seconds that other containers have to end after the trainer: native sidecars do so, and proxies that are told to."""
+SIDECAR_SECONDS = 15.0
+"""Seconds that other containers have to end after the trainer: native sidecars do, and proxies that get a signal."""
 
 
-def runs_on(pod: Pod, now: datetime) -> bool:
-    """Return whether other containers keep a pod whose trainer ended at least RUN_ON_SECONDS ago."""
-    return bool(pod.runs_on) and now >= ended_at(pod, now) + timedelta(seconds=RUN_ON_SECONDS)
+def is_kept_by_sidecar(pod: Pod, now: datetime) -> bool:
+    """Return whether sidecars keep a pod whose trainer ended at least SIDECAR_SECONDS ago."""
+    return bool(pod.sidecars) and now >= ended_at(pod, now) + timedelta(seconds=SIDECAR_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -171,11 +170,11 @@ class LastReport:
     """Time of the pod's newest report."""
     report: PodReport
     """Newest report of the pod."""
-    begun: datetime | None = None
+    training_since: datetime | None = None
     """Time at which a rank of the pod was first seen in a step, or past one; None: no rank was yet."""
     progressed: datetime | None = None
     """Time at which its steps were last seen to grow, or a save to be in progress; None: never."""
-    log_stood: datetime | None = None
+    log_unchanged: datetime | None = None
     """Time at which the log of the silent pod was last read and was the same as before; None: never."""
     told_to_finish: bool = False
     """Whether the pod was told to end its phase."""
@@ -202,7 +201,7 @@ class Observed:
     jobs: tuple[ChildJob, ...] = ()
     pods: tuple[Pod, ...] = ()
     existing: frozenset[tuple[str, str]] = frozenset()
-    foreign: tuple[str, ...] = ()
+    objects_of_deleted_job: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()
     last_reports: tuple[LastReport, ...] = ()
     deleted_pods: tuple[Pod, ...] = ()
@@ -225,9 +224,9 @@ class Observed:
         return self.pods + self.spares + self.replaced
 
     @cached_property
-    def pods_kept(self) -> tuple[Pod, ...]:
-        """Workers' pods that other containers keep after the trainer has ended."""
-        return tuple(pod for pod in self.pods if pod.runs_on)
+    def workers_with_sidecars(self) -> tuple[Pod, ...]:
+        """Workers' pods that sidecars keep."""
+        return tuple(pod for pod in self.pods if pod.sidecars)
 
 
 def with_queue(status: PseudoRealJobStatus, job: ChildJob | None, now: datetime) -> PseudoRealJobStatus:
@@ -235,15 +234,15 @@ def with_queue(status: PseudoRealJobStatus, job: ChildJob | None, now: datetime)
     if job is not None and job.queued and job.state is JobState.ACTIVE:
         begun = status.queued_since or clock.to_text(min(now, _moment(job.held) or now))
         return status_with(status, queued_since=begun)
-    since = status.queued_since or _unseen(status, job)
+    since = status.queued_since or _start_of_unobserved_hold(status, job)
     if since is None:
         return status
-    until = _admitted(job, clock.from_text(since), now)
-    moved = _moved_on(status, until - clock.from_text(since))
+    until = _end_of_hold(job, clock.from_text(since), now)
+    moved = _with_clocks_moved(status, until - clock.from_text(since))
     return status_with(moved, execution_time=clock.to_text(until)) if job else moved
 
 
-def _moved_on(status: PseudoRealJobStatus, held: timedelta) -> PseudoRealJobStatus:
+def _with_clocks_moved(status: PseudoRealJobStatus, held: timedelta) -> PseudoRealJobStatus:
     transition = status.transition
     if transition is not None:
         transition = transition.model_copy(update={"deadline": _later(transition.deadline, held)})
@@ -251,16 +250,16 @@ def _moved_on(status: PseudoRealJobStatus, held: timedelta) -> PseudoRealJobStat
     return status_with(status, queued_since=None, active_since=since, transition=transition)
 
 
-def _unseen(status: PseudoRealJobStatus, job: ChildJob | None) -> str | None:
+def _start_of_unobserved_hold(status: PseudoRealJobStatus, job: ChildJob | None) -> str | None:
     """Return since when a queue held the Job, if it admitted the Job before any pass saw the hold, for instance
     while the operator was away; else None."""
-    admitted, asked = _moment(job.admitted) if job else None, _moment(status.execution_time)
-    return status.execution_time if admitted and asked and admitted > asked else None
+    admitted, created = _moment(job.admitted) if job else None, _moment(status.execution_time)
+    return status.execution_time if admitted and created and admitted > created else None
 
 
-def _admitted(job: ChildJob | None, since: datetime, now: datetime) -> datetime:
+def _end_of_hold(job: ChildJob | None, since: datetime, now: datetime) -> datetime:
     """Return when the hold that began at `since` was over; `now` if the Job controller has not reported it yet."""
-    said = map(_moment, (job.admitted, job.begun)) if job else ()
+    said = map(_moment, (job.admitted, job.start_time)) if job else ()
     return min([now, *(moment for moment in said if moment and moment >= since)])
 
 
@@ -294,7 +293,7 @@ class View:
         added to the spec, and with clocks moved on by the time in a queue."""
         executions = [job.execution for job in self.observed.jobs] + [pod.execution for pod in self.observed.every_pod]
         newest = max([1, self.observed.status.execution, *(execution.number for execution in executions)])
-        phases = with_added(self.observed.status.phases, self.spec)
+        phases = with_added_phases(self.observed.status.phases, self.spec)
         status = status_with(self.observed.status, execution=newest, phases=phases)
         stage = current_stage(status.phases)
         return with_queue(status, self._job_of(stage.execution(newest)) if stage else None, self.now)
@@ -329,29 +328,31 @@ class View:
         found = next((job for job in self.observed.jobs if job.execution == execution), None)
         if found and self.is_done(found):
             return replace(found, state=JobState.COMPLETE)
-        if found and self._is_kept_alone(found):
+        if found and self._is_kept_by_sidecars_only(found):
             return replace(found, state=JobState.FAILED)
         return None if found and found.deleting and found.state is JobState.ACTIVE else found
 
     def is_done(self, job: ChildJob) -> bool:
-        """Return whether all workers have succeeded although the Job may not complete: a lost pod that is not a
-        worker fails the Job in the end, a stuck one keeps it, and so does a pod in which another container keeps
-        running."""
+        """Return whether all workers have succeeded although the Job may not complete: a failed pod that is not
+        a worker fails the Job in the end, a stuck one keeps it, and so does a pod that a sidecar keeps."""
         ended_otherwise = job.state is JobState.FAILED or any(
             pod.execution == job.execution for pod in (*self.observed.spares, *self.observed.replaced)
         )
-        return (ended_otherwise or self._has_pod_that_runs_on(job)) and self._all_succeeded(job)
+        return (ended_otherwise or self._has_pod_kept_by_sidecar(job)) and self._have_all_succeeded(job)
 
-    def _is_kept_alone(self, job: ChildJob) -> bool:
-        """Return whether no trainer of the Job is alive and only other containers keep its pods: the Job controller
-        counts such pods as running. The caller has excluded that all workers succeeded."""
+    def _is_kept_by_sidecars_only(self, job: ChildJob) -> bool:
+        """Return whether no trainer of the Job is alive and only sidecars keep its pods: the Job controller counts such
+        pods as running. The caller has excluded that all workers succeeded."""
         left = any(pod.is_alive for pod in self.observed.pods if pod.execution == job.execution)
-        return job.state is JobState.ACTIVE and not job.queued and not left and self._has_pod_that_runs_on(job)
+        return job.state is JobState.ACTIVE and not job.queued and not left and self._has_pod_kept_by_sidecar(job)
 
-    def _has_pod_that_runs_on(self, job: ChildJob) -> bool:
-        return any(pod.execution == job.execution and runs_on(pod, self.now) for pod in self.observed.pods_kept)
+    def _has_pod_kept_by_sidecar(self, job: ChildJob) -> bool:
+        return any(
+            pod.execution == job.execution and is_kept_by_sidecar(pod, self.now)
+            for pod in self.observed.workers_with_sidecars
+        )
 
-    def _all_succeeded(self, job: ChildJob) -> bool:
+    def _have_all_succeeded(self, job: ChildJob) -> bool:
         """Return whether all workers have succeeded, in whichever pods."""
         done = {pod.index for pod in self.observed.pods if pod.execution == job.execution and pod.has_succeeded}
         return job.workers is not None and done == set(range(job.workers))
@@ -363,7 +364,7 @@ class View:
     @property
     def missing_workers(self) -> list[int]:
         """Numbers of missing workers: their pods do not exist, although the operator has not ended them."""
-        if self.job is None or self.job.given_up:
+        if self.job is None or self.job.failed_by_operator:
             return []
         return sorted(set(range(self.workers)) - {pod.index for pod in self.pods})
 
@@ -406,14 +407,15 @@ class View:
     @cached_property
     def _first_ranks(self) -> dict[int, int]:
         # After a restart the operator has no reports yet, but the status has the ranks.
-        known = first_ranks_of(self.observed.status.placement, self.execution) | self.said_first_ranks
+        known = recorded_first_ranks(self.observed.status.placement, self.execution) | self.reported_first_ranks
         return first_ranks(self.workers, self.ranks_per_pod, known)
 
     @cached_property
-    def said_first_ranks(self) -> dict[int, int]:
+    def reported_first_ranks(self) -> dict[int, int]:
         """Worker number -> first rank, for each pod that has reported its ranks."""
         said = {
-            last_report.index: first_rank_said(last_report.report, self.ranks_per_pod) for last_report in self.reporting
+            last_report.index: reported_first_rank(last_report.report, self.ranks_per_pod)
+            for last_report in self.reporting
         }
         return {index: rank for index, rank in said.items() if rank is not None}
 

@@ -59,7 +59,9 @@ def ready_spares(observed: Observed, execution: Execution, now: datetime) -> lis
     their reports."""
     reporting = {one.pod for one in observed.non_worker_reports if (now - one.last).total_seconds() <= QUIET_SECONDS}
     own = (pod for pod in observed.spares if pod.execution == execution and pod.name in reporting)
-    ready = (pod for pod in own if pod.phase is PodPhase.RUNNING and pod.leaves_by is None and pod.disruption is None)
+    ready = (
+        pod for pod in own if pod.phase is PodPhase.RUNNING and pod.deletion_deadline is None and pod.disruption is None
+    )
     return sorted(ready, key=lambda pod: pod.index)
 
 

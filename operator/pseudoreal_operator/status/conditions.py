@@ -4,8 +4,13 @@ Accepted, Progressing, Delinked and Suspended always exist, once the job could b
 True, when the job has ended, as in batch/v1: the printer column REASON shows the reason of Failed, so a job that has
 not failed must not have this condition. Delinked is True once the last delink is done; in a job of one phase it is True
 at once, with the reason NotNeeded.
+
+A status whose texts the API server rejects is written without them (`without_texts`), and then without figures: states
+and names must not wait. The sentence in place of a text contains a digest of the text, so the status itself remembers
+which texts were rejected: these are not tried again, and others are.
 """
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +20,13 @@ from typing import Literal
 from pseudoreal_api.status.status import Condition, PhaseStatus, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.foreign import cut
-from pseudoreal_operator.status.refused import sentence_for
+from pseudoreal_operator.changes import phase_with, status_with
+from pseudoreal_operator.untrusted_text import shorten
 
 Truth = Literal["True", "False", "Unknown"]
 _MESSAGE_CHARACTERS = 4096
 _REASON_CHARACTERS = 128
+_REJECTED_TEXT = "The API server refused the text of this condition"
 
 
 @dataclass(frozen=True)
@@ -41,20 +47,20 @@ def find(status: PseudoRealJobStatus, kind: str) -> Condition | None:
     return next((c for c in status.conditions if c.type == kind), None)
 
 
-def holds(status: PseudoRealJobStatus, kind: str) -> bool:
+def is_true(status: PseudoRealJobStatus, kind: str) -> bool:
     found = find(status, kind)
     return found is not None and found.status == "True"
 
 
 def has_ended(status: PseudoRealJobStatus) -> bool:
-    return holds(status, "Complete") or holds(status, "Failed")
+    return is_true(status, "Complete") or is_true(status, "Failed")
 
 
-def refused(sentence: str) -> NewCondition:
+def not_accepted(sentence: str) -> NewCondition:
     return NewCondition("Accepted", "False", "InvalidSpec", sentence)
 
 
-def delinked(phases: Sequence[PhaseStatus]) -> NewCondition:
+def delinked_condition(phases: Sequence[PhaseStatus]) -> NewCondition:
     wanted = phases[1:]
     done = [phase for phase in wanted if phase.start_checkpoint]
     if not phases:
@@ -68,7 +74,7 @@ def delinked(phases: Sequence[PhaseStatus]) -> NewCondition:
     return NewCondition("Delinked", "True", "Completed", text)
 
 
-def updated(
+def merge_conditions(
     old: Sequence[Condition], wanted: Sequence[NewCondition], generation: int, now: datetime
 ) -> list[Condition]:
     """Return the new conditions; the transition time of a condition changes only when its status does."""
@@ -83,7 +89,7 @@ def with_condition(old: Sequence[Condition], wanted: NewCondition, generation: i
     return list((known | {wanted.type: new}).values())
 
 
-def _word(reason: str) -> str:
+def _valid_reason(reason: str) -> str:
     """Return the reason in a form that the API server accepts: some reasons come from kubelets and plugins, which
     may use any text."""
     return re.sub(r"^[^A-Za-z]+|[^A-Za-z0-9_]+$|[^A-Za-z0-9_,:]", "", reason)[:_REASON_CHARACTERS] or "Other"
@@ -91,12 +97,51 @@ def _word(reason: str) -> str:
 
 def _condition(old: Condition | None, new: NewCondition, generation: int, now: datetime) -> Condition:
     same = old is not None and old.status == new.status
-    text = cut(new.message, _MESSAGE_CHARACTERS)
+    text = shorten(new.message, _MESSAGE_CHARACTERS)
     return Condition(
         type=new.type,
         status=new.status,
-        reason=_word(new.reason),
+        reason=_valid_reason(new.reason),
         message=old.message if old and old.message == sentence_for(text) else text,
         last_transition_time=old.last_transition_time if old and same else clock.to_text(now),
         observed_generation=generation,
     )
+
+
+def without_texts(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
+    return status_with(status, conditions=[_without_text(condition) for condition in status.conditions])
+
+
+def without_figures(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
+    """Return the status without its texts, and without values from pods that no decision needs."""
+    known = without_texts(status)
+    phases = [
+        phase_with(phase, layout=None, loss=None, start_validation_loss=None, validation_loss=None)
+        for phase in known.phases
+    ]
+    known = status_with(known, progress=None, placement=None, phases=phases)
+    parts = {name: getattr(known, name) for name in ("spares", "elastic", "restarts_in_place")}
+    return known.model_copy(
+        update={name: part.model_copy(update={"message": ""}) for name, part in parts.items() if part}
+    )
+
+
+def texts_of(status: PseudoRealJobStatus) -> dict[str, str]:
+    """Return digest -> text, for the texts that were not rejected before."""
+    messages = [condition.message for condition in status.conditions]
+    return {_digest(message): message for message in messages if not message.startswith(_REJECTED_TEXT)}
+
+
+def sentence_for(text: str) -> str:
+    """Return the sentence that stands in place of a text."""
+    return f"{_REJECTED_TEXT}; the operator's log shows it as text {_digest(text)}."
+
+
+def _without_text(condition: Condition) -> Condition:
+    if condition.message.startswith(_REJECTED_TEXT):
+        return condition
+    return condition.model_copy(update={"message": sentence_for(condition.message)})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

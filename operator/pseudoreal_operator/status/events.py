@@ -16,7 +16,7 @@ from pseudoreal_api.base import API_VERSION, KIND
 from pseudoreal_api.spec.job import JobMetadata
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.foreign import cut
+from pseudoreal_operator.untrusted_text import shorten
 
 COMPONENT = "pseudoreal-operator"
 _MESSAGE_CHARACTERS = 1000
@@ -124,6 +124,6 @@ def to_manifest(event: Event, job: JobMetadata, now: datetime, instance: str) ->
 def shortened(message: str) -> str:
     """Return the message, cut to Kubernetes' limit."""
     most = _MESSAGE_CHARACTERS
-    while (size := len(cut(message, most).encode(errors="surrogatepass"))) > _MESSAGE_BYTES:
+    while (size := len(shorten(message, most).encode(errors="surrogatepass"))) > _MESSAGE_BYTES:
         most = most * _MESSAGE_BYTES // size - 1
-    return cut(message, most)
+    return shorten(message, most)

@@ -8,10 +8,10 @@ from pseudoreal_dev.cluster import binaries, cluster, network
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.cluster.second_node import SecondNode
 
-from tests.e2e.faults.undisturbed import SPEC, Undisturbed
-from tests.e2e.job import CLAIM, Job, applied
-from tests.e2e.machine import make_volume
-from tests.e2e.operator_pod import install
+from tests.e2e.faults.support.undisturbed import SPEC, Undisturbed
+from tests.e2e.support.job import CLAIM, Job, applied
+from tests.e2e.support.machine import make_volume
+from tests.e2e.support.operator_pod import install
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ import pytest
 from pseudoreal_dev.cluster import network
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 
-from tests.e2e import machine
-from tests.e2e.faults.apart import apart
-from tests.e2e.job import Job, wait_for
-from tests.e2e.machine import TORCHRUN
+from tests.e2e.faults.support.apart import apart
+from tests.e2e.support import machine
+from tests.e2e.support.job import Job, wait_for
+from tests.e2e.support.machine import TORCHRUN
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 

@@ -8,9 +8,9 @@ import pytest
 from pseudoreal_dev.cluster import network
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 
-from tests.e2e.faults.apart import apart
-from tests.e2e.faults.undisturbed import REAL
-from tests.e2e.job import IN_NAMESPACE, Job
+from tests.e2e.faults.support.apart import apart
+from tests.e2e.faults.support.undisturbed import REAL
+from tests.e2e.support.job import IN_NAMESPACE, Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.usefixtures("other_node")]
 

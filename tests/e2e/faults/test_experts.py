@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e import machine
-from tests.e2e.faults.undisturbed import REAL, SPEC, Undisturbed
-from tests.e2e.job import Job
-from tests.e2e.machine import RANK
+from tests.e2e.faults.support.undisturbed import REAL, SPEC, Undisturbed
+from tests.e2e.support import machine
+from tests.e2e.support.job import Job
+from tests.e2e.support.machine import RANK
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e import machine
-from tests.e2e.faults.undisturbed import REAL, Undisturbed
-from tests.e2e.job import PATIENCE_SECONDS, Job
-from tests.e2e.machine import RANK
+from tests.e2e.faults.support.undisturbed import REAL, Undisturbed
+from tests.e2e.support import machine
+from tests.e2e.support.job import PATIENCE_SECONDS, Job
+from tests.e2e.support.machine import RANK
 from tests.support import patience
 
 pytestmark = pytest.mark.e2e

@@ -9,9 +9,9 @@ from pseudoreal_dev.cluster import cluster
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.machine import mounts, shell
 
-from tests.e2e.faults.undisturbed import Undisturbed
-from tests.e2e.job import IN_NAMESPACE, Job
-from tests.e2e.machine import make_volume
+from tests.e2e.faults.support.undisturbed import Undisturbed
+from tests.e2e.support.job import IN_NAMESPACE, Job
+from tests.e2e.support.machine import make_volume
 from tests.support.patience import wait_for
 
 pytestmark = pytest.mark.e2e

@@ -8,11 +8,11 @@ import pytest
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo import chart
 
-from tests.e2e import machine
-from tests.e2e.faults.undisturbed import REAL, Undisturbed
-from tests.e2e.job import IN_NAMESPACE, PATIENCE_SECONDS, Job, wait_for
-from tests.e2e.operator_pod import PROGRAM, install, ready_operator, starts
-from tests.e2e.releases import PREVIOUS, Release, previous_release
+from tests.e2e.faults.support.undisturbed import REAL, Undisturbed
+from tests.e2e.support import machine
+from tests.e2e.support.job import IN_NAMESPACE, PATIENCE_SECONDS, Job, wait_for
+from tests.e2e.support.operator_pod import PROGRAM, install, ready_operator, starts
+from tests.e2e.support.releases import PREVIOUS, Release, previous_release
 from tests.support import patience
 
 pytestmark = pytest.mark.e2e

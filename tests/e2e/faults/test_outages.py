@@ -7,9 +7,9 @@ import pytest
 from pseudoreal_dev.cluster import binaries, cluster, network
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 
-from tests.e2e.faults.apart import apart
-from tests.e2e.faults.undisturbed import REAL, Undisturbed
-from tests.e2e.job import Job, wait_for
+from tests.e2e.faults.support.apart import apart
+from tests.e2e.faults.support.undisturbed import REAL, Undisturbed
+from tests.e2e.support.job import Job, wait_for
 
 pytestmark = pytest.mark.e2e
 

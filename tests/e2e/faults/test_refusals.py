@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 
-from tests.e2e.job import IN_NAMESPACE, Job, wait_for
+from tests.e2e.support.job import IN_NAMESPACE, Job, wait_for
 
 pytestmark = pytest.mark.e2e
 

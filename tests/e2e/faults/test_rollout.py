@@ -10,8 +10,8 @@ import pytest
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo import chart
 
-from tests.e2e.faults.undisturbed import Undisturbed
-from tests.e2e.job import PATIENCE_SECONDS, Job
+from tests.e2e.faults.support.undisturbed import Undisturbed
+from tests.e2e.support.job import PATIENCE_SECONDS, Job
 from tests.support import patience
 
 pytestmark = pytest.mark.e2e

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 
-from tests.e2e.faults.undisturbed import SPEC, Undisturbed
-from tests.e2e.job import CLAIM, IN_NAMESPACE, PATIENCE_SECONDS, Job
+from tests.e2e.faults.support.undisturbed import SPEC, Undisturbed
+from tests.e2e.support.job import CLAIM, IN_NAMESPACE, PATIENCE_SECONDS, Job
 from tests.support.jobs import good_job
 
 pytestmark = pytest.mark.e2e

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 
-from tests.e2e import machine
-from tests.e2e.faults.undisturbed import REAL, Undisturbed
-from tests.e2e.job import Job, wait_for
-from tests.e2e.machine import RANK
+from tests.e2e.faults.support.undisturbed import REAL, Undisturbed
+from tests.e2e.support import machine
+from tests.e2e.support.job import Job, wait_for
+from tests.e2e.support.machine import RANK
 
 pytestmark = pytest.mark.e2e
 

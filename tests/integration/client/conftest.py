@@ -11,11 +11,11 @@ from click.testing import CliRunner, Result
 from kubernetes import client
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
-from pseudoreal_client.command import main
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_operator.manifests.objects import children
 from pseudoreal_operator.observe.stages import Stage, StageKind
 from pseudoreal_operator.settings import Settings
+from pseudoreal_trainer.cli.command import main
 
 from tests.support.cluster import Cluster, Job
 

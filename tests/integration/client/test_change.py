@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 MakeJob = Callable[..., Job]
 
 
-def test_a_job_is_suspended_and_resumed(terminal: Terminal, make_job: MakeJob) -> None:
+def test_suspend_and_resume_change_the_spec(terminal: Terminal, make_job: MakeJob) -> None:
     job = make_job("llm", training())
     assert "frees its pods" in terminal.says("suspend", "llm")
     assert job.body["spec"]["suspend"] is True
@@ -25,7 +25,7 @@ def test_a_job_is_suspended_and_resumed(terminal: Terminal, make_job: MakeJob) -
     assert terminal("resume", "llm").exit_code == 1
 
 
-def test_requests_add_up(terminal: Terminal, make_job: MakeJob) -> None:
+def test_requests_are_appended_to_the_spec(terminal: Terminal, make_job: MakeJob) -> None:
     job = make_job("llm", training())
     terminal.says("finish-phase", "llm")
     terminal.says("repeat-phase", "llm", "pseudo")
@@ -60,7 +60,7 @@ def test_a_change_between_reading_and_writing_is_not_lost(
     assert len(reads) == 2
 
 
-def test_who_may_not_change_jobs_is_told_whom_to_ask(user: Terminal, make_job: MakeJob) -> None:
+def test_a_user_without_rights_learns_the_missing_role(user: Terminal, make_job: MakeJob) -> None:
     make_job("llm", training())
     result = user("suspend", "llm")
     assert (result.exit_code, "you may not do this" in result.stderr) == (4, True)

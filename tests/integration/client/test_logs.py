@@ -9,7 +9,7 @@ from click.testing import Result
 from kubernetes import client
 
 from tests.integration.client.conftest import Terminal, make_pods, training
-from tests.integration.client.kubelet import Kubelet, kubelet
+from tests.integration.client.support.kubelet import Kubelet, kubelet
 from tests.support.cluster import Cluster, Job
 from tests.support.patience import wait_for
 
@@ -31,7 +31,7 @@ def job(make_job: Callable[..., Job], node: Kubelet) -> Job:
     return made
 
 
-def test_every_pod_is_told_with_a_prefix(terminal: Terminal, job: Job) -> None:
+def test_logs_of_all_pods_have_prefixes(terminal: Terminal, job: Job) -> None:
     assert terminal.says("logs", job.name).splitlines() == [
         "[real e1 rank 0-1] hello from 0",
         "[real e1 rank 0-1] ␛[31mred from 0",
@@ -40,12 +40,12 @@ def test_every_pod_is_told_with_a_prefix(terminal: Terminal, job: Job) -> None:
     ]
 
 
-def test_the_end_of_a_rank_alone(terminal: Terminal, job: Job) -> None:
+def test_options_rank_and_tail_limit_the_log(terminal: Terminal, job: Job) -> None:
     assert terminal.says("logs", job.name, "--rank", "3", "--tail", "1") == "␛[31mred from 1\n"
     assert terminal("logs", job.name, "--rank", "4").exit_code == 5
 
 
-def test_the_execution_before(terminal: Terminal, job: Job, node: Kubelet) -> None:
+def test_option_previous_prints_the_execution_before(terminal: Terminal, job: Job, node: Kubelet) -> None:
     assert terminal("logs", job.name, "--previous").exit_code == 5
     for pod in make_pods(job, execution=2, node=node.node):
         node.logs[pod["metadata"]["name"]] = ["anew"]
@@ -53,7 +53,7 @@ def test_the_execution_before(terminal: Terminal, job: Job, node: Kubelet) -> No
     assert "[real e2 rank 2-3] anew" in terminal.says("logs", job.name)
 
 
-def test_it_follows_until_the_job_is_over(terminal: Terminal, job: Job, node: Kubelet) -> None:
+def test_option_follow_ends_with_the_job(terminal: Terminal, job: Job, node: Kubelet) -> None:
     """The pods of an execution starting in the meantime are followed too."""
     results: list[Result] = []
     reader = threading.Thread(target=lambda: results.append(terminal("logs", job.name, "-f")))
@@ -73,7 +73,7 @@ def test_it_follows_until_the_job_is_over(terminal: Terminal, job: Job, node: Ku
     assert len(lines) == 10
 
 
-def test_a_pod_that_cannot_be_read_does_not_hide_the_others(terminal: Terminal, job: Job, node: Kubelet) -> None:
+def test_an_unreadable_log_does_not_hide_the_others(terminal: Terminal, job: Job, node: Kubelet) -> None:
     (silent, _) = job.pods("llm-real-e1", 2)
     del node.logs[silent["metadata"]["name"]]
     result = terminal("logs", job.name)
@@ -82,7 +82,7 @@ def test_a_pod_that_cannot_be_read_does_not_hide_the_others(terminal: Terminal, 
     assert result.exit_code == 1
 
 
-def test_a_pod_that_has_not_begun_says_so(terminal: Terminal, make_job: Callable[..., Job]) -> None:
+def test_a_pod_that_has_not_started_is_reported(terminal: Terminal, make_job: Callable[..., Job]) -> None:
     job = make_job("llm", training())
     make_pods(job, runs=False)
     result = terminal("logs", job.name)

@@ -45,7 +45,9 @@ def make_node(admin: client.ApiClient, cluster: Cluster) -> Iterator[Callable[..
         core.delete_node(name)
 
 
-def test_a_job_that_fits(terminal: Terminal, make_job: MakeJob, make_node: Callable[..., str]) -> None:
+def test_plan_of_a_job_that_fits_ends_with_0(
+    terminal: Terminal, make_job: MakeJob, make_node: Callable[..., str]
+) -> None:
     node = make_node()
     job = make_job("llm", spec__phases__1__resources=RESOURCES)
     said = terminal.says("plan", job.name)
@@ -55,7 +57,7 @@ def test_a_job_that_fits(terminal: Terminal, make_job: MakeJob, make_node: Calla
     assert f"fits: {node} 2" in said
 
 
-def test_pods_of_others_count_and_its_own_do_not(
+def test_pods_of_other_jobs_use_nodes_and_its_own_do_not(
     terminal: Terminal, make_job: MakeJob, make_node: Callable[..., str]
 ) -> None:
     node = make_node()
@@ -71,7 +73,9 @@ def test_pods_of_others_count_and_its_own_do_not(
     assert real["forecast"]["device"] > 0
 
 
-def test_a_job_that_can_never_run(terminal: Terminal, make_job: MakeJob, make_node: Callable[..., str]) -> None:
+def test_plan_of_a_job_too_large_for_all_nodes_ends_with_78(
+    terminal: Terminal, make_job: MakeJob, make_node: Callable[..., str]
+) -> None:
     make_node(**{GPU: "1"})
     make_job("llm", spec__phases__1__resources=RESOURCES)
     result = terminal("plan", "llm")
@@ -79,7 +83,7 @@ def test_a_job_that_can_never_run(terminal: Terminal, make_job: MakeJob, make_no
     assert "a pod wants 2 nvidia.com/gpu, and the most that a node has is 1 nvidia.com/gpu" in result.stdout
 
 
-def test_a_file_before_it_is_submitted(
+def test_option_on_cluster_plans_a_file(
     terminal: Terminal, cluster: Cluster, make_node: Callable[..., str], tmp_path: Path
 ) -> None:
     node = make_node()
@@ -90,7 +94,7 @@ def test_a_file_before_it_is_submitted(
     assert cluster.find("llm") is None
 
 
-def test_who_may_see_only_a_namespace_is_told(
+def test_a_user_of_one_namespace_gets_a_plan_for_empty_nodes_or_an_error(
     control_plane: ControlPlane,
     cluster: Cluster,
     make_job: MakeJob,
@@ -131,7 +135,7 @@ def _allow(admin: client.ApiClient, name: str, rules: list[Json]) -> None:
     ],
     ids=["absent", "over", "phase", "trace"],
 )
-def test_what_cannot_be_planned(
+def test_unknown_ended_and_unreadable_jobs_are_errors(
     terminal: Terminal, make_job: MakeJob, words: tuple[str, ...], code: int, says: str
 ) -> None:
     make_job("llm")

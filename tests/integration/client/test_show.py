@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pseudoreal_client.cluster import api
+from pseudoreal_api.base import KIND
+from pseudoreal_api.kubernetes_requests import COLLECTIONS
 from pseudoreal_dev.cluster import binaries
 
 from tests.integration.client.conftest import Terminal, make_pods, training
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.integration
 MakeJob = Callable[..., Job]
 
 
-def test_jobs_are_listed_with_what_remains(terminal: Terminal, make_job: MakeJob) -> None:
+def test_get_lists_jobs_with_remaining_time(terminal: Terminal, make_job: MakeJob) -> None:
     make_job("fresh")
     make_job("llm", training())
     head, fresh, llm = terminal.says("get").splitlines()
@@ -36,7 +37,7 @@ def test_jobs_are_listed_with_what_remains(terminal: Terminal, make_job: MakeJob
     ) == 1
 
 
-def test_programs_get_whole_objects(terminal: Terminal, make_job: MakeJob) -> None:
+def test_get_prints_whole_objects_as_json_and_yaml(terminal: Terminal, make_job: MakeJob) -> None:
     make_job("llm", training())
     one, listed = (
         json.loads(terminal.says("get", "llm", "-o", "json")),
@@ -48,7 +49,7 @@ def test_programs_get_whole_objects(terminal: Terminal, make_job: MakeJob) -> No
     ]
 
 
-def test_a_description_says_where_each_rank_is(terminal: Terminal, make_job: MakeJob) -> None:
+def test_describe_shows_the_node_of_each_rank(terminal: Terminal, make_job: MakeJob) -> None:
     job = make_job("llm", training(), spec__phases__1__processesPerWorker=2)
     make_pods(job)
     text = bare(terminal.says("describe", "llm"))
@@ -57,7 +58,7 @@ def test_a_description_says_where_each_rank_is(terminal: Terminal, make_job: Mak
     assert re.search(r"\n  pseudo +Complete +step 10 +10 +4.2500", text), text
 
 
-def test_kubectl_finds_it_and_so_does_the_environment(terminal: Terminal, make_job: MakeJob) -> None:
+def test_kubectl_plugin_and_kubeconfig_variable_work(terminal: Terminal, make_job: MakeJob) -> None:
     make_job("llm", training())
     kubectl = str(binaries.build().path("kubectl"))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -68,20 +69,20 @@ def test_kubectl_finds_it_and_so_does_the_environment(terminal: Terminal, make_j
 
 
 @pytest.mark.parametrize("command", ["get", "describe"])
-class TestWhatCannotBe:
-    def test_there_is_no_such_job(self, terminal: Terminal, command: str) -> None:
+class TestErrors:
+    def test_a_missing_job_is_an_error(self, terminal: Terminal, command: str) -> None:
         result = terminal(command, "nothing")
         assert result.exit_code == 5
         assert f"there is no PseudoRealJob nothing in namespace {terminal.namespace}" in result.stderr
         assert len(result.stderr.splitlines()) == 1
 
-    def test_the_user_has_no_right(self, user: Terminal, command: str) -> None:
+    def test_missing_rights_are_an_error(self, user: Terminal, command: str) -> None:
         result = user(command, "llm")
         assert result.exit_code == 4
         assert 'User "nobody" cannot get' in result.stderr
         assert f"ask for the role `view` in namespace {user.namespace}" in result.stderr
 
-    def test_no_cluster_answers(self, terminal: Terminal, command: str, tmp_path: Path) -> None:
+    def test_an_unreachable_cluster_is_an_error(self, terminal: Terminal, command: str, tmp_path: Path) -> None:
         body = yaml.safe_load(terminal.kubeconfig.read_text())
         body["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{free_port()}"
         (tmp_path / "config").write_text(yaml.safe_dump(body))
@@ -91,21 +92,24 @@ class TestWhatCannotBe:
         assert len(result.stderr.splitlines()) == 1
 
     @pytest.mark.parametrize("words", [("--context", "nowhere"), ("--kubeconfig", "/nonexistent")])
-    def test_no_cluster_is_configured(self, terminal: Terminal, command: str, words: tuple[str, ...]) -> None:
+    def test_a_missing_kubeconfig_or_context_is_an_error(
+        self, terminal: Terminal, command: str, words: tuple[str, ...]
+    ) -> None:
         terminal = Terminal(Path(words[1]), "default") if words[0] == "--kubeconfig" else terminal
         result = terminal(command, "llm", *words)
         assert result.exit_code == 3
         assert "no cluster is configured" in result.stderr
 
-    def test_it_is_not_installed(self, terminal: Terminal, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cluster_without_the_crd_is_an_error(
+        self, terminal: Terminal, command: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The API server answers requests for an unknown group as it does without the CRD."""
-        absent = api.Kind("apis/elsewhere.dev/v1alpha1", "pseudorealjobs")
-        monkeypatch.setattr("pseudoreal_client.cluster.api.JOBS", absent)
+        monkeypatch.setitem(COLLECTIONS, KIND, ("apis/elsewhere.dev/v1alpha1", "pseudorealjobs"))
         result = terminal(command, "llm")
         assert result.exit_code == 6
         assert "helm install pseudoreal" in result.stderr
 
-    def test_credentials_are_of_no_use(self, terminal: Terminal, command: str, tmp_path: Path) -> None:
+    def test_rejected_credentials_are_an_error(self, terminal: Terminal, command: str, tmp_path: Path) -> None:
         body = yaml.safe_load(terminal.kubeconfig.read_text())
         body["users"][0]["user"] = {"token": "wrong"}
         (tmp_path / "config").write_text(yaml.safe_dump(body))
@@ -113,11 +117,11 @@ class TestWhatCannotBe:
         assert (result.exit_code, "renew your credentials" in result.stderr) == (4, True)
 
 
-def test_a_namespace_without_jobs_says_so_on_stderr(terminal: Terminal) -> None:
+def test_get_in_a_namespace_without_jobs_prints_a_note(terminal: Terminal) -> None:
     result = terminal("get")
     assert (result.exit_code, result.stdout) == (0, "")
     assert f"there are no jobs in namespace {terminal.namespace}" in result.stderr
 
 
-def test_a_name_in_all_namespaces_is_a_wrong_command_line(terminal: Terminal) -> None:
+def test_a_name_with_all_namespaces_is_a_usage_error(terminal: Terminal) -> None:
     assert terminal("get", "llm", "-A").exit_code == 2

@@ -27,28 +27,30 @@ def file(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def test_a_job_is_created(terminal: Terminal, cluster: Cluster, file: Callable[..., str]) -> None:
+def test_submit_creates_the_job(terminal: Terminal, cluster: Cluster, file: Callable[..., str]) -> None:
     said = terminal.says("submit", file())
     assert f"job llm is created in namespace {cluster.namespace}" in said
     assert cluster.find("llm")
 
 
-def test_other_objects_are_left_alone(terminal: Terminal, cluster: Cluster, file: Callable[..., str]) -> None:
+def test_submit_names_the_objects_that_it_does_not_create(
+    terminal: Terminal, cluster: Cluster, file: Callable[..., str]
+) -> None:
     result = terminal("submit", file({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}))
     assert (result.exit_code, "left alone" in result.stderr, "ConfigMap" in result.stderr) == (0, True, True)
     assert cluster.find("llm")
 
 
-def test_what_is_wrong_in_the_file_is_said_without_asking(user: Terminal, file: Callable[..., str]) -> None:
+def test_faults_of_the_file_are_found_before_any_request(user: Terminal, file: Callable[..., str]) -> None:
     path = file(spec__phases__1__until={"step": 5})
     result = user("submit", path)
     assert (result.exit_code, result.stderr.startswith(f"{path}:27:7: spec.phases[real].until.step")) == (78, True)
 
 
-def test_what_only_the_cluster_finds_wrong_is_said_with_its_place(
+def test_faults_found_by_the_cluster_have_line_and_column(
     terminal: Terminal, cluster: Cluster, file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pseudoreal_client.files.job_file.faults_of", lambda _: [])
+    monkeypatch.setattr("pseudoreal_trainer.cli.job_file.faults_of", lambda _: [])
     path = file(spec__phases__1__until={"step": 5})
     result = terminal("submit", path)
     assert result.exit_code == 78
@@ -59,29 +61,29 @@ def test_what_only_the_cluster_finds_wrong_is_said_with_its_place(
     assert cluster.find("llm") is None
 
 
-def test_a_name_that_is_taken_is_said(terminal: Terminal, file: Callable[..., str]) -> None:
+def test_submit_of_a_taken_name_is_an_error(terminal: Terminal, file: Callable[..., str]) -> None:
     terminal.says("submit", file())
     result = terminal("submit", file())
     assert (result.exit_code, "there is a PseudoRealJob llm" in result.stderr) == (1, True)
 
 
-def test_namespaces_that_contradict_each_other_are_refused(terminal: Terminal, file: Callable[..., str]) -> None:
+def test_contradicting_namespaces_are_an_error(terminal: Terminal, file: Callable[..., str]) -> None:
     result = terminal("submit", file(metadata__namespace="elsewhere"))
     assert (result.exit_code, "says namespace elsewhere" in result.stderr) == (1, True)
 
 
-def test_a_namespace_that_is_not_there_is_named(terminal: Terminal, file: Callable[..., str]) -> None:
+def test_a_missing_namespace_is_an_error(terminal: Terminal, file: Callable[..., str]) -> None:
     result = terminal("submit", file(), namespace="nowhere")
     assert (result.exit_code, "there is no namespace nowhere" in result.stderr) == (5, True)
 
 
-def test_who_may_not_create_is_told_whom_to_ask(user: Terminal, file: Callable[..., str]) -> None:
+def test_submit_without_rights_names_the_missing_role(user: Terminal, file: Callable[..., str]) -> None:
     result = user("submit", file())
     assert (result.exit_code, "ask for the role `edit`" in result.stderr) == (4, True)
 
 
 @pytest.mark.parametrize(("state", "code"), [("Complete", 0), ("Failed", 1)])
-def test_it_waits_for_the_end(
+def test_option_wait_ends_with_the_job(
     terminal: Terminal, cluster: Cluster, file: Callable[..., str], state: str, code: int
 ) -> None:
     def run() -> None:
@@ -100,7 +102,7 @@ def test_it_waits_for_the_end(
     assert f"{state}  It is {state}." in result.stdout
 
 
-def test_nothing_is_stored_by_the_dry_run(
+def test_the_dry_run_stores_nothing(
     terminal: Terminal, cluster: Cluster, file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pseudoreal_client.cluster.api import Api

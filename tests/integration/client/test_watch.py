@@ -15,7 +15,7 @@ import pytest
 from kubernetes import client
 
 from tests.integration.client.conftest import Terminal, make_pods, training
-from tests.integration.client.kubelet import Kubelet, kubelet
+from tests.integration.client.support.kubelet import Kubelet, kubelet
 from tests.support.cluster import Cluster, Job
 from tests.support.patience import wait_for
 from tests.support.trainer_log import line
@@ -65,7 +65,7 @@ def screen(terminal: Terminal) -> Iterator[Callable[[str], Screen]]:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 120, 0, 0))
         os.set_blocking(master, False)
         where = ["--kubeconfig", str(terminal.kubeconfig), "-n", terminal.namespace]
-        command = [sys.executable, "-m", "pseudoreal_client.command", "watch", name, *where]
+        command = [sys.executable, "-m", "pseudoreal_trainer.cli.command", "watch", name, *where]
         environment = os.environ | {"TERM": "xterm-256color"}
         environment.pop("COLUMNS", None)
         process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
@@ -80,7 +80,7 @@ def screen(terminal: Terminal) -> Iterator[Callable[[str], Screen]]:
         os.close(one.master)
 
 
-def test_a_job_is_shown_live_until_it_ends(
+def test_watch_shows_the_job_until_it_ends(
     screen: Callable[[str], Screen], make_job: Callable[..., Job], node: Kubelet
 ) -> None:
     job = make_job("llm", training(), spec__phases__1__processesPerWorker=2)
@@ -98,7 +98,7 @@ def test_a_job_is_shown_live_until_it_ends(
     assert shown.process.wait() == 0
 
 
-def test_a_log_that_cannot_be_read_is_said_and_the_rest_is_shown(
+def test_watch_notes_an_unreadable_log_and_shows_the_rest(
     screen: Callable[[str], Screen], make_job: Callable[..., Job]
 ) -> None:
     job = make_job("llm", training())
@@ -110,7 +110,7 @@ def test_a_log_that_cannot_be_read_is_said_and_the_rest_is_shown(
     assert shown.process.wait() == 1
 
 
-def test_without_a_terminal_it_tells_lines(terminal: Terminal, make_job: Callable[..., Job]) -> None:
+def test_watch_without_a_terminal_prints_lines(terminal: Terminal, make_job: Callable[..., Job]) -> None:
     make_job("llm", training(state="Complete", **OVER))
     assert terminal.says("watch", "llm") == "Complete\n"
     assert terminal("watch", "nothing").exit_code == 5

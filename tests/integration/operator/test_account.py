@@ -22,7 +22,7 @@ from tests.support.jobs import good_job
 from tests.support.kubectl import Kubectl
 from tests.support.names import OPERATOR
 from tests.support.patience import wait_for
-from tests.unit.operator.manifests.rendered import DELINK, SITE, TRAIN, rendered
+from tests.unit.operator.manifests.support.rendered import DELINK, SITE, TRAIN, rendered
 
 pytestmark = pytest.mark.integration
 

@@ -14,14 +14,14 @@ import yaml
 from kubernetes import client
 from pseudoreal_api.wire.reports import REPORT_PATH, REPORT_URL
 from pseudoreal_dev.cluster.control_plane import ControlPlane
-from pseudoreal_operator.cluster.route import LABEL, LEADS
+from pseudoreal_operator.cluster.lease import IS_LEADER, LEADER_LABEL
 from pseudoreal_operator.settings import Lease, Settings, read_settings
 
 from tests.support import chart
 from tests.support.chart import KUBE_VERSION, RELEASE, WIDE, find, render
 from tests.support.cluster import Cluster
 from tests.support.kubectl import Kubectl
-from tests.unit.operator.manifests.rendered import TRAIN, rendered
+from tests.unit.operator.manifests.support.rendered import TRAIN, rendered
 
 pytestmark = pytest.mark.integration
 
@@ -130,8 +130,8 @@ def test_pods_are_told_where_the_service_is() -> None:
     assert environment(documents)[REPORT_URL] == f"https://{HOST}:{port['port']}{REPORT_PATH}"
     labels = find(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
     selector = find(documents, "Service")["spec"]["selector"]
-    assert selector.items() <= (labels | {LABEL: LEADS}).items()
-    assert LABEL not in labels, "no pod leads from the start"
+    assert selector.items() <= (labels | {LEADER_LABEL: IS_LEADER}).items()
+    assert LEADER_LABEL not in labels, "no pod leads from the start"
 
 
 @pytest.mark.parametrize("values", [(), ("--set=watchNamespaces={a,b}",)])
@@ -261,7 +261,7 @@ def test_nothing_of_prometheus_unless_it_is_asked_for() -> None:
 def test_prometheus_finds_the_operator_and_the_pods() -> None:
     documents = render(*MONITORED)
     service, monitor = find(documents, "Service", "pseudoreal-metrics"), find(documents, "ServiceMonitor")
-    assert LABEL not in service["spec"]["selector"], "all operators are read, whoever leads"
+    assert LEADER_LABEL not in service["spec"]["selector"], "all operators are read, whoever leads"
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["spec"]["endpoints"][0]["port"] in [port["name"] for port in service["spec"]["ports"]]
     assert monitor["metadata"]["labels"]["release"] == "prom"

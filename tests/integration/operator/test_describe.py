@@ -14,7 +14,7 @@ from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import PodReport
 from pseudoreal_dev.machine import paths
 
-from tests.integration.operator.endpoint import Reporter, progress, sign
+from tests.integration.operator.support.endpoint import Reporter, progress, sign
 from tests.support.cluster import Cluster, Job, complete_stage
 from tests.support.installed import make_namespace
 from tests.support.kubectl import Kubectl

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.operator.endpoint import Reporter, at
+from tests.integration.operator.support.endpoint import Reporter, at
 from tests.support.cluster import Cluster, Job
 from tests.support.operator_process import Operator, run
 from tests.support.patience import wait_for

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.wire.reports import PodReport
 
-from tests.integration.operator.endpoint import Reporter, progress, sign
+from tests.integration.operator.support.endpoint import Reporter, progress, sign
 from tests.support.cluster import Cluster, Job
 from tests.support.patience import wait_for
 

@@ -3,7 +3,6 @@
 import time
 
 import pytest
-from pseudoreal_operator.cluster.finalizer import FINALIZER
 
 from tests.support.cluster import CHILD_PATHS, Cluster, Job
 from tests.support.kubectl import Kubectl
@@ -121,28 +120,6 @@ def test_a_job_can_be_deleted_while_the_operator_is_away(cluster: Cluster, opera
     _wait_for_no_children(job)
     operator.start()
     cluster.create("left-behind").pods("left-behind-pseudo-e1")
-
-
-def test_an_upgrade_takes_the_finalizer_of_older_releases_off(cluster: Cluster, stopped_operator: Operator) -> None:
-    """Covers a running job, a job in deletion, and an ended job."""
-    other = "example.com/other"
-    running, deleted, ended = (cluster.create(name) for name in ("running", "deleted", "ended"))
-    condition = {"type": "Complete", "status": "True", "reason": "AllPhasesDone", "message": "It is done."}
-    cluster.patch_status("ended", {"conditions": [condition | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]})
-    for job in (running, deleted, ended):
-        cluster.patch_job(job.name, {"metadata": {"finalizers": [other, FINALIZER]}})
-    cluster.delete_job("deleted")
-    stopped_operator.start()
-    for job in (running, deleted, ended):
-
-        def is_off(job: Job = job) -> bool:
-            return bool(job.body["metadata"]["finalizers"] == [other])
-
-        wait_for("the end of the finalizer", is_off)
-    running.pods("running-pseudo-e1")
-    assert ended.child_jobs() == deleted.child_jobs() == []
-    for job in (running, deleted, ended):
-        cluster.patch_job(job.name, {"metadata": {"finalizers": None}})
 
 
 def test_health_says_whether_all_tasks_run(cluster: Cluster, operator: Operator) -> None:

@@ -11,7 +11,7 @@ from pseudoreal_api.names import CONFIG_FILE, file_annotation
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Membership, PodReport, ReportAnswer, Takeover
 
-from tests.integration.operator.endpoint import Reporter, sign
+from tests.integration.operator.support.endpoint import Reporter, sign
 from tests.support.cluster import Cluster
 from tests.support.patience import wait_for
 

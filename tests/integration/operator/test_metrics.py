@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import yaml
 from pseudoreal_api.wire.messages import ProgressReport
-from pseudoreal_trainer.runtime.heartbeat import Heartbeat
-from pseudoreal_trainer.runtime.metrics_server import serving_metrics
+from pseudoreal_trainer.runtime.heartbeat import Heartbeat, HeartbeatFile
+from pseudoreal_trainer.runtime.metrics import serving_metrics
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
-from pseudoreal_trainer.runtime.record import HeartbeatFile
 
-from tests.integration.operator.endpoint import Reporter, at, progress
+from tests.integration.operator.support.endpoint import Reporter, at, progress
 from tests.support import prometheus
 from tests.support.chart import CHART
 from tests.support.cluster import Cluster, complete_stage

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 from pseudoreal_api.wire.reports import ReportAnswer, SavedCheckpoint
-from pseudoreal_trainer.runtime.endpoint import Endpoint, Refused
+from pseudoreal_trainer.runtime.reports import Endpoint, Refused
 
-from tests.integration.operator.endpoint import Reporter, at
+from tests.integration.operator.support.endpoint import Reporter, at
 from tests.support.cluster import Cluster, Job
 from tests.support.names import OPERATOR
 from tests.support.operator_process import Operator
@@ -180,7 +180,7 @@ def test_a_restarted_operator_hears_its_pods_again(cluster: Cluster, operator: O
     assert pod.tell(at(2)).status == 200
     operator.kill()
     operator.start()
-    wait_for("the endpoint", lambda: operator.lines("reports_served")[1:])
+    wait_for("the endpoint", lambda: operator.lines("report_endpoint_started")[1:])
     pod.tell(at(6))
     job.wait("the progress", lambda status: bool(status.progress and status.progress.step == 6))
 

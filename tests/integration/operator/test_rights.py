@@ -16,8 +16,12 @@ pytestmark = pytest.mark.integration
 Json = dict[str, Any]
 Right = tuple[str, str, str]
 
-WITHOUT_REQUEST = {("pseudoreal.dev", "pseudorealjobs/finalizers", "update")}
-"""Right checked by an admission plugin when a child gets an owner."""
+WITHOUT_REQUEST = {
+    ("pseudoreal.dev", "pseudorealjobs/finalizers", "update"),
+    ("pseudoreal.dev", "pseudorealjobs", "patch"),
+}
+"""Rights without requests of their own: the first is checked by an admission plugin when a child gets an owner; the
+second removed the finalizer of releases up to 0.2, which this release does not do any more."""
 TOO_NEW = {("scheduling.k8s.io", "podgroups", verb) for verb in ("get", "create")}
 """Rights on PodGroups of Kubernetes 1.37, not served by this API server."""
 

@@ -123,7 +123,7 @@ def tenants(
     first, second = (make_namespace(admin, name) for name in ("tenants", "served"))
     operator = Operator(operator_kubeconfig, "tenants,served", tmp_path_factory.mktemp("tenants") / "log", tls)
     operator.start()
-    wait_for("the first look", lambda: operator.lines("first_look"), operator.said)
+    wait_for("the initial list", lambda: operator.lines("initial_list_completed"), operator.said)
     assert operator.process is not None
     yield Tenants(admin, operator, first, second, operator.process.pid, operator.health()["watchers"])
     operator.kill()

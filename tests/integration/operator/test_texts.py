@@ -18,8 +18,8 @@ from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.login import connect
-from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.status.events import Event, Reason, shortened, to_manifest
+from pseudoreal_operator.untrusted_text import sanitize
 
 from tests.support.cluster import Cluster, Job
 from tests.support.depth import DEPTH
@@ -129,14 +129,14 @@ def test_no_last_words_of_a_pod_stop_its_job(cluster: Cluster) -> None:
         message = TerminationMessage(outcome="Failed", phase="pseudo", execution=1, message=stored(TEXTS[kind]))
         job.end_with(pod, 1, message.to_json())
     for kind, job in [*raw.items(), *told.items()]:
-        _check_end(job, clean(stored(TEXTS[kind])))
+        _check_end(job, sanitize(stored(TEXTS[kind])))
 
 
 def _check_end(job: Job, words: str) -> None:
     job.wait("the end", lambda status: status.state == "Failed")
     failed = job.condition("Failed")
     assert failed["reason"] == "RestartsExhausted"
-    shown = clean(words.strip(), 600).rstrip(".")
+    shown = sanitize(words.strip(), 600).rstrip(".")
     assert f"ended with exit code 1: {shown}." in failed["message"], job.name
     assert job.event("Failed")["message"] == shortened(failed["message"])
 
@@ -170,7 +170,7 @@ def test_no_obstacle_of_a_pod_stops_its_job(cluster: Cluster) -> None:
         pod["metadata"]["name"], {"conditions": [{"type": "PodScheduled", "status": "False"} | says]}
     )
     for kind, job in jobs.items():
-        shown = clean(stored(TEXTS[kind])).rstrip(". ")
+        shown = sanitize(stored(TEXTS[kind])).rstrip(". ")
 
         def is_told(job: Job = job, shown: str = shown) -> bool:
             return shown in job.condition("Progressing")["message"]

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 
-from tests.benchmarks.operator import simulator
-from tests.benchmarks.operator.audit import AuditLog, Request, job_name
-from tests.benchmarks.operator.beside.stacks import ONE_PHASE, TWO_PHASES, Stack
-from tests.benchmarks.operator.connection import MERGE, Connection, connect
-from tests.benchmarks.operator.simulator import OURS, Simulator
-from tests.benchmarks.operator.usage import usage
 from tests.support.cluster import Cluster
+from tests.support.load import simulator
+from tests.support.load.audit import AuditLog, Request, job_name
+from tests.support.load.connection import MERGE, Connection, connect
+from tests.support.load.jobs import RESOURCE, one_phase, two_phases
+from tests.support.load.simulator import OURS, Simulator
+from tests.support.load.usage import usage
 from tests.support.operator_process import Operator
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.integration
 Json = dict[str, Any]
 
 JOBS, PODS = 10, 2
-NAMES = {ONE_PHASE: [job_name(number) for number in range(JOBS)], TWO_PHASES: [job_name(JOBS + n) for n in range(JOBS)]}
-MOST_WRITES = {ONE_PHASE: 12, TWO_PHASES: 20}
-MOST_REQUESTS = {ONE_PHASE: 36, TWO_PHASES: 72}
+NAMES = {one_phase: [job_name(number) for number in range(JOBS)], two_phases: [job_name(JOBS + n) for n in range(JOBS)]}
+MOST_WRITES = {one_phase: 12, two_phases: 20}
+MOST_REQUESTS = {one_phase: 36, two_phases: 72}
 """Maximal median of requests per job, including three requests for each of the three reconcile passes after pod
 changes."""
 MOST_BYTES = 250e6
@@ -46,9 +46,9 @@ class Course:
     log: AuditLog
 
     async def run(self) -> None:
-        for stack, names in NAMES.items():
+        for body, names in NAMES.items():
             for name in names:
-                await self.connection.request("POST", self._jobs(stack), stack.job(name, PODS))
+                await self.connection.request("POST", self._jobs(), body(name, PODS))
         await _until("training", self._all_train)
         # The passes over what came before have ended when a later one begins.
         for touch in ("before", "between", "after"):
@@ -79,14 +79,14 @@ class Course:
 
     async def _all_ended(self) -> bool:
         self.pods.check()
-        jobs = [job async for job in self.connection.each(self._jobs(ONE_PHASE))]
+        jobs = [job async for job in self.connection.each(self._jobs())]
         return all(job.get("status", {}).get("state") == "Complete" for job in jobs)
 
     def _writes(self) -> Counter[str]:
         return writes(self.log.requests())
 
-    def _jobs(self, stack: Stack) -> str:
-        version, _, plural = stack.jobs.rpartition("/")
+    def _jobs(self) -> str:
+        version, _, plural = RESOURCE.rpartition("/")
         return self._path(f"apis/{version}", plural)
 
     def _path(self, version: str, rest: str) -> str:
@@ -132,11 +132,11 @@ def test_a_job_costs_few_writes_and_none_while_nothing_changes(
     log = AuditLog(audit_log)
     asyncio.run(live(control_plane, cluster.namespace, log))
     counted, requests = writes(log.requests()), asked(log.requests())
-    for stack, names in NAMES.items():
-        most = {name: counted[name] for name in names if counted[name] > MOST_WRITES[stack]}
+    for body, names in NAMES.items():
+        most = {name: counted[name] for name in names if counted[name] > MOST_WRITES[body]}
         assert not most, [f"{r.job} {r.kind}" for r in log.requests() if r.job in most and r.is_write]
         assert all(counted[name] for name in names), "the log has them all"
         usual = median(requests[name] for name in names)
-        assert usual <= MOST_REQUESTS[stack], [r.kind for r in log.requests() if r.job == names[0] and r.is_for_jobs]
+        assert usual <= MOST_REQUESTS[body], [r.kind for r in log.requests() if r.job == names[0] and r.is_for_jobs]
     assert shared_operator.process is not None
     assert usage(shared_operator.process.pid).peak_bytes < MOST_BYTES

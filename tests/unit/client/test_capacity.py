@@ -11,17 +11,16 @@ from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.spec.pod import Topology
 from pseudoreal_api.status.status import PseudoRealJobStatus
-from pseudoreal_client.capacity.fit import Wish, fit
-from pseudoreal_client.capacity.levels import levels_of
+from pseudoreal_client.capacity.fit import PodSet, fit
 from pseudoreal_client.capacity.nodes import Node, read_nodes, requests_of
-from pseudoreal_client.capacity.verdict import Verdict
-from pseudoreal_client.capacity.wishes import Need, limits_too_small, stages_left, wish_of
+from pseudoreal_client.capacity.pod_sets import PodNeeds, limits_below_needs, pod_set_of, stages_left
+from pseudoreal_client.capacity.stage_report import StageReport, traffic_levels
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_trainer.estimate.report import plan_phase
 
 from tests.support.jobs import good_job
-from tests.unit.client.golden import golden
-from tests.unit.client.seen import UID
+from tests.unit.client.support.golden import golden
+from tests.unit.client.support.observed_jobs import UID
 
 Json = dict[str, Any]
 
@@ -56,18 +55,18 @@ def nodes(*bodies: Json, pods: tuple[Json, ...] = (), own: str = "") -> list[Nod
     return read_nodes(bodies, pods, own)
 
 
-def gpus(count: int, each: int, **spec: Any) -> Wish:
-    return Wish(count, {GPU: Fraction(each), "pods": Fraction(1)}, spec)
+def gpus(count: int, each: int, **spec: Any) -> PodSet:
+    return PodSet(count, {GPU: Fraction(each), "pods": Fraction(1)}, spec)
 
 
-class TestWhatIsFree:
-    def test_pods_that_run_take_what_they_asked_for(self) -> None:
+class TestFreeResources:
+    def test_requests_of_running_pods_are_not_free(self) -> None:
         there = [pod_body("a", gpu=2, cpu="500m"), pod_body("a", gpu=1), pod_body("a", "", "Succeeded", gpu=4)]
         (node,) = nodes(node_body("a"), pods=(*there, pod_body("a", UID, gpu=1), pod_body("b", gpu=1)), own=UID)
         assert {name: node.free(name) for name in (GPU, "cpu", "pods")} == {GPU: 5, "cpu": 63, "pods": 108}
         assert node.free("example.com/none") == 0
 
-    def test_a_pod_wants_the_sum_of_its_containers_or_its_largest_step_before(self) -> None:
+    def test_a_pod_requests_the_sum_of_its_containers_or_its_largest_init_container(self) -> None:
         spec = {
             "containers": [
                 {"resources": {"limits": {"memory": "2Gi", "cpu": 2}, "requests": {"cpu": "500m"}}},
@@ -82,8 +81,8 @@ class TestWhatIsFree:
         assert requests_of(spec) == {"memory": 9 * GIB, "cpu": Fraction(3, 2), "pods": 1}
 
 
-class TestTheFit:
-    def test_pods_fill_the_nodes(self) -> None:
+class TestFit:
+    def test_pods_fill_one_node_after_the_other(self) -> None:
         found = fit(nodes(node_body("b"), node_body("a"), pods=(pod_body("a", gpu=5),)), gpus(5, 2))
         assert (found.now, found.ever) == ({"a": 1, "b": 4}, {"a": 4, "b": 4})
         assert found.placement == {"a": 1, "b": 4}
@@ -96,7 +95,7 @@ class TestTheFit:
         st.integers(1, 4),
         st.booleans(),
     )
-    def test_it_is_what_placing_pod_after_pod_finds(
+    def test_fit_equals_placing_one_pod_after_another(
         self, rooms: list[tuple[int, int, int]], count: int, cpu: int, gpu: int, alone: bool
     ) -> None:
         made = nodes(
@@ -105,7 +104,7 @@ class TestTheFit:
         )
         term = {"topologyKey": "kubernetes.io/hostname"}
         away = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-        wish = Wish(count, {"cpu": Fraction(cpu), GPU: Fraction(gpu)}, {"affinity": away} if alone else {})
+        pods = PodSet(count, {"cpu": Fraction(cpu), GPU: Fraction(gpu)}, {"affinity": away} if alone else {})
         left = {f"n{i}": [c, g - used, 0] for i, (c, g, used) in enumerate(rooms)}
         placed = 0
         for _ in range(count):
@@ -113,7 +112,7 @@ class TestTheFit:
             if free:
                 free[0][:] = [free[0][0] - cpu, free[0][1] - gpu, 1]
                 placed += 1
-        found = fit(made, wish)
+        found = fit(made, pods)
         assert sum(found.placement.values()) == placed
         assert found.fits_now == (placed == count)
 
@@ -129,12 +128,12 @@ class TestTheFit:
             (node_body("n", **{GPU: "1"}), {}, f"too little {GPU}"),
         ],
     )
-    def test_what_stands_in_the_way_is_said(self, body: Json, spec: Json, says: str) -> None:
+    def test_each_excluded_node_has_its_reason(self, body: Json, spec: Json, says: str) -> None:
         found = fit(nodes(body), replace(gpus(1, 2, **spec), device_bytes=60 * GIB))
         assert found.obstacles["n"].startswith(says)
         assert not found.fits_ever
 
-    def test_what_is_taken_may_become_free(self) -> None:
+    def test_pods_that_do_not_fit_now_may_fit_on_empty_nodes(self) -> None:
         found = fit(nodes(node_body("n"), pods=(pod_body("n", gpu=7),)), gpus(1, 2))
         assert found.obstacles == {"n": f"too little {GPU} left"}
         assert (found.fits_now, found.fits_ever) == (False, True)
@@ -148,7 +147,7 @@ class TestTheFit:
             {"key": GPU, "value": "present"},
         ],
     )
-    def test_a_taint_is_tolerated(self, toleration: Json) -> None:
+    def test_taints_exclude_nodes_unless_tolerated(self, toleration: Json) -> None:
         tainted = nodes(node_body("n", taints=[GPU_TAINT, {"key": "soft", "effect": "PreferNoSchedule"}]))
         assert fit(tainted, gpus(1, 1, tolerations=[toleration])).fits_now
         for other in (
@@ -172,7 +171,7 @@ class TestTheFit:
             ({"key": "pool", "operator": "Gt", "values": ["7"]}, False),
         ],
     )
-    def test_terms_of_the_node_affinity(self, expression: Json, holds: bool) -> None:
+    def test_node_affinity_needs_one_matching_term(self, expression: Json, holds: bool) -> None:
         there = nodes(node_body("n", labels={"size": "8"}))
 
         def fits(*terms: Json) -> bool:
@@ -198,25 +197,27 @@ def job(**changes: Any) -> PseudoRealJob:
 LIMITS = {"limits": {GPU: 2, "cpu": 8, "memory": "64Gi"}}
 
 
-class TestTheWish:
-    def test_it_is_what_the_operator_asks_for(self) -> None:
+class TestPodSet:
+    def test_pod_set_is_that_of_the_operators_job(self) -> None:
         wanted = job(spec__phases__1__resources=LIMITS)
         delink, real = stages_left(wanted, PseudoRealJobStatus(), "real")
-        wish = wish_of(wanted, real, Need(2 * GIB, 0, 12 * GIB))
-        assert wish.count == 2
-        assert wish.requests == {GPU: 2, "cpu": 8, "memory": 64 * GIB, "pods": 1}
-        assert wish.device_bytes == 12 * GIB
-        assert wish_of(wanted, delink, None).requests == {"cpu": 8, "memory": 64 * GIB, "pods": 1}
+        pods = pod_set_of(wanted, real, PodNeeds(2 * GIB, 0, 12 * GIB))
+        assert pods.count == 2
+        assert pods.requests == {GPU: 2, "cpu": 8, "memory": 64 * GIB, "pods": 1}
+        assert pods.device_bytes == 12 * GIB
+        assert pod_set_of(wanted, delink, None).requests == {"cpu": 8, "memory": 64 * GIB, "pods": 1}
 
-    def test_the_forecast_counts_where_the_job_asks_for_less(self) -> None:
+    def test_requests_below_the_estimate_are_raised_to_it(self) -> None:
         wanted = job(spec__phases__0__offload={"home": "Disk"})
-        wish = wish_of(wanted, stages_left(wanted, PseudoRealJobStatus(), None)[0], Need(3 * GIB, 5 * GIB, 0))
-        assert wish.requests == {"memory": 3 * GIB, "ephemeral-storage": 5 * GIB, "pods": 1}
+        pods = pod_set_of(wanted, stages_left(wanted, PseudoRealJobStatus(), None)[0], PodNeeds(3 * GIB, 5 * GIB, 0))
+        assert pods.requests == {"memory": 3 * GIB, "ephemeral-storage": 5 * GIB, "pods": 1}
         elsewhere = job(spec__phases__0__offload={"home": "Disk", "volume": {"hostPath": {"path": "/nvme"}}})
-        wish = wish_of(elsewhere, stages_left(elsewhere, PseudoRealJobStatus(), None)[0], Need(3 * GIB, 5 * GIB, 0))
-        assert "ephemeral-storage" not in wish.requests
+        pods = pod_set_of(
+            elsewhere, stages_left(elsewhere, PseudoRealJobStatus(), None)[0], PodNeeds(3 * GIB, 5 * GIB, 0)
+        )
+        assert "ephemeral-storage" not in pods.requests
 
-    def test_stages_that_are_done_are_left_out(self) -> None:
+    def test_completed_stages_are_not_planned(self) -> None:
         status = PseudoRealJobStatus.model_validate({"phases": [{"name": "pseudo", "state": "Complete"}]})
         assert [stage.title for stage in stages_left(job(), status, None)] == [
             "the delink into phase real",
@@ -224,28 +225,28 @@ class TestTheWish:
         ]
         assert [stage.title for stage in stages_left(job(), status, "pseudo")] == ["phase pseudo"]
 
-    def test_limits_below_the_forecast_are_named(self) -> None:
+    def test_limits_below_the_estimate_are_problems(self) -> None:
         small = job(
             spec__phases__0__resources={"limits": {"memory": "1Gi"}},
             spec__phases__0__offload={"home": "Disk", "volume": {"emptyDir": {"sizeLimit": "2Gi"}}},
         )
-        phase, need = small.spec.phases[0], Need(2 * GIB, 3 * GIB, 0)
-        spec = wish_of(small, stages_left(small, PseudoRealJobStatus(), None)[0], need).spec
-        memory, disk = limits_too_small(phase, spec, need)
+        phase, need = small.spec.phases[0], PodNeeds(2 * GIB, 3 * GIB, 0)
+        spec = pod_set_of(small, stages_left(small, PseudoRealJobStatus(), None)[0], need).spec
+        memory, disk = limits_below_needs(phase, spec, need)
         assert memory.startswith("spec.phases[pseudo].resources.limits.memory is 1Gi, but a pod needs 2.00 GiB")
         assert "sizeLimit is 2Gi, but a pod needs 3.00 GiB of disk" in disk
-        assert limits_too_small(phase, spec, Need(GIB, 2 * GIB, 0)) == []
+        assert limits_below_needs(phase, spec, PodNeeds(GIB, 2 * GIB, 0)) == []
 
 
-def verdict(wanted: PseudoRealJob, there: list[Node], need: Need) -> Verdict:
+def report(wanted: PseudoRealJob, there: list[Node], need: PodNeeds) -> StageReport:
     stage = stages_left(wanted, PseudoRealJobStatus(), "real")[-1]
-    wish = wish_of(wanted, stage, need)
-    problems = limits_too_small(wanted.spec.phases[1], wish.spec, need)
-    return Verdict(stage.title, "real", wish, need, fit(there, wish), there, problems)
+    pods = pod_set_of(wanted, stage, need)
+    problems = limits_below_needs(wanted.spec.phases[1], pods.spec, need)
+    return StageReport(stage.title, "real", pods, need, fit(there, pods), there, problems)
 
 
 WANTED = job(spec__phases__1__resources=LIMITS)
-NEED = Need(20 * GIB, 0, 60 * GIB)
+NEED = PodNeeds(20 * GIB, 0, 60 * GIB)
 BIG = {"labels": {"nvidia.com/gpu.memory": "81559"}}
 RACK = "topology.example/rack"
 
@@ -268,40 +269,40 @@ def near(topology: Json, workers: int = 4) -> PseudoRealJob:
     )
 
 
-def spread(wanted: PseudoRealJob, there: list[Node]) -> Verdict:
-    """Return the verdict, with the bytes that cross between racks and between nodes."""
-    found = verdict(wanted, there, Need(20 * GIB, 0, 0))
+def spread(wanted: PseudoRealJob, there: list[Node]) -> StageReport:
+    """Return the report, with the bytes that cross between racks and between nodes."""
+    found = report(wanted, there, PodNeeds(20 * GIB, 0, 0))
     planned = plan_phase(
         phase_config(wanted, 1, execution=1, work_directory=".", offload_directory="."), "cuda", None, 1
     )
-    return replace(found, levels=levels_of(found.fit, found.wish.topology, planned.layout.mesh, planned.flows))
+    return replace(found, levels=traffic_levels(found.fit, found.pods.topology, planned.layout.mesh, planned.flows))
 
 
-VERDICTS: dict[str, Verdict] = {
+REPORTS: dict[str, StageReport] = {
     "racks": spread(near({"preferred": RACK}), racks("x", "y", "x", "y")),
-    "fits": verdict(WANTED, nodes(node_body("a", **BIG), node_body("b", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
-    "waits": verdict(WANTED, nodes(node_body("a", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
-    "few-nodes": verdict(job(spec__phases__1__resources=LIMITS | {"limits": {GPU: 8}}), nodes(node_body("a")), NEED),
-    "large-pods": verdict(
+    "fits": report(WANTED, nodes(node_body("a", **BIG), node_body("b", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
+    "waits": report(WANTED, nodes(node_body("a", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
+    "few-nodes": report(job(spec__phases__1__resources=LIMITS | {"limits": {GPU: 8}}), nodes(node_body("a")), NEED),
+    "large-pods": report(
         job(spec__phases__1__resources={"limits": {GPU: 16}}), nodes(node_body("a"), node_body("b")), NEED
     ),
-    "small-gpus": verdict(
+    "small-gpus": report(
         WANTED, nodes(*(node_body(f"gpu-{i}", labels={"nvidia.com/gpu.memory": "40960"}) for i in range(6))), NEED
     ),
-    "taints": verdict(WANTED, nodes(node_body("a", taints=[GPU_TAINT]), node_body("cpu", **{GPU: "0"})), NEED),
-    "small-limit": verdict(WANTED, nodes(node_body("a", **BIG)), Need(80 * GIB, 0, 60 * GIB)),
-    "no-nodes": verdict(WANTED, [], NEED),
+    "taints": report(WANTED, nodes(node_body("a", taints=[GPU_TAINT]), node_body("cpu", **{GPU: "0"})), NEED),
+    "small-limit": report(WANTED, nodes(node_body("a", **BIG)), PodNeeds(80 * GIB, 0, 60 * GIB)),
+    "no-nodes": report(WANTED, [], NEED),
 }
 
 
-@pytest.mark.parametrize("name", VERDICTS)
-def test_a_verdict(name: str) -> None:
-    lines = [*VERDICTS[name].lines()]
+@pytest.mark.parametrize("name", REPORTS)
+def test_stage_report_matches_its_golden_file(name: str) -> None:
+    lines = [*REPORTS[name].lines()]
     assert "\n".join(lines) + "\n" == golden(f"plan-{name}", lines)
 
 
-def test_what_fits_and_when() -> None:
-    assert {name: (one.can_run, one.can_run_now) for name, one in VERDICTS.items()} == {
+def test_stage_report_tells_fits_now_from_fits_ever() -> None:
+    assert {name: (one.can_run, one.can_run_now) for name, one in REPORTS.items()} == {
         "fits": (True, True),
         "racks": (True, True),
         "waits": (True, False),
@@ -309,39 +310,39 @@ def test_what_fits_and_when() -> None:
     }
 
 
-class TestATopology:
-    def test_all_pods_in_one_rack_need_a_rack_with_room_for_all(self) -> None:
-        wish = replace(gpus(2, 2), topology=Topology(required=RACK))
-        assert fit(racks("x", "y", "y"), wish).placement == {"b": 1, "c": 1}
-        assert fit(racks("y", "x", "y", "x"), wish).placement == {"a": 1, "c": 1}
-        apart = fit(racks("x", "y"), wish)
+class TestTopology:
+    def test_required_topology_needs_one_rack_with_room_for_all_pods(self) -> None:
+        pods = replace(gpus(2, 2), topology=Topology(required=RACK))
+        assert fit(racks("x", "y", "y"), pods).placement == {"b": 1, "c": 1}
+        assert fit(racks("y", "x", "y", "x"), pods).placement == {"a": 1, "c": 1}
+        apart = fit(racks("x", "y"), pods)
         assert (apart.fits_now, apart.fits_ever, apart.room_ever) == (False, False, 1)
-        taken = fit(racks("x", "y", "y", pods=(pod_body("b", gpu=1),)), wish)
+        taken = fit(racks("x", "y", "y", pods=(pod_body("b", gpu=1),)), pods)
         assert (taken.fits_now, taken.fits_ever) == (False, True)
 
-    def test_a_node_without_the_label_is_in_no_rack(self) -> None:
-        wish = replace(gpus(1, 2), topology=Topology(required=RACK))
-        assert fit(nodes(node_body("a")), wish).obstacles["a"].startswith(f"no label {RACK}")
-        assert fit(nodes(node_body("a")), replace(wish, topology=Topology(preferred=RACK))).fits_now
+    def test_required_topology_excludes_nodes_without_the_label(self) -> None:
+        pods = replace(gpus(1, 2), topology=Topology(required=RACK))
+        assert fit(nodes(node_body("a")), pods).obstacles["a"].startswith(f"no label {RACK}")
+        assert fit(nodes(node_body("a")), replace(pods, topology=Topology(preferred=RACK))).fits_now
 
-    def test_pods_that_prefer_a_rack_fill_the_one_with_the_most_room_first(self) -> None:
-        wish = replace(gpus(3, 2), topology=Topology(preferred=RACK))
-        assert [*fit(racks("x", "y", "y"), wish).placement.items()] == [("b", 1), ("c", 1), ("a", 1)]
+    def test_preferred_topology_fills_the_rack_with_most_room_first(self) -> None:
+        pods = replace(gpus(3, 2), topology=Topology(preferred=RACK))
+        assert [*fit(racks("x", "y", "y"), pods).placement.items()] == [("b", 1), ("c", 1), ("a", 1)]
 
-    def test_a_delink_has_none(self) -> None:
+    def test_delink_has_no_topology(self) -> None:
         stage = next(stage for stage in stages_left(near({"required": RACK}), PseudoRealJobStatus(), "real"))
         assert stage.kind is StageKind.DELINK
-        assert wish_of(near({"required": RACK}), stage, None).topology is None
+        assert pod_set_of(near({"required": RACK}), stage, None).topology is None
 
-    def test_shards_stay_in_a_rack_and_the_pipeline_crosses(self) -> None:
-        racks, nodes = VERDICTS["racks"].levels
+    def test_shard_traffic_stays_in_a_rack_and_pipeline_traffic_crosses(self) -> None:
+        racks, nodes = REPORTS["racks"].levels
         assert (racks.count, nodes.count) == (2, 4)
         assert {exchange for exchange, size in racks.bytes.items() if size} == {"pipeline"}
         assert {exchange for exchange, size in nodes.bytes.items() if size} == {"pipeline", "shards"}
-        assert VERDICTS["racks"].as_json()["levels"][0]["bytes_per_step"] == racks.bytes
+        assert REPORTS["racks"].as_json()["levels"][0]["bytes_per_step"] == racks.bytes
 
 
-def test_json_is_what_the_lines_say() -> None:
-    said = VERDICTS["waits"].as_json()
+def test_json_has_the_content_of_the_lines() -> None:
+    said = REPORTS["waits"].as_json()
     assert (said["fits"], said["fits_now"], said["pods"], said["requests"][GPU]) == (True, False, 2, 2.0)
     assert said["reasons"][0].startswith("there is room for 1 of 2 pods now")

@@ -14,7 +14,7 @@ from pseudoreal_client import completion
         (["submit", ""], set[str](), ":0"),
     ],
 )
-def test_words_are_completed(
+def test_kubectl_gets_proposals_and_a_directive(
     words: list[str],
     proposals: set[str],
     directive: str,

@@ -6,8 +6,8 @@ import pytest
 import yaml
 from kubernetes import client, config
 from pseudoreal_client.cluster import connect as module
-from pseudoreal_client.cluster.connect import Where, connect
-from pseudoreal_client.refusal import ExitStatus, Refusal
+from pseudoreal_client.cluster.connect import connect
+from pseudoreal_trainer.cli.common import ClusterOptions, CommandError, ExitStatus
 
 
 @pytest.fixture
@@ -30,21 +30,21 @@ def kubeconfig(tmp_path: Path) -> str:
     ("namespace", "context", "meant", "is_named"),
     [(None, None, "default", False), (None, "two", "team", False), ("mine", "two", "mine", True)],
 )
-def test_the_namespace_is_that_of_the_line_or_of_the_context(
+def test_namespace_comes_from_the_option_or_else_the_context(
     kubeconfig: str, namespace: str | None, context: str | None, meant: str, is_named: bool
 ) -> None:
-    found = connect(Where(namespace, context, kubeconfig))
+    found = connect(ClusterOptions(namespace, context, kubeconfig))
     assert (found.namespace, found.is_named) == (meant, is_named)
 
 
-def test_a_context_that_is_not_there_is_no_cluster(kubeconfig: str) -> None:
-    with pytest.raises(Refusal, match=r"no cluster is configured.*three") as refused:
-        connect(Where(context="three", kubeconfig=kubeconfig))
-    assert refused.value.status is ExitStatus.NO_CLUSTER
+def test_an_unknown_context_is_an_error(kubeconfig: str) -> None:
+    with pytest.raises(CommandError, match=r"no cluster is configured.*three") as refused:
+        connect(ClusterOptions(context="three", kubeconfig=kubeconfig))
+    assert refused.value.exit_code is ExitStatus.NO_CLUSTER
 
 
 @pytest.mark.parametrize(("context", "namespace"), [(None, "pods"), ("two", "team")])
-def test_in_a_pod_its_account_counts_unless_the_line_says_more(
+def test_a_pod_uses_its_service_account_unless_options_name_a_cluster(
     context: str | None, namespace: str, kubeconfig: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(configuration: client.Configuration) -> None:
@@ -56,5 +56,5 @@ def test_in_a_pod_its_account_counts_unless_the_line_says_more(
     monkeypatch.setattr(config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    where = Where(context=context, kubeconfig=kubeconfig if context else None)
+    where = ClusterOptions(context=context, kubeconfig=kubeconfig if context else None)
     assert connect(where).namespace == namespace

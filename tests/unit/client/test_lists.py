@@ -8,12 +8,13 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 from kubernetes.client import ApiClient
+from pseudoreal_api.base import KIND
 from pseudoreal_client.cluster import api as module
-from pseudoreal_client.cluster.api import JOBS, Api
+from pseudoreal_client.cluster.api import Api
 from pseudoreal_client.cluster.connect import Connection
-from pseudoreal_client.command import main
 from pseudoreal_client.commands import options
-from pseudoreal_client.refusal import Refusal
+from pseudoreal_trainer.cli.command import main
+from pseudoreal_trainer.cli.common import CommandError
 
 from tests.support.jobs import good_job
 
@@ -80,12 +81,12 @@ def name_of(text: str) -> str:
 def listed(server: Server) -> tuple[list[str], list[str]]:
     """Return the names of the listed objects, and the warnings about others."""
     warnings: list[str] = []
-    found = Api(cast(ApiClient, server), warnings.append).each(JOBS, None)
+    found = Api(cast(ApiClient, server), warnings.append).each(KIND, None)
     return [body["metadata"]["name"] for body in found], warnings
 
 
 @pytest.mark.parametrize("place", [0, 1, 499, 500, 700, 999])
-def test_one_deep_object_is_named_and_all_others_are_listed(place: int) -> None:
+def test_a_list_with_one_deep_object_has_all_others_and_a_warning(place: int) -> None:
     objects = [json.dumps({"metadata": {"name": f"job-{number}", "namespace": "team"}}) for number in range(1000)]
     objects[place] = f'{{"metadata": {{"name": "poison"}}, "spec": {"[" * DEPTH + "]" * DEPTH}}}'
     server = Server(objects)
@@ -99,7 +100,7 @@ def test_one_deep_object_is_named_and_all_others_are_listed(place: int) -> None:
     assert len(server.asked) < 30
 
 
-def test_large_objects_are_listed_one_by_one_and_one_that_is_too_large_is_named(
+def test_a_list_of_large_objects_has_all_but_a_too_large_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 20_000)
@@ -110,14 +111,14 @@ def test_large_objects_are_listed_one_by_one_and_one_that_is_too_large_is_named(
     assert [warning.split()[0] for warning in warnings] == ["d"]
 
 
-def test_a_job_that_is_asked_for_by_its_name_and_cannot_be_read_is_a_refusal() -> None:
+def test_an_unreadable_job_asked_for_by_name_is_an_error() -> None:
     with pytest.raises(
-        Refusal, match=r"PseudoRealJob poison in namespace team cannot be read: it is no JSON, or nested"
+        CommandError, match=r"PseudoRealJob poison in namespace team cannot be read: it is no JSON, or nested"
     ):
         Api(cast(ApiClient, Server([deep("poison")])), print).job("team", "poison")
 
 
-def test_get_shows_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_lists_readable_jobs_and_names_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     newer = stored("newer") | {"status": {"phases": "of another release"}}
     server = Server([json.dumps(stored("one")), deep("poison"), json.dumps(newer), json.dumps(stored("two"))])
     said: list[str] = []

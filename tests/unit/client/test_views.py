@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 from pseudoreal_client.view.description import description
+from pseudoreal_client.view.observed_job import ObservedJob
 from pseudoreal_client.view.ranks import pod_of_rank, pod_state
-from pseudoreal_client.view.rows import table
-from pseudoreal_client.view.seen import SeenJob
-from pseudoreal_client.view.story import story
+from pseudoreal_client.view.rows import summary_line, table
 from pseudoreal_operator.observe.reading import read_pod
 
-from tests.unit.client.golden import golden
-from tests.unit.client.seen import NOW, TRAINING, UNSCHEDULABLE, at, body, condition, job, pod
+from tests.unit.client.support.golden import golden
+from tests.unit.client.support.observed_jobs import NOW, TRAINING, UNSCHEDULABLE, at, body, condition, job, pod
 
 Json = dict[str, Any]
 
@@ -91,7 +90,7 @@ AUTO: Json = TRAINING | {
     ]
 }
 """The operator chose the second phase's layout."""
-DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
+DESCRIBED: dict[str, tuple[ObservedJob, list[Json], list[Json]]] = {
     "training": (job(TRAINING, spec__phases__1__processesPerWorker=2), [pod(1), pod(0), pod(0, execution=1)], EVENTS),
     "auto": (job(AUTO), [], []),
     "mixture": (job(MIXTURE), [pod(1), pod(0)], []),
@@ -115,25 +114,25 @@ DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
-def test_a_description(name: str) -> None:
+def test_description_matches_its_golden_file(name: str) -> None:
     seen, pods, events = DESCRIBED[name]
     lines = description(seen, seen.current_pods(pods), events, NOW)
     assert "\n".join(lines) + "\n" == golden(f"describe-{name}", lines)
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_a_table_of_jobs(wide: bool) -> None:
+def test_table_matches_its_golden_file(wide: bool) -> None:
     lines = table([job(TRAINING), job(), job(FAILED)], NOW, wide=wide, namespaces=wide)
     assert "\n".join(lines) + "\n" == golden("get-wide" if wide else "get", lines)
 
 
-def test_what_remains_of_a_phase_shrinks_while_no_report_comes() -> None:
+def test_remaining_time_of_a_phase_shrinks_between_reports() -> None:
     # Half a minute ago, 100 s were left.
     assert job(TRAINING).remaining_of_phase(NOW) == 70
     assert job(TRAINING | {"state": "Restarting"}).remaining_of_phase(NOW) is None
 
 
-def test_what_remains_of_the_job_is_the_phase_and_the_tokens_of_later_ones_at_its_rate() -> None:
+def test_remaining_time_of_the_job_assumes_the_current_rate_for_later_phases() -> None:
     first = TRAINING | {"currentPhase": "pseudo"}
     # The second phase has 10 steps of 8 sequences of 32 tokens: 2560 tokens, which take 200 s at 12.8 tokens/s.
     assert job(first).remaining_of_job(NOW) == 270
@@ -142,26 +141,26 @@ def test_what_remains_of_the_job_is_the_phase_and_the_tokens_of_later_ones_at_it
     assert job(silent).remaining_of_job(NOW) is None
 
 
-def test_a_job_of_another_release_is_shown_without_what_only_its_spec_says() -> None:
+def test_a_job_with_a_spec_of_another_release_is_described_from_its_status() -> None:
     newer = job(TRAINING, spec__somethingNew={"a": 1})
     assert newer.spec is None
     assert any("Training" in line for line in description(newer, [], [], NOW))
     assert newer.remaining_of_job(NOW) is None
 
 
-def test_only_pods_of_this_job_and_of_its_newest_execution_are_shown() -> None:
+def test_current_pods_are_those_of_this_job_and_its_newest_execution() -> None:
     bodies = [pod(0), pod(0, execution=1), pod(1, uid="another"), pod(0, stage="delink")]
     assert [one.name for one in job(TRAINING).current_pods(bodies)] == ["llm-real-abcdef-e2-0"]
 
 
-def test_a_rank_is_found_in_its_pod() -> None:
+def test_pod_of_rank_finds_the_pod() -> None:
     seen = job(TRAINING, spec__phases__1__processesPerWorker=2)
     pods = seen.current_pods([pod(0), pod(1)])
     found = [pod_of_rank(seen, pods, rank) for rank in range(5)]
     assert [one and one.index for one in found] == [0, 0, 1, 1, None]
 
 
-def test_text_of_others_cannot_command_the_terminal() -> None:
+def test_untrusted_text_has_no_terminal_control_characters() -> None:
     said = {"phase": "Pending", "conditions": [{**UNSCHEDULABLE["conditions"][0], "message": "\x1b[2Jgone\nfar"}]}
     assert pod_state(read_pod(pod(0, status=said))) == "Pending (Unschedulable: ␛[2Jgone far)"
     evil = TRAINING | {"conditions": [condition("Progressing", "True", "Training", "\x1b]0;owned\x07")]}
@@ -177,5 +176,5 @@ def test_text_of_others_cannot_command_the_terminal() -> None:
         (None, "Pending"),
     ],
 )
-def test_a_state_in_a_line(status: Json | None, line: str) -> None:
-    assert story(SeenJob(body(status)), NOW) == line
+def test_summary_line_has_state_phase_and_progress(status: Json | None, line: str) -> None:
+    assert summary_line(ObservedJob(body(status)), NOW) == line

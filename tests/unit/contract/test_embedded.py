@@ -12,7 +12,7 @@ from pseudoreal_api.spec.embedded import MOST_MISFITS, embedded_in
 from pseudoreal_dev import kubernetes_types
 
 from tests.support.jobs import good_job
-from tests.unit.contract.linter import fields, is_embedded
+from tests.unit.contract.support.linter import fields, is_embedded
 
 Json = dict[str, Any]
 

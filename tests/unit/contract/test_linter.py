@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from pseudoreal_api.publish.crd import custom_resource_definition
 
-from tests.unit.contract.linter import RULES, Json, fields
+from tests.unit.contract.support.linter import RULES, Json, fields
 
 VERSION: Json = custom_resource_definition()["spec"]["versions"][0]
 

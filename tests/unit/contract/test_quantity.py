@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.base import Quantity
-from pseudoreal_api.quantity import bytes_of, count_of, quantity_of
+from pseudoreal_api.quantity import bytes_of, count_of, quantity_of, readable_bytes
 from pydantic import TypeAdapter, ValidationError
 
 QUANTITY: TypeAdapter[int | str] = TypeAdapter(Quantity)
@@ -79,3 +79,18 @@ def test_every_form_that_the_schema_accepts_is_read(number: str, suffix: str) ->
 def test_what_is_no_quantity_or_too_long_is_refused(quantity: str) -> None:
     with pytest.raises(ValidationError, match="is not a quantity"):
         QUANTITY.validate_python(quantity)
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (3 * 2**29, "1.50 GiB"),
+        (2**50, "1.00 PiB"),
+        (2**70, "1024.00 EiB"),
+    ],
+)
+def test_readable_bytes_takes_the_largest_unit_below_the_amount(amount: int, words: str) -> None:
+    assert readable_bytes(amount) == words

@@ -40,9 +40,11 @@ def test_the_projects_own_bundle_lacks_nothing() -> None:
     carried = {"pydantic", "pydantic_core", "structlog", "yaml", "click", "cel", "typing_extensions"}
     found = bundle.project_sources()
     bundle.check_imports(found.foreign, carried)
-    assert {"tests.gpu.test_losses", "tests.unit.trainer.engine.reference", "pseudoreal_trainer.engine.engine"} <= {
-        *found.files
-    }
+    assert {
+        "tests.gpu.test_losses",
+        "tests.unit.trainer.engine.support.reference",
+        "pseudoreal_trainer.engine.engine",
+    } <= {*found.files}
     assert not any(module.startswith("pseudoreal_operator") for module in found.files)
 
 

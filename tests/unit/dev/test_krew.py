@@ -142,7 +142,7 @@ def test_it_is_its_own_code_that_runs(installed: Path, tmp_path: Path) -> None:
     python.chmod(0o755)
     library = os.path.realpath(installed / "store" / "lib")
     done = call(installed, "get", PSEUDOREAL_PYTHON=str(python))
-    assert done.stdout == f"{library} -m pseudoreal_client.command get\n"
+    assert done.stdout == f"{library} -m pseudoreal_trainer.cli.command get\n"
     done = call(installed, "get", PSEUDOREAL_PYTHON=str(python), PYTHONPATH="/mine")
     assert done.stdout.startswith(f"{library}:/mine ")
 
@@ -175,5 +175,5 @@ def test_packages_are_installed_once(installed: Path, tmp_path: Path) -> None:
         assert call(installed, "get", "-A", PATH=path).returncode == 0
     said = calls.read_text().splitlines()
     assert sum(line.startswith("-m pip install") for line in said) == 2
-    assert said[-2:] == ["-m pseudoreal_client.command get -A"] * 2
+    assert said[-2:] == ["-m pseudoreal_trainer.cli.command get -A"] * 2
     assert f"-r {os.path.realpath(installed / 'store')}/requirements.txt" in said[2]

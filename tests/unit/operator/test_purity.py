@@ -7,12 +7,12 @@ from pathlib import Path
 import pseudoreal_operator
 
 PACKAGE = Path(pseudoreal_operator.__file__).parent
-EFFECTS = {"observe.requests"}
+EFFECTS = {"observe.fetch"}
 PURE = {"observe", "status", "failures", "manifests", "lifecycle"}
 REPORT = "print(*sorted({'kopf', 'aiohttp', 'kubernetes', 'torch'} & set(sys.modules)))"
 
 
-def test_what_is_pure_loads_no_client() -> None:
+def test_pure_modules_load_no_kubernetes_client() -> None:
     files = [file.relative_to(PACKAGE) for room in PURE for file in (PACKAGE / room).glob("*.py")]
     modules = {".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files}
     assert modules > PURE | EFFECTS

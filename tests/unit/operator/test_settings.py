@@ -8,13 +8,13 @@ import pytest
 from pseudoreal_operator.settings import FILE_BYTES, Lease, ReportServer, read_settings
 
 
-def test_settings() -> None:
+def test_settings_are_read_from_the_environment() -> None:
     settings = read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t:1", "PSEUDOREAL_NAMESPACES": "a, b,"})
     assert (settings.trainer_image, settings.pull_policy, settings.namespaces) == ("t:1", "IfNotPresent", ("a", "b"))
     assert read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t:1"}).namespaces == ()
 
 
-def test_the_endpoint_and_the_lease_are_optional() -> None:
+def test_report_endpoint_and_lease_are_optional() -> None:
     alone = {"PSEUDOREAL_TRAINER_IMAGE": "t:1"}
     settings = read_settings(alone)
     assert (settings.reports, settings.lease) == (None, None)
@@ -34,11 +34,11 @@ def test_the_endpoint_and_the_lease_are_optional() -> None:
         ('{"runAsUser": null, "runAsGroup": 0, "fsGroup": null}', {"runAsGroup": 0}),
     ],
 )
-def test_the_user_of_training_pods(text: str, ids: dict[str, int]) -> None:
+def test_user_and_groups_of_training_pods_are_configurable(text: str, ids: dict[str, int]) -> None:
     assert read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t:1", "PSEUDOREAL_POD_IDS": text}).pod_ids == ids
 
 
-def test_settings_that_are_files(tmp_path: Path) -> None:
+def test_settings_can_be_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "nccl.conf").write_text("NCCL_IB_HCA=mlx5_0\n")
     (tmp_path / "ca.crt").write_text("")
     settings = read_settings(
@@ -53,7 +53,7 @@ def test_settings_that_are_files(tmp_path: Path) -> None:
     assert (settings.report_url, settings.report_ca) == ("https://operator.example", None)
 
 
-def test_metrics_are_optional() -> None:
+def test_metrics_ports_are_optional() -> None:
     alone = {"PSEUDOREAL_TRAINER_IMAGE": "t:1"}
     settings = read_settings(alone)
     assert (settings.metrics_port, settings.trainer_metrics_port, settings.scrapers) == (None, None, ())
@@ -82,7 +82,7 @@ def test_metrics_are_optional() -> None:
         ),
     ],
 )
-def test_wrong_settings(environment: dict[str, str], says: str) -> None:
+def test_invalid_settings_are_rejected_with_a_sentence(environment: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         read_settings(environment)
 
@@ -95,21 +95,23 @@ def test_wrong_settings(environment: dict[str, str], says: str) -> None:
         (b"\xff\xfe", "no text; mount another file"),
     ],
 )
-def test_files_that_no_pod_could_be_made_with(tmp_path: Path, variable: str, content: bytes, says: str) -> None:
+def test_settings_files_that_are_too_large_or_unreadable_are_rejected(
+    tmp_path: Path, variable: str, content: bytes, says: str
+) -> None:
     file = tmp_path / "file"
     file.write_bytes(content)
     with pytest.raises(ValueError, match=f"{variable} is {file}, .*{says}"):
         read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t", variable: str(file)})
 
 
-def test_authorities_that_are_none(tmp_path: Path) -> None:
+def test_file_without_a_certificate_is_rejected_as_authority(tmp_path: Path) -> None:
     file = tmp_path / "ca.crt"
     file.write_text("none")
     with pytest.raises(ValueError, match="holds no certificate"):
         read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_REPORT_CA": str(file)})
 
 
-def test_a_file_that_is_just_not_too_long(tmp_path: Path) -> None:
+def test_settings_file_of_exactly_the_limit_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "nccl.conf"
     file.write_text("#" * FILE_BYTES)
     settings = read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_NCCL_CONFIG": str(file)})

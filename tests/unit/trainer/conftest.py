@@ -11,11 +11,11 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.data.token_corpus import open_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.training import events
+from pseudoreal_trainer.training import validation
 from pseudoreal_trainer.training.phase import train_phase
 
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.running import Result, run_wanted
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.running import Result, run_wanted
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,7 +27,7 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True)
 def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text at the end of a phase takes longer than a small phase itself."""
-    monkeypatch.setattr(events, "SAMPLE_TOKENS", 1)
+    monkeypatch.setattr(validation, "SAMPLE_TOKENS", 1)
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +71,7 @@ def job_body(corpus_folder: Path) -> dict[str, Any]:
                 "pattern": "*.txt",
                 "validation": {"fraction": "0.1", "everySteps": 4},
             },
-            "optimizer": {"learningRate": "1e-2", "warmupSteps": 3},
+            "optimizer": {"learningRate": "0.01", "warmupSteps": 3},
             "precision": {"compute": "float64"},
             "phases": [
                 {"name": "pseudo", "sharing": {"blocks": 1}, "until": {"step": 6}, "batch": batch},

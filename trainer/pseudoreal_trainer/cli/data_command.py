@@ -1,16 +1,16 @@
 """The commands `pseudoreal data train-tokenizer`, `prepare` and `inspect`."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from pseudoreal_api.wire.messages import ExitCode
+from pseudoreal_api.quantity import readable_bytes
 from rich.console import Console
 
-from pseudoreal_trainer.cli.data_progress import PrepareDisplay, sampling
+from pseudoreal_trainer.cgroups import usable_processors
+from pseudoreal_trainer.cli.data_progress import PrepareDisplay, sampling_progress
 from pseudoreal_trainer.data.prepare.inputs import KINDS, find_inputs
 from pseudoreal_trainer.data.prepare.prepare import Prepared, prepare
 from pseudoreal_trainer.data.prepare.sample import sampled_texts
@@ -19,29 +19,16 @@ from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, TOKENIZER_FILE, l
 from pseudoreal_trainer.data.tokenizer.train import LEAST_VOCABULARY, train_tokenizer, write_tokenizer
 from pseudoreal_trainer.data.tokens.inspection import Inspection, first_documents, inspect, verify
 from pseudoreal_trainer.data.tokens.native import MOST_SHARD_BYTES
-from pseudoreal_trainer.errors import InvalidJobError, TrainingError
-from pseudoreal_trainer.quantity import readable_bytes
-from pseudoreal_trainer.threads import usable_processors
+from pseudoreal_trainer.errors import InvalidJobError
 
 _SAMPLE_BYTES = 1 << 30
 _SHOWN_TOKENS = 100
 """Maximal number of tokens shown of a document."""
 
 
-class _Command(click.Command):
-    """Command with the project's own errors printed as plain sentences, without a traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (InvalidJobError, TrainingError) as error:
-            click.echo(str(error), err=True)
-            sys.exit(ExitCode.INVALID_JOB if isinstance(error, InvalidJobError) else ExitCode.FAILED)
-
-
 @click.group()
 def data() -> None:
-    """Text to tokens: train a tokenizer, prepare token files, look at them."""
+    """Text to tokens: train a tokenizer, prepare token files, inspect them."""
 
 
 _INPUTS = click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -49,21 +36,27 @@ _FIELD = click.option("--text-field", default="text", show_default=True, help="F
 _TOKENIZER_HELP = f"A {TOKENIZER_FILE}, a folder that holds one, or `{BYTES}`."
 
 
-@data.command("train-tokenizer", cls=_Command)
+@data.command("train-tokenizer")
 @_INPUTS
 @click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="A folder.")
 @click.option("--vocabulary-size", required=True, type=click.IntRange(min=LEAST_VOCABULARY))
 @_FIELD
-@click.option("--sample-bytes", default=_SAMPLE_BYTES, show_default=True, type=click.IntRange(min=1), help="Text used.")
+@click.option(
+    "--sample-bytes",
+    default=_SAMPLE_BYTES,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Most text used.",
+)
 def train(inputs: tuple[Path, ...], output: Path, vocabulary_size: int, text_field: str, sample_bytes: int) -> None:
     """Train a byte-level BPE on a sample of the text in INPUTS.
 
-    INPUTS are those of `pseudoreal data prepare`. The same inputs give the same bytes.
+    INPUTS are as for `pseudoreal data prepare`. The same inputs give the same tokenizer, byte for byte.
     """
     if (output / TOKENIZER_FILE).exists():
         raise InvalidJobError(f"{output / TOKENIZER_FILE} exists, and is not replaced: token files depend on it")
     found = find_inputs(inputs)
-    with sampling(Console(stderr=True), min(sample_bytes, sum(each.size for each in found))) as tick:
+    with sampling_progress(Console(stderr=True), min(sample_bytes, sum(each.size for each in found))) as tick:
         tokenizer = train_tokenizer(sampled_texts(found, text_field, sample_bytes, tick), vocabulary_size)
     write_tokenizer(output, tokenizer)
     size = len(json.loads(tokenizer)["model"]["vocab"])
@@ -73,11 +66,11 @@ def train(inputs: tuple[Path, ...], output: Path, vocabulary_size: int, text_fie
 
 _PREPARE_HELP = f"""Turn the text in INPUTS into token files in a folder.
 
-INPUTS are files and folders: {KINDS}. A run that was interrupted goes on where it was when it is started again.
+INPUTS are files and folders: {KINDS}. An interrupted run continues where it ended when it is started again.
 """
 
 
-@data.command("prepare", cls=_Command, help=_PREPARE_HELP)
+@data.command("prepare", help=_PREPARE_HELP)
 @_INPUTS
 @click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="A folder.")
 @click.option("--tokenizer", required=True, help=_TOKENIZER_HELP)
@@ -94,14 +87,14 @@ INPUTS are files and folders: {KINDS}. A run that was interrupted goes on where 
     help="Order documents so that rows of SEQUENCE tokens cut as few of them as possible.",
 )
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Most processes. Default: one for each processor that is allowed."
+    "--workers", type=click.IntRange(min=1), help="Maximal number of processes. Default: one per usable processor."
 )
 @click.option(
     "--shard-bytes",
     default=SHARD_BYTES,
     show_default=True,
     type=click.IntRange(min=1, max=MOST_SHARD_BYTES // 2),
-    help="Size at which a shard ends. Each process has one in memory.",
+    help="Size of a shard. Each process has one shard in memory.",
 )
 @click.option(
     "--most-malformed",
@@ -148,15 +141,19 @@ def _summary(done: Prepared) -> str:
     return ", ".join(said)
 
 
-@data.command("inspect", cls=_Command)
+@data.command("inspect")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
-@click.option("--tokenizer", help=f"{_TOKENIZER_HELP} With it the first documents are shown.")
+@click.option("--tokenizer", help=f"{_TOKENIZER_HELP} With it, the first documents are shown.")
 @click.option("--end-of-document", type=click.IntRange(min=0), help="As for `pseudoreal data prepare`.")
 @click.option(
-    "--dtype", type=click.Choice(["uint8", "uint16", "uint32", "int32", "int64"]), help="PATH is bare tokens."
+    "--dtype",
+    type=click.Choice(["uint8", "uint16", "uint32", "int32", "int64"]),
+    help="Type of bare tokens.",
 )
-@click.option("--documents", default=3, show_default=True, type=click.IntRange(min=1), help="Documents that are shown.")
-@click.option("--verify", "is_verified", is_flag=True, help="Read everything, and compare digests where there are any.")
+@click.option(
+    "--documents", default=3, show_default=True, type=click.IntRange(min=1), help="Number of those documents."
+)
+@click.option("--verify", "is_verified", is_flag=True, help="Read all tokens, and compare digests if there are any.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
 def inspect_command(
     path: Path,
@@ -167,13 +164,15 @@ def inspect_command(
     is_verified: bool,
     as_json: bool,
 ) -> None:
-    """Say what the token files at PATH hold: a folder of `pseudoreal data prepare`, Megatron-LM's X.idx, nanotron's
-    X.ds, a .npy, or bare tokens."""
+    """Show the contents of the token files at PATH.
+
+    PATH is a folder of `pseudoreal data prepare`, Megatron-LM's X.idx, nanotron's X.ds, a .npy, or bare tokens.
+    """
     found = inspect(path, dtype, documents)
     if is_verified:
         verify(path)
     facts = _facts(found)
-    texts = _texts(found, tokenizer, end_of_document, documents) if tokenizer else []
+    texts = _first_texts(found, tokenizer, end_of_document, documents) if tokenizer else []
     if as_json:
         click.echo(json.dumps(facts | {"first_documents": texts}, indent=2))
         return
@@ -198,13 +197,10 @@ def _facts(found: Inspection) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def _texts(found: Inspection, path: str, end_of_document: int | None, count: int) -> list[str]:
+def _first_texts(found: Inspection, path: str, end_of_document: int | None, count: int) -> list[str]:
     files = found.files
     tokenizer = load_tokenizer(path, files.end_of_document if end_of_document is None else end_of_document)
     if files.tokenizer not in (None, tokenizer.sha256):
         raise InvalidJobError(f"{path} is not the tokenizer of these files: its SHA-256 is {tokenizer.sha256}")
     shown = first_documents(found, count, tokenizer.end_of_document, _SHOWN_TOKENS)
     return [tokenizer.decode(tokens.astype(np.uint32)) for tokens in shown]
-
-
-COMMANDS: tuple[click.Command, ...] = (data,)

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from pseudoreal_api.quantity import readable_bytes
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
 from pseudoreal_trainer.data.prepare.workers import Totals
-from pseudoreal_trainer.quantity import readable_bytes
 
 _LINE_SECONDS = 10.0
 
@@ -47,9 +47,9 @@ class PrepareDisplay:
         self._bar.update(self._task, completed=totals.read_bytes, total=size, rates=rates)
         if not self._console.is_terminal and self._clock() - self._line_at >= _LINE_SECONDS:
             self._line_at = self._clock()
-            self._say(totals, size, rates)
+            self._print_line(totals, size, rates)
 
-    def _say(self, totals: Totals, size: int, rates: str) -> None:
+    def _print_line(self, totals: Totals, size: int, rates: str) -> None:
         malformed = f", {totals.malformed:,} malformed" if totals.malformed else ""
         self._console.print(
             f"preparing: {readable_bytes(totals.read_bytes)} of {readable_bytes(size)} read, {rates},"
@@ -61,7 +61,7 @@ class PrepareDisplay:
 
 
 @contextmanager
-def sampling(console: Console, size: int) -> Iterator[Callable[[int], None]]:
+def sampling_progress(console: Console, size: int) -> Iterator[Callable[[int], None]]:
     """Show the read share of the sample, then the learning of merges. Yields a function for the number of bytes read so
     far."""
     bar = Progress(

@@ -43,29 +43,29 @@ class Display:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._bar.stop()
 
-    def hear(self, event: Event) -> None:
+    def show(self, event: Event) -> None:
         match event.get("event"):
             case messages.PROGRESS_EVENT:
                 self._progress(ProgressReport.model_validate(event))
             case "corpus":
                 self.baseline = event["order2_nats"]
-                self._say(f"corpus: {event['bytes']:,} bytes; order-2 model: {self.baseline:.4f} nats per byte")
+                self._print(f"corpus: {event['bytes']:,} bytes; order-2 model: {self.baseline:.4f} nats per byte")
             case "token_corpus":
-                self._say(f"corpus: {event['tokens']:,} tokens in {len(event['sources'])} sources")
+                self._print(f"corpus: {event['tokens']:,} tokens in {len(event['sources'])} sources")
             case "phase_started":
                 self._line_at = 0.0
-                self._say(_started(event))
+                self._print(_phase_text(event))
             case "phase_finished":
                 self.seconds[event["phase"]] = event["seconds"]
-                self._say(f"phase {event['phase']} finished at step {event['step']}")
+                self._print(f"phase {event['phase']} finished at step {event['step']}")
             case "sample":
                 self.sample = event
             case "delinked":
-                self._say(f"delinked into {_owned(event)}: {event['checkpoint']} from {event['parent']}")
+                self._print(f"delinked into {_blocks_text(event)}: {event['checkpoint']} from {event['parent']}")
             case _ if event.get("level") in ("warning", "error"):
-                self._say(" ".join(f"{key}={event[key]}" for key in event if key not in ("timestamp", "exception")))
+                self._print(" ".join(f"{key}={event[key]}" for key in event if key not in ("timestamp", "exception")))
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _progress(self, report: ProgressReport) -> None:
@@ -76,31 +76,31 @@ class Display:
         is_last = report.remaining_seconds == 0
         if now - self._line_at >= _LINE_SECONDS or is_last:
             self._line_at = now
-            self._say(f"{report.phase}  step {report.step}/{report.total_steps}  {_facts(report)}")
+            self._print(f"{report.phase}  step {report.step}/{report.total_steps}  {_figures(report)}")
 
     def _move_bar(self, report: ProgressReport) -> None:
         if self._task is None:
             self._task = self._bar.add_task("", total=report.total_steps, phase="", facts="")
-        self._bar.update(self._task, completed=report.step, phase=report.phase, facts=_facts(report))
+        self._bar.update(self._task, completed=report.step, phase=report.phase, facts=_figures(report))
 
 
-def _started(event: Event) -> str:
+def _phase_text(event: Event) -> str:
     where = f"{event['ranks']} rank{'s' if event['ranks'] > 1 else ''} on {event['device']}"
     since = f", resumed from {event['resumed_from']}" if event["resumed_from"] else ""
     return (
         f"phase {event['phase']}: steps {event['step']}..{event['phase_steps']}, {event['layers']} layers of"
-        f" {_owned(event)}, {event['parameters']:,} parameters, {where}{since}"
+        f" {_blocks_text(event)}, {event['parameters']:,} parameters, {where}{since}"
     )
 
 
-def _owned(event: Event) -> str:
+def _blocks_text(event: Event) -> str:
     """Return a phrase with the numbers of blocks and of sets of experts, shared or not."""
     sets = event["sets_of_experts"]
     experts = f" and {sets} set{'s' if sets > 1 else ''} of experts" if sets else ""
     return f"{event['blocks']} blocks{experts}"
 
 
-def _facts(report: ProgressReport) -> str:
+def _figures(report: ProgressReport) -> str:
     seconds = round(report.remaining_seconds)
     return (
         f"loss {_number(report.loss)}  val {_number(report.validation_loss)}  {report.tokens_per_second:,.0f} tok/s"
@@ -117,7 +117,7 @@ def summary(directory: RunDirectory, seconds: dict[str, float]) -> Table:
     table = Table("phase", "steps", "loss", "start val", "end val", "seconds")
     done = 0
     for index, phase in enumerate(directory.job.spec.phases):
-        manifest = directory.finished(index)
+        manifest = directory.final_checkpoint(index)
         if manifest is None:
             continue
         losses = (manifest.loss, manifest.start_validation_loss, manifest.validation_loss)

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
+from pseudoreal_api.quantity import readable_bytes
 from pseudoreal_api.resolved.config import PhaseConfig
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +14,6 @@ from pseudoreal_trainer.estimate.search.search import Found, Search
 from pseudoreal_trainer.estimate.search.space import chosen
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
 from pseudoreal_trainer.plan.sizes import Device
-from pseudoreal_trainer.quantity import readable_bytes
 
 
 @dataclass(frozen=True)

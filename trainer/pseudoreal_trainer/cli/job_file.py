@@ -1,91 +1,88 @@
-"""Reads a job's YAML file for `pseudoreal run`."""
+"""The PseudoRealJobs in a file, checked with the API server's rules; each fault has its line and column."""
 
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pseudoreal_api.base import KIND, ApiModel
+from pseudoreal_api.base import KIND
 from pseudoreal_api.resolved.check import check_resolvable
 from pseudoreal_api.resolved.resolve import UnresolvableJob
 from pseudoreal_api.spec.check import InvalidJob, check_job
-from pseudoreal_api.spec.checkpoint import Checkpoint, Storage
-from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
-from pydantic.alias_generators import to_camel
+from pseudoreal_api.spec.job import PseudoRealJob
 
-from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.storage.path import SCHEME
+from pseudoreal_trainer.cli.common import CommandError, ExitStatus
+from pseudoreal_trainer.cli.yaml_positions import Document, Fault, UnreadableYaml, read_documents
 
-_RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend", "managed_by")
-_CLUSTER_ONLY = ("pod", "network", "scheduling", *_RECOVERY)
-_POD = ("resources", "pod")
-"""Fields of a phase for its pods only."""
+_STDIN = Path("-")
 
 
-def read_job(path: Path) -> PseudoRealJob:
-    """Read the file's only job and check it; relative paths of text and weights are resolved against the file's folder.
+@dataclass(frozen=True)
+class JobFile:
+    """Jobs of a file, and the kinds of its other objects. `name` is the file name shown with faults."""
 
-    Raises InvalidJobError with one sentence per line.
-    """
-    # Imported here, because planning a job needs neither its text nor numpy.
-    from pseudoreal_trainer.data.corpus import corpus_files
+    name: str
+    jobs: list[Document]
+    others: list[str]
 
-    job = parse_job(path)
-    folder = path.resolve().parent
-    data = job.spec.data.model_copy(update={"path": str(folder / job.spec.data.path)})
-    if not data.sources:
-        corpus_files(data)
-    changes = {"data": data, "checkpoint": _with_weights(job.spec.checkpoint, folder)}
-    return job.model_copy(update={"spec": job.spec.model_copy(update=changes)})
-
-
-def _with_weights(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
-    """Return `checkpoint` with the relative path of weights to start from resolved against the folder."""
-    start = checkpoint.start_from
-    if start is None or start.hugging_face is None or start.hugging_face.path.startswith(SCHEME):
-        return checkpoint
-    weights = start.hugging_face.model_copy(update={"path": str(folder / start.hugging_face.path)})
-    return checkpoint.model_copy(update={"start_from": start.model_copy(update={"hugging_face": weights})})
+    def faults(self) -> list[str]:
+        """Return all faults of the jobs as lines with file, line and column."""
+        return [fault.text(self.name) for job in self.jobs for fault in faults_of(job)]
 
 
 def parse_job(path: Path) -> PseudoRealJob:
-    """Read the file's only job and check it, without its text. Raises InvalidJobError."""
+    """Return the file's only job, checked; - is standard input. Raises CommandError."""
+    return PseudoRealJob.from_object(only_job(read_job_file(path)).body)
+
+
+def read_job_file(path: Path) -> JobFile:
+    """Read the file; - is standard input. Raises CommandError if the text is not YAML or has no job."""
+    name, text = _read(path)
     try:
-        job = check_job(_only_job(path))
-        check_resolvable(job.spec)
+        documents = read_documents(text)
+    except UnreadableYaml as error:
+        raise invalid([fault.text(name) for fault in error.faults]) from error
+    kinds = [document.body.get("kind") if isinstance(document.body, dict) else None for document in documents]
+    jobs = [document for document, kind in zip(documents, kinds, strict=True) if kind == KIND]
+    if not jobs:
+        raise CommandError(f"{name} holds no object of kind {KIND}", ExitStatus.INVALID_JOB)
+    return JobFile(name, jobs, [str(kind or "no kind") for kind in kinds if kind != KIND])
+
+
+def only_job(file: JobFile) -> Document:
+    """Return the file's only job. Raises CommandError if there are several, or if the job has faults."""
+    if len(file.jobs) > 1:
+        raise CommandError(
+            f"{file.name} holds {len(file.jobs)} objects of kind {KIND}; write each into a file of its own",
+            ExitStatus.INVALID_JOB,
+        )
+    faults = file.faults()
+    if faults:
+        raise invalid(faults)
+    return file.jobs[0]
+
+
+def faults_of(document: Document) -> list[Fault]:
+    """Return the faults of a job, in file order."""
+    return sorted(map(document.fault, _sentences(document.body)), key=lambda fault: (fault.line, fault.column))
+
+
+def invalid(faults: list[str]) -> CommandError:
+    return CommandError("\n".join(faults), ExitStatus.INVALID_JOB)
+
+
+def _sentences(body: dict[str, Any]) -> Iterator[str]:
+    try:
+        check_resolvable(check_job(body).spec)
     except (InvalidJob, UnresolvableJob) as error:
-        raise InvalidJobError(str(error)) from error
-    return job
+        yield from str(error).splitlines()
 
 
-def _only_job(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[str, str]:
+    if path == _STDIN:
+        return "standard input", sys.stdin.read()
     try:
-        documents = [d for d in yaml.safe_load_all(path.read_text()) if isinstance(d, dict)]
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise InvalidJobError(f"{path} cannot be read: {error}") from error
-    jobs = [document for document in documents if document.get("kind") == KIND]
-    if len(jobs) != 1:
-        raise InvalidJobError(f"{path} holds {len(jobs)} documents of kind {KIND}; it must hold exactly one")
-    return jobs[0]
-
-
-def notice(spec: PseudoRealJobSpec) -> str:
-    """Return a phrase listing the file's fields ignored by a local run."""
-    ignored = [f"spec.{to_camel(field)}" for field in _CLUSTER_ONLY if _is_set(spec, field)]
-    ignored += ["spec.data.volume"] if spec.data.volume is not None else []
-    start = spec.checkpoint.start_from
-    ignored += ["spec.checkpoint.startFrom.huggingFace.volume"] if start is not None and start.mounted else []
-    ignored += [f"spec.phases[{p.name}].{field}" for field in _POD for p in spec.phases if _is_set(p, field)]
-    ignored += _ignored_storage(spec.checkpoint.storage)
-    ignored += [f"spec.phases[{p.name}].offload.volume" for p in spec.phases if p.offload.volume is not None]
-    return f"ignored in a local run: {', '.join(ignored) or 'nothing'}"
-
-
-def _ignored_storage(storage: Storage) -> list[str]:
-    ignored = ["spec.checkpoint.storage.volume"] if storage.volume is not None else []
-    objects = storage.object_storage
-    has_secret = objects is not None and objects.credentials_secret_name is not None
-    return ignored + (["spec.checkpoint.storage.objectStorage.credentialsSecretName"] if has_secret else [])
-
-
-def _is_set(model: ApiModel, field: str) -> bool:
-    return field in model.model_fields_set
+        return str(path), path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path} cannot be read: {error}", ExitStatus.INVALID_JOB) from error

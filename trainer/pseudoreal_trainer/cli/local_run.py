@@ -18,7 +18,7 @@ from pseudoreal_api.spec.network import Preflight
 from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.cli.run_directory import RunDirectory
-from pseudoreal_trainer.runtime.outcome import TERMINATION_LOG
+from pseudoreal_trainer.runtime.termination import TERMINATION_LOG
 
 Event = dict[str, Any]
 OnEvent = Callable[[Event], None]
@@ -45,10 +45,10 @@ class LocalRun:
         Raises PodFailed, also after SIGINT or SIGTERM: the running phase then saves a checkpoint and yields.
         """
         for index in range(len(self.directory.job.spec.phases)):
-            if self.directory.finished(index) is None:
+            if self.directory.final_checkpoint(index) is None:
                 if index > 0:
-                    self._pod(self._delink_config(index))
-                self._pod(self._phase_config(index))
+                    self._run_pod(self._delink_config(index))
+                self._run_pod(self._phase_config(index))
 
     def _phase_config(self, index: int) -> PhaseConfig:
         trace = None if self.trace is None else str(self.trace.resolve())
@@ -61,7 +61,7 @@ class LocalRun:
         work = str(directory.path.resolve())
         return delink_config(directory.job, index, execution=directory.execution, work_directory=work)
 
-    def _pod(self, config: PhaseConfig | DelinkConfig) -> None:
+    def _run_pod(self, config: PhaseConfig | DelinkConfig) -> None:
         files = self.directory.path / "pods"
         files.mkdir(exist_ok=True)
         stem = files / f"{config.phase}-{config.stage}"
@@ -71,15 +71,15 @@ class LocalRun:
             config = config.model_copy(update={"workers": 1, "processes_per_worker": config.ranks})
         config_file.write_text(config.to_json(indent=2))
         termination.unlink(missing_ok=True)
-        exit_code, stopped = self._process(config_file, termination, stem.with_suffix(".log"))
-        message = _read(termination, config, exit_code)
+        exit_code, stopped = self._run_process(config_file, termination, stem.with_suffix(".log"))
+        message = _read_termination(termination, config, exit_code)
         if stopped and message.outcome != "InvalidJob" and exit_code <= 0:
             # The pod ended by itself at that moment, or had not installed its handler yet: report the requested stop.
             message = message.model_copy(update={"outcome": "Yielded", "message": "asked to stop"})
         if message.outcome != "Succeeded":
             raise PodFailed(message)
 
-    def _process(self, config: Path, termination: Path, errors: Path) -> tuple[int, bool]:
+    def _run_process(self, config: Path, termination: Path, errors: Path) -> tuple[int, bool]:
         """Run a pod's process; return its exit code, and whether it was asked to stop."""
         command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(config)]
         with errors.open("w") as log_file:
@@ -92,13 +92,13 @@ class LocalRun:
                 text=True,
                 start_new_session=True,
             )
-            with _passing_signals_to(pod) as passed:
+            with _forward_signals(pod) as received:
                 assert pod.stdout is not None, "stdout is a pipe"
                 for line in pod.stdout:
-                    self._hear(line, log_file.write)
-                return pod.wait(), bool(passed)
+                    self._handle_line(line, log_file.write)
+                return pod.wait(), bool(received)
 
-    def _hear(self, line: str, keep: Callable[[str], object]) -> None:
+    def _handle_line(self, line: str, keep: Callable[[str], object]) -> None:
         try:
             event = json.loads(line)
         except ValueError:
@@ -108,24 +108,24 @@ class LocalRun:
 
 
 @contextmanager
-def _passing_signals_to(pod: subprocess.Popen[str]) -> Iterator[list[int]]:
+def _forward_signals(pod: subprocess.Popen[str]) -> Iterator[list[int]]:
     """Forward SIGINT and SIGTERM of this process to the pod as SIGTERM; yields the list of signals received so far."""
-    passed: list[int] = []
+    received: list[int] = []
 
-    def pass_on(number: int, _: object) -> None:
-        passed.append(number)
+    def forward(number: int, _: object) -> None:
+        received.append(number)
         pod.terminate()
 
     handled = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, pass_on) for number in handled]
+    before = [signal.signal(number, forward) for number in handled]
     try:
-        yield passed
+        yield received
     finally:
         for number, handler in zip(handled, before, strict=True):
             signal.signal(number, handler)
 
 
-def use_endpoint(storage: Storage) -> None:
+def set_endpoint(storage: Storage) -> None:
     """Point this process and its pods to the spec's object storage service: boto reads its address from the
     environment."""
     if storage.object_storage is not None and storage.object_storage.endpoint is not None:
@@ -137,7 +137,7 @@ def _environment(termination: Path) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": "lo"} | dict(os.environ) | own
 
 
-def _read(termination: Path, config: PhaseConfig | DelinkConfig, exit_code: int) -> TerminationMessage:
+def _read_termination(termination: Path, config: PhaseConfig | DelinkConfig, exit_code: int) -> TerminationMessage:
     if termination.exists():
         return TerminationMessage.model_validate_json(termination.read_bytes())
     return TerminationMessage(

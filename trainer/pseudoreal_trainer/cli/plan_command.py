@@ -1,6 +1,7 @@
 """The commands `pseudoreal plan` and `pseudoreal measure-hardware`."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from pseudoreal_api.wire.messages import ExitCode
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from pseudoreal_trainer.cgroups import threads_of
+from pseudoreal_trainer.cli.common import ClusterOptions, CommandError, ExitStatus, cluster_options, load, names_of_jobs
 from pseudoreal_trainer.cli.fastest_layouts import FastestLayouts, fastest_layouts, show_fastest
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_display import show, show_course
@@ -24,78 +27,104 @@ from pseudoreal_trainer.estimate.search.space import chosen
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, read_profile
 from pseudoreal_trainer.estimate.trace import trace_of
 from pseudoreal_trainer.plan.sizes import Device
-from pseudoreal_trainer.threads import threads_of
 
 _SHOWN = 3
 """Number of layouts shown for a phase with layout Auto; the phase would take the first one."""
 
 
+_JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+"""Pattern of the names of jobs, which differ from file names: they have neither dots nor slashes."""
+
+
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("job", shell_complete=names_of_jobs)
+@click.option("--on-cluster", is_flag=True, help="Compare a file with the nodes of the cluster.")
 @click.option("--phase", help="Plan this phase alone.")
-@click.option(
-    "--hardware", type=click.Path(path_type=Path), help="Profile of a machine: with it, seconds are predicted."
-)
+@click.option("--hardware", type=click.Path(path_type=Path), help="Profile of a machine, for predictions in seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
 @click.option(
-    "--trace",
-    "trace_file",
-    type=click.Path(path_type=Path),
-    help="Write the step of each phase as a Chrome trace, for https://ui.perfetto.dev.",
+    "--trace", type=click.Path(path_type=Path), help="File for a step of each phase, as a Chrome trace for Perfetto."
 )
 @click.option(
     "--days",
     type=click.FloatRange(0, min_open=True),
-    help="Say what must change for the job to end within so many days; needs --hardware.",
+    help="Print what must change for the job to end within this many days; needs --hardware.",
 )
 @click.option(
     "--fastest",
     type=click.IntRange(1, 100),
-    help="Search for that many of the fastest layouts of each phase that fit, and say these instead; needs --hardware.",
+    help="Search for this many of the fastest layouts of each phase that fit, and print only them; needs --hardware.",
 )
+@cluster_options
 def plan(
-    file: Path,
+    cluster: ClusterOptions,
+    job: str,
+    on_cluster: bool,
     phase: str | None,
     hardware: Path | None,
     as_json: bool,
-    trace_file: Path | None,
+    trace: Path | None,
     days: float | None,
     fastest: int | None,
 ) -> None:
-    """Say what each phase of the PseudoRealJob in FILE needs, without running it.
+    """Estimate what each phase of a job needs, and compare it with a cluster.
 
-    Bytes on each tier and rank, bytes on each link and step, the share of time in which ranks wait, and, with the
-    profile of a machine, the time of a step and what bounds it. The corpus need not be there.
+    JOB is a file, or the name of a job on the cluster. Without --on-cluster, a file is planned without a cluster: bytes
+    on each tier and rank, bytes on each link per step, the share of time in which ranks wait, and, with the profile of
+    a machine, the time of a step and its bottleneck. The corpus may be missing.
 
-    Ends with exit code 78 when a phase does not fit its budget or the machine.
+    On a cluster, the estimate for each unfinished stage is compared with the resources of the nodes, and with their
+    free resources.
+
+    Exit code 78: a phase does not fit; 1: it would fit if other pods ended.
     """
+    is_name = _JOB_NAME.fullmatch(job) is not None and not Path(job).exists()
+    if not is_name and not on_cluster:
+        _plan_file(Path(job), phase, hardware, trace, days, fastest, as_json=as_json)
+        return
+    for name, value in {"hardware": hardware, "trace": trace, "days": days, "fastest": fastest}.items():
+        if value is not None:
+            raise click.UsageError(f"--{name} is for a file alone")
+    plan_on_cluster = load("pseudoreal_client.commands.plan_on_cluster:plan_on_cluster", "plan")
+    plan_on_cluster(cluster, job if is_name else Path(job), phase, as_json=as_json)
+
+
+def _plan_file(
+    file: Path,
+    phase: str | None,
+    hardware: Path | None,
+    trace: Path | None,
+    days: float | None,
+    fastest: int | None,
+    *,
+    as_json: bool,
+) -> None:
     try:
         profile = read_profile(hardware) if hardware else None
-        phases = _phases(file, phase, profile)
-        searched = [] if fastest is not None else _searched(phases, profile)
+        phases = _select_phases(file, phase, profile)
+        searched = [] if fastest is not None else _search_auto_layouts(phases, profile)
         if not all(layouts.found for layouts in searched):
-            sys.exit(_say_layouts(searched, as_json=as_json))
+            sys.exit(_print_layouts(searched, as_json=as_json))
         if fastest is not None:
-            sys.exit(_say_fastest(phases, profile, fastest, as_json=as_json))
+            sys.exit(_search_fastest(phases, profile, fastest, as_json=as_json))
         if days is not None and profile is None:
             raise InvalidJobError("--days needs seconds: give --hardware the profile of a machine")
-        phases = _settled(phases, searched)
-        planned = list(_planned(phases, profile))
+        phases = _with_auto_layouts(phases, searched)
+        planned = list(_plan_phases(phases, profile))
     except ValueError as error:
-        click.echo(str(error), err=True)
-        sys.exit(ExitCode.INVALID_JOB)
-    _say(planned, searched, as_json=as_json)
+        raise CommandError(str(error), ExitStatus.INVALID_JOB) from error
+    _print_plan(planned, searched, as_json=as_json)
     if profile is not None and not as_json:
         show_course(Console(), _courses([config for config, _ in phases], planned), days)
-    if trace_file is not None:
+    if trace is not None:
         # Without a profile, the unit of time is the forward pass of a layer, shown as a millisecond.
         steps = {phase.report.name: phase.timeline for phase in planned}
-        trace_file.write_text(json.dumps(trace_of(steps, microseconds=1e6 if profile else 1e3)))
+        trace.write_text(json.dumps(trace_of(steps, microseconds=1e6 if profile else 1e3)))
     if not all(phase.report.fits for phase in planned):
         sys.exit(ExitCode.INVALID_JOB)
 
 
-def _phases(file: Path, name: str | None, profile: HardwareProfile | None) -> list[tuple[PhaseConfig, Device]]:
+def _select_phases(file: Path, name: str | None, profile: HardwareProfile | None) -> list[tuple[PhaseConfig, Device]]:
     """Return the phases to plan, each with its training device."""
     job = parse_job(file)
     names = [phase.name for phase in job.spec.phases]
@@ -111,7 +140,7 @@ def _phases(file: Path, name: str | None, profile: HardwareProfile | None) -> li
     ]
 
 
-def _planned(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> Iterator[PlannedPhase]:
+def _plan_phases(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> Iterator[PlannedPhase]:
     # On stderr, because stdout may be JSON for a program.
     with Console(stderr=True).status("planning") as status:
         for phase, device in phases:
@@ -119,7 +148,7 @@ def _planned(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile 
             yield plan_phase(phase, device, profile, threads_of(phase.processes_per_worker))
 
 
-def _say_fastest(
+def _search_fastest(
     phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None, wanted: int, *, as_json: bool
 ) -> ExitCode:
     """Search the layouts of each phase, print them and return the exit code. Raises ValueError without a profile."""
@@ -134,10 +163,10 @@ def _say_fastest(
             status.update(f"searching the layouts of phase {phase.phase}")
             threads = threads_of(phase.processes_per_worker)
             found.append(fastest_layouts(phase, device, profile, threads, wanted))
-    return _say_layouts(found, as_json=as_json)
+    return _print_layouts(found, as_json=as_json)
 
 
-def _say_layouts(found: list[FastestLayouts], *, as_json: bool) -> ExitCode:
+def _print_layouts(found: list[FastestLayouts], *, as_json: bool) -> ExitCode:
     if as_json:
         click.echo(json.dumps({"phases": [phase.as_json() for phase in found]}, indent=2))
     else:
@@ -146,7 +175,9 @@ def _say_layouts(found: list[FastestLayouts], *, as_json: bool) -> ExitCode:
     return ExitCode.SUCCEEDED if all(phase.found for phase in found) else ExitCode.INVALID_JOB
 
 
-def _searched(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> list[FastestLayouts]:
+def _search_auto_layouts(
+    phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None
+) -> list[FastestLayouts]:
     """Return the best layouts of each phase with layout Auto, on the given profile, or else on the job's."""
     found = []
     for phase in (phase for phase, _ in phases if is_auto(phase)):
@@ -156,7 +187,7 @@ def _searched(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile
     return found
 
 
-def _settled(
+def _with_auto_layouts(
     phases: list[tuple[PhaseConfig, Device]], searched: list[FastestLayouts]
 ) -> list[tuple[PhaseConfig, Device]]:
     """Return the phases with every layout Auto replaced by the best layout found, as they would be trained."""
@@ -164,7 +195,7 @@ def _settled(
     return [(chosen(phase, best[phase.phase]) if is_auto(phase) else phase, device) for phase, device in phases]
 
 
-def _say(planned: list[PlannedPhase], searched: list[FastestLayouts], *, as_json: bool) -> None:
+def _print_plan(planned: list[PlannedPhase], searched: list[FastestLayouts], *, as_json: bool) -> None:
     if as_json:
         auto = {"auto": [layouts.as_json() for layouts in searched]} if searched else {}
         reports = [phase.report.model_dump(mode="json") for phase in planned]
@@ -198,14 +229,13 @@ def _courses(configs: list[PhaseConfig], planned: list[PlannedPhase]) -> list[Ph
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("hardware.yaml"),
     show_default=True,
-    help="Where the profile goes.",
+    help="File for the profile.",
 )
 def measure_hardware(output: Path) -> None:
     """Measure how fast this machine is, for `pseudoreal plan --hardware`.
 
-    Takes one to two minutes, in which the machine should have nothing else to do: passes over blocks of several
-    sizes, copies, the optimizer, the disk of temporary files, and messages between as many ranks as there are devices
-    or cores.
+    Takes one to two minutes, during which the machine should be idle otherwise: passes over blocks of several sizes,
+    copies, the optimizer, the disk of temporary files, and messages among as many ranks as there are devices or cores.
     """
     from pseudoreal_trainer.measure.machine import measure_machine, measurements
 
@@ -229,6 +259,3 @@ def measure_hardware(output: Path) -> None:
         profile = measure_machine(progress)
     output.write_text(yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False))
     click.echo(f"{output}: {profile.name}; use it with: pseudoreal plan JOB.yaml --hardware {output}")
-
-
-COMMANDS: tuple[click.Command, ...] = (plan, measure_hardware)

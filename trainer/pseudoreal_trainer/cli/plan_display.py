@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
+from pseudoreal_api.quantity import readable_bytes
 from rich.console import Console
 from rich.table import Table
 
@@ -10,9 +11,8 @@ from pseudoreal_trainer.estimate.report import ImbalanceReport, PhaseReport, Ran
 from pseudoreal_trainer.estimate.schedule import PhaseDuration, changes_to_end_within
 from pseudoreal_trainer.plan.effects import TRAFFIC, Traffic
 from pseudoreal_trainer.plan.placement.flows import Exchange
-from pseudoreal_trainer.quantity import readable_bytes
 
-_NAMES: dict[Traffic, str] = {
+_TRAFFIC_NAMES: dict[Traffic, str] = {
     "h2d": "host to device",
     "d2h": "device to host",
     "disk_read": "disk, read",
@@ -38,20 +38,20 @@ def show(console: Console, report: PhaseReport) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     say(f"phase {report.name}: {report.parameters:,} parameters, state of {report.parameters_per_rank:,} on a rank")
-    console.print(_memory(report))
+    console.print(_memory_table(report))
     if report.scratch_bytes is not None:
         say(f"kernels hold up to {readable_bytes(report.scratch_bytes)} of the device for themselves while a pass runs")
     say(f"the loss is computed of {report.loss_chunk:,} tokens of a micro-batch at a time")
-    console.print(_moved(report))
+    console.print(_traffic_table(report))
     if report.exchanges:
-        console.print(_exchanged(report))
+        console.print(_exchange_table(report))
     say(
         f"a unit is fetched {report.fetches_per_unit} times a step at most, and its gradient reduced"
         f" {report.reductions_per_unit} times"
     )
-    say(_time(report))
+    say(_step_text(report))
     if report.imbalance is not None:
-        say(_imbalance(report.imbalance))
+        say(_imbalance_text(report.imbalance))
     for sentence in report.hints:
         say(f"hint: {sentence}")
     for sentence in report.reasons:
@@ -81,48 +81,48 @@ def show_course(console: Console, courses: Sequence[PhaseDuration], days: float 
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
-def _memory(report: PhaseReport) -> Table:
+def _memory_table(report: PhaseReport) -> Table:
     names = ("device", "device, peak", "host", "pinned of it", "disk")
     table = Table("pipeline rank", "parameters", *names, title="bytes of a rank")
     for column in table.columns[1:]:
         column.justify = "right"
-    for ranks, rank in _grouped(report.ranks):
+    for ranks, rank in _group_ranks(report.ranks):
         tiers = (rank.bytes.device, rank.peak_device_bytes, rank.bytes.host, rank.bytes.pinned, rank.bytes.disk)
         table.add_row(ranks, f"{rank.parameters:,}", *map(readable_bytes, tiers))
     return table
 
 
-def _grouped(reports: list[RankReport]) -> list[tuple[str, RankReport]]:
+def _group_ranks(reports: list[RankReport]) -> list[tuple[str, RankReport]]:
     """Return the reports with the numbers of their ranks; neighbouring ranks with equal figures share a row."""
     groups = [list(group) for _, group in groupby(enumerate(reports), key=lambda item: item[1])]
     names = [str(g[0][0]) if len(g) == 1 else f"{g[0][0]}-{g[-1][0]}" for g in groups]
     return [(name, group[0][1]) for name, group in zip(names, groups, strict=True)]
 
 
-def _moved(report: PhaseReport) -> Table:
+def _traffic_table(report: PhaseReport) -> Table:
     table = Table("between", "bytes a step", "hidden from tokens a step", title="bytes that the busiest rank moves")
     for column in table.columns[1:]:
         column.justify = "right"
     for traffic in TRAFFIC:
         if size := report.bytes_moved_per_step[traffic]:
-            table.add_row(_NAMES[traffic], readable_bytes(size), _count(report.tokens_to_hide.get(traffic)))
+            table.add_row(_TRAFFIC_NAMES[traffic], readable_bytes(size), _count(report.tokens_to_hide.get(traffic)))
     if tokens := report.tokens_to_hide.get("optimizer"):
         table.add_row("(optimizer)", "", _count(tokens))
     return table
 
 
-def _exchanged(report: PhaseReport) -> Table:
+def _exchange_table(report: PhaseReport) -> Table:
     names = ("within workers", "between workers", "stays within")
     table = Table("among", *names, title="bytes a step that all ranks exchange, and where")
     for column in table.columns[1:3]:
         column.justify = "right"
     for exchange, found in report.exchanges.items():
         sizes = map(readable_bytes, (found.bytes_within_workers, found.bytes_between_workers))
-        table.add_row(EXCHANGES[exchange], *sizes, _workers(found.workers_together))
+        table.add_row(EXCHANGES[exchange], *sizes, _workers_text(found.workers_together))
     return table
 
 
-def _workers(together: int) -> str:
+def _workers_text(together: int) -> str:
     return "1 worker" if together == 1 else f"{together} neighbouring workers"
 
 
@@ -130,7 +130,7 @@ def _count(tokens: int | None) -> str:
     return "" if tokens is None else f"{tokens:,}"
 
 
-def _imbalance(found: ImbalanceReport) -> str:
+def _imbalance_text(found: ImbalanceReport) -> str:
     if found.most_rows == 1:
         return "the experts of all ranks get as many tokens, whatever these choose"
     most = f"those of one rank may get up to {found.most_rows:.4g} times the mean"
@@ -138,7 +138,7 @@ def _imbalance(found: ImbalanceReport) -> str:
     return f"all this is where the experts of all ranks get as many tokens; {most}{then}"
 
 
-def _time(report: PhaseReport) -> str:
+def _step_text(report: PhaseReport) -> str:
     idle = f"pipeline ranks wait {report.idle_share:.1%} of the step"
     if report.step_seconds is None:
         return (

@@ -20,18 +20,17 @@ from pseudoreal_api.wire.messages import Outcome, TerminationMessage
 
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.store import store_of
+from pseudoreal_trainer.cli.auto_layout import resolve_layout
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.logs import configure_logs
-from pseudoreal_trainer.runtime.endpoint import endpoint_of_pod
 from pseudoreal_trainer.runtime.in_place import run_in_place
-from pseudoreal_trainer.runtime.metrics_server import metrics_port, serving_metrics
-from pseudoreal_trainer.runtime.outcome import OUTCOME_DIRECTORY, ended_badly, write_termination
+from pseudoreal_trainer.runtime.metrics import metrics_port, serving_metrics
 from pseudoreal_trainer.runtime.pod_folder import PodFolder, memory_directory
 from pseudoreal_trainer.runtime.ranks import Launch
-from pseudoreal_trainer.runtime.rendezvous.secret import check_secret
-from pseudoreal_trainer.runtime.reporting import reporting
-from pseudoreal_trainer.runtime.settled import settled
+from pseudoreal_trainer.runtime.rendezvous.identity import check_secret
+from pseudoreal_trainer.runtime.reports import endpoint_of_pod, reporting
 from pseudoreal_trainer.runtime.stop import Stop, Stopped
+from pseudoreal_trainer.runtime.termination import OUTCOME_DIRECTORY, ended_badly, write_termination
 
 WORKER = "pseudoreal_trainer.cli.rank"
 _NEWEST_SECONDS = 10.0
@@ -55,11 +54,11 @@ def _run(path: Path, stop: Stop) -> TerminationMessage:
     try:
         config = read_config(path)
     except ContractError as error:
-        return _refused(path, error)
+        return _report_unreadable(path, error)
     return _train(config, path, stop) if isinstance(config, PhaseConfig) else _delink(config)
 
 
-def _refused(path: Path, error: ContractError) -> TerminationMessage:
+def _report_unreadable(path: Path, error: ContractError) -> TerminationMessage:
     """Return the message of a pod unable to read its configuration.
 
     The fields `phase` and `execution` have the same form in every release.
@@ -82,14 +81,14 @@ def _delink(config: DelinkConfig) -> TerminationMessage:
 
 
 def _train(config: PhaseConfig, path: Path, stop: Stop) -> TerminationMessage:
-    with _folder() as folder:
+    with _outcome_folder() as folder:
         pod = PodFolder(folder)
         with reporting(pod, endpoint_of_pod()), serving_metrics(pod, metrics_port(os.environ)):
-            message = _run_settled(config, path, pod, stop)
-    return message if message.checkpoint else _completed(message, config)
+            message = _run_with_layout(config, path, pod, stop)
+    return message if message.checkpoint else _with_checkpoint_in_time(message, config)
 
 
-def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) -> TerminationMessage:
+def _run_with_layout(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) -> TerminationMessage:
     """Resolve the phase's layout, then run the ranks with it: the ranks and their supervisor see only the resolved
     config.
 
@@ -97,7 +96,7 @@ def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) ->
     """
     try:
         check_secret()
-        config, layout = settled(config, stop.ending_at_once)
+        config, layout = resolve_layout(config, stop.ending_at_once)
     except Stopped:
         return ended_badly("Yielded", config, "asked to stop while it searched a layout; nothing was to be saved")
     except (InvalidJobError, TrainingError) as error:
@@ -112,7 +111,7 @@ def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) ->
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def _outcome_folder() -> Iterator[Path]:
     """Yield the folder for the ranks' outcomes."""
     if named := os.environ.get(OUTCOME_DIRECTORY):
         Path(named).mkdir(parents=True, exist_ok=True)
@@ -123,7 +122,7 @@ def _folder() -> Iterator[Path]:
         yield Path(temporary)
 
 
-def _completed(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
+def _with_checkpoint_in_time(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
     """Return the message, completed with the newest checkpoint if the volume answers in time.
 
     Used if the ranks could not report their progress. The bare message is written first, because the volume may hang.

@@ -18,18 +18,21 @@ import structlog
 from pseudoreal_api.resolved.config import PhaseConfig, read_phase_config
 from pseudoreal_api.wire.messages import TerminationMessage
 
+from pseudoreal_trainer.cgroups import memory_use
 from pseudoreal_trainer.data.token_corpus import open_corpus
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.preflight.start import run_preflight
-from pseudoreal_trainer.runtime.crash import note_crashes
-from pseudoreal_trainer.runtime.heartbeat import Heartbeat
-from pseudoreal_trainer.runtime.lost_peer import has_lost_a_peer, timeout_sentence
-from pseudoreal_trainer.runtime.memory_use import memory_use
-from pseudoreal_trainer.runtime.out_of_memory import lack_of_memory, rank_sentence
-from pseudoreal_trainer.runtime.outcome import ended_badly, leave_outcome
+from pseudoreal_trainer.runtime.failures import (
+    has_lost_a_peer,
+    lack_of_memory,
+    note_crashes,
+    rank_sentence,
+    timeout_sentence,
+)
+from pseudoreal_trainer.runtime.heartbeat import Heartbeat, HeartbeatFile
 from pseudoreal_trainer.runtime.pod_folder import PodFolder, pod_folder
-from pseudoreal_trainer.runtime.record import HeartbeatFile
+from pseudoreal_trainer.runtime.termination import ended_badly, leave_outcome
 
 log = structlog.get_logger()
 
@@ -40,7 +43,7 @@ _LAST_SECONDS = 1.0
 
 def main() -> NoReturn:
     # A normal exit would wait for every non-daemon thread and for exit handlers of third-party packages.
-    _end_at_once(run_rank(Path(sys.argv[1]), _end_at_once).exit_code)
+    _exit_now(run_rank(Path(sys.argv[1]), _exit_now).exit_code)
 
 
 def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMessage:
@@ -66,8 +69,8 @@ def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMess
         return message
 
     def fail(error: BaseException) -> None:
-        message = _failed(config, error)
-        with _ending_in_time(message.exit_code):
+        message = _failure_message(config, error)
+        with _exit_in_time(message.exit_code):
             leave(message)
             _log_failure(config, error)
             end(message.exit_code)
@@ -79,19 +82,19 @@ def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMess
         # If another thread has failed first, add() blocks until that thread has ended the process. Most failures were
         # already recorded where they occurred.
         heartbeat.failure.add(error)
-        return _failed(config, error)
+        return _failure_message(config, error)
 
 
-def _end_at_once(exit_code: int) -> NoReturn:
+def _exit_now(exit_code: int) -> NoReturn:
     """End the process without waiting for its threads, unlike a normal exit."""
-    with _ending_in_time(exit_code):
+    with _exit_in_time(exit_code):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
 
 
 @contextmanager
-def _ending_in_time(exit_code: int) -> Iterator[None]:
+def _exit_in_time(exit_code: int) -> Iterator[None]:
     """End the process if the context lasts longer than `_LAST_SECONDS`."""
     ender = threading.Timer(_LAST_SECONDS, os._exit, (exit_code,))
     ender.daemon = True
@@ -119,7 +122,7 @@ def _log_failure(config: PhaseConfig, error: BaseException) -> None:
         log.error("phase_failed", phase=config.phase, exc_info=error)
 
 
-def _failed(config: PhaseConfig, error: BaseException) -> TerminationMessage:
+def _failure_message(config: PhaseConfig, error: BaseException) -> TerminationMessage:
     if isinstance(error, InvalidJobError):
         return ended_badly("InvalidJob", config, str(error))
     if (lack := lack_of_memory(error)) is not None:

@@ -56,7 +56,7 @@ class RunDirectory:
             offload_directory=str(work / "offload"),
         )
 
-    def finished(self, index: int) -> Head | None:
+    def final_checkpoint(self, index: int) -> Head | None:
         """Return the final checkpoint of the phase at `index`; None if the phase is unfinished."""
         config = self.phase_config(index)
         return next((head for head in self.store.committed(config.phase) if head.ends_phase(config)), None)
@@ -69,20 +69,20 @@ def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
     release, or a run with a difference in an immutable spec field.
     """
     try:
-        return _opened(path, job, resume=resume)
+        return _open(path, job, resume=resume)
     except OSError as error:
         raise InvalidJobError(
             f"the work directory {path} cannot be made, read or written to: {error}; choose another one with --workdir"
         ) from error
 
 
-def _opened(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
+def _open(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
     record_path = path / "job.json"
     if not record_path.exists():
         record = _Record(uid=str(uuid.uuid4()), execution=0, job=job)
     elif resume:
         record = _read(record_path)
-        _refuse_changes(record.job.spec.to_dict(), job.spec.to_dict(), record_path)
+        _check_unchanged(record.job.spec.to_dict(), job.spec.to_dict(), record_path)
     else:
         raise InvalidJobError(f"{path} already holds a run; go on with it by --resume, or choose another --workdir")
     record = record.model_copy(update={"execution": record.execution + 1, "job": job})
@@ -102,18 +102,18 @@ def _read(record: Path) -> _Record:
         ) from error
 
 
-def _refuse_changes(before: Json, now: Json, record: Path) -> None:
+def _check_unchanged(before: Json, now: Json, record: Path) -> None:
     """Raise InvalidJobError for changes refused by the API server on a suspended job.
 
     Allowed are additional phases, a later end of the last phase, and fields deciding only where and how pods run.
     """
     phases = len(before["phases"])
-    field = first_difference(_lasting(before, phases), _as_long_as(_lasting(now, phases), before), "spec")
+    field = first_difference(_immutable(before, phases), _with_old_bounds(_immutable(now, phases), before), "spec")
     if field is not None:
         raise InvalidJobError(f"{field} differs from the run's own in {record}; undo that, or choose another --workdir")
 
 
-def _lasting(spec: Json, phases: int) -> Json:
+def _immutable(spec: Json, phases: int) -> Json:
     """Return the immutable part of a spec, and of its first `phases` phases."""
     kept = [_without(phase, _CHANGEABLE_IN_PHASES) for phase in spec["phases"][:phases]]
     return _without(spec, _CHANGEABLE) | {"phases": kept}
@@ -123,7 +123,7 @@ def _without(fields: Json, names: tuple[str, ...]) -> Json:
     return {name: value for name, value in fields.items() if name not in names}
 
 
-def _as_long_as(now: Json, before: Json) -> Json:
+def _with_old_bounds(now: Json, before: Json) -> Json:
     """Return the spec `now`, with the bounds of the last phase reset to the bounds in `before` where they have only
     grown."""
     *earlier, last = now["phases"]

@@ -3,18 +3,17 @@
 import time
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from pseudoreal_trainer.engine.ranks.pending_all_gather import PendingAllGather
-from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
-from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, Updated, synchronize
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups, UnitGroups
+from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.model.modules import UnitModule
@@ -23,6 +22,59 @@ from pseudoreal_trainer.plan.records import Drop, Fetch, Read
 
 class NotResident(RuntimeError):
     """Raised when a unit's weights are requested while it has no working copy, or before its fetch has finished."""
+
+
+class PendingAllGather:
+    """Hierarchical all-gather of a unit in flight: first across replicas, then within this replica.
+
+    A stage whose group has one rank is skipped. On a GPU the second stage is launched at once, as its stream waits for
+    the first. On a CPU the calling thread would wait, and would not come to work that another pipeline rank needs.
+    There the second stage starts when `can_launch_second` says so, or where the plan needs the copy. All ranks launch
+    second stages in the order of the first stages.
+    """
+
+    def __init__(self, groups: UnitGroups, flat: Tensor, part: Tensor, trace: Trace) -> None:
+        """`flat`: [all parts], to be filled. `part`: this rank's own part, on the same device. The gather owns both
+        until it is done; nothing may change `part` before."""
+        self._groups, self._flat, self._part, self._trace = groups, flat, part, trace
+        self._inter_work: dist.Work | None = None
+        self._intra_work: dist.Work | None = None
+        if groups.inter is None:
+            self._intra_work = self._gather_intra(part)
+            return
+        inter_slice = groups.inter_slice(flat)
+        self._trace.count_bytes("replicas", inter_slice.nbytes - part.nbytes)
+        self._inter_work = dist.all_gather_into_tensor(inter_slice, part, group=groups.inter, async_op=True)
+        if flat.is_cuda:
+            self.launch_second()
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether all stages were launched."""
+        return self._inter_work is None
+
+    @property
+    def can_launch_second(self) -> bool:
+        """Whether the second stage can be launched without waiting."""
+        return self._inter_work is None or self._inter_work.is_completed()
+
+    def launch_second(self) -> None:
+        """Wait for the first stage and launch the second, unless it was launched."""
+        if self._inter_work is not None:
+            self._inter_work.wait()
+            self._inter_work = None
+            self._intra_work = self._gather_intra(self._groups.inter_slice(self._flat))
+
+    def wait(self) -> None:
+        self.launch_second()
+        if self._intra_work is not None:
+            self._intra_work.wait()
+
+    def _gather_intra(self, own: Tensor) -> dist.Work | None:
+        if self._groups.intra is None:
+            return None
+        self._trace.count_bytes("collective", self._flat.nbytes - own.nbytes)
+        return dist.all_gather_into_tensor(self._flat, own, group=self._groups.intra, async_op=True)
 
 
 @dataclass(frozen=True)
@@ -58,14 +110,14 @@ class Copies:
     """Working copies of a rank, and the weights that each module is bound to."""
 
     def __init__(self, store: UnitStore, groups: ProcessGroups, streams: Streams, trace: Trace) -> None:
-        self._store, self._groups, self._layout = store, groups, groups.layout
+        self._store, self._updates, self._groups, self._layout = store, store.updates, groups, groups.layout
         self._free = {
             pool: [_Slot(slot, streams.record_event()) for slot in slots] for pool, slots in store.window.items()
         }
         self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
         self._copies: dict[int, _Copy] = {}
         self._refreshing: dict[int, PendingAllGather | None] = {}
-        self._waiting: deque[Fetch] = deque()
+        self._pending: deque[Fetch] = deque()
         """Fetches that have not started because their units are still being updated or read from disk, in plan
         order."""
         self._half_launched: deque[tuple[int, PendingAllGather]] = deque()
@@ -78,15 +130,13 @@ class Copies:
         self._skipped_fetches: set[int] = set()
         """Units whose fetch was skipped because no tokens were routed to them, until their Drop."""
         self._bound: dict[UnitModule, Tensor] = {}
-        self.updated: dict[int, Updated] = {unit: _done(None) for unit in store.states}
-        """Unit -> its newest update; the future yields the event after which the new weights can be read."""
         self._slot_addresses = {s.untyped_storage().data_ptr() for slots in store.window.values() for s in slots}
         self._owners: dict[int, int] = {}
         self._dropped: Event = None
         """Event recorded after the newest drop of a copy, in any pool. The allocator may give the dropped shard's
         memory to the next fetch, into any slot; before this event, other ranks may still be reading the shard."""
 
-    def want(self, position: int, units: Mapping[int, bool]) -> None:
+    def record_routed_groups(self, position: int, units: Mapping[int, bool]) -> None:
         """Record for units of a position whether tokens were routed to them. In this step, reads and fetches for the
         position skip units without tokens."""
         self._wanted |= {(position, unit): is_wanted for unit, is_wanted in units.items()}
@@ -100,7 +150,7 @@ class Copies:
             self._read_updated()
 
     def fetch(self, record: Fetch) -> None:
-        """Start a fetch as soon as its unit is ready.
+        """Start a fetch as soon as its unit is updated and, if its home is a disk, read.
 
         Passes of units with a working copy continue meanwhile; only the use of this unit's weights waits. This cannot
         deadlock: a fetch starts at the latest where the plan needs its copy, on all ranks in one order. There it waits
@@ -110,28 +160,30 @@ class Copies:
         if not self._is_wanted(record):
             self._skipped_fetches.add(record.unit)
             return
-        self._waiting.append(record)
+        self._pending.append(record)
         if self._layout.is_common(record.unit):
-            self.begin_all()
+            self.start_all()
         else:
-            self.begin_ready()
+            self.start_ready()
 
-    def begin_ready(self) -> None:
+    def start_ready(self) -> None:
         """Start the reads and fetches whose units are ready."""
         self._read_updated()
-        while self._waiting and self._is_ready(self._waiting[0].unit):
-            self._begin(self._waiting.popleft())
+        while self._pending and self._is_ready(self._pending[0].unit):
+            self._start(self._pending.popleft())
+        # Only from the front: all ranks launch second stages in the order of the first stages. Ranks may launch them at
+        # different times, because until `start_all` nothing else uses the groups within replicas.
         while self._half_launched and self._half_launched[0][1].can_launch_second:
             self._launch_second()
 
-    def begin_all(self) -> None:
+    def start_all(self) -> None:
         """Start all pending fetches, waiting for their units.
 
         Call this before another collective of the same ranks: units become ready at different times on different ranks,
         but all ranks must launch their collectives in plan order.
         """
-        while self._waiting:
-            self._begin(self._waiting.popleft())
+        while self._pending:
+            self._start(self._pending.popleft())
         while self._half_launched:
             self._launch_second()
 
@@ -141,7 +193,7 @@ class Copies:
             self._skipped_fetches.remove(record.unit)
             return
         # Finish the fetch even if no pass has used the copy: the tokens may all be on other ranks.
-        self._finished(record.unit)
+        self._finish_fetch(record.unit)
         copy = self._copies.pop(record.unit)
         self._bound = {module: flat for module, flat in self._bound.items() if flat is not copy.flat}
         self._owners.pop(copy.flat.data_ptr())
@@ -151,7 +203,7 @@ class Copies:
 
     def bind(self, unit: int, module: UnitModule) -> None:
         """Bind the module to the unit's weights; waits for the fetch."""
-        flat = self._finished(unit)
+        flat = self._finish_fetch(unit)
         if self._bound.get(module) is not flat:
             module.bind(flat)
             self._bound[module] = flat
@@ -176,29 +228,22 @@ class Copies:
         slot that the unit occupies then."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
-    def changed(self, unit: int) -> None:
-        """Record that the unit's state was set, on the current stream."""
-        self.updated[unit] = _done(self._streams.record_event())
-
-    def settle(self) -> None:
-        """Wait for all updates. Raises the error of an update that failed."""
-        for updated in self.updated.values():
-            synchronize(updated.result())
-
     def _is_ready(self, unit: int) -> bool:
-        return self.updated[unit].done() and unit not in self._unread and self._store.states[unit].is_read()
+        return (
+            self._updates.of(unit).done() and unit not in self._unread and self._store.states[unit].are_weights_ready()
+        )
 
     def _read_updated(self) -> None:
-        for unit in [unit for unit in self._unread if self.updated[unit].done()]:
+        for unit in [unit for unit in self._unread if self._updates.of(unit).done()]:
             self._read(unit)
 
     def _read(self, unit: int) -> None:
         self._unread.pop(unit)
-        self._store.states[unit].read_ahead(self.updated[unit])
+        self._store.states[unit].read_ahead(self._updates.of(unit))
 
-    def _begin(self, record: Fetch) -> None:
+    def _start(self, record: Fetch) -> None:
         if self._layout.moves(record.unit):
-            self._copies[record.unit] = self._fetched(record)
+            self._copies[record.unit] = self._start_fetch(record)
         else:
             self._refresh(record)
 
@@ -207,20 +252,20 @@ class Copies:
         with self._heartbeat.waiting(f"gathers unit {unit}"):
             gather.launch_second()
 
-    def _finished(self, unit: int) -> Tensor:
+    def _finish_fetch(self, unit: int) -> Tensor:
         # Start earlier fetches first: the same ranks may gather them, and collectives must be in plan order.
-        while any(record.unit == unit for record in self._waiting):
-            self._begin(self._waiting.popleft())
+        while any(record.unit == unit for record in self._pending):
+            self._start(self._pending.popleft())
         while any(half == unit for half, _ in self._half_launched):
             self._launch_second()
         if unit in self._store.resident:
             self._finish_resident(unit)
         elif (copy := self._copies.get(unit)) is not None and not copy.finished:
             if copy.gather is not None:
-                self._await(unit, copy.gather)
+                self._wait_for_gather(unit, copy.gather)
             self._streams.wait_event(copy.event)
             copy.finished = True
-            self._store.states[unit].fetched(copy.event)
+            self._store.states[unit].release_weights(copy.event)
             self._trace.add("fetch", copy.begin, copy.fetch)
         return self.flat(unit)
 
@@ -228,22 +273,22 @@ class Copies:
         if unit in self._refreshing:
             gather = self._refreshing.pop(unit)
             if gather is not None:
-                self._await(unit, gather)
+                self._wait_for_gather(unit, gather)
         else:
-            self._streams.wait_event(self._newest(unit))
+            self._streams.wait_event(self._wait_for_update(unit))
 
-    def _await(self, unit: int, gather: PendingAllGather) -> None:
+    def _wait_for_gather(self, unit: int, gather: PendingAllGather) -> None:
         with self._heartbeat.waiting(f"gathers unit {unit}"):
             gather.wait()
 
-    def _newest(self, unit: int) -> Event:
+    def _wait_for_update(self, unit: int) -> Event:
         """Wait until the unit's newest update was launched. Return the event after which it is done."""
-        return self._heartbeat.join(self.updated[unit], self._heartbeat.updates)
+        return self._heartbeat.join(self._updates.of(unit), self._heartbeat.updates)
 
-    def _fetched(self, record: Fetch) -> _Copy:
+    def _start_fetch(self, record: Fetch) -> _Copy:
         begin = time.perf_counter_ns()
         state, slot = self._store.states[record.unit], self._free[self._layout.pool_of(record.unit)].pop()
-        updated = self._newest(record.unit)
+        updated = self._wait_for_update(record.unit)
         if record.unit in self._unread:
             self._read(record.unit)
         with self._streams.on(Stream.COPY_IN):
@@ -253,7 +298,7 @@ class Copies:
             self._streams.wait_event(updated)
             weights = state.compute_weights()
             flat = slot.storage[: len(weights) * self._layout.shards(record.unit)]
-            self._count(record.unit, weights)
+            self._count_copy(record.unit, weights)
             if self._layout.shards(record.unit) > 1:
                 self._streams.wait_event(self._dropped)
                 weights = weights.to(flat.device, non_blocking=True)
@@ -273,29 +318,29 @@ class Copies:
             self._half_launched.append((unit, gather))
         return gather
 
-    def _count(self, unit: int, weights: Tensor) -> None:
+    def _count_copy(self, unit: int, weights: Tensor) -> None:
         if self._layout.home(unit) != "Device":
-            self._trace.move("h2d", weights.nbytes)
+            self._trace.count_bytes("h2d", weights.nbytes)
 
     def _refresh(self, record: Fetch) -> None:
         """Gather a resident copy again after its shards were updated."""
         unit = record.unit
-        self._streams.wait_event(self._newest(unit))
+        self._streams.wait_event(self._wait_for_update(unit))
         if unit in self._unread:
             self._read(unit)
         with self._trace.span("fetch", record):
             own = self._store.own_part(unit)
             if self._layout.home(unit) != "Device":
-                self._bring(unit, own)
+                self._copy_from_home(unit, own)
             self._refreshing[unit] = self._gather(unit, self._store.resident[unit], own)
 
-    def _bring(self, unit: int, own: Tensor) -> None:
+    def _copy_from_home(self, unit: int, own: Tensor) -> None:
         """Copy a unit's weights from its home to this rank's part of the resident copy."""
         state = self._store.states[unit]
         weights = state.compute_weights()
         own.copy_(weights, non_blocking=True)
-        self._count(unit, weights)
-        state.fetched(self._streams.record_event())
+        self._count_copy(unit, weights)
+        state.release_weights(self._streams.record_event())
 
     def _pack(self, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage().data_ptr()
@@ -319,9 +364,3 @@ class _Saved:
     offset: int
     size: torch.Size
     stride: tuple[int, ...]
-
-
-def _done(event: Event) -> Updated:
-    future: Updated = Future()
-    future.set_result(event)
-    return future

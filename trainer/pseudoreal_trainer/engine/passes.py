@@ -10,21 +10,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.engine.balance import StepChoices
+from pseudoreal_trainer.engine.activation_offload import ActivationOffload, Key
 from pseudoreal_trainer.engine.copies import Copies
-from pseudoreal_trainer.engine.probe import Probe
+from pseudoreal_trainer.engine.gradient_similarity import SimilarityProbe
+from pseudoreal_trainer.engine.gradients import Agreement, Gradients
 from pseudoreal_trainer.engine.ranks.messages import Messages
-from pseudoreal_trainer.engine.ranks.streams import Streams
+from pseudoreal_trainer.engine.ranks.streams import Event, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.stash import Key, StashedInputs
-from pseudoreal_trainer.engine.tokens import TokenBuffer
-from pseudoreal_trainer.engine.updates import Agreement, Gradients
+from pseudoreal_trainer.engine.router_statistics import ChoiceCounts
+from pseudoreal_trainer.engine.state.pinned import Allocator, Block
 from pseudoreal_trainer.model.attention import Documents, documents_of
 from pseudoreal_trainer.model.experts import KeptChoice, Tally
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
+from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape, token_bytes
 from pseudoreal_trainer.plan.records import Backward, Flow, Forward, Record
 
 
@@ -80,7 +80,7 @@ class PlanRun:
     reads: Sequence[int] | None = None
     """In an evaluation, for each micro-batch (of one sequence) the index of the token at which logits are wanted; None:
     losses are wanted."""
-    probe: Probe | None = None
+    probe: SimilarityProbe | None = None
     """Probe of a measuring plan; None: nothing is measured."""
     tokens: dict[int, Tensor] = field(default_factory=dict)
     """Micro-batch -> token ids, [B, T + 1], on the device."""
@@ -92,10 +92,10 @@ class PlanRun:
     """Gradients of the inputs of positions, [B, T, H]."""
     graphs: dict[Key, Graph] = field(default_factory=dict)
     """Graphs of passes that are not recomputed."""
-    choices: dict[Key, KeptChoice] = field(default_factory=dict)
+    routing_decisions: dict[Key, KeptChoice] = field(default_factory=dict)
     """Routing decisions of passes that will be recomputed, until then."""
-    choices_of_step: StepChoices = field(default_factory=StepChoices)
-    loads: dict[int, Tensor] = field(default_factory=dict)
+    choice_counts: ChoiceCounts = field(default_factory=ChoiceCounts)
+    router_statistics: dict[int, Tensor] = field(default_factory=dict)
     """Position with experts -> router statistics, summed over the micro-batches so far, [experts + Tally.OTHERS],
     float64."""
     losses: dict[int, Losses] = field(default_factory=dict)
@@ -110,18 +110,64 @@ class PlanRun:
         assert self.training is not None, "only records of training plans read it"
         return self.training
 
-    def crossing(self, flow: Flow) -> dict[Key, Tensor]:
+    def tensors_of(self, flow: Flow) -> dict[Key, Tensor]:
         """Return the tensors of this rank that can cross pipeline ranks in this flow: inputs of positions, or their
         gradients."""
         return self.inputs if flow is Flow.ACTIVATION else self.gradients
 
-    def count(self, position: int, sums: Tensor) -> None:
+    def add_router_statistics(self, position: int, sums: Tensor) -> None:
         """Add the router statistics of one pass, [experts + Tally.OTHERS]."""
-        self.loads[position] = self.loads[position] + sums if position in self.loads else sums
+        self.router_statistics[position] = (
+            self.router_statistics[position] + sums if position in self.router_statistics else sums
+        )
 
     def loss_sums(self) -> Losses | None:
         """Return the loss sums over this rank's tokens; None without the head."""
         return sum_of(list(self.losses.values())) if self.losses else None
+
+
+class TokenBuffer:
+    """Host memory for the tokens of all micro-batches of a run.
+
+    It is pinned, because only then a copy does not wait for all passes launched so far. Without a GPU, tokens are used
+    where they are, and nothing is prepared.
+    """
+
+    def __init__(self, streams: Streams, device: torch.device, memory: Allocator) -> None:
+        self._streams, self._device, self._memory = streams, device, memory
+        self._block = Block(0, memory)
+        self._used = 0
+        """Bytes that this run has used."""
+        self._copied: Event = None
+        """Event after which the copies of all runs so far are done."""
+
+    def prepare(self, shapes: Sequence[MicroBatchShape]) -> None:
+        """Allocate memory for micro-batches of these shapes, unless there is enough.
+
+        Call this before the first pass of a run: pinning memory waits for all kernels of the device, and one of them
+        may wait for a message that depends on this rank's later calls.
+        """
+        # A short wait: few passes, if any, come before the last copies of the previous run.
+        synchronize(self._copied)
+        self._used, needed = 0, token_bytes(shapes)
+        if self._block.size < needed:
+            self._block.close()
+            self._block = Block(needed, self._memory)
+
+    def to_device(self, tokens: Tensor) -> Tensor:
+        """Return the tokens, [B, T + 1], on the device."""
+        if not self._streams.are_real or tokens.device.type == "cuda":
+            return tokens
+        begin, self._used = self._used, self._used + tokens.nbytes
+        pinned = self._block.memory[begin : self._used].view(tokens.dtype).view(tokens.shape)
+        pinned.copy_(tokens)
+        there = torch.empty(tokens.shape, dtype=tokens.dtype, device=self._device)
+        there.copy_(pinned, non_blocking=True)
+        self._copied = self._streams.record_event()
+        return there
+
+    def close(self) -> None:
+        self._block.close()
 
 
 @dataclass(frozen=True)
@@ -133,15 +179,13 @@ class Passes:
     copies: Copies
     gradients: Gradients
     messages: Messages
-    stashed: StashedInputs
+    offload: ActivationOffload
     tokens: TokenBuffer
     streams: Streams
     trace: Trace
     loss: Loss
     end_of_document: int | None = None
     """Token id that ends a document; attention stays within documents. None: attention spans whole sequences."""
-    tried: set[MicroBatchShape] = field(default_factory=set)
-    """Shapes of micro-batches for which passes were run on zeros."""
 
     def forward(self, run: PlanRun, record: Forward) -> None:
         position, m = record.position, record.micro_batch
@@ -150,9 +194,9 @@ class Passes:
             self.await_message(run, Flow.ACTIVATION, position, m)
         with self.computing(record, "evaluation" if run.training is None else "compute"):
             if position == self.layout.head:
-                self._evaluate_the_head(run, m)
+                self._head_forward(run, m)
             else:
-                run.inputs[position + 1, m] = self._output(run, position, m)
+                run.inputs[position + 1, m] = self._layer_forward(run, position, m)
 
     def backward(self, run: PlanRun, record: Backward) -> None:
         position, m = record.position, record.micro_batch
@@ -161,18 +205,18 @@ class Passes:
             self.await_message(run, Flow.GRADIENT, position + 1, m)
         with self.computing(record):
             if position == self.layout.head:
-                self._through_the_head(run, m)
+                self._head_backward(run, m)
             else:
-                self._through(run, position, m)
+                self._layer_backward(run, position, m)
 
-    def _evaluate_the_head(self, run: PlanRun, m: int) -> None:
+    def _head_forward(self, run: PlanRun, m: int) -> None:
         hidden, head = run.inputs.pop((self.layout.head, m)), self.modules.head  # [B, T, H]
         if run.reads is None:
             run.losses[m] = Losses(self.loss.cross_entropy(head, hidden, self._targets(run, m)), None)
         else:
             run.logits[m] = self.loss.logits(head, hidden[:, run.reads[m]])[0]
 
-    def _through(self, run: PlanRun, position: int, m: int) -> None:
+    def _layer_backward(self, run: PlanRun, position: int, m: int) -> None:
         graph, gradient = self._graph(run, position, m)
         tally, trained = graph.tally, self._trained(position)
         sources = [*([graph.input] if position > 0 else []), *trained, *([tally.sums] if tally else [])]
@@ -196,7 +240,7 @@ class Passes:
         if run.probe is not None:
             run.probe.accumulate(position, unit, own)
         if sums is not None:
-            run.count(position, sums)
+            run.add_router_statistics(position, sums)
             if len(module.parameters) > len(module.trained):
                 # The update of the balancing bias follows from token counts, which are accumulated and reduced like a
                 # gradient.
@@ -207,7 +251,7 @@ class Passes:
         """Return the parameters that the position trains, unit after unit."""
         return [one for unit in self.layout.units_of(position) for one in self.modules.of(unit).trained]
 
-    def _through_the_head(self, run: PlanRun, m: int) -> None:
+    def _head_backward(self, run: PlanRun, m: int) -> None:
         (unit,) = self.layout.units_of(self.layout.head)
         parameters = self.modules.of(unit).parameters
 
@@ -226,11 +270,11 @@ class Passes:
 
     def await_message(self, run: PlanRun, flow: Flow, position: int, micro_batch: int) -> None:
         """Wait for the tensor that another pipeline rank sends, unless it was received or computed on this rank."""
-        here = run.crossing(flow)
+        here = run.tensors_of(flow)
         if (position, micro_batch) not in here:
             here[position, micro_batch] = self.messages.take((flow, position, micro_batch))
 
-    def _output(self, run: PlanRun, position: int, m: int) -> Tensor:
+    def _layer_forward(self, run: PlanRun, position: int, m: int) -> Tensor:
         """Return the output of a position, [B, T, H]. In training, keep the position's input or graph for the backward
         pass."""
         key = (position, m)
@@ -239,19 +283,19 @@ class Passes:
             with torch.no_grad():
                 return self._compute(run, position, m, source)
         kept = KeptChoice() if self.layout.has_experts(position) else None
-        output = (self._without_graph if self.layout.recompute else self._with_graph)(run, key, kept)
+        output = (self._forward_without_graph if self.layout.recompute else self._forward_with_graph)(run, key, kept)
         if kept is not None and kept.choice is not None:
-            run.choices_of_step.add(position, kept.choice)
+            run.choice_counts.add(position, kept.choice)
         return output
 
     @torch.no_grad()
-    def _without_graph(self, run: PlanRun, key: Key, kept: KeptChoice | None) -> Tensor:
+    def _forward_without_graph(self, run: PlanRun, key: Key, kept: KeptChoice | None) -> Tensor:
         output = self._compute(run, *key, run.inputs[key], kept=kept)
         if kept is not None:
-            run.choices[key] = kept
+            run.routing_decisions[key] = kept
         return output
 
-    def _with_graph(self, run: PlanRun, key: Key, kept: KeptChoice | None) -> Tensor:
+    def _forward_with_graph(self, run: PlanRun, key: Key, kept: KeptChoice | None) -> Tensor:
         source = run.inputs.pop(key).requires_grad_()
         with self.copies.saving():
             graph = run.graphs[key] = self._training_pass(run, *key, source, kept)
@@ -263,26 +307,26 @@ class Passes:
         if (graph := run.graphs.pop((position, m), None)) is not None:
             return graph, gradient
         source = self._tokens(run, m)[:, :-1] if position == 0 else self.take_input(run, position, m)
-        return self._training_pass(run, position, m, source, run.choices.pop((position, m), None)), gradient
+        return self._training_pass(run, position, m, source, run.routing_decisions.pop((position, m), None)), gradient
 
     def _training_pass(
         self, run: PlanRun, position: int, m: int, source: Tensor, kept: KeptChoice | None = None
     ) -> Graph:
-        tally = self.tally(run, position, source) if position > 0 else None
+        tally = self.new_tally(run, position, source) if position > 0 else None
         return Graph(source, self._compute(run, position, m, source, tally, kept), tally)
 
-    def tally(self, run: PlanRun, position: int, source: Tensor) -> Tally | None:
+    def new_tally(self, run: PlanRun, position: int, source: Tensor) -> Tally | None:
         """Return a tally for a training pass of a layer on `source`; None if the layer has no experts."""
-        choices = partial(run.choices_of_step.of, position)
+        choices = partial(run.choice_counts.of, position)
         return self.modules.tally(position - 1, run.training_step.tokens, source.device, choices)
 
     def computing(self, record: Record, lane: str = "compute") -> AbstractContextManager[None]:
         """Return a context whose kernels are traced under the record."""
-        return self.trace.executed(lane, record, self.streams)
+        return self.trace.gpu_span(lane, record, self.streams)
 
     def take_input(self, run: PlanRun, position: int, m: int) -> Tensor:
         """Return the input of a position, [B, T, H], for the backward pass, its last reader."""
-        returned = self.stashed.returned((position, m))
+        returned = self.offload.take_reloaded((position, m))
         source = run.inputs.pop((position, m)) if returned is None else returned
         return source.detach().requires_grad_()
 
@@ -297,7 +341,7 @@ class Passes:
     def _tokens(self, run: PlanRun, m: int) -> Tensor:
         if m not in run.tokens:
             tokens = run.batch.tokens(m)
-            run.tokens[m] = self.tokens.bring(tokens)
+            run.tokens[m] = self.tokens.to_device(tokens)
             if self.end_of_document is not None:
                 run.documents[m] = documents_of(tokens, self.end_of_document, run.tokens[m])
         return run.tokens[m]

@@ -18,19 +18,28 @@ from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
 
-def warm_up(passes: Passes, batch: Batch, plan: RankPlan) -> None:
-    """Run the passes on zeros, for each shape of the plan that has not been tried. Binds other weights to modules and
-    forgets the previous bindings."""
-    records = [record for record in plan if isinstance(record, Forward | Backward)]
-    shapes = {batch.shape(m) for m in {record.micro_batch for record in records}} - passes.tried
-    positions = _one_of_each_kind(passes, sorted({record.position for record in records}))
-    for shape in sorted(shapes):
-        for position in positions:
-            _try(passes, position, shape)
-    passes.tried.update(shapes)
-    passes.copies.unbind()
-    if passes.streams.are_real:
-        torch.cuda.synchronize(passes.streams.device)
+class WarmUp:
+    """Warm-up of a rank's passes."""
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+        self._done: set[MicroBatchShape] = set()
+        """Shapes of micro-batches for which passes were run on zeros."""
+
+    def run(self, batch: Batch, plan: RankPlan) -> None:
+        """Run the passes on zeros, for each shape of the plan for which they have not run. Binds other weights to
+        modules and forgets the previous bindings."""
+        passes = self._passes
+        records = [record for record in plan if isinstance(record, Forward | Backward)]
+        shapes = {batch.shape(m) for m in {record.micro_batch for record in records}} - self._done
+        positions = _one_of_each_kind(passes, sorted({record.position for record in records}))
+        for shape in sorted(shapes):
+            for position in positions:
+                _run_on_zeros(passes, position, shape)
+        self._done.update(shapes)
+        passes.copies.unbind()
+        if passes.streams.are_real:
+            torch.cuda.synchronize(passes.streams.device)
 
 
 def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
@@ -44,7 +53,7 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
     return list(kinds.values())
 
 
-def _try(passes: Passes, position: int, shape: MicroBatchShape) -> None:
+def _run_on_zeros(passes: Passes, position: int, shape: MicroBatchShape) -> None:
     """Run a position's forward and backward pass on zeros of this shape."""
     modules, device = passes.modules, passes.streams.device
     # All groups of experts have the kernels, and the module, of the first group.
@@ -62,19 +71,19 @@ def _try(passes: Passes, position: int, shape: MicroBatchShape) -> None:
     else:
         tally = modules.tally(position - 1, 1, device)
         documents = None if passes.end_of_document is None else _documents(passes.end_of_document, shape, device)
-        compute = _spread if passes.layout.spreads(position) else _whole
+        compute = _expert_parallel_block if passes.layout.spreads(position) else _block
         outputs = compute(modules, hidden, position - 1, tally, documents)
         sources = [hidden, *trained, *([tally.sums] if tally else [])]
     torch.autograd.grad(outputs, sources, [torch.ones_like(output) for output in outputs])
 
 
-def _whole(
+def _block(
     modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None
 ) -> list[Tensor]:
     return [modules.block(hidden, layer, tally, documents)]
 
 
-def _spread(
+def _expert_parallel_block(
     modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None
 ) -> list[Tensor]:
     """Run the parts of an expert-parallel pass, as if all tokens had come to the first of this rank's experts."""

@@ -1,4 +1,7 @@
-"""Measurement of a machine with one rank, and with one rank per device (per core without a GPU), at most 8."""
+"""Measurement of a machine with one rank, and with one rank per device (per core without a GPU), at most 8.
+
+All ranks of a measurement measure at the same time, each in a process of its own.
+"""
 
 import os
 import platform
@@ -8,11 +11,100 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import multiprocessing
 
-from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, Speeds
-from pseudoreal_trainer.measure.rank import measure, result, tasks
-from pseudoreal_trainer.threads import usable_processors
+from pseudoreal_trainer.cgroups import threads_of, usable_processors
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.estimate.time.hardware import Collectives, HardwareProfile, PassSpeed, Speeds, TransferSpeed
+from pseudoreal_trainer.measure import transfers
+from pseudoreal_trainer.measure.overhead import pass_seconds
+from pseudoreal_trainer.measure.passes import is_slow, measure_cell, rows
+
+Say = Callable[[str], None]
+_CPU = torch.device("cpu")
+_NOWHERE = TransferSpeed(latency_seconds=0, bytes_per_second=1e12)
+"""Speed of messages for a single rank, which sends none."""
+
+
+def messages_of_rank(device: torch.device) -> int:
+    """Return the number of progress messages of a rank."""
+    return len(rows(device)) + 3
+
+
+def measure_as_rank(rank: int, world: int, device_type: str, folder: Path, say: Say) -> None:
+    """Measure as one rank among others; the first rank writes the speeds to the folder."""
+    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    if device_type == "cuda":
+        # Before anything is pinned: pinning creates a context on the current device, by default the first one.
+        torch.cuda.set_device(device)
+    torch.set_num_threads(threads_of(world))
+    ranks = Ranks(rank, world, device)
+    if world > 1:
+        # All ranks are on this machine.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        rendezvous = f"file://{folder}/rendezvous-{world}"
+        backend = "nccl" if device_type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world)
+    speeds = _speeds(ranks, say)
+    if ranks.is_first:
+        speeds_file(folder, world).write_text(speeds.model_dump_json())
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def speeds_file(folder: Path, world: int) -> Path:
+    return folder / f"speeds-{world}.json"
+
+
+def _speeds(ranks: Ranks, say: Say) -> Speeds:
+    device, on_gpu = ranks.device, ranks.device.type == "cuda"
+    passes = _passes(ranks, say)
+    say("memory, copies and the optimizer")
+    on_device = transfers.update_seconds_per_element(device, ranks.world)
+    h2d, d2h = (transfers.copies(*ends, ranks.world) for ends in ((_CPU, device), (device, _CPU)))
+    memory = transfers.memory_bytes_per_second(device, ranks.world)
+    say("the disk and the engine itself")
+    disk_read, disk_write = transfers.disk()
+    overhead = pass_seconds(device)
+    say("messages and collectives")
+    groups, point_to_point, agree = _measure_messages(ranks)
+    return Speeds(
+        ranks=ranks.world,
+        passes=passes,
+        pass_seconds=overhead,
+        memory_bytes_per_second=memory,
+        update_on_device_seconds_per_element=on_device,
+        update_on_host_seconds_per_element=transfers.update_seconds_per_element(_CPU, ranks.world)
+        if on_gpu
+        else on_device,
+        h2d=h2d,
+        d2h=d2h,
+        disk_read=disk_read,
+        disk_write=disk_write,
+        point_to_point=point_to_point,
+        collectives=groups,
+        agree_seconds=agree,
+    )
+
+
+def _passes(ranks: Ranks, say: Say) -> list[PassSpeed]:
+    found = []
+    for row in rows(ranks.device):
+        say(f"passes in {row[0].compute}, hidden {row[0].hidden}")
+        for cell in row:
+            ranks.from_first(0)  # wait for all ranks, which then measure at the same time
+            found.append(measure_cell(cell, ranks.device))
+            if ranks.from_first(int(is_slow(cell, found[-1]))):
+                break
+    return found
+
+
+def _measure_messages(ranks: Ranks) -> tuple[list[Collectives], TransferSpeed, float]:
+    if ranks.world == 1:
+        return [], _NOWHERE, 0.0
+    return [transfers.collectives(ranks)], transfers.point_to_point(ranks), transfers.agree_seconds(ranks)
+
 
 _MOST_RANKS = 8
 DEVICE_RESERVE = 2 * 2**30
@@ -23,7 +115,7 @@ Progress = Callable[[str], None]
 
 def measurements() -> int:
     """Return the number of progress messages of `measure_machine`."""
-    return len(_rank_counts()) * tasks(_device())
+    return len(_rank_counts()) * messages_of_rank(_device())
 
 
 def measure_machine(progress: Progress) -> HardwareProfile:
@@ -59,12 +151,12 @@ def _measure_with(ranks: int, folder: Path, progress: Progress) -> Speeds:
     while not context.join(timeout=0.1):
         while not said.empty():
             progress(f"{ranks} rank{'s' if ranks > 1 else ''}: {said.get()}")
-    return Speeds.model_validate_json(result(folder, ranks).read_text())
+    return Speeds.model_validate_json(speeds_file(folder, ranks).read_text())
 
 
 def _run(rank: int, world: int, device_type: str, folder: Path, said: Any) -> None:
-    measure(rank, world, device_type, folder, said.put if rank == 0 else _silently)
+    measure_as_rank(rank, world, device_type, folder, said.put if rank == 0 else _ignore)
 
 
-def _silently(_: str) -> None:
+def _ignore(_: str) -> None:
     pass

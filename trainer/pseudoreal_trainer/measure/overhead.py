@@ -10,7 +10,8 @@ from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor
 
-from pseudoreal_trainer.engine.engine import Blueprint, Engine
+from pseudoreal_trainer.engine.blueprint import Blueprint
+from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks

@@ -1,16 +1,19 @@
-"""Speeds of forward and backward passes, for several widths and numbers of tokens."""
+"""Speeds of forward and backward passes, and scratch memory of kernels, for several widths and numbers of tokens."""
 
+import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from pseudoreal_trainer.estimate.time.hardware import PassSpeed, Precision
-from pseudoreal_trainer.measure.scratch import scratch_share
 from pseudoreal_trainer.measure.timing import seconds_of
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.head import Head
@@ -19,6 +22,37 @@ from pseudoreal_trainer.model.rotary import rotary
 from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
+
+
+def scratch_share(act: Callable[[], object], device: torch.device, planned: int) -> float:
+    """Return the bytes of scratch memory per byte of `planned`, which is the peak of `act` according to the plan."""
+    most = _most_on_gpu(act, device) if device.type == "cuda" else most_on_cpu(act)
+    return max(0.0, most / planned - 1)
+
+
+def most_on_cpu(act: Callable[[], object]) -> int:
+    """Return the peak of bytes allocated by `act`. torch's profiler reports allocations only in a trace file."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        act()
+    with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
+        file = Path(folder, "trace.json")
+        recorded.export_chrome_trace(str(file))
+        events = json.loads(file.read_text())["traceEvents"]
+    held = most = 0
+    for event in sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]):
+        held += event["args"]["Bytes"]
+        most = max(most, held)
+    return most
+
+
+def _most_on_gpu(act: Callable[[], object], device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    act()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _SEQUENCE = {"cuda": 2048, "cpu": 128}

@@ -1,4 +1,4 @@
-"""Check one rank: `python -m pseudoreal_trainer.preflight CONFIG.json VERDICT.json`, with torchrun's environment."""
+"""Check one rank: `python -m pseudoreal_trainer.preflight CONFIG.json DIAGNOSIS.json`, with torchrun's environment."""
 
 import os
 import socket
@@ -10,8 +10,8 @@ from pseudoreal_api.wire.reports import NODE_NAME
 
 from pseudoreal_trainer.engine.ranks.ranks import device_of_rank
 from pseudoreal_trainer.logs import configure_logs
-from pseudoreal_trainer.preflight.check import Limits, Self, check
-from pseudoreal_trainer.preflight.report import log_check
+from pseudoreal_trainer.preflight.check import CheckedRank, Limits, check
+from pseudoreal_trainer.preflight.diagnosis import log_check
 
 
 def main(limits: Limits) -> None:
@@ -19,17 +19,17 @@ def main(limits: Limits) -> None:
     config, file = read_phase_config(Path(sys.argv[1])), Path(sys.argv[2])
     # Turns an NCCL collective that hangs into an error.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-    own = Self(
+    own = CheckedRank(
         rank=int(os.environ.get("RANK", "0")),
         workers=config.workers,
         processes=config.processes_per_worker,
         node=os.environ.get(NODE_NAME) or socket.gethostname(),
         device=lambda: device_of_rank(config.gpus),
     )
-    verdict, findings = check(own, limits)
+    diagnosis, results = check(own, limits)
     if own.rank == 0:
-        log_check(verdict, findings)
-    file.write_text(verdict.to_json())
+        log_check(diagnosis, results)
+    file.write_text(diagnosis.to_json())
     sys.stdout.flush()
     # A normal exit would wait for threads that hang.
     os._exit(0)

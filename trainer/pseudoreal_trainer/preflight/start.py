@@ -12,8 +12,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.reports import NODE_NAME
 
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.preflight.findings import Verdict
-from pseudoreal_trainer.preflight.report import sentence
+from pseudoreal_trainer.preflight.diagnosis import Diagnosis, sentence_of
 
 COMMAND = (sys.executable, "-m", "pseudoreal_trainer.preflight")
 
@@ -31,32 +30,34 @@ def run_preflight(config: PhaseConfig, path: Path) -> None:
     """
     rank = int(os.environ.get("RANK", "0"))
     try:
-        verdict = _checked(rank, path)
+        diagnosis = _check(rank, path)
     except TrainingError as error:
         if config.preflight.mode == "Fail":
             raise
         log.warning("preflight_broken", ranks=[rank], message=str(error))
         return
     # With Warn, rank 0's check has already logged the broken ranks.
-    if verdict.broken and config.preflight.mode == "Fail":
-        raise TrainingError(sentence(verdict), suspect_elsewhere(verdict.suspect, rank, config.processes_per_worker))
+    if diagnosis.broken and config.preflight.mode == "Fail":
+        raise TrainingError(
+            sentence_of(diagnosis), suspect_elsewhere(diagnosis.suspect, rank, config.processes_per_worker)
+        )
 
 
-def _checked(rank: int, config: Path) -> Verdict:
-    """Return the verdict on all ranks. Raises TrainingError if this rank's check ends without one."""
+def _check(rank: int, config: Path) -> Diagnosis:
+    """Return the diagnosis on all ranks. Raises TrainingError if this rank's check ends without one."""
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
-        file = Path(folder) / "verdict.json"
+        file = Path(folder) / "diagnosis.json"
         ending = _run(config, file)
         if not file.exists():
             node = os.environ.get(NODE_NAME) or socket.gethostname()
             raise TrainingError(f"the check of rank {rank} on node {node} before the first step {ending}")
-        return Verdict.model_validate_json(file.read_bytes())
+        return Diagnosis.model_validate_json(file.read_bytes())
 
 
-def _run(config: Path, verdict: Path) -> str:
-    """Run the check's process; return how it ended, in case it wrote no verdict."""
+def _run(config: Path, diagnosis: Path) -> str:
+    """Run the check's process; return how it ended, in case it wrote no diagnosis."""
     # A session of its own: a signal for the worker must not reach the check, which ends soon anyway.
-    process = subprocess.Popen([*COMMAND, config, verdict], start_new_session=True)
+    process = subprocess.Popen([*COMMAND, config, diagnosis], start_new_session=True)
     try:
         code = process.wait(_SECONDS)
     except subprocess.TimeoutExpired:

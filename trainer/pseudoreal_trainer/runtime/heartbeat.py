@@ -1,27 +1,212 @@
 """Heartbeat of a rank: its main thread reports when it starts to wait for other ranks, and when it works again.
 
 No other thread reports in its place: a thread that lives on would hide a main thread that is stuck.
+
+The heartbeat is a file of a fixed layout, mapped into memory, so that writing a record costs a microsecond or two. Two
+copies of the record are written in turn, each with its own checksum. If one copy is being written, or its writer was
+stopped in the middle, a reader finds the other copy. The end of a save is stored apart, as another thread writes it.
 """
 
+import mmap
+import os
+import re
+import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from math import nan
-from typing import TypeVar
+from dataclasses import dataclass
+from math import isnan, nan
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+from zlib import crc32
 
 from pseudoreal_api.wire.reports import Activity
 
 from pseudoreal_trainer.runtime.first_failure import FirstFailure
-from pseudoreal_trainer.runtime.record import HeartbeatFile
-from pseudoreal_trainer.runtime.side_thread import Clock, SideThread
+
+Clock = Callable[[], float]
+"""A clock, in seconds from any fixed moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """State of a thread. Replaced as a whole, because another thread reads it."""
+
+    waits_for: "str | SideThread | None"
+    """Target of the wait: other ranks, as a description, or another thread. None: the thread works."""
+    since: float
+    waited: float
+    """Total seconds of waiting for other ranks, until `since`."""
+    other_waited: float = 0.0
+    """Total seconds that the awaited thread had itself waited for other ranks, at `since`."""
+
+
+class SideThread:
+    """A thread beside the main one. The thread itself calls `waiting` and `waiting_behind`; the main thread calls the
+    rest."""
+
+    def __init__(self, work: str, clock: Clock = time.monotonic) -> None:
+        """`work`: description of the thread's work."""
+        self.work, self._clock = work, clock
+        self._state = _State(None, clock(), 0.0)
+        self.stalled_seconds = 0.0
+        """Total seconds that the main thread has waited for this thread. Only the main thread changes it."""
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Context for a wait of this thread for other ranks."""
+        self._state = _State(what, self._clock(), self._state.waited)
+        try:
+            yield
+        finally:
+            self._works()
+
+    @contextmanager
+    def waiting_behind(self, other: "SideThread") -> Iterator[None]:
+        """Context for a wait for another thread of this rank. It counts as a wait for other ranks while that thread
+        waits for them."""
+        self._state = _State(other, self._clock(), self._state.waited, other.waited_seconds())
+        try:
+            yield
+        finally:
+            self._works()
+
+    def waited_seconds(self) -> float:
+        """Return the total seconds of waiting for other ranks."""
+        state = self._state
+        if isinstance(state.waits_for, SideThread):
+            return state.waited + state.waits_for.waited_seconds() - state.other_waited
+        return state.waited + (0.0 if state.waits_for is None else self._clock() - state.since)
+
+    def waits_for(self) -> tuple[str | None, float]:
+        """Return the description of the wait, None if the thread works, and the time since which it holds."""
+        state = self._state
+        if isinstance(state.waits_for, SideThread):
+            what, since = state.waits_for.waits_for()
+            return what, max(since, state.since)
+        return state.waits_for, state.since
+
+    def _works(self) -> None:
+        self._state = _State(None, self._clock(), self.waited_seconds())
+
+
+_ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
+_INDEX = {activity: index for index, activity in enumerate(_ACTIVITIES)}
+_RECORD = struct.Struct("<QIIB64sdQQdd")
+"""Layout of a record: number, pid, rank, activity, doing, since, step, waits, busy seconds, start of the save."""
+_PROCESSES = Path("/proc")
+_GONE = "X"
+_SAVED = struct.Struct("<d")
+_CHECKSUM = struct.Struct("<I")
+_RECORD_BYTES, _SAVED_BEGIN, _FILE_BYTES = 128, 256, 272
+assert _RECORD.size + _CHECKSUM.size <= _RECORD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRecord:
+    """Newest record of a rank. Times are seconds of CLOCK_MONOTONIC, which the processes of a machine share."""
+
+    pid: int
+    rank: int
+    activity: Activity
+    doing: str
+    since: float
+    """Time since which `activity` and `doing` hold."""
+    step: int
+    """Training steps done since the job's start."""
+    waits: int
+    """Number of waits that have ended since the process started."""
+    busy_seconds: float | None
+    """Mean seconds of the newest steps without their waits; None: no step is done."""
+    save_began: float | None
+    """Time at which the save in progress started; None: no save is in progress."""
+
+
+class HeartbeatFile:
+    """Writer of the file. One thread calls `write`, and one `write_saved`."""
+
+    def __init__(self, path: Path, pid: int, rank: int) -> None:
+        with path.open("wb+") as file:
+            # Without memory for a page of the mapping, a write to the page would end the process (SIGBUS).
+            os.posix_fallocate(file.fileno(), 0, _FILE_BYTES)
+            self._map = mmap.mmap(file.fileno(), _FILE_BYTES)
+        self._pid, self._rank, self._number = pid, rank, 0
+
+    def write(
+        self,
+        activity: Activity,
+        doing: str,
+        since: float,
+        step: int,
+        waits: int,
+        busy_seconds: float,
+        save_began: float,
+    ) -> None:
+        """Write a record. `doing`: cut off after 64 bytes. `busy_seconds`, `save_began`: NaN for none."""
+        self._number += 1
+        numbers = (since, step, waits, busy_seconds, save_began)
+        body = _RECORD.pack(self._number, self._pid, self._rank, _INDEX[activity], doing.encode(), *numbers)
+        self._put(self._number % 2 * _RECORD_BYTES, body)
+
+    def write_saved(self, moment: float) -> None:
+        """Record that the save which started before this moment is committed."""
+        self._put(_SAVED_BEGIN, _SAVED.pack(moment))
+
+    def _put(self, begin: int, body: bytes) -> None:
+        self._map[begin : begin + len(body) + _CHECKSUM.size] = body + _CHECKSUM.pack(crc32(body))
+
+
+def read_heartbeat(path: Path) -> HeartbeatRecord | None:
+    """Return the newest record; None: nothing is written yet, or the file is gone. Any process may call this at any
+    time."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    found = [record for record in (_sound(content, _RECORD, copy * _RECORD_BYTES) for copy in range(2)) if record]
+    if not found:
+        return None
+    _, pid, rank, activity, doing, since, step, waits, busy, began = max(found)
+    saved = _sound(content, _SAVED, _SAVED_BEGIN)
+    return HeartbeatRecord(
+        pid=pid,
+        rank=rank,
+        activity=_ACTIVITIES[activity],
+        doing=doing.rstrip(b"\0").decode(errors="replace"),
+        since=since,
+        step=step,
+        waits=waits,
+        busy_seconds=None if isnan(busy) else busy,
+        save_began=None if isnan(began) or (saved and saved[0] >= began) else began,
+    )
+
+
+def _sound(content: bytes, layout: struct.Struct, begin: int) -> tuple[Any, ...] | None:
+    """Return the values at `begin`; None if their checksum does not match."""
+    body = content[begin : begin + layout.size]
+    checksum = content[begin + layout.size : begin + layout.size + _CHECKSUM.size]
+    is_sound = len(checksum) == _CHECKSUM.size and _CHECKSUM.unpack(checksum)[0] == crc32(body)
+    return layout.unpack(body) if is_sound else None
+
 
 _T = TypeVar("_T")
 _LOOK_SECONDS = 1.0
 """Seconds between two looks of the main thread at the thread that it joins."""
 _STEPS = 10
 """Training steps over which the busy time is averaged."""
+
+
+def process_state(pid: int) -> str:
+    """Return the state letter of a process from /proc/PID/stat, see proc_pid_stat(5); X if the process does not
+    exist."""
+    try:
+        # The process name comes first, in brackets, and may itself contain brackets: search from the end.
+        found = re.search(r"\) (\S)[^)]*$", (_PROCESSES / str(pid) / "stat").read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        return _GONE
+    return found[1] if found else ""
 
 
 class Heartbeat:

@@ -1,4 +1,4 @@
-"""Small files for communication between the processes of a running pod; outcome.py has the files for their end."""
+"""Small files for communication between the processes of a running pod; termination.py has the files for their end."""
 
 import os
 import time
@@ -11,7 +11,7 @@ from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import InPlace, ProgressReport
 from pseudoreal_api.wire.reports import Membership, SavedCheckpoint
 
-from pseudoreal_trainer.runtime.outcome import OUTCOME_DIRECTORY
+from pseudoreal_trainer.runtime.termination import OUTCOME_DIRECTORY
 
 MEMBERSHIP = "PSEUDOREAL_MEMBERSHIP"
 """Environment variable of a rank: the number of the restart in place at the start of its pod's current membership.

@@ -1,24 +1,91 @@
 """One start of a pod's ranks, from the rendezvous of the pods to the end of all ranks of this pod."""
 
 import os
+import signal
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import TerminationMessage
 
-from pseudoreal_trainer.gpu_environment import gpu_environment
-from pseudoreal_trainer.runtime.crash import read_crashes
-from pseudoreal_trainer.runtime.memory_use import exhausted, pod_memory
-from pseudoreal_trainer.runtime.outcome import OUTCOME_DIRECTORY, collect_outcomes, is_death, pod_outcome
-from pseudoreal_trainer.runtime.partners import Partners
-from pseudoreal_trainer.runtime.place import Place
+from pseudoreal_trainer.cgroups import exhausted, pod_memory, threads_of
+from pseudoreal_trainer.runtime.failures import read_crashes
+from pseudoreal_trainer.runtime.heartbeat import Clock, process_state, read_heartbeat
 from pseudoreal_trainer.runtime.pod_folder import MEMBERSHIP, PodFolder
+from pseudoreal_trainer.runtime.rendezvous.identity import (
+    RendezvousIdentity,
+    await_worker_0,
+    rendezvous,
+    rendezvous_deadline,
+)
 from pseudoreal_trainer.runtime.stop import Stop
-from pseudoreal_trainer.runtime.torchrun import start_torchrun
-from pseudoreal_trainer.runtime.worker_0 import await_worker_0, meets_until, rendezvous
-from pseudoreal_trainer.threads import threads_of
+from pseudoreal_trainer.runtime.termination import (
+    OUTCOME_DIRECTORY,
+    collect_outcomes,
+    has_failed,
+    is_death,
+    pod_outcome,
+    read_outcome,
+)
+
+LAST_SECONDS = 2.0
+"""Seconds for the remaining ranks to write their outcomes."""
+_DEAD = ("Z", "X")
+
+log = structlog.get_logger()
+
+
+class LocalRanks:
+    """The local ranks of a pod, found through their heartbeat files.
+
+    `ended` are the local ranks killed by this object: their end is not their fault.
+    """
+
+    def __init__(self, folder: PodFolder, clock: Clock = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._died_since: float | None = None
+        self.killed: set[int] = set()
+
+    def check(self) -> None:
+        """Check the ranks, and kill the remaining ones `LAST_SECONDS` after one was found gone. Call repeatedly."""
+        now = self._clock()
+        if self._died_since is None and any(self._has_died(*rank) for rank in self._ranks()):
+            self._died_since = now
+        if self._died_since is not None and now - self._died_since >= LAST_SECONDS:
+            self.kill_all("another rank of this pod is gone")
+
+    def are_dead(self) -> bool:
+        """Return whether all ranks are dead."""
+        return all(process_state(pid) in _DEAD for _, pid in self._ranks())
+
+    def _has_died(self, local_rank: int, pid: int) -> bool:
+        """Return whether the rank is dead after a kill or a failure."""
+        if process_state(pid) not in _DEAD:
+            return False
+        outcome = read_outcome(self._folder.path, local_rank)
+        return outcome is None or has_failed(outcome)
+
+    def kill_all(self, why: str) -> None:
+        """Kill the surviving ranks."""
+        for local_rank, pid in self._ranks():
+            if local_rank not in self.killed and process_state(pid) not in _DEAD:
+                self.killed.add(local_rank)
+                log.warning("rank_ended", local_rank=local_rank, why=why)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _ranks(self) -> Iterator[tuple[int, int]]:
+        """Yield local rank and process id of each started rank."""
+        for path in self._folder.heartbeats():
+            if (record := read_heartbeat(path)) is not None:
+                yield int(path.stem), record.pid
+
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _SHUTDOWN_SECONDS = 3600
@@ -44,53 +111,57 @@ class Launch:
         """Completion index of the pod."""
         return int(os.environ.get("PET_NODE_RANK", "0"))
 
-    def is_told_more(self, place: Place) -> bool:
-        """Return whether the operator has announced a restart after the place's restart."""
+    def has_newer_membership(self, identity: RendezvousIdentity) -> bool:
+        """Return whether the operator has announced a restart later than the identity's."""
         membership = self.folder.membership()
-        return membership is not None and membership.restart > place.restart
+        return membership is not None and membership.restart > identity.restart
 
 
 @dataclass(frozen=True)
-class Ending:
+class RanksResult:
     """End of a pod's ranks. `may_restart`: whether they may be restarted in place; then none of them is alive."""
 
     message: TerminationMessage
     may_restart: bool
 
 
-def run_ranks(launch: Launch, place: Place) -> Ending | None:
-    """Run the pod's ranks at a place and return how they ended. None: no rank has started, as the pods have not met in
-    time for a restart, or the operator has announced a later one."""
-    environment = torchrun_environment(launch.config, launch.folder, place)
-    end = meets_until(launch.config, place)
-    met = await_worker_0(environment, lambda: _gives_up(launch, place, end))
-    if not met and (place.restart or launch.is_told_more(place)):
+def run_ranks(launch: Launch, identity: RendezvousIdentity) -> RanksResult | None:
+    """Run the pod's ranks from the rendezvous to their end, and return how they ended.
+
+    None: no rank has started, because the pods have not met in time for a restart, or the operator has announced a
+    later restart.
+    """
+    environment = torchrun_environment(launch.config, launch.folder, identity)
+    end = rendezvous_deadline(launch.config, identity)
+    met = await_worker_0(environment, lambda: _should_give_up(launch, identity, end))
+    if not met and (identity.restart or launch.has_newer_membership(identity)):
         return None
-    before, partners = pod_memory(), Partners(launch.folder)
-    exit_code = _run_torchrun(launch, environment, partners, place)
-    if not launch.folder.has_ranks() and (place.restart or launch.is_told_more(place)):
+    # The count of OOM kills before and after the ranks tells whether one of them was killed for memory.
+    before, local_ranks = pod_memory(), LocalRanks(launch.folder)
+    exit_code = _run_torchrun(launch, environment, local_ranks, identity)
+    if not launch.folder.has_ranks() and (identity.restart or launch.has_newer_membership(identity)):
         return None
     config, outcomes = launch.config, collect_outcomes(launch.folder.path)
     crashes = read_crashes(launch.folder.path, config.processes_per_worker)
     lacked, stopped = exhausted(before, pod_memory()), launch.stop.asked
-    message = pod_outcome(outcomes, config, exit_code, stopped, lacked, partners.ended, crashes)
-    died = is_death(message, outcomes, config, exit_code, stopped, partners.ended)
-    return Ending(message, (died or _left_alone(message, config, stopped)) and partners.are_gone())
+    message = pod_outcome(outcomes, config, exit_code, stopped, lacked, local_ranks.killed, crashes)
+    # A restart needs a death (or a yield beside a spare) as its cause, and no rank of before that could still send.
+    died = is_death(message, outcomes, config, exit_code, stopped, local_ranks.killed)
+    return RanksResult(message, (died or _yielded_beside_a_spare(message, config, stopped)) and local_ranks.are_dead())
 
 
-def _gives_up(launch: Launch, place: Place, end: float) -> bool:
-    return launch.stop.asked or time.monotonic() > end or launch.is_told_more(place)
+def _should_give_up(launch: Launch, identity: RendezvousIdentity, end: float) -> bool:
+    return launch.stop.asked or time.monotonic() > end or launch.has_newer_membership(identity)
 
 
-def _left_alone(message: TerminationMessage, config: PhaseConfig, stopped: bool) -> bool:
-    """Return whether all ranks saved and ended because another pod was asked to stop, whose place a spare pod may
-    take."""
+def _yielded_beside_a_spare(message: TerminationMessage, config: PhaseConfig, stopped: bool) -> bool:
+    """Return whether all ranks saved and ended because another pod was asked to stop; a spare may replace that pod."""
     return config.spares > 0 and message.outcome == "Yielded" and not stopped
 
 
-def torchrun_environment(config: PhaseConfig, folder: PodFolder, place: Place) -> dict[str, str]:
+def torchrun_environment(config: PhaseConfig, folder: PodFolder, identity: RendezvousIdentity) -> dict[str, str]:
     """Return the environment of torchrun: the pod's own environment, with defaults for missing variables. PET_*
-    variables reach torchrun unchanged, except for those that the place decides."""
+    variables reach torchrun unchanged, except for those that `rendezvous` sets."""
     processes = config.processes_per_worker
     defaults = {
         "PET_NPROC_PER_NODE": str(processes),
@@ -103,24 +174,81 @@ def torchrun_environment(config: PhaseConfig, folder: PodFolder, place: Place) -
         defaults
         | gpu_environment(config)
         | dict(os.environ)
-        | rendezvous(os.environ, config, place)
-        | {OUTCOME_DIRECTORY: str(folder.path), MEMBERSHIP: str(place.membership)}
+        | rendezvous(os.environ, config, identity)
+        | {OUTCOME_DIRECTORY: str(folder.path), MEMBERSHIP: str(identity.membership)}
     )
 
 
-def _run_torchrun(launch: Launch, environment: dict[str, str], partners: Partners, place: Place) -> int:
+def _run_torchrun(
+    launch: Launch, environment: dict[str, str], local_ranks: LocalRanks, identity: RendezvousIdentity
+) -> int:
     """Run torchrun and return its exit code. torchrun gives ranks half a minute to end when one of them is gone;
-    `partners` gives them less."""
+    `local_ranks` gives them `LAST_SECONDS`."""
     process = start_torchrun(["--max-restarts", "0", "--module", launch.worker, str(launch.file)], environment)
     launch.stop.pass_on_to(process)
     while True:
         process.join(_LOOK_SECONDS)
         if process.exitcode is not None:
             return process.exitcode
-        if launch.folder.restarts_elsewhere() > place.restart:
-            partners.end_all("another pod restarts its ranks in place")
-        if launch.is_told_more(place):
-            partners.end_all("a spare pod has taken a place")
+        # Ranks of this pod may wait forever for ranks of a pod that has restarted: the supervisor ends them.
+        if launch.folder.restarts_elsewhere() > identity.restart:
+            local_ranks.kill_all("another pod restarts its ranks in place")
+        if launch.has_newer_membership(identity):
+            local_ranks.kill_all("a spare pod has taken a place")
             if not launch.folder.has_ranks():
                 process.terminate()  # torchrun waits for a pod that does not come
-        partners.look()
+        local_ranks.check()
+
+
+def gpu_environment(config: PhaseConfig) -> dict[str, str]:
+    """Return the variables; empty for a pod without requested GPUs. Creates the folder of the flight recorder."""
+    if not config.gpus:
+        return {}
+    folder = Path(config.work_directory) / "flight-recorder"
+    folder.mkdir(parents=True, exist_ok=True)
+    prefix = str(folder / f"{config.phase}-execution-{config.execution}-rank-")
+    found = {
+        # Flight recorder: the last collectives of each rank, written when one times out; read with torch's fr_trace.
+        # Each variable is set under its present name and its name before torch 2.9.
+        **dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+        **dict.fromkeys(("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"), "1"),
+        **dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), prefix),
+    }
+    if config.parallelism.pipeline > 1:
+        # CUDA loads a kernel lazily at its first launch, and the load waits for all running kernels. One of them may be
+        # receiving a message that depends on the kernel that this rank is about to launch: a deadlock.
+        found["CUDA_MODULE_LOADING"] = "EAGER"
+    return found
+
+
+_CONTEXT = get_context("forkserver")
+_IMPORTED = ["pseudoreal_trainer.cli.pod", "pseudoreal_trainer.runtime.rendezvous.handler"]
+
+
+def prepare_torchrun() -> None:
+    """Import torch in the process from which torchrun will be forked, so that a spare pod can start as soon as it is
+    told."""
+    _CONTEXT.set_forkserver_preload(_IMPORTED)
+    process = _CONTEXT.Process(target=_do_nothing, name="prepares-torchrun")
+    process.start()
+    process.join()
+
+
+def _do_nothing() -> None:
+    """Do nothing: the process from which this one is forked has imported everything by now."""
+
+
+def start_torchrun(arguments: Sequence[str], environment: Mapping[str, str]) -> BaseProcess:
+    """Start and return a torchrun with exactly this environment; the process ends with torchrun's exit code."""
+    _CONTEXT.set_forkserver_preload(_IMPORTED)
+    process = _CONTEXT.Process(target=_run, args=(list(arguments), dict(environment)), name="torchrun")
+    process.start()
+    return process
+
+
+def _run(arguments: list[str], environment: dict[str, str]) -> None:
+    from pseudoreal_trainer.runtime.rendezvous.handler import run
+
+    os.environ.clear()
+    os.environ.update(environment)
+    run(arguments)

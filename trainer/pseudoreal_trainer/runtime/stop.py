@@ -21,6 +21,7 @@ class Stop:
 
     def pass_on_to(self, process: BaseProcess) -> None:
         self._process = process
+        # A signal that came before this call found no process.
         if self.asked:
             process.terminate()
 
@@ -37,6 +38,7 @@ class Stop:
             self._raises = False
 
     def _hear(self, *_: object) -> None:
+        # First: whoever sees the ranks end must already know that the pod was asked to stop, and start no new ranks.
         self.asked = True
         if self._process is not None:
             self._process.terminate()

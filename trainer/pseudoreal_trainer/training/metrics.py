@@ -1,90 +1,84 @@
-"""Progress reports: a line in metrics.jsonl for every step, and progress lines in the log."""
+"""Progress reports of the first rank, with its speed and memory use.
 
-import json
-import os
-import re
+Each step gives a line in metrics.jsonl; the log gets at most one line a second.
+"""
+
+import resource
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import Any, Self
 
 import structlog
+import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import PROGRESS_EVENT, CheckpointCost, ProgressReport, Sample
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.data.documents import Counts
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.plan.memory.from_config import phase_sizes
+from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.plan.utilisation import peak_operations, step_operations
 from pseudoreal_trainer.runtime.heartbeat import Heartbeat
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.storage.path import ObjectPath, storage_path
-from pseudoreal_trainer.training.kept_metrics import METRICS_FILE, KeptMetrics
+from pseudoreal_trainer.training.metrics_file import METRICS_FILE, PersistedMetrics, truncate_after
+from pseudoreal_trainer.training.progress import Progress
 from pseudoreal_trainer.training.schedule import phase_rate
-from pseudoreal_trainer.training.sinks.background import finish
-from pseudoreal_trainer.training.sinks.opening import open_sinks
-from pseudoreal_trainer.training.sinks.sink import figures_of, texts_of
+from pseudoreal_trainer.training.sinks import figures_of, finish_sinks, open_sinks, texts_of
+from pseudoreal_trainer.training.start import device_kind
 
-if TYPE_CHECKING:  # both import torch, which is slow to load for a command that only reads the file
-    from pseudoreal_trainer.training.gauges import Gauges
-    from pseudoreal_trainer.training.progress import Progress
+
+@dataclass(frozen=True)
+class Gauges:
+    sizes: Sizes
+    tokens: int
+    """Tokens of one step, over all ranks."""
+    ranks: int
+    peak: float | None
+    """Peak operations per second of the device in the compute type; None if unknown."""
+    device: torch.device
+
+    def operations(self, counted: Counts | None = None) -> float:
+        """Return the floating-point operations of a training step per rank.
+
+        `counted` are the step's document counts; None: attention spans whole sequences.
+        """
+        pairs = None if counted is None else counted.twice_the_pairs
+        return step_operations(self.sizes, self.tokens, pairs) / self.ranks
+
+    def teraflops_per_second(self, seconds: float, counted: Counts | None = None) -> float:
+        """Return a rank's teraflops per second at `seconds` per step."""
+        return self.operations(counted) / seconds / 1e12
+
+    def utilisation(self, seconds: float, counted: Counts | None = None) -> float | None:
+        """Return the achieved share of `peak` (MFU); None if `peak` is unknown."""
+        return None if self.peak is None else self.operations(counted) / seconds / self.peak
+
+    def device_bytes(self) -> int | None:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+
+    def host_bytes(self) -> int:
+        # ru_maxrss is in KiB on Linux.
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def phase_gauges(config: PhaseConfig, ranks: Ranks) -> Gauges:
+    tokens = config.batch.sequences * config.model.sequence_length
+    knows_peak = ranks.device.type == "cuda" and config.precision.compute == "bfloat16"
+    peak = peak_operations(torch.cuda.get_device_name(ranks.device)) if knows_peak else None
+    return Gauges(phase_sizes(config, device_kind(ranks)), tokens, config.ranks, peak, ranks.device)
+
 
 _WINDOW = 20
 """Number of recent steps in the average of the step time."""
 _LOG_SECONDS = 1.0
-_BLOCK_BYTES, _MOST_LINE_BYTES = 1 << 20, 1 << 26
-"""Bytes read at a time in the search for lines; maximal bytes of a line written by this program."""
-_STEP = re.compile(rb'\{"phase": ?"[-a-z0-9]+", ?"step": ?([0-9]{1,18}),')
 
 log = structlog.get_logger()
-
-
-def forget_after(path: Path, step: int) -> None:
-    """Truncate the file after the lines up to `step`: a resumed execution writes the later lines again.
-
-    A line cut short by a crash is removed too. Steps grow from line to line, so only the removed part is read, from the
-    end. One truncate call cuts the file: after a crash the file has either all its lines or exactly the kept ones.
-    """
-    with path.open("ab+") as file:
-        end = next((end for line, end in _lines_from_end(file) if _is_kept(line, step)), 0)
-        file.truncate(end)
-        # A crash can have cut off only the line break of the last kept line.
-        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
-            file.write(b"\n")
-
-
-def _lines_from_end(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield each line with its line break and the position after the line, last line first.
-
-    A line longer than `_MOST_LINE_BYTES` is yielded as empty bytes: this program cannot have written it.
-    """
-    end = start = file.seek(0, os.SEEK_END)
-    while start > 0:
-        first = max(0, start - _BLOCK_BYTES)
-        block = os.pread(file.fileno(), start - first, first)
-        at = len(block)
-        # A line break is also the start of the next line, except at the end of the file.
-        while (at := block.rfind(b"\n", 0, at)) >= 0:
-            begin = first + at + 1
-            if begin < end:
-                yield block[at + 1 : end - first] if end <= start else _read(file, begin, end), end
-                end = begin
-        start = first
-    if end > 0:
-        yield _read(file, 0, end), end
-
-
-def _read(file: BinaryIO, begin: int, end: int) -> bytes:
-    return os.pread(file.fileno(), end - begin, begin) if end - begin <= _MOST_LINE_BYTES else b""
-
-
-def _is_kept(line: bytes, step: int) -> bool:
-    found = _STEP.match(line)
-    if found is not None and int(found[1]) > step:
-        return False  # from the pattern alone: after a restart from scratch a million lines may go, too many to parse
-    try:
-        return int(json.loads(line)["step"]) <= step
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return False
 
 
 class Meter:
@@ -137,16 +131,16 @@ class Reporter:
     """
 
     def __init__(
-        self, config: PhaseConfig, meter: Meter, gauges: "Gauges", first_step: int, pod: PodFolder | None = None
+        self, config: PhaseConfig, meter: Meter, gauges: Gauges, first_step: int, pod: PodFolder | None = None
     ) -> None:
         """`pod` is the folder for reports to the pod's supervisor; None: the reports are only logged."""
         self._config, self._meter, self._gauges, self._pod = config, meter, gauges, pod
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        forget_after(self._path, first_step)
+        truncate_after(self._path, first_step)
         self._file = self._path.open("a", buffering=1)
         folder = storage_path(config.storage)
-        self._kept = KeptMetrics(folder, first_step) if isinstance(folder, ObjectPath) else None
+        self._persisted = PersistedMetrics(folder, first_step) if isinstance(folder, ObjectPath) else None
         self._sinks = open_sinks(config, first_step + 1)
         self._logged = -_LOG_SECONDS
         self._saved: CheckpointCost | None = None
@@ -161,36 +155,36 @@ class Reporter:
         # A failing rank exits at once, without flushing the sinks: the steps since its last checkpoint are trained
         # again.
         if kind is None:
-            finish(self._sinks)
+            finish_sinks(self._sinks)
 
-    def keep(self, step: int) -> None:
+    def persist(self, step: int) -> None:
         """Persist the lines up to `step` outside the pod. Call before the checkpoint of `step` is written."""
-        if self._kept is not None:
-            self._kept.keep(step)
+        if self._persisted is not None:
+            self._persisted.persist(step)
 
-    def saved(self, manifest: Manifest, cost: CheckpointCost) -> None:
+    def record_checkpoint(self, manifest: Manifest, cost: CheckpointCost) -> None:
         """Record the cost of a committed checkpoint for the next line, and tell the pod's supervisor of the
         checkpoint."""
         self._saved = cost
         if self._pod is not None:
             self._pod.leave_checkpoint(manifest.name, manifest.step)
 
-    def checked(self, correlations: Sequence[float]) -> None:
+    def record_correlations(self, correlations: Sequence[float]) -> None:
         """Record the cosines between the gradients of neighbouring layers for the next line."""
         self._correlations = list(correlations)
 
-    def wrote(self, samples: Sequence[Sample]) -> None:
+    def record_samples(self, samples: Sequence[Sample]) -> None:
         """Record the generated samples for the next line."""
         self._samples = list(samples)
 
-    def step(self, progress: "Progress", *, validated: bool, important: bool) -> None:
+    def report_step(self, progress: Progress, *, validated: bool, important: bool) -> None:
         """Report a finished step. `validated`: the validation loss was measured after exactly this step."""
         report, line = self._report(progress), self._line(progress, validated=validated)
         # Many programs treat U+2028 and similar characters as line breaks; escaping keeps each line in one piece.
         text = line.model_dump_json(ensure_ascii=True)
         self._file.write(text + "\n")
-        if self._kept is not None:
-            self._kept.add(text)
+        if self._persisted is not None:
+            self._persisted.add(text)
         for sink in self._sinks:
             sink.log(progress.step, figures_of(line), texts_of(line))
         now = time.monotonic()
@@ -200,7 +194,7 @@ class Reporter:
             if self._pod is not None:
                 self._pod.leave_progress(report)
 
-    def _line(self, progress: "Progress", *, validated: bool) -> ProgressReport:
+    def _line(self, progress: Progress, *, validated: bool) -> ProgressReport:
         """Return the line of the newest step, with everything recorded since the previous line.
 
         Validation losses are included only if they were measured after this step.
@@ -217,7 +211,7 @@ class Reporter:
         bits = {name or "text": each for name, each in progress.bits_per_byte.items()}
         return self._report(progress, validation_losses=sets or None, bits_per_byte=bits or None, **known)
 
-    def _report(self, progress: "Progress", **known: Any) -> ProgressReport:
+    def _report(self, progress: Progress, **known: Any) -> ProgressReport:
         """Return the report of the newest step; `known` adds or overrides fields."""
         config, gauges, pace = self._config, self._gauges, self._meter.seconds_per_step
         values = {

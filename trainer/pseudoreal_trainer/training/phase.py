@@ -20,27 +20,39 @@ from pseudoreal_trainer.data.stream import rank_parts
 from pseudoreal_trainer.data.token_corpus import TokenCorpus, end_of_document_of
 from pseudoreal_trainer.data.tokenizer.kept import keep_tokenizer
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.gradient_similarity import LayerGradients, SimilarityProbe
+from pseudoreal_trainer.engine.gradients import REMEDY, Agreement
 from pseudoreal_trainer.engine.passes import Training
-from pseudoreal_trainer.engine.probe import LayerGradients, Probe
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.state.compiler import require_compiler
-from pseudoreal_trainer.engine.updates import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.memory.from_config import phase_layout
 from pseudoreal_trainer.runtime.pod_folder import PodFolder, membership_of_ranks
 from pseudoreal_trainer.training import events
-from pseudoreal_trainer.training.batches import StreamBatch
-from pseudoreal_trainer.training.ending import Rules
-from pseudoreal_trainer.training.gauges import phase_gauges
-from pseudoreal_trainer.training.metrics import Meter, Reporter
+from pseudoreal_trainer.training.data_source import DataSource, Samples, StreamBatch, open_data_source
+from pseudoreal_trainer.training.metrics import Meter, Reporter, phase_gauges
 from pseudoreal_trainer.training.progress import Progress, tokens_of
-from pseudoreal_trainer.training.reading import Reading, Samples, open_reading
-from pseudoreal_trainer.training.same_corpus import agree_on_corpus, check_corpus
 from pseudoreal_trainer.training.saving import Saved, Saver
-from pseudoreal_trainer.training.schedule import phase_rate
-from pseudoreal_trainer.training.sinks.opening import check_packages
-from pseudoreal_trainer.training.start import compiles, device_kind, fill, first_progress, open_engine, open_imported
-from pseudoreal_trainer.training.validation import Prompts, Validation, phase_prompts, phase_validations
+from pseudoreal_trainer.training.schedule import EndConditions, phase_rate
+from pseudoreal_trainer.training.sinks import check_packages
+from pseudoreal_trainer.training.start import (
+    agree_on_corpus,
+    check_corpus,
+    device_kind,
+    fill,
+    first_progress,
+    open_engine,
+    open_imported,
+    require_compiler,
+    uses_compiler,
+)
+from pseudoreal_trainer.training.validation import (
+    Prompts,
+    Validation,
+    order2_baseline,
+    phase_prompts,
+    phase_validations,
+    sample_after_phase,
+)
 
 log = structlog.get_logger()
 
@@ -56,7 +68,7 @@ def train_phase(
 
     The pod's supervisor learns the progress through the folder `pod`. Raises TrainingError.
     """
-    if compiles(config, ranks):
+    if uses_compiler(config, ranks):
         require_compiler()
     check_packages(config)
     store = store_of(config)
@@ -84,10 +96,10 @@ def train_phase(
         fill(engine, config, origin, imported)
         resumed = origin.checkpoint.manifest if isinstance(origin, Resumed) else None
         progress = first_progress(config, origin, imported)
-        with open_reading(config, corpus, progress, engine.groups) as reading:
+        with open_data_source(config, corpus, progress, engine.groups) as data:
             validations = phase_validations(config, corpus, layout, device_kind(ranks))
             prompts = phase_prompts(config, corpus, next(iter(validations.values())).at_once)
-            meter = Meter(ranks.heartbeat, lambda: reading.waited_seconds)
+            meter = Meter(ranks.heartbeat, lambda: data.waited_seconds)
             gauges = phase_gauges(config, ranks)
             reporter = Reporter(config, meter, gauges, progress.step, pod) if ranks.is_first else None
             with (
@@ -95,11 +107,23 @@ def train_phase(
                 failure.noticed(),
                 Saver(engine, store, fence, config.checkpoint, resumed) as saver,
             ):
-                phase = _Phase(
-                    config, corpus, reading, store, engine, saver, validations, prompts, progress, meter, reporter, pod
+                loop = _TrainingLoop(
+                    config=config,
+                    corpus=corpus,
+                    data=data,
+                    store=store,
+                    engine=engine,
+                    saver=saver,
+                    validations=validations,
+                    prompts=prompts,
+                    progress=progress,
+                    meter=meter,
+                    reporter=reporter,
+                    pod=pod,
                 )
-                phase.begin(origin)
-                return phase.end(stopped=phase.train(stop))
+                loop.start(origin)
+                stopped = loop.train(stop)
+                return loop.finish(stopped=stopped)
 
 
 def train_step(
@@ -111,7 +135,7 @@ def train_step(
     counted: Counts | None = None,
     stop: bool = False,
     finish: bool = False,
-    probe: Probe | None = None,
+    probe: SimilarityProbe | None = None,
 ) -> Agreement:
     """Run the step after `progress`, without changing `progress`.
 
@@ -129,9 +153,11 @@ def train_step(
     return engine.train(batch, Training(tokens, rate, stop, finish, ignored), step, probe)
 
 
-@dataclass(frozen=True)
-class _Phase:
-    """State of a phase during training. Every rank calls the methods in the same order.
+@dataclass
+class _TrainingLoop:
+    """Loop over the steps of a phase, and what the phase does before and after them. Changes `progress`.
+
+    Every rank calls the methods in the same order.
 
     The methods run collectives, so they may branch only on values equal on all ranks: `progress`, the config, and
     results of an agreement between ranks.
@@ -139,7 +165,7 @@ class _Phase:
 
     config: PhaseConfig
     corpus: Corpus | TokenCorpus
-    reading: Reading
+    data: DataSource
     store: CheckpointStore
     engine: Engine
     saver: Saver
@@ -153,77 +179,84 @@ class _Phase:
     """Reports of the first rank; None on the other ranks."""
     pod: PodFolder | None
 
-    def begin(self, origin: Origin) -> None:
+    def start(self, origin: Origin) -> None:
         """Measure the validation loss before the phase's first step, unless a checkpoint already has it."""
         progress = self.progress
         if self.reporter and isinstance(origin, Anew):
-            events.log_corpus(self.config, self.corpus, self.validations)
+            baseline = order2_baseline(self.config, self.corpus) if isinstance(self.corpus, Corpus) else None
+            events.log_corpus(self.corpus, self.validations, baseline)
         self.engine.groups.ranks.heartbeat.step_done(progress.step)
         if progress.start_validation_loss is None:
-            progress.start_validation_loss = progress.validation_loss = self._validated()
-            progress.ending = self._rules.after_loss(progress)
+            progress.start_validation_loss = progress.validation_loss = self._validate()
+            progress.ending = self._conditions.after_loss(progress)
         if self.reporter:
             events.log_started(self.config, self.engine, progress)
-        if isinstance(origin, Continued) and not self._rules.is_over(progress):
+        if isinstance(origin, Continued) and not self._conditions.is_over(progress):
             # Own checkpoint: from here on the job does not need the checkpoint of the job that it continues.
             self._save()
 
     def train(self, stop: Callable[[], bool]) -> bool:
         """Train until the phase is over or a rank was asked to `stop`; return whether it was stopped."""
-        config, rules, progress, heartbeat = self.config, self._rules, self.progress, self.engine.groups.ranks.heartbeat
-        samples = self.reading.samples
+        config, conditions, progress = self.config, self._conditions, self.progress
+        heartbeat = self.engine.groups.ranks.heartbeat
+        samples = self.data.samples
         first = progress.step + 1
-        while not rules.is_over(progress):
+        while not conditions.is_over(progress):
             finish = self.pod is not None and self.pod.is_asked_to_finish()
-            measures, checks = rules.measures(progress), rules.checks(progress)
+            measures, checks = conditions.measures(progress), conditions.checks(progress)
             probe = self._probe(measures=measures, checks=checks)
             with self.meter, heartbeat.step():
-                counted = self.reading.count(progress.cursor)
+                counted = self.data.count(progress.cursor)
                 agreed = train_step(
                     config, samples, self.engine, progress, counted=counted, stop=stop(), finish=finish, probe=probe
                 )
                 gradients = None if probe is None else probe.result()
             self._advance(agreed, counted)
             if gradients is not None and gradients.are_finite:
-                self._learn(gradients, measures=measures, checks=checks)
+                self._record_gradients(gradients, measures=measures, checks=checks)
             if agreed.finish:
-                progress.ending = rules.after_request(progress)
+                progress.ending = conditions.after_request(progress)
             # Ranks see the end of the save at different steps, so only reports may depend on the result of poll().
-            self._report(self.saver.poll())
-            validated = progress.step % config.data.validation.every_steps == 0 or rules.is_over(progress)
+            self._report_saved(self.saver.poll())
+            validated = progress.step % config.data.validation.every_steps == 0 or conditions.is_over(progress)
             if validated:
-                progress.validation_loss = self._validated()
-                progress.ending = rules.after_loss(progress)
-                self._write()
-            over = rules.is_over(progress)
+                # Before the save below: the checkpoint of this step contains the loss, and the end that it may bring.
+                progress.validation_loss = self._validate()
+                progress.ending = conditions.after_loss(progress)
+                self._generate_samples()
+            over = conditions.is_over(progress)
             if self.reporter:
                 important = over or agreed.stop or progress.step == first
-                self.reporter.step(progress, validated=validated, important=important)
+                self.reporter.report_step(progress, validated=validated, important=important)
             if agreed.stop and not over:
+                # All ranks agreed on the stop within the step, so all leave the loop here. A phase that is over ends
+                # as complete, even if its pod was asked to stop.
                 return True
             if progress.step % config.checkpoint.every_steps == 0 and not over:
                 self._save()
         return False
 
-    def end(self, *, stopped: bool) -> TerminationMessage:
+    def finish(self, *, stopped: bool) -> TerminationMessage:
+        """Save the last checkpoint and wait for its commit; return the phase's termination message."""
         manifest = self._save(complete=not stopped)
         # Ranks without a reporter wait too: no rank may exit before the checkpoint is committed.
-        self._report(self.saver.finish())
+        self._report_saved(self.saver.finish())
         if self.reporter and not stopped:
-            events.log_sample(self.config, self.corpus, self.store)
+            if (sample := sample_after_phase(self.config, self.corpus, self.store)) is not None:
+                events.log_sample(self.config, sample)
             events.log_finished(self.config, manifest, self.meter.seconds)
         return _termination("Yielded" if stopped else "Succeeded", self.config, manifest, self.store)
 
     @property
-    def _rules(self) -> Rules:
-        return Rules(self.config)
+    def _conditions(self) -> EndConditions:
+        return EndConditions(self.config)
 
-    def _probe(self, *, measures: bool, checks: bool) -> Probe | None:
+    def _probe(self, *, measures: bool, checks: bool) -> SimilarityProbe | None:
         """Return the probe for the next step; None if the step is neither measured nor compared."""
         measure = self.config.measure
         if measures and measure is not None:
-            return self.engine.probe(measure.next_sharing)
-        return self.engine.probe(None) if checks else None
+            return self.engine.new_probe(measure.next_sharing)
+        return self.engine.new_probe(None) if checks else None
 
     def _advance(self, agreed: Agreement, counted: Counts | None) -> None:
         # All groups of one set of experts share a name, which is listed once.
@@ -232,17 +265,17 @@ class _Phase:
         if left_out and self.reporter:
             events.log_left_out(self.config, self.progress, agreed, left_out)
 
-    def _learn(self, found: LayerGradients, *, measures: bool, checks: bool) -> None:
+    def _record_gradients(self, found: LayerGradients, *, measures: bool, checks: bool) -> None:
         """Record the gradients of a measured or compared step."""
         if measures:
-            self.progress.measurement = self._rules.after_measuring(self.progress, found)
+            self.progress.measurement = self._conditions.after_measuring(self.progress, found)
         if checks:
-            self.progress.ending = self._rules.after_check(self.progress, found.correlations)
+            self.progress.ending = self._conditions.after_check(self.progress, found.correlations)
             if self.reporter:
                 events.log_check(self.progress, found)
-                self.reporter.checked(found.correlations)
+                self.reporter.record_correlations(found.correlations)
 
-    def _validated(self) -> float:
+    def _validate(self) -> float:
         """Return the validation loss of the current weights on the first set, in nats per token.
 
         The losses of all sets go into `progress`. Raises TrainingError if one of them is not finite.
@@ -257,7 +290,7 @@ class _Phase:
         self.progress.bits_per_byte = {name: each for name, each in bits.items() if each is not None}
         return next(iter(losses.values()))
 
-    def _write(self) -> None:
+    def _generate_samples(self) -> None:
         """Generate and report the continuations of the prompts, if the job has prompts."""
         if self.prompts is None:
             return
@@ -265,7 +298,7 @@ class _Phase:
         samples = self.prompts.samples(self.engine)
         if self.reporter:
             events.log_samples(self.progress.step, samples)
-            self.reporter.wrote(samples)
+            self.reporter.record_samples(samples)
 
     def _save(self, *, complete: bool = False) -> Manifest:
         """Start saving a checkpoint; with `checkpoint.mode: Sync`, also wait for its commit.
@@ -274,20 +307,20 @@ class _Phase:
         """
         if self.reporter:
             # The metrics go first: an execution that resumes from this checkpoint must find all lines up to its step.
-            self.reporter.keep(self.progress.step)
-        self.progress.consumed = self.reading.consumed(self.progress.cursor)
+            self.reporter.persist(self.progress.step)
+        self.progress.consumed = self.data.consumed(self.progress.cursor)
         manifest = self.progress.manifest(self.config, self.corpus.identity, complete=complete)
-        self._report(self.saver.start(manifest))
+        self._report_saved(self.saver.start(manifest))
         if self.config.checkpoint.mode == "Sync":
-            self._report(self.saver.finish())
+            self._report_saved(self.saver.finish())
         self.progress.parent = manifest.name
         return manifest
 
-    def _report(self, committed: list[Saved]) -> None:
+    def _report_saved(self, committed: list[Saved]) -> None:
         for saved in committed:
             if self.reporter:
                 events.log_saved(saved)
-                self.reporter.saved(saved.manifest, saved.cost)
+                self.reporter.record_checkpoint(saved.manifest, saved.cost)
 
 
 def _termination(

@@ -12,8 +12,8 @@ from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Measurement
 from pseudoreal_trainer.data.block_order import BlockOrder
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.data.documents import Counts
-from pseudoreal_trainer.engine.balance import ExpertLoad
-from pseudoreal_trainer.engine.updates import REMEDY, Agreement
+from pseudoreal_trainer.engine.gradients import REMEDY, Agreement
+from pseudoreal_trainer.engine.router_statistics import ExpertLoad
 from pseudoreal_trainer.errors import TrainingError
 
 MOST_IN_A_ROW = 10
@@ -113,7 +113,7 @@ class Progress:
         self.step += 1
         self.counted = counted
         loss = loss_of(agreed, config, counted)
-        self.skipped = _skipped(self, agreed, loss, skips=config.optimizer.non_finite == "Skip")
+        self.skipped = _count_skipped(self, agreed, loss, skips=config.optimizer.non_finite == "Skip")
         self.cursor += config.batch.sequences
         self.tokens = self.cursor * config.model.sequence_length
         if isfinite(loss):
@@ -189,14 +189,14 @@ def targets_of(config: PhaseConfig, counted: Counts | None) -> int:
     return tokens_of(config) if counted is None else max(1, counted.targets)
 
 
-def _skipped(progress: Progress, agreed: Agreement, loss: float, *, skips: bool) -> Skipped:
+def _count_skipped(progress: Progress, agreed: Agreement, loss: float, *, skips: bool) -> Skipped:
     """Return the count of skipped steps after the step just added to `progress`.
 
     Raises TrainingError if a non-finite loss or gradient must end the training: at once, or after `MOST_IN_A_ROW`
     skipped steps in a row.
     """
     if not skips and not agreed.trains:
-        raise TrainingError(f"{_described(agreed, loss, progress.step)}; {REMEDY}")
+        raise TrainingError(f"{_describe(agreed, loss, progress.step)}; {REMEDY}")
     before = progress.skipped
     if not agreed.skipped:
         return Skipped(steps=before.steps, in_a_row=0)
@@ -204,12 +204,12 @@ def _skipped(progress: Progress, agreed: Agreement, loss: float, *, skips: bool)
     if in_a_row >= MOST_IN_A_ROW:
         raise TrainingError(
             f"updates of {in_a_row} steps in a row were left out, as losses or gradients were not finite:"
-            f" {_described(agreed, loss, progress.step)}; {REMEDY}"
+            f" {_describe(agreed, loss, progress.step)}; {REMEDY}"
         )
     return Skipped(steps=before.steps + 1, in_a_row=in_a_row)
 
 
-def _described(agreed: Agreement, loss: float, step: int) -> str:
+def _describe(agreed: Agreement, loss: float, step: int) -> str:
     for what, value in (("loss", loss), ("gradient norm", agreed.norm)):
         if not isfinite(value):
             return f"the {what} of step {step} is {value}"

@@ -124,8 +124,8 @@ class Saver:
         self._running: _Running | None = None
         is_first, layout = engine.groups.ranks.is_first, engine.groups.layout
         # Computed here, before any rank trains: it is slow, and the same for all checkpoints of the phase.
-        self._tensors = tensors_of(layout, engine.whole_units, self._dtype) if is_first else {}
-        self._ours = store.names() if is_first else set()
+        self._tensors = tensors_of(layout, engine.blueprint.units, self._dtype) if is_first else {}
+        self._own_names = store.names() if is_first else set()
 
     def start(self, manifest: Manifest) -> list[Saved]:
         """Start saving the state of the newest step.
@@ -135,8 +135,10 @@ class Saver:
         """
         before = self.finish()
         self._heartbeat.save_begun()
-        begin, held = time.perf_counter(), self._engine.capture_wait_seconds
-        done = self._restated(manifest) if self._is_start(manifest) else self._started(manifest)
+        begin, held = time.perf_counter(), self._engine.state.capture_wait_seconds
+        done = (
+            self._start_restating(manifest) if self._is_resumed_checkpoint(manifest) else self._start_writing(manifest)
+        )
         stalled = time.perf_counter() - begin
         self._running = _Running(done, begin, stalled, held)
         return before
@@ -153,7 +155,7 @@ class Saver:
         self._running = None
         committed = self._heartbeat.join(running.done, self._heartbeat.saving)
         waited = time.perf_counter() - begin
-        held = self._engine.capture_wait_seconds - running.held
+        held = self._engine.state.capture_wait_seconds - running.held
         return [Saved(committed.manifest, committed.moment - running.begin, running.stalled + held + waited)]
 
     def __enter__(self) -> Self:
@@ -171,7 +173,7 @@ class Saver:
             self._heartbeat.failure.add(failure)  # ends the process, if this process is a training rank
         self._thread.close(wait=kind is None or is_alone)
 
-    def _started(self, manifest: Manifest) -> Future[_Committed]:
+    def _start_writing(self, manifest: Manifest) -> Future[_Committed]:
         engine, groups, ranks = self._engine, self._engine.groups, self._engine.groups.ranks
         if ranks.is_first:
             self._fence.check()
@@ -181,10 +183,10 @@ class Saver:
         spans = {unit: spans[unit] for unit in engine.order_of_updates() if unit in spans}
         parts = [parts_of(engine.units[unit], span) for unit, span in spans.items()]
         files = _Files(self._store.folder / manifest.name, ranks.rank, parts, self._dtype)
-        captured = engine.capture(spans, files, bytes_of(self._policy.buffer_bytes))
-        return self._thread.submit(lambda: self._written(manifest, files, captured))
+        captured = engine.state.capture(spans, files, bytes_of(self._policy.buffer_bytes))
+        return self._thread.submit(lambda: self._write(manifest, files, captured))
 
-    def _is_start(self, manifest: Manifest) -> bool:
+    def _is_resumed_checkpoint(self, manifest: Manifest) -> bool:
         """Return whether the manifest describes the checkpoint of the start: no step has been trained since."""
         return self._start is not None and manifest.name == self._start.name
 
@@ -192,59 +194,60 @@ class Saver:
         try:
             self._store.begin(manifest)
         except OSError as error:
-            raise _failed(manifest, error) from error
+            raise _saving_failed(manifest, error) from error
 
-    def _restated(self, manifest: Manifest) -> Future[_Committed]:
+    def _start_restating(self, manifest: Manifest) -> Future[_Committed]:
         """Save the start again, with a new manifest only: its files stay, and the manifest is replaced atomically."""
         start = self._start
-        assert start is not None, "`_restated` is called only if the manifest has the name of the start"
+        assert start is not None, "`_start_restating` is called only if the manifest has the name of the start"
         manifest = manifest.revised(
             tensors=start.tensors, files=start.files, link=start.link, delinked=start.delinked, parent=start.parent
         )
-        return self._thread.submit(lambda: self._committed(manifest))
+        return self._thread.submit(lambda: self._commit_on_all_ranks(manifest))
 
     @property
     def _dtype(self) -> str:
-        return str(self._engine.master_dtype).removeprefix("torch.")
+        return str(self._engine.blueprint.master).removeprefix("torch.")
 
-    def _written(self, manifest: Manifest, own: _Files, captured: Future[None]) -> _Committed:
+    def _write(self, manifest: Manifest, own: _Files, captured: Future[None]) -> _Committed:
         """Write this rank's files and commit. Runs in the checkpoint thread; its collectives involve these threads of
         all ranks."""
-        digests, error = _tried(lambda: _finished(own, captured))
+        digests, error = _try(lambda: _finish_files(own, captured))
         if error is not None:
-            _give_up(own)
+            _abandon_files(own)
         # Also after an error: the other ranks wait in this collective.
-        files = self._all_files(digests)
+        files = self._gather_files(digests)
         if files is None:
-            raise _failed(manifest, error or "another rank says why") from error or PeerFailed()
-        return self._committed(manifest.revised(files=files, tensors=self._tensors, link=None))
+            raise _saving_failed(manifest, error or "another rank says why") from error or PeerFailed()
+        return self._commit_on_all_ranks(manifest.revised(files=files, tensors=self._tensors, link=None))
 
-    def _committed(self, manifest: Manifest) -> _Committed:
-        error = _tried(lambda: self._commit(manifest))[1] if self._engine.groups.ranks.is_first else None
-        if not self._all_succeeded(error is None):
+    def _commit_on_all_ranks(self, manifest: Manifest) -> _Committed:
+        error = _try(lambda: self._commit(manifest))[1] if self._engine.groups.ranks.is_first else None
+        # Every rank learns whether the commit succeeded, so that no rank goes on with a checkpoint that does not exist.
+        if not self._agree_on_success(error is None):
             if isinstance(error, TrainingError):
                 raise error
-            raise _failed(manifest, error or "the first rank says why") from error or PeerFailed()
+            raise _saving_failed(manifest, error or "the first rank says why") from error or PeerFailed()
         self._heartbeat.save_done()
         return _Committed(manifest, time.perf_counter())
 
     def _commit(self, manifest: Manifest) -> None:
         self._fence.check()
-        self._ours.add(manifest.name)
-        (self._store.restate if self._is_start(manifest) else self._store.commit)(manifest)
+        self._own_names.add(manifest.name)
+        (self._store.restate if self._is_resumed_checkpoint(manifest) else self._store.commit)(manifest)
         try:
             # Both checkpoints are verified. Without this, pruning could keep newer, unverified ones in their place.
             verified = [manifest.name, *([] if self._start is None else [self._start.name])]
             self._store.prune(self._policy.keep_last, self._policy.keep_every, verified, self._fence.check)
-            self._store.sweep(self._ours, self._fence.check)
+            self._store.sweep(self._own_names, self._fence.check)
         except (OSError, TrainingError) as error:
             # Training goes on: the new checkpoint itself is committed.
             log.warning("old_checkpoints_stay", error=str(error))
 
-    def _all_files(self, own: dict[str, FileDigest] | None) -> dict[str, FileDigest] | None:
+    def _gather_files(self, own: dict[str, FileDigest] | None) -> dict[str, FileDigest] | None:
         """Return the files of all ranks on the first rank, an empty dict on the others; None if a rank could not write
         its files."""
-        mine, ranks = _encoded(own), self._engine.groups.ranks
+        mine, ranks = _encode(own), self._engine.groups.ranks
         everyone = torch.empty(ranks.world * len(mine), dtype=torch.uint8)
         if self._engine.groups.checkpoint is None:
             everyone = mine
@@ -254,9 +257,9 @@ class Saver:
         sizes = everyone.view(-1, _SHA256_BYTES + _SIZE_BYTES)[:, _SHA256_BYTES:]
         if not bool(sizes.any(dim=1).all()):
             return None
-        return _decoded(everyone) if ranks.is_first else {}
+        return _decode(everyone) if ranks.is_first else {}
 
-    def _all_succeeded(self, mine: bool) -> bool:
+    def _agree_on_success(self, mine: bool) -> bool:
         failures = torch.tensor(int(not mine))
         if self._engine.groups.checkpoint is not None:
             with self._heartbeat.saving.waiting("agrees on the commit of the checkpoint"):
@@ -264,7 +267,7 @@ class Saver:
         return int(failures) == 0
 
 
-def _failed(manifest: Manifest, why: Exception | str) -> SavingFailed:
+def _saving_failed(manifest: Manifest, why: Exception | str) -> SavingFailed:
     remedy = " (enlarge the volume, or lower spec.checkpoint.keepLast)" if _is_full(why) else ""
     text = f"checkpoint {manifest.name} could not be written: {why}{remedy}"
     return SavingFailed(f"{text}; those that were committed before it are intact")
@@ -274,7 +277,7 @@ def _is_full(why: Exception | str) -> bool:
     return isinstance(why, OSError) and why.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def _give_up(files: _Files) -> None:
+def _abandon_files(files: _Files) -> None:
     """Close unfinished files, in a thread of its own and for at most a second.
 
     The failed storage may hang or retry repeatedly; the report of the error must not wait for it.
@@ -284,12 +287,12 @@ def _give_up(files: _Files) -> None:
     closing.join(_LAST_SECONDS)
 
 
-def _finished(files: _Files, captured: Future[None]) -> dict[str, FileDigest]:
+def _finish_files(files: _Files, captured: Future[None]) -> dict[str, FileDigest]:
     captured.result()
     return files.finish()
 
 
-def _tried(act: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
+def _try(act: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
     try:
         return act(), None
     except Exception as error:
@@ -299,7 +302,7 @@ def _tried(act: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
 _SHA256_BYTES, _SIZE_BYTES = 32, 8
 
 
-def _encoded(files: dict[str, FileDigest] | None) -> Tensor:
+def _encode(files: dict[str, FileDigest] | None) -> Tensor:
     """Return the digests and sizes of a rank's files as bytes; all zeros if the rank could not write them."""
     if files is None:
         return torch.zeros(len(FILES) * (_SHA256_BYTES + _SIZE_BYTES), dtype=torch.uint8)
@@ -307,8 +310,8 @@ def _encoded(files: dict[str, FileDigest] | None) -> Tensor:
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
 
 
-def _decoded(everyone: Tensor) -> dict[str, FileDigest]:
-    """Return the files of all ranks, from the concatenated results of `_encoded`."""
+def _decode(everyone: Tensor) -> dict[str, FileDigest]:
+    """Return the files of all ranks, from the concatenated results of `_encode`."""
     content, record = everyone.numpy().tobytes(), _SHA256_BYTES + _SIZE_BYTES
     found = {}
     for number, begin in enumerate(range(0, len(content), record)):

@@ -1,8 +1,11 @@
-"""Start of a phase: create the engine and fill it with fresh, imported or checkpointed weights.
+"""Start of a phase: compare its corpus, create the engine, and fill it with fresh, imported or checkpointed weights.
 
 A checkpoint may have been saved in any layout.
 """
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,10 +22,14 @@ from pseudoreal_trainer.checkpoint.manifest import Ending
 from pseudoreal_trainer.checkpoint.origin import Anew, Continued, Origin
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.convert.weights import Weights, open_weights
-from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
+from pseudoreal_trainer.data.corpus import CorpusIdentity
+from pseudoreal_trainer.engine.blueprint import Blueprint
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.engine_state import UnitState
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.transformer import Transformer, load_into
 from pseudoreal_trainer.plan.layout import Layout
@@ -34,6 +41,46 @@ from pseudoreal_trainer.training.progress import Progress
 
 log = structlog.get_logger()
 
+
+def agree_on_corpus(identity: CorpusIdentity, ranks: Ranks) -> None:
+    """Compare the corpus of all ranks. Collective: every rank calls this.
+
+    Raises TrainingError if a rank has read another corpus than rank 0.
+    """
+    differs = torch.zeros(ranks.world, dtype=torch.int64, device=ranks.device)
+    differs[ranks.rank] = int(ranks.digest_from_first(identity.sha256) != identity.sha256)
+    others: list[int] = ranks.sum_(differs).nonzero().flatten().tolist()
+    if others:
+        raise TrainingError(
+            f"rank {others[0]} reads another corpus than rank 0 (rank {ranks.rank} reads {identity}); all pods of a"
+            " phase must see the same files: look at spec.data.volume, and whether somebody writes there",
+            suspect=None if ranks.rank in others else others[0],
+        )
+
+
+def check_corpus(identity: CorpusIdentity, origin: Origin) -> None:
+    """Compare the corpus with the corpus of the origin's checkpoint.
+
+    Raises InvalidJobError if they differ within one job: every sample would change, and training would use text of the
+    validation part. After `continueFrom` another job, a different corpus is only logged.
+    """
+    if isinstance(origin, Anew):
+        return
+    start = origin.checkpoint.manifest
+    before = start.corpus
+    if identity.is_same_text(before):
+        return
+    if isinstance(origin, Continued):
+        log.warning("continues_with_another_corpus", checkpoint=start.name, now=str(identity), before=str(before))
+        return
+    raise InvalidJobError(
+        f"the corpus is not the one that checkpoint {start.name} was trained on: it has {identity}, and had"
+        f" {before}; restore the files, or train on the new ones in a new job, whose spec.checkpoint.continueFrom"
+        " may name this one's folder"
+    )
+
+
+_REMEDY = "take an image that has it, as this project's Dockerfile makes it, or set compile.mode None in the phase"
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -70,8 +117,25 @@ def device_kind(ranks: Ranks) -> Device:
     return "cuda" if ranks.device.type == "cuda" else "cpu"
 
 
-def compiles(config: PhaseConfig, ranks: Ranks) -> bool:
+def uses_compiler(config: PhaseConfig, ranks: Ranks) -> bool:
     return config.compile.mode == "Blocks" and ranks.device.type == "cuda"
+
+
+def require_compiler() -> None:
+    """Raise InvalidJobError if this machine cannot compile for a GPU. Otherwise the first step would raise the error.
+
+    Besides torch, Triton needs a C compiler and Python's headers.
+    """
+    chosen = os.environ.get("CC")
+    if chosen is not None and shutil.which(chosen) is None:
+        raise InvalidJobError(
+            f"compile.mode Blocks needs a C compiler, but CC names {chosen}, which is not there; {_REMEDY}"
+        )
+    if chosen is None and shutil.which("gcc") is None and shutil.which("clang") is None:
+        raise InvalidJobError(f"compile.mode Blocks needs a C compiler, but there is neither gcc nor clang; {_REMEDY}")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        raise InvalidJobError(f"compile.mode Blocks needs Python's headers, but {header} is not there; {_REMEDY}")
 
 
 @contextmanager
@@ -89,7 +153,7 @@ def open_engine(
         units=units_of(config.model, config.sharing),
         master=torch.float64 if config.precision.compute == "float64" else torch.float32,
         compute=_DTYPES[config.precision.compute],
-        compiled=compiles(config, ranks),
+        compiled=uses_compiler(config, ranks),
         offload_directory=Path(config.offload_directory),
         end_of_document=end_of_document,
     )
@@ -115,53 +179,55 @@ def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights 
     `imported` are weights of another program for a fresh start.
     """
     for index, unit in enumerate(engine.units):
-        if engine.has(index):
-            extent = engine.extent(index)
+        if engine.state.has(index):
+            extent = engine.state.shard_range(index)
             if not isinstance(origin, Anew):
-                engine.put(index, _loaded(unit, extent, origin.checkpoint))
+                engine.state.put(index, _load_state(unit, extent, origin.checkpoint))
             elif imported is not None:
-                engine.put(index, _imported(unit, extent, imported, engine.master_dtype))
+                engine.state.put(index, _import_state(unit, extent, imported, engine.blueprint.master))
             else:
-                engine.put(index, _fresh(engine, config, index, extent))
+                engine.state.put(index, _fresh_state(engine, config, index, extent))
 
 
 def load_weights(model: Transformer, checkpoint: Reader) -> None:
     load_into(model, {name: torch.from_numpy(array) for name, array in checkpoint.whole().items()})
 
 
-def _fresh(engine: Engine, config: PhaseConfig, index: int, extent: range) -> UnitState:
+def _fresh_state(engine: Engine, config: PhaseConfig, index: int, extent: range) -> UnitState:
     unit = engine.units[index]
     number = engine.groups.layout.unit_of_model(index)
-    weights = initial_weights(unit, number, config.model, config.data.seed, engine.master_dtype)
+    weights = initial_weights(unit, number, config.model, config.data.seed, engine.blueprint.master)
     return UnitState.fresh(weights, extent)
 
 
-def _loaded(unit: Unit, extent: range, start: Reader) -> UnitState:
+def _load_state(unit: Unit, extent: range, start: Reader) -> UnitState:
     return UnitState(
-        {kind: _vector(unit, extent, start, kind) for kind in KINDS}, start.updates(unit.parameters[0].name)
+        {kind: _load_vector(unit, extent, start, kind) for kind in KINDS}, start.updates(unit.parameters[0].name)
     )
 
 
-def _imported(unit: Unit, extent: range, weights: Weights, dtype: torch.dtype) -> UnitState:
+def _import_state(unit: Unit, extent: range, weights: Weights, dtype: torch.dtype) -> UnitState:
     name = str(dtype).removeprefix("torch.")
 
     def read(part: Part) -> NDArray[Any]:
         return weights.read(part.name, part.begin, part.end, name)
 
     zeros = torch.zeros(len(extent), dtype=dtype)
-    return UnitState({kind: _joined(unit, extent, dtype, read) if kind == "weights" else zeros for kind in KINDS}, 0)
+    return UnitState(
+        {kind: _read_parts(unit, extent, dtype, read) if kind == "weights" else zeros for kind in KINDS}, 0
+    )
 
 
-def _vector(unit: Unit, extent: range, start: Reader, kind: Kind) -> Tensor:
+def _load_vector(unit: Unit, extent: range, start: Reader, kind: Kind) -> Tensor:
     """Return this rank's shard of one state vector of a unit, [length of the extent]."""
 
     def read(part: Part) -> NDArray[Any]:
         return start.read(part.name, kind, part.begin, part.end)
 
-    return _joined(unit, extent, getattr(torch, start.dtype), read)
+    return _read_parts(unit, extent, getattr(torch, start.dtype), read)
 
 
-def _joined(unit: Unit, extent: range, dtype: torch.dtype, read: Callable[[Part], NDArray[Any]]) -> Tensor:
+def _read_parts(unit: Unit, extent: range, dtype: torch.dtype, read: Callable[[Part], NDArray[Any]]) -> Tensor:
     """Return the tensor parts of an extent, read and joined, [length of the extent]; zeros after the end of the
     unit."""
     found = torch.zeros(len(extent), dtype=dtype)

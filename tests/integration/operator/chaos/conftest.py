@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from tests.integration.operator.chaos.lives import Lives
-from tests.integration.operator.chaos.proxy import upstream_of
+from tests.integration.operator.chaos.support.lives import Lives
+from tests.integration.operator.chaos.support.proxy import upstream_of
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.integration.operator.chaos.faults import every_fault, sample
-from tests.integration.operator.chaos.lives import Lives
+from tests.integration.operator.chaos.support.faults import every_fault, sample
+from tests.integration.operator.chaos.support.lives import Lives
 
 pytestmark = pytest.mark.integration
 

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from tests.integration.operator.chaos.lives import Lives
-from tests.integration.operator.chaos.proxy import Proxy
+from tests.integration.operator.chaos.support.lives import Lives
+from tests.integration.operator.chaos.support.proxy import Proxy
 from tests.support.cluster import Job
 from tests.support.patience import wait_for
 

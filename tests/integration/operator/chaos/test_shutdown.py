@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.integration.operator.chaos.faults import Fault, Kind, Target
-from tests.integration.operator.chaos.lives import Lives
+from tests.integration.operator.chaos.support.faults import Fault, Kind, Target
+from tests.integration.operator.chaos.support.lives import Lives
 from tests.support.patience import wait_for
 
 pytestmark = pytest.mark.integration

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from tests.integration.operator.chaos.faults import Fault, Kind, Target
-from tests.integration.operator.chaos.lives import Lives
-from tests.integration.operator.chaos.proxy import Proxy
+from tests.integration.operator.chaos.support.faults import Fault, Kind, Target
+from tests.integration.operator.chaos.support.lives import Lives
+from tests.integration.operator.chaos.support.proxy import Proxy
 from tests.support import chart
 from tests.support.cluster import Cluster, Job, complete_stage
 from tests.support.names import bare_child
@@ -44,8 +44,8 @@ class Replica:
     def works(self, times: int = 1) -> datetime:
         """Return the time of the `times`-th completion of the initial list, after acquiring the Lease."""
         lines = self.operator.lines
-        wait_for("the first look", lambda: len(lines("first_look")) >= times, self.operator.said)
-        return datetime.fromisoformat(lines("first_look")[times - 1]["timestamp"])
+        wait_for("the initial list", lambda: len(lines("initial_list_completed")) >= times, self.operator.said)
+        return datetime.fromisoformat(lines("initial_list_completed")[times - 1]["timestamp"])
 
 
 @dataclass
@@ -212,7 +212,7 @@ def test_a_leader_pauses_while_the_api_server_is_away(pair: Pair) -> None:
     wait_for("its readiness", leader.operator.is_ready, leader.operator.said)
     leader.proxy.is_away = True
     missed = leader.operator.lines
-    wait_for("the end of its time", lambda: [one for one in missed("lease_not_renewed") if not one["writes"]])
+    wait_for("the end of its time", lambda: [one for one in missed("lease_renewal_failed") if not one["writes"]])
     job = pair.cluster.create("paused")
     assert leader.operator.health()["dead_tasks"] == []
     leader.proxy.is_away = False

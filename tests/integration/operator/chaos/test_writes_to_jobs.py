@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.integration.operator.chaos.faults import Fault, Kind, Target
-from tests.integration.operator.chaos.life import JOB, Life
-from tests.integration.operator.chaos.lives import Lives
+from tests.integration.operator.chaos.support.faults import Fault, Kind, Target
+from tests.integration.operator.chaos.support.life import JOB, Life
+from tests.integration.operator.chaos.support.lives import Lives
 
 pytestmark = pytest.mark.integration
 

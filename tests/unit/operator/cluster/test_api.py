@@ -39,7 +39,7 @@ class Answer:
         yield self.body.encode()
 
 
-def _api(status: int | OSError, body: object) -> Api:
+def _make_api(status: int | OSError, body: object) -> Api:
     class Client:
         async def param_serialize(self, *_: Any, **__: Any) -> tuple[()]:
             return ()
@@ -52,7 +52,7 @@ def _api(status: int | OSError, body: object) -> Api:
     return Api(cast(ApiClient, Client()))
 
 
-async def test_pod_groups_are_asked_of_the_scheduler_that_has_them() -> None:
+async def test_pod_group_requests_go_to_the_api_group_of_its_scheduler() -> None:
     paths: list[str] = []
 
     class Client:
@@ -71,35 +71,35 @@ async def test_pod_groups_are_asked_of_the_scheduler_that_has_them() -> None:
         assert paths[-2:] == [f"/apis/{version}/namespaces/n/podgroups", f"/apis/{version}/namespaces/n/podgroups/g"]
 
 
-async def test_posting_what_is_there_is_no_error() -> None:
-    await _api(201, {}).post(EVENT)
-    await _api(409, {"reason": "AlreadyExists"}).post(EVENT)
+async def test_posting_an_existing_object_is_no_error() -> None:
+    await _make_api(201, {}).post(EVENT)
+    await _make_api(409, {"reason": "AlreadyExists"}).post(EVENT)
 
 
 @pytest.mark.parametrize("body", [{"reason": "Conflict"}, "try again", "[]"])
-async def test_another_conflict_is_one(body: object) -> None:
+async def test_posting_raises_conflicts_other_than_already_exists(body: object) -> None:
     with pytest.raises(ApiException):
-        await _api(409, body).post(EVENT)
+        await _make_api(409, body).post(EVENT)
 
 
-async def test_requests_are_counted_by_the_code_of_their_answers() -> None:
-    def counted(code: str) -> float:
+async def test_requests_are_counted_by_status_code() -> None:
+    def count_of(code: str) -> float:
         labels = {"verb": "POST", "code": code}
         return REGISTRY.get_sample_value("pseudoreal_api_requests_total", labels) or 0.0
 
-    before = [counted(code) for code in ("201", "409", "none")]
-    await _api(201, {}).post(EVENT)
+    before = [count_of(code) for code in ("201", "409", "none")]
+    await _make_api(201, {}).post(EVENT)
     with pytest.raises(ApiException):
-        await _api(409, {}).post(EVENT)
+        await _make_api(409, {}).post(EVENT)
     with pytest.raises(OSError, match="down"):
-        await _api(OSError("down"), {}).post(EVENT)
-    assert [counted(code) for code in ("201", "409", "none")] == [number + 1 for number in before]
+        await _make_api(OSError("down"), {}).post(EVENT)
+    assert [count_of(code) for code in ("201", "409", "none")] == [number + 1 for number in before]
 
 
 @pytest.mark.parametrize(
     ("body", "says"), [({"message": "no"}, "no"), ("<html>", "502 said so"), ("[]", "502 said so")]
 )
-async def test_the_sentence_of_an_error(body: object, says: str) -> None:
+async def test_message_of_an_error_is_the_api_servers_or_else_the_clients(body: object, says: str) -> None:
     with pytest.raises(ApiException) as caught:
-        await _api(502, body).find("Job", "default", "j")
+        await _make_api(502, body).find("Job", "default", "j")
     assert message_of(caught.value) == says

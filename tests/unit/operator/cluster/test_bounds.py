@@ -14,7 +14,7 @@ from pseudoreal_operator.cluster.bounds import (
     MOST_VALUES,
     Overlong,
     Unreadable,
-    guessed_name,
+    guess_name,
     metadata_of,
     page_head_of,
     read_all,
@@ -38,14 +38,14 @@ class Stream:
 
 
 @given(_JSON)
-def test_what_is_within_the_bounds_is_read_as_it_is(value: object) -> None:
+def test_json_within_the_bounds_is_parsed_unchanged(value: object) -> None:
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     assert read_json(text) == json.loads(text)
 
 
 @pytest.mark.parametrize("depth", [250, 2_000, 10_000, 100_000])
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
-def test_no_depth_ends_in_a_recursion_error(depth: int, opening: str, closing: str) -> None:
+def test_deep_json_is_rejected_without_a_recursion_error(depth: int, opening: str, closing: str) -> None:
     with pytest.raises(Unreadable) as refused:
         read_json((opening * depth + "1" + closing * depth).encode())
     values = depth * (opening.count("[") + opening.count("{"))
@@ -53,20 +53,20 @@ def test_no_depth_ends_in_a_recursion_error(depth: int, opening: str, closing: s
 
 
 @pytest.mark.parametrize("value", [b"{}", b'{"a":1}', b"[]", b"1"])
-def test_the_number_of_values_is_bounded_before_any_is_made(value: bytes) -> None:
+def test_number_of_json_values_is_checked_before_parsing(value: bytes) -> None:
     with pytest.raises(Unreadable) as refused:
         read_json(b"[" + b",".join([value] * (MOST_VALUES + 1)) + b"]")
     assert refused.value.reason == bounds.TOO_MANY_VALUES
 
 
 @pytest.mark.parametrize("text", [b"", b"<html>", b'{"a":', b'"\\ud800"', b"\xff"])
-def test_what_is_no_json_is_said_to_be_none(text: bytes) -> None:
+def test_invalid_json_is_reported_as_no_json(text: bytes) -> None:
     with pytest.raises(Unreadable) as refused:
         read_json(text)
     assert refused.value.reason == bounds.NO_JSON
 
 
-async def test_an_answer_is_read_up_to_its_bound_and_no_further() -> None:
+async def test_answer_is_read_up_to_its_bound_and_no_further() -> None:
     stream = Stream([b"a" * 10, b"b" * 10, b"c" * 10])
     assert await read_all(stream, 30) == b"a" * 10 + b"b" * 10 + b"c" * 10
     with pytest.raises(Unreadable, match="more than 29 bytes"):
@@ -74,7 +74,7 @@ async def test_an_answer_is_read_up_to_its_bound_and_no_further() -> None:
 
 
 @given(st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"") or b"x")), st.data())
-async def test_lines_are_the_same_however_they_arrive(lines: list[bytes], data: st.DataObject) -> None:
+async def test_watch_lines_do_not_depend_on_how_the_bytes_are_chunked(lines: list[bytes], data: st.DataObject) -> None:
     whole, chunks = b"".join(line + b"\n" for line in lines) + b"cut off", list[bytes]()
     while whole:
         size = data.draw(st.integers(1, len(whole)))
@@ -83,7 +83,7 @@ async def test_lines_are_the_same_however_they_arrive(lines: list[bytes], data: 
 
 
 @pytest.mark.parametrize("size", [100, 2**16, 3 * MOST_BYTES])
-async def test_a_line_that_is_too_long_costs_its_bound_and_the_next_is_read(size: int) -> None:
+async def test_overlong_line_takes_bounded_memory_and_the_next_line_is_read(size: int) -> None:
     whole = b"before\n" + b"x" * (2 * MOST_BYTES) + b"\nafter\n"
     chunks = [whole[start : start + size] for start in range(0, len(whole), size)]
     assert [line async for line in read_lines(Stream(chunks))] == [b"before", Overlong(b"x" * MOST_BYTES), b"after"]
@@ -104,7 +104,7 @@ _POD = (
         + _POD.replace(b'{"type":"ADDED","object":', b""),
     ],
 )
-def test_an_object_of_any_depth_has_a_name_and_a_version(head: bytes) -> None:
+def test_metadata_of_an_object_of_any_depth_is_read(head: bytes) -> None:
     metadata = metadata_of(head)
     assert metadata == {"name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7", "labels": {"a": "b"}}
 
@@ -112,11 +112,11 @@ def test_an_object_of_any_depth_has_a_name_and_a_version(head: bytes) -> None:
 @pytest.mark.parametrize(
     "head", [b"", b"<html>", b"[]", b'{"metadata":3}', b'{"metadata":{"name":3}}', b'{"items":[]}']
 )
-def test_what_has_no_name_has_none(head: bytes) -> None:
+def test_metadata_without_a_name_is_none(head: bytes) -> None:
     assert metadata_of(head) is None
 
 
-def test_a_list_says_where_it_goes_on_though_its_items_cannot_be_read() -> None:
+def test_continue_token_of_a_list_is_read_even_if_its_items_are_unreadable() -> None:
     head = b'{"kind":"List","metadata":{"resourceVersion":"9","continue":"x"},"items":[' + b"[" * 5000
     assert page_head_of(head) == {"resourceVersion": "9", "continue": "x"}
     for answer in (b"<html>", b'{"metadata":{}}', b'{"items":[]}'):
@@ -124,10 +124,10 @@ def test_a_list_says_where_it_goes_on_though_its_items_cannot_be_read() -> None:
             page_head_of(answer)
 
 
-def test_a_custom_resource_of_any_depth_has_a_name_behind_its_managed_fields() -> None:
+def test_name_of_a_custom_resource_is_guessed_after_its_managed_fields() -> None:
     spoof = b'{"metadata":{"annotations":{"name":"not-me","namespace":"alice"},'
     deep = (
         spoof + b'"managedFields":[' + b'{"f:a":' * 3000 + b"1" + b"}" * 3000 + b'],"name":"me","namespace":"mallory"}}'
     )
-    assert guessed_name(deep) == ("mallory", "me")
-    assert guessed_name(b"{}") is None
+    assert guess_name(deep) == ("mallory", "me")
+    assert guess_name(b"{}") is None

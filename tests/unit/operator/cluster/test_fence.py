@@ -37,7 +37,7 @@ class Server:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         address = "http://{}:{}".format(*runner.addresses[0])
-        settings: dict[str, Any] = {"middlewares": (fence.guard,), "request_class": fence.requests()}
+        settings: dict[str, Any] = {"middlewares": (fence.guard,), "request_class": fence.request_class()}
         async with ClientSession(address, trace_configs=traces, **settings) as session:
             yield session
         await runner.cleanup()
@@ -64,7 +64,7 @@ async def test_only_an_open_fence_lets_a_write_through(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", WRITES)
-async def test_a_fence_that_closes_while_the_connection_is_made_is_closed(method: str) -> None:
+async def test_fence_that_closes_while_the_connection_is_made_stops_the_write(method: str) -> None:
     server, fence, made = Server(), Fence(), TraceConfig()
     fence.open_until(boot_seconds() + 600)
 
@@ -76,22 +76,22 @@ async def test_a_fence_that_closes_while_the_connection_is_made_is_closed(method
         with pytest.raises(NotLeading):
             await session.request(method, "/")
     assert server.received == []
-    assert fence.settled_for(600), "what was not sent cannot arrive"
+    assert fence.has_answers_for(600), "what was not sent cannot arrive"
 
 
-def test_passes_take_it_for_an_api_server_that_cannot_be_reached() -> None:
+def test_closed_fence_counts_as_an_unavailable_api_server() -> None:
     assert issubclass(NotLeading, UNAVAILABLE)
 
 
-def test_a_write_that_has_no_answer_is_remembered() -> None:
+def test_fence_remembers_a_write_without_an_answer() -> None:
     clock = Clock()
     fence = Fence(clock)
     fence.open_until(1000)
-    with fence.writing():
+    with fence.track_write():
         pass
-    assert fence.settled_for(15)
-    with pytest.raises(ZeroDivisionError), fence.writing():
+    assert fence.has_answers_for(15)
+    with pytest.raises(ZeroDivisionError), fence.track_write():
         raise ZeroDivisionError
-    assert not fence.settled_for(15)
+    assert not fence.has_answers_for(15)
     clock.now += 15
-    assert fence.settled_for(15)
+    assert fence.has_answers_for(15)

@@ -10,24 +10,24 @@ import pytest
 from pseudoreal_operator.cluster.lease import LeaseLost
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.cluster import virtual_time
-from tests.unit.operator.cluster.fake_leases import Server
-from tests.unit.operator.cluster.lease_holders import Operator
+from tests.unit.operator.cluster.support import virtual_time
+from tests.unit.operator.cluster.support.fake_leases import Server
+from tests.unit.operator.cluster.support.lease_holders import Operator
 
 
 @pytest.mark.parametrize("number", range(DEPTH.of(25, 1000)))
-def test_never_do_two_hold_it(number: int) -> None:
+def test_lease_is_never_held_by_two_operators(number: int) -> None:
     """Operators start, are cut off, come back and crash, and their messages are lost or delayed."""
-    virtual_time.run(_history(DEPTH.chance(f"history {number}")))
+    virtual_time.run(_run_history(DEPTH.chance(f"history {number}")))
 
 
-async def _history(chance: random.Random) -> None:
+async def _run_history(chance: random.Random) -> None:
     server, everybody = Server(), list[Operator]()
     for number in range(12):
-        everybody.append(Operator(server, f"operator-{number % 5}-{number}", _network(chance)))
+        everybody.append(Operator(server, f"operator-{number % 5}-{number}", _make_network(chance)))
         for _ in range(chance.randrange(30)):
             await asyncio.sleep(chance.choice((0.1, 1, 3)))
-            assert sum(one.works for one in everybody) <= 1
+            assert sum(one.is_working for one in everybody) <= 1
         alive = [one for one in everybody if not one.task.done()]
         for one in alive[: max(0, len(alive) - 3)]:
             await _end(one, chance)
@@ -36,7 +36,7 @@ async def _history(chance: random.Random) -> None:
     _check_turns(everybody)
 
 
-def _network(chance: random.Random) -> Callable[[], float | None]:
+def _make_network(chance: random.Random) -> Callable[[], float | None]:
     """Return the delays of a network that is good, bad or away, and that sometimes changes."""
     state = [chance.random()]
 

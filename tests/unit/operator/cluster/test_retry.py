@@ -3,43 +3,44 @@
 import pytest
 from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
-from pseudoreal_operator.cluster.retry import Pause, pause_after
+from pseudoreal_operator.cluster.retry import Backoff, backoff_after
 
 
-def refusal(status: int, retry_after: str | None = None) -> ApiException:
+def make_error(status: int, retry_after: str | None = None) -> ApiException:
     error = ApiException(status=status)
     error.headers = {} if retry_after is None else {"Retry-After": retry_after}
     return error
 
 
 @pytest.mark.parametrize(
-    "error", [refusal(500), ClientError("cut"), TimeoutError(), KeyError("a mistake of ours"), ApiException(status=503)]
+    "error",
+    [make_error(500), ClientError("cut"), TimeoutError(), KeyError("a mistake of ours"), ApiException(status=503)],
 )
-def test_waits_double_up_to_a_minute(error: Exception) -> None:
-    waits = [pause_after(error, failures, chance=0).seconds for failures in (1, 2, 3, 7, 1000)]
+def test_backoff_doubles_up_to_a_minute(error: Exception) -> None:
+    waits = [backoff_after(error, failures, jitter=0).seconds for failures in (1, 2, 3, 7, 1000)]
     assert waits == [1, 2, 4, 60, 60]
 
 
-def test_what_failed_together_does_not_come_back_together() -> None:
-    assert pause_after(refusal(500), 3, chance=0.5) == Pause(3)
-    assert pause_after(refusal(500), 3, chance=1) == Pause(2)
+def test_jitter_spreads_retries_of_requests_that_failed_together() -> None:
+    assert backoff_after(make_error(500), 3, jitter=0.5) == Backoff(3)
+    assert backoff_after(make_error(500), 3, jitter=1) == Backoff(2)
 
 
-def test_a_conflict_is_tried_again_soon_but_not_for_ever() -> None:
-    waits = [pause_after(refusal(409), failures, chance=0).seconds for failures in (1, 2, 1000)]
+def test_backoff_after_a_conflict_starts_short_and_grows() -> None:
+    waits = [backoff_after(make_error(409), failures, jitter=0).seconds for failures in (1, 2, 1000)]
     assert waits == [0.1, 0.2, 5]
 
 
 @pytest.mark.parametrize(
     ("said", "failures", "expected"),
     [
-        ("30", 1, Pause(30, binding=True)),
-        ("3", 6, Pause(32, binding=True)),
-        ("100000", 1, Pause(600, binding=True)),
-        ("Fri, 31 Dec 1999 23:59:59 GMT", 1, Pause(1)),
-        ("-1", 1, Pause(1)),
-        (None, 1, Pause(1)),
+        ("30", 1, Backoff(30, is_retry_after=True)),
+        ("3", 6, Backoff(32, is_retry_after=True)),
+        ("100000", 1, Backoff(600, is_retry_after=True)),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", 1, Backoff(1)),
+        ("-1", 1, Backoff(1)),
+        (None, 1, Backoff(1)),
     ],
 )
-def test_what_the_api_server_asks_for_is_obeyed(said: str | None, failures: int, expected: Pause) -> None:
-    assert pause_after(refusal(429, said), failures, chance=0) == expected
+def test_retry_after_lengthens_the_backoff_up_to_a_limit(said: str | None, failures: int, expected: Backoff) -> None:
+    assert backoff_after(make_error(429, said), failures, jitter=0) == expected

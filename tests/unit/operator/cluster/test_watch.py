@@ -13,12 +13,12 @@ from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.metrics.registry import REGISTRY
 
-from tests.unit.operator.cluster import virtual_time
+from tests.unit.operator.cluster.support import virtual_time
 
 FOREVER = "nothing more happens"
 
 
-def change(version: int, kind: str = "MODIFIED") -> tuple[str, Json]:
+def make_change(version: int, kind: str = "MODIFIED") -> tuple[str, Json]:
     return kind, {"metadata": {"name": f"pod-{version}", "resourceVersion": str(version)}}
 
 
@@ -29,11 +29,11 @@ class Server:
     def __init__(self, *connections: list[Any], versions: list[Any] | None = None) -> None:
         self._connections, self._versions = list(connections), versions or []
         self.listed = 0
-        self.asked: list[str] = []
-        self.told: list[str] = []
-        self.told_at: list[float] = []
+        self.versions_requested: list[str] = []
+        self.reported: list[str] = []
+        self.reported_at: list[float] = []
         self.missed = 0
-        self.chokes_on = ""
+        self.fails_at = ""
 
     async def version(self, *_: str) -> str:
         self.listed += 1
@@ -43,107 +43,114 @@ class Server:
         return str(found)
 
     async def watch(self, _kind: str, _namespace: str, _label: str, version: str) -> AsyncIterator[tuple[str, Json]]:
-        self.asked.append(version)
-        for told in self._connections.pop(0) if self._connections else [FOREVER]:
-            if told == FOREVER:
+        self.versions_requested.append(version)
+        for change in self._connections.pop(0) if self._connections else [FOREVER]:
+            if change == FOREVER:
                 await asyncio.sleep(1e9)
-            if isinstance(told, Exception):
-                raise told
-            yield told  # type: ignore[misc]
+            if isinstance(change, Exception):
+                raise change
+            yield change  # type: ignore[misc]
 
     def run(self) -> None:
         async def main() -> None:
-            begun = asyncio.Event()
-            watch = Watch(cast(Api, self), "Pod", None, "label", self._tell, self._miss)
-            task = asyncio.create_task(watch.run(begun))
-            await begun.wait()
+            started = asyncio.Event()
+            watch = Watch(cast(Api, self), "Pod", None, "label", self._on_change, self._on_missed)
+            task = asyncio.create_task(watch.run(started))
+            await started.wait()
             await asyncio.sleep(3000)
             assert not task.done(), "it never ends"
             task.cancel()
 
         virtual_time.run(main())
 
-    def _tell(self, _change: str, body: Json) -> None:
-        self.told.append(body["metadata"]["name"])
-        self.told_at.append(asyncio.get_running_loop().time())
-        if self.chokes_on == body["metadata"]["name"]:
+    def _on_change(self, _change: str, body: Json) -> None:
+        self.reported.append(body["metadata"]["name"])
+        self.reported_at.append(asyncio.get_running_loop().time())
+        if self.fails_at == body["metadata"]["name"]:
             raise KeyError("a mistake")
 
-    def _miss(self) -> None:
+    def _on_missed(self) -> None:
         self.missed += 1
 
 
-def test_a_connection_that_ends_is_taken_up_where_it_was() -> None:
-    server = Server([change(101), change(105, "BOOKMARK")], [change(106)], [])
+def test_watch_resumes_at_its_last_version() -> None:
+    server = Server([make_change(101), make_change(105, "BOOKMARK")], [make_change(106)], [])
     server.run()
-    assert (server.told, server.asked) == (["pod-101", "pod-106"], ["100", "105", "106", "106"])
+    assert (server.reported, server.versions_requested) == (["pod-101", "pod-106"], ["100", "105", "106", "106"])
     assert (server.listed, server.missed) == (1, 1)
 
 
-def test_what_was_told_last_is_known_to_those_who_watch_the_watch() -> None:
+def test_time_of_the_last_watch_event_is_a_metric() -> None:
     def moment() -> float:
         labels = {"kind": "Pod", "namespace": ""}
         return REGISTRY.get_sample_value("pseudoreal_watch_last_event_timestamp_seconds", labels) or 0.0
 
-    begun = time.time()
-    Server([change(105, "BOOKMARK")]).run()
-    assert begun <= moment() <= time.time()
+    started = time.time()
+    Server([make_change(105, "BOOKMARK")]).run()
+    assert started <= moment() <= time.time()
 
 
-def test_an_error_in_the_stream_or_a_cut_object_costs_nothing_that_was_told() -> None:
+def test_watch_errors_lose_no_change_that_was_reported() -> None:
     server = Server(
-        [change(101), ApiException(status=500)], [ClientPayloadError("half of it")], [OSError("cut")], [change(102)]
+        [make_change(101), ApiException(status=500)],
+        [ClientPayloadError("half of it")],
+        [OSError("cut")],
+        [make_change(102)],
     )
     server.run()
-    assert server.told == ["pod-101", "pod-102"]
-    assert set(server.asked[1:4]) == {"101"}
+    assert server.reported == ["pod-101", "pod-102"]
+    assert set(server.versions_requested[1:4]) == {"101"}
     assert server.missed == 1
 
 
-def test_a_version_that_expired_is_a_gap() -> None:
-    server = Server([change(101)], [ApiException(status=410)], [change(201)])
+def test_expired_version_counts_as_missed_changes() -> None:
+    server = Server([make_change(101)], [ApiException(status=410)], [make_change(201)])
     server.run()
-    assert (server.asked[:3], server.told) == (["100", "101", "200"], ["pod-101", "pod-201"])
+    assert (server.versions_requested[:3], server.reported) == (["100", "101", "200"], ["pod-101", "pod-201"])
     assert server.missed == 2
 
 
-def test_an_api_server_that_is_away_at_the_start_is_asked_again() -> None:
-    server = Server([change(8)], versions=[OSError("down"), ApiException(status=403), 7])
+def test_watch_retries_while_the_api_server_is_away_at_the_start() -> None:
+    server = Server([make_change(8)], versions=[OSError("down"), ApiException(status=403), 7])
     server.run()
-    assert (server.listed, server.told, server.missed) == (3, ["pod-8"], 1)
+    assert (server.listed, server.reported, server.missed) == (3, ["pod-8"], 1)
 
 
-def test_an_api_server_that_hangs_up_at_once_is_not_asked_without_a_pause() -> None:
+def test_watch_pauses_between_connections_that_end_at_once() -> None:
     server = Server(*([[]] * 50))
     server.run()
-    assert len(server.asked) == 51
+    assert len(server.versions_requested) == 51
 
 
-def test_a_change_of_which_nothing_can_be_read_is_a_gap() -> None:
+def test_unreadable_change_counts_as_missed_changes() -> None:
     """A watch that continued from the last known version would receive the unreadable change again and again."""
-    server = Server([change(101), Unreadable("TooLarge", "too large")], [change(201)])
+    server = Server([make_change(101), Unreadable("TooLarge", "too large")], [make_change(201)])
     server.run()
-    assert (server.asked[:2], server.told, server.missed) == (["100", "200"], ["pod-101", "pod-201"], 2)
+    assert (server.versions_requested[:2], server.reported, server.missed) == (
+        ["100", "200"],
+        ["pod-101", "pod-201"],
+        2,
+    )
 
 
-def test_a_mistake_of_who_is_told_does_not_end_it() -> None:
-    server = Server([change(101), change(102)], [change(202)])
-    server.chokes_on = "pod-101"
+def test_error_of_the_receiver_does_not_end_the_watch() -> None:
+    server = Server([make_change(101), make_change(102)], [make_change(202)])
+    server.fails_at = "pod-101"
     server.run()
-    assert (server.told, server.missed) == (["pod-101", "pod-202"], 2)
+    assert (server.reported, server.missed) == (["pod-101", "pod-202"], 2)
 
 
 @pytest.mark.parametrize("error", [OSError("refused"), ApiException(status=503), ApiException(status=404)])
-def test_an_api_server_that_is_back_after_half_an_hour_is_noticed_within_20_s(error: Exception) -> None:
+def test_watch_resumes_within_20_s_after_half_an_hour_without_an_api_server(error: Exception) -> None:
     back = 1800.0
 
     class Away(Server):
-        async def watch(self, *asked: str) -> AsyncIterator[tuple[str, Json]]:
+        async def watch(self, *versions_requested: str) -> AsyncIterator[tuple[str, Json]]:
             if asyncio.get_running_loop().time() < back:
                 raise error
-            async for told in super().watch(*asked):
-                yield told
+            async for change in super().watch(*versions_requested):
+                yield change
 
-    server = Away([change(101)])
+    server = Away([make_change(101)])
     server.run()
-    assert back <= server.told_at[0] < back + 20
+    assert back <= server.reported_at[0] < back + 20

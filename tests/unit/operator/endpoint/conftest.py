@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.unit.operator.endpoint.clock import HandClock
-from tests.unit.operator.endpoint.fake_api import FakeApi
+from tests.unit.operator.endpoint.support.clock import HandClock
+from tests.unit.operator.endpoint.support.fake_api import FakeApi
 
 
 @pytest.fixture

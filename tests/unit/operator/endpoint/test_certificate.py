@@ -16,15 +16,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from pseudoreal_api.wire.authorities import authorities_digest
 from pseudoreal_api.wire.reports import REPORT_PATH, PodReport, RankReport
 from pseudoreal_dev.cluster.certificates import Authority
-from pseudoreal_operator.endpoint.certificate import HOLD_SECONDS, Certificate, kept_fresh
-from pseudoreal_operator.endpoint.server import Reports, bounded
+from pseudoreal_operator.endpoint.certificate import HOLD_SECONDS, Certificate, keep_fresh
+from pseudoreal_operator.endpoint.server import Reports, run_endpoint
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import ReportServer
-from pseudoreal_trainer.runtime.endpoint import Endpoint
+from pseudoreal_trainer.runtime.reports import Endpoint
 from structlog.testing import capture_logs
 
-from tests.unit.operator.endpoint.clock import HandClock
-from tests.unit.operator.endpoint.known import JOB, Known
+from tests.unit.operator.endpoint.support.clock import HandClock
+from tests.unit.operator.endpoint.support.known import JOB, KnownPods
 
 HOST = "127.0.0.1"
 LIFETIME = timedelta(days=90)
@@ -79,14 +79,14 @@ class Pods:
     def __init__(self, folder: Path, port: int) -> None:
         self._folder, self._port = folder, port
 
-    def made(self, name: str, authorities: str) -> Endpoint:
+    def make_pod(self, name: str, authorities: str) -> Endpoint:
         """Return a pod that was created with these CAs."""
         token, authority = self._folder / f"{name}.token", self._folder / f"{name}.crt"
         token.write_text(f"pod-{name}")
         authority.write_text(authorities)
         return Endpoint(f"https://{HOST}:{self._port}{REPORT_PATH}", token, authority)
 
-    async def is_heard(self, pod: Endpoint) -> bool:
+    async def can_report(self, pod: Endpoint) -> bool:
         for connection in pod._kept:
             connection.close()
         try:
@@ -109,110 +109,110 @@ def clock() -> HandClock:
 
 
 @pytest.fixture
-def told() -> list[str]:
-    """CAs that new executions were told to trust."""
+def taught() -> list[str]:
+    """CAs that new executions were taught to trust."""
     return []
 
 
 @pytest.fixture
-def certificate(secret: Secret, clock: HandClock, told: list[str]) -> Certificate:
-    return Certificate(secret.files, HOST, told.append, clock)
+def certificate(secret: Secret, clock: HandClock, taught: list[str]) -> Certificate:
+    return Certificate(secret.files, HOST, taught.append, clock)
 
 
-async def served(certificate: Certificate, folder: Path) -> AsyncIterator[Pods]:
+async def serve(certificate: Certificate, folder: Path) -> AsyncIterator[Pods]:
     report_store = ReportStore()
     report_store.follow(JOB, frozenset())
-    reports = Reports(Known(), report_store, authorities=certificate.beyond)
-    async with bounded(reports, certificate.context, 0) as port:
+    reports = Reports(KnownPods(), report_store, authorities=certificate.authorities_beyond)
+    async with run_endpoint(reports, certificate.context, 0) as port:
         yield Pods(folder, port)
 
 
 @pytest.fixture
 async def pods(certificate: Certificate, tmp_path: Path) -> AsyncIterator[Pods]:
-    async for found in served(certificate, tmp_path):
+    async for found in serve(certificate, tmp_path):
         yield found
 
 
-async def test_a_certificate_that_is_its_own_authority_is_renewed(
-    secret: Secret, certificate: Certificate, pods: Pods, clock: HandClock, told: list[str]
+async def test_renewed_self_signed_certificate_is_served_after_pods_learn_its_authority(
+    secret: Secret, certificate: Certificate, pods: Pods, clock: HandClock, taught: list[str]
 ) -> None:
     first = secret.authority
-    old, mute = pods.made("0", first), pods.made("1", first)
-    assert await pods.is_heard(old)
+    old, mute = pods.make_pod("0", first), pods.make_pod("1", first)
+    assert await pods.can_report(old)
     secret.renew_by_itself()
-    certificate.look()
-    assert told == [secret.authority + first]
-    new, stranger = pods.made("2", told[0]), pods.made("3", secret.authority)
-    assert [await pods.is_heard(pod) for pod in (old, new, stranger)] == [True, True, False], "the old one is served"
+    certificate.reload()
+    assert taught == [secret.authority + first]
+    new, stranger = pods.make_pod("2", taught[0]), pods.make_pod("3", secret.authority)
+    assert [await pods.can_report(pod) for pod in (old, new, stranger)] == [True, True, False], "the old one is served"
     clock.now += HOLD_SECONDS - 1
-    certificate.look()
-    assert [await pods.is_heard(pod) for pod in (old, new, stranger)] == [True, True, False]
+    certificate.reload()
+    assert [await pods.can_report(pod) for pod in (old, new, stranger)] == [True, True, False]
     clock.now += 1
-    certificate.look()
-    heard = [await pods.is_heard(pod) for pod in (old, new, stranger, mute)]
+    certificate.reload()
+    heard = [await pods.can_report(pod) for pod in (old, new, stranger, mute)]
     assert heard == [True, True, True, False], "whoever reported meanwhile has learned of the new one"
 
 
-async def test_a_certificate_that_expires_soon_is_held_for_less_than_a_day(
+async def test_certificate_that_expires_soon_is_held_for_less_than_a_day(
     secret: Secret, clock: HandClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{__name__}.LIFETIME", timedelta(minutes=59))
     secret.renew_by_itself()
     certificate = Certificate(secret.files, HOST, clock=clock)
     secret.renew_by_itself()
-    certificate.look()
+    certificate.reload()
     for seconds, is_served in ((57 * 60 - 10, False), (20, True)):
         clock.now += seconds
-        certificate.look()
-        async for pods in served(certificate, tmp_path):
-            assert await pods.is_heard(pods.made("0", secret.authority)) == is_served
+        certificate.reload()
+        async for pods in serve(certificate, tmp_path):
+            assert await pods.can_report(pods.make_pod("0", secret.authority)) == is_served
 
 
-async def test_pods_that_know_the_new_authority_report_to_an_operator_that_starts_then(
+async def test_pods_that_know_the_new_authority_report_to_an_operator_started_later(
     secret: Secret, certificate: Certificate, pods: Pods, tmp_path: Path
 ) -> None:
-    old = pods.made("0", secret.authority)
+    old = pods.make_pod("0", secret.authority)
     secret.renew_by_itself()
-    certificate.look()
-    assert await pods.is_heard(old)
-    async for later in served(Certificate(secret.files, HOST), tmp_path):
-        moved = later.made("0", old.authority.read_text())
-        assert not await later.is_heard(moved), "it has not learned of it"
+    certificate.reload()
+    assert await pods.can_report(old)
+    async for later in serve(Certificate(secret.files, HOST), tmp_path):
+        moved = later.make_pod("0", old.authority.read_text())
+        assert not await later.can_report(moved), "it has not learned of it"
         moved._learned.extend(old._learned)
-        assert await later.is_heard(moved)
+        assert await later.can_report(moved)
         assert authorities_digest(moved._learned[0]) == authorities_digest(secret.authority)
 
 
-async def test_a_certificate_of_the_same_authority_is_served_at_once(tmp_path: Path, clock: HandClock) -> None:
-    secret, authority, told = Secret(tmp_path / "tls"), Authority(tmp_path / "authority"), list[str]()
+async def test_certificate_of_a_known_authority_is_served_at_once(tmp_path: Path, clock: HandClock) -> None:
+    secret, authority, taught = Secret(tmp_path / "tls"), Authority(tmp_path / "authority"), list[str]()
     secret.renew_by(authority)
-    certificate = Certificate(secret.files, HOST, told.append, clock)
+    certificate = Certificate(secret.files, HOST, taught.append, clock)
     before = (secret.folder / "tls.crt").read_text()
     secret.renew_by(authority)
     assert before != (secret.folder / "tls.crt").read_text()
     with capture_logs() as logs:
-        certificate.look()
-        certificate.look()
+        certificate.reload()
+        certificate.reload()
     assert [entry["event"] for entry in logs] == ["certificate_served"]
-    assert told == [secret.authority]
+    assert taught == [secret.authority]
 
 
-async def test_after_two_renewals_pods_trust_what_is_served_and_what_is_next(
+async def test_pods_trust_the_served_and_the_next_certificate_after_two_renewals(
     secret: Secret, certificate: Certificate, pods: Pods, clock: HandClock
 ) -> None:
     first = secret.authority
-    old = pods.made("0", first)
+    old = pods.make_pod("0", first)
     for _ in range(2):
         secret.renew_by_itself()
-        certificate.look()
-        assert await pods.is_heard(old)
+        certificate.reload()
+        assert await pods.can_report(old)
     assert certificate.authorities == secret.authority + first
     clock.now += HOLD_SECONDS
-    certificate.look()
-    assert await pods.is_heard(old)
+    certificate.reload()
+    assert await pods.can_report(old)
 
 
-async def test_files_that_change_one_after_the_other_are_taken_together(tmp_path: Path) -> None:
+async def test_certificate_files_replaced_one_by_one_are_loaded_together(tmp_path: Path) -> None:
     secret, next_one = Secret(tmp_path / "tls"), Secret(tmp_path / "next")
     authority = Authority(tmp_path / "authority")
     secret.renew_by(authority)
@@ -220,18 +220,18 @@ async def test_files_that_change_one_after_the_other_are_taken_together(tmp_path
     certificate = Certificate(secret.files, HOST)
     shutil.copy(next_one.files.certificate, secret.files.certificate)
     with pytest.raises(ssl.SSLError):
-        certificate.look()
-    async for pods in served(certificate, tmp_path):
-        assert await pods.is_heard(pods.made("0", secret.authority)), "the old one is served"
+        certificate.reload()
+    async for pods in serve(certificate, tmp_path):
+        assert await pods.can_report(pods.make_pod("0", secret.authority)), "the old one is served"
     shutil.copy(next_one.files.key, secret.files.key)
     with capture_logs() as logs:
-        certificate.look()
+        certificate.reload()
     assert [entry["event"] for entry in logs] == ["certificate_served"]
 
 
-async def test_files_are_looked_at_again_and_again(secret: Secret, certificate: Certificate) -> None:
+async def test_certificate_files_are_reloaded_periodically(secret: Secret, certificate: Certificate) -> None:
     before = certificate.authorities
-    async with kept_fresh(certificate, every=0.01), asyncio.timeout(60):
+    async with keep_fresh(certificate, every=0.01), asyncio.timeout(60):
         Path(secret.files.key).write_text("none")
         await asyncio.sleep(0.03)
         assert certificate.authorities == before
@@ -240,17 +240,17 @@ async def test_files_are_looked_at_again_and_again(secret: Secret, certificate: 
             await asyncio.sleep(0.01)
 
 
-def test_too_many_authorities_are_not_taken(secret: Secret, certificate: Certificate) -> None:
+def test_too_many_authorities_are_rejected(secret: Secret, certificate: Certificate) -> None:
     before = certificate.authorities
     secret.renew_by_itself()
     blocks = (f"-----BEGIN CERTIFICATE-----\n{n:0>1000}\n-----END CERTIFICATE-----\n" for n in range(64))
     (secret.folder / "ca.crt").write_text("".join(blocks))
     with pytest.raises(ValueError, match="more than 65536 bytes of certificates"):
-        certificate.look()
+        certificate.reload()
     assert certificate.authorities == before
 
 
-def test_a_certificate_that_its_authority_did_not_sign_is_told_of(secret: Secret, tmp_path: Path) -> None:
+def test_certificate_not_signed_by_its_authority_is_logged(secret: Secret, tmp_path: Path) -> None:
     other = Secret(tmp_path / "other")
     other.renew_by_itself()
     shutil.copy(other.folder / "ca.crt", secret.folder / "ca.crt")
@@ -259,11 +259,11 @@ def test_a_certificate_that_its_authority_did_not_sign_is_told_of(secret: Secret
         other.renew_by_itself()
         for name in ("tls.crt", "tls.key", "ca.crt"):
             shutil.copy(other.folder / name, secret.folder / name)
-        certificate.look()
+        certificate.reload()
     assert [entry["event"] for entry in logs] == ["certificate_untrusted", "certificate_served"], "it helps nobody"
 
 
-def test_a_pod_that_says_nothing_of_authorities_is_told_of_none(certificate: Certificate) -> None:
-    assert certificate.beyond("") is None
-    assert certificate.beyond(authorities_digest(certificate.authorities)) is None
-    assert certificate.beyond("another") == certificate.authorities
+def test_pod_that_sends_no_digest_receives_no_authorities(certificate: Certificate) -> None:
+    assert certificate.authorities_beyond("") is None
+    assert certificate.authorities_beyond(authorities_digest(certificate.authorities)) is None
+    assert certificate.authorities_beyond("another") == certificate.authorities

@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import pytest
 from pseudoreal_api.wire.reports import REPORT_PATH, PodReport, RankReport
 from pseudoreal_dev.cluster.certificates import Authority
-from pseudoreal_operator.endpoint import listener, strangers
-from pseudoreal_operator.endpoint.server import Reports, bounded
+from pseudoreal_operator.endpoint import listener, unauthenticated
+from pseudoreal_operator.endpoint.server import Reports, run_endpoint
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.report_store import ReportStore
 
-from tests.unit.operator.endpoint.known import HOST, JOB, Known, served
+from tests.unit.operator.endpoint.support.known import HOST, JOB, KnownPods, make_tls_context
 
 REPORT = PodReport(ranks=[RankReport(rank=0, activity="computing", seconds=0.5, step=3)]).to_json()
 PODS, CROWD, SECONDS = 40, 4000, 2.0
@@ -35,7 +35,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 async def port(authority: Authority) -> AsyncIterator[int]:
     report_store = ReportStore()
     report_store.follow(JOB, frozenset())
-    async with bounded(Reports(Known(), report_store), served(authority), 0) as port:
+    async with run_endpoint(Reports(KnownPods(), report_store), make_tls_context(authority), 0) as port:
         yield port
 
 
@@ -67,7 +67,7 @@ async def post(ends: Ends, token: str) -> int:
     return int(said.split()[1]) if said else 0
 
 
-async def until_heard(port: int, trusted: ssl.SSLContext, address: str, token: str) -> float:
+async def seconds_until_accepted(port: int, trusted: ssl.SSLContext, address: str, token: str) -> float:
     """Return the seconds until a pod that connects now is heard."""
     begun = time.monotonic()
     with suppress(OSError, asyncio.IncompleteReadError):
@@ -79,24 +79,24 @@ async def until_heard(port: int, trusted: ssl.SSLContext, address: str, token: s
     return math.inf
 
 
-async def seconds_of_pods(port: int, trusted: ssl.SSLContext, addresses: list[str]) -> list[float]:
+async def measure_pods(port: int, trusted: ssl.SSLContext, addresses: list[str]) -> list[float]:
     """Return the seconds until each of PODS pods, which connect within a second, is heard."""
 
     async def one(number: int) -> float:
         await asyncio.sleep(number / PODS)
-        return await until_heard(port, trusted, addresses[number % len(addresses)], f"pod-{number}")
+        return await seconds_until_accepted(port, trusted, addresses[number % len(addresses)], f"pod-{number}")
 
     return await asyncio.gather(*(one(number) for number in range(PODS)))
 
 
-async def bound(port: int, trusted: ssl.SSLContext) -> float:
+async def measure_bound(port: int, trusted: ssl.SSLContext) -> float:
     """Return SECONDS, or more if the machine has other work: pods without a crowd then need longer, too."""
-    alone = await seconds_of_pods(port, trusted, OWN)
+    alone = await measure_pods(port, trusted, OWN)
     return SECONDS * max(1.0, max(alone) / ALONE_SECONDS)
 
 
 @asynccontextmanager
-async def crowd(port: int, addresses: list[str], count: int, says: bytes = b"") -> AsyncIterator[None]:
+async def hold_connections(port: int, addresses: list[str], count: int, says: bytes = b"") -> AsyncIterator[None]:
     """Hold `count` connections in this context; each sends `says` and nothing more."""
     loop, held = asyncio.get_running_loop(), list[socket.socket]()
     try:
@@ -114,13 +114,13 @@ async def crowd(port: int, addresses: list[str], count: int, says: bytes = b"") 
 
 
 @contextmanager
-def background(*works: asyncio.Task[None]) -> Iterator[None]:
+def cancel_afterwards(*works: asyncio.Task[None]) -> Iterator[None]:
     yield
     for work in works:
         work.cancel()
 
 
-async def come_again(port: int, address: str, says: bytes = b"") -> None:
+async def keep_connecting(port: int, address: str, says: bytes = b"") -> None:
     """Open 14 connections a second from one address, and leave them open."""
     held = list[Ends]()
     try:
@@ -134,7 +134,7 @@ async def come_again(port: int, address: str, says: bytes = b"") -> None:
             writer.close()
 
 
-def hello(trusted: ssl.SSLContext) -> bytes:
+def first_handshake_bytes(trusted: ssl.SSLContext) -> bytes:
     """Return the first bytes of a client's handshake."""
     sent = ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
@@ -157,28 +157,30 @@ OWN = [f"127.0.3.{host}" for host in range(1, PODS + 1)]
         pytest.param("half a handshake", CROWD, marks=pytest.mark.long),
     ],
 )
-async def test_all_pods_of_others_are_heard(port: int, trusted: ssl.SSLContext, says: str, count: int) -> None:
+async def test_crowd_of_unauthenticated_connections_does_not_silence_pods(
+    port: int, trusted: ssl.SSLContext, says: str, count: int
+) -> None:
     """Three other addresses open connections all the time, and a crowd is already connected."""
-    word = {"nothing": b"", "no handshake": b"GET / HTTP/1.1\r\n\r\n"}.get(says, hello(trusted))
-    most = await bound(port, trusted)
-    async with crowd(port, MANY, count, word):
-        with background(*(asyncio.create_task(come_again(port, address, word)) for address in SILENT)):
-            found = await seconds_of_pods(port, trusted, OWN)
+    word = {"nothing": b"", "no handshake": b"GET / HTTP/1.1\r\n\r\n"}.get(says, first_handshake_bytes(trusted))
+    most = await measure_bound(port, trusted)
+    async with hold_connections(port, MANY, count, word):
+        with cancel_afterwards(*(asyncio.create_task(keep_connecting(port, address, word)) for address in SILENT)):
+            found = await measure_pods(port, trusted, OWN)
     assert len([seconds for seconds in found if seconds <= most]) == PODS, (most, found)
 
 
-async def test_pods_share_an_address_with_a_crowd_that_says_nothing(port: int, trusted: ssl.SSLContext) -> None:
+async def test_pods_that_share_an_address_with_a_silent_crowd_report(port: int, trusted: ssl.SSLContext) -> None:
     """As with the address of a node: pods in its network, or pods behind address translation."""
-    most = await bound(port, trusted)
-    async with crowd(port, ["127.0.0.9"], 100):
-        found = await seconds_of_pods(port, trusted, ["127.0.0.9"])
+    most = await measure_bound(port, trusted)
+    async with hold_connections(port, ["127.0.0.9"], 100):
+        found = await measure_pods(port, trusted, ["127.0.0.9"])
     assert max(found) <= most
 
 
-async def test_more_pods_than_strangers_may_be_share_an_address(
+async def test_authenticated_pods_of_one_address_are_not_limited(
     port: int, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "MOST_OF_ADDRESS", 4)
+    monkeypatch.setattr(unauthenticated, "MOST_OF_ADDRESS", 4)
     ends = [await connect(port, trusted, "127.0.0.9") for _ in range(1)]
     assert await post(ends[0], "pod-0") == 200
     for number in range(1, 12):
@@ -189,28 +191,28 @@ async def test_more_pods_than_strangers_may_be_share_an_address(
         writer.close()
 
 
-async def test_a_connection_ends_with_its_refusal(port: int, trusted: ssl.SSLContext) -> None:
+async def test_connection_closes_after_a_rejected_report(port: int, trusted: ssl.SSLContext) -> None:
     ends = await connect(port, trusted, "127.0.0.9")
     assert await post(ends, "forged") == 401
     async with asyncio.timeout(listener.IDLE_SECONDS / 3):
         assert await ends[0].read() == b""
 
 
-async def test_a_stranger_has_its_time_and_no_more(
+async def test_unauthenticated_connection_is_closed_after_its_time(
     port: int, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the stranger keeps sending."""
-    monkeypatch.setattr(listener, "STRANGER_SECONDS", 0.2)
+    monkeypatch.setattr(listener, "AUTHENTICATION_SECONDS", 0.2)
     reader, writer = await connect(port, trusted, "127.0.0.9")
     begun = time.monotonic()
     writer.write(f"POST {REPORT_PATH} HTTP/1.1\r\n".encode())
 
-    async def say_more() -> None:
+    async def keep_sending() -> None:
         while True:
             writer.write(b"X: y\r\n")
             await asyncio.sleep(0.02)
 
-    with background(asyncio.create_task(say_more())):
+    with cancel_afterwards(asyncio.create_task(keep_sending())):
         async with asyncio.timeout(60):
             with suppress(OSError):
                 await reader.read()
@@ -218,7 +220,7 @@ async def test_a_stranger_has_its_time_and_no_more(
     writer.close()
 
 
-async def test_a_pod_has_one_connection(port: int, trusted: ssl.SSLContext) -> None:
+async def test_pod_has_one_connection(port: int, trusted: ssl.SSLContext) -> None:
     first, second = [await connect(port, trusted, "127.0.0.9") for _ in range(2)]
     assert await post(first, "pod-1") == 200
     assert await post(second, "pod-1") == 200
@@ -227,13 +229,13 @@ async def test_a_pod_has_one_connection(port: int, trusted: ssl.SSLContext) -> N
     second[1].close()
 
 
-async def test_of_too_many_pods_those_lose_their_connections_that_were_silent_for_longest(
+async def test_most_silent_pod_loses_its_connection_when_there_are_too_many(
     authority: Authority, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "MOST_CONNECTIONS", 2)
     report_store = ReportStore()
     report_store.follow(JOB, frozenset())
-    async with bounded(Reports(Known(), report_store), served(authority), 0) as port:
+    async with run_endpoint(Reports(KnownPods(), report_store), make_tls_context(authority), 0) as port:
         ends = [await connect(port, trusted, "127.0.0.9") for _ in range(3)]
         for number in (0, 1, 0, 2):
             assert await post(ends[number], f"pod-{number}") == 200
@@ -243,18 +245,18 @@ async def test_of_too_many_pods_those_lose_their_connections_that_were_silent_fo
             writer.close()
 
 
-async def test_a_client_that_trusts_another_authority_is_counted(port: int) -> None:
-    def failed() -> float:
+async def test_failed_handshake_of_an_untrusting_client_is_counted(port: int) -> None:
+    def count_failed_handshakes() -> float:
         name = "pseudoreal_report_handshakes_failed_total"
         return REGISTRY.get_sample_value(name, {"reason": "untrusted"}) or 0.0
 
-    def shake_hands() -> None:
+    def start_handshake() -> None:
         with socket.create_connection(("127.0.0.1", port)) as connection, suppress(ssl.SSLCertVerificationError):
             ssl.create_default_context().wrap_socket(connection, server_hostname=HOST)
 
-    before = failed()
-    await asyncio.to_thread(shake_hands)
+    before = count_failed_handshakes()
+    await asyncio.to_thread(start_handshake)
     async with asyncio.timeout(60):
-        while failed() == before:
+        while count_failed_handshakes() == before:
             await asyncio.sleep(0.01)
-    assert failed() == before + 1
+    assert count_failed_handshakes() == before + 1

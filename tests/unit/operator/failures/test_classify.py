@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.spec.recovery import RestartRule
 from pseudoreal_api.wire.messages import EXIT_CODES, Outcome, TerminationMessage
-from pseudoreal_operator.failures.classify import classify, is_of_its_node
+from pseudoreal_operator.failures.classify import classify, is_node_at_fault
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
 
@@ -16,7 +16,7 @@ FAULT, MEMORY = ("Restart", "PodFailed"), ("Restart", "OutOfMemory")
 YIELDED, DELETED, DISRUPTED = (("RestartIgnoringLimit", word) for word in ("Yielded", "PodsDeleted", "Disrupted"))
 
 
-def ended(
+def ended_pod(
     index: int, outcome: Outcome, text: str = "", finished: str = "", peer_lost: bool = False, **changes: Any
 ) -> Pod:
     message = TerminationMessage(outcome=outcome, phase="real", execution=1, message=text, peer_lost=peer_lost)
@@ -26,11 +26,11 @@ def ended(
     return Pod(f"p{index}", EXECUTION, index, phase, termination=Termination(**(values | changes), finished=finished))
 
 
-def silent(index: int, exit_code: int, reason: str = "Error", text: str = "") -> Pod:
+def pod_without_message(index: int, exit_code: int, reason: str = "Error", text: str = "") -> Pod:
     return Pod(f"p{index}", EXECUTION, index, PodPhase.FAILED, termination=Termination(exit_code, reason, text, None))
 
 
-def preempted(index: int) -> Pod:
+def preempted_pod(index: int) -> Pod:
     return Pod(
         f"p{index}",
         EXECUTION,
@@ -45,32 +45,44 @@ def preempted(index: int) -> Pod:
     ("pods", "verdict", "says"),
     [
         (
-            [ended(0, "InvalidJob", "spec.data.path x is missing")],
+            [ended_pod(0, "InvalidJob", "spec.data.path x is missing")],
             INVALID,
             "spec.data.path x is missing",
         ),
-        ([silent(0, 78)], INVALID, "Pod p0 (worker 0) refused the job"),
-        ([ended(0, "Failed", "peer lost"), ended(1, "InvalidJob", "no corpus")], INVALID, "no corpus"),
-        ([preempted(0), ended(1, "InvalidJob", "no corpus")], INVALID, "no corpus"),
-        ([ended(0, "Yielded")], YIELDED, "Pod p0 (worker 0) was asked to stop"),
-        ([ended(0, "Yielded"), ended(1, "Yielded")], YIELDED, "asked to stop"),
-        ([silent(0, 75)], YIELDED, "asked to stop"),
+        ([pod_without_message(0, 78)], INVALID, "Pod p0 (worker 0) refused the job"),
+        ([ended_pod(0, "Failed", "peer lost"), ended_pod(1, "InvalidJob", "no corpus")], INVALID, "no corpus"),
+        ([preempted_pod(0), ended_pod(1, "InvalidJob", "no corpus")], INVALID, "no corpus"),
+        ([ended_pod(0, "Yielded")], YIELDED, "Pod p0 (worker 0) was asked to stop"),
+        ([ended_pod(0, "Yielded"), ended_pod(1, "Yielded")], YIELDED, "asked to stop"),
+        ([pod_without_message(0, 75)], YIELDED, "asked to stop"),
         ([], DELETED, "The pods of the-job were deleted"),
-        ([ended(0, "Succeeded")], DELETED, "deleted"),
-        ([preempted(1)], DISRUPTED, "PreemptionByScheduler: made room"),
-        ([ended(0, "Failed", "peer lost"), preempted(1)], DISRUPTED, "Pod p1 (worker 1) on node (none) was disrupted"),
-        ([ended(0, "Failed", "the disk is full")], FAULT, "exit code 1: the disk is full."),
+        ([ended_pod(0, "Succeeded")], DELETED, "deleted"),
+        ([preempted_pod(1)], DISRUPTED, "PreemptionByScheduler: made room"),
         (
-            [ended(0, "Yielded"), ended(1, "Failed", "NaN")],
+            [ended_pod(0, "Failed", "peer lost"), preempted_pod(1)],
+            DISRUPTED,
+            "Pod p1 (worker 1) on node (none) was disrupted",
+        ),
+        ([ended_pod(0, "Failed", "the disk is full")], FAULT, "exit code 1: the disk is full."),
+        (
+            [ended_pod(0, "Yielded"), ended_pod(1, "Failed", "NaN")],
             FAULT,
             "Pod p1 (worker 1) ended with exit code 1: NaN.",
         ),
-        ([silent(0, 139)], FAULT, "Pod p0 (worker 0) ended with exit code 139."),
-        ([silent(0, 128, "StartError", "no such file")], FAULT, "exit code 128 (StartError): no such file."),
-        ([silent(0, 137, "OOMKilled")], MEMORY, "resources.limits.memory in phase real"),
-        ([ended(0, "OutOfMemory", "it asked for 3 GiB; raise batch.microBatches")], MEMORY, "it asked for 3 GiB"),
-        ([preempted(1), silent(0, 137, "OOMKilled")], MEMORY, "ran out of memory"),
-        ([ended(0, "Failed", "peer lost"), silent(1, 137, "OOMKilled")], MEMORY, "Pod p1 (worker 1) ran out"),
+        ([pod_without_message(0, 139)], FAULT, "Pod p0 (worker 0) ended with exit code 139."),
+        (
+            [pod_without_message(0, 128, "StartError", "no such file")],
+            FAULT,
+            "exit code 128 (StartError): no such file.",
+        ),
+        ([pod_without_message(0, 137, "OOMKilled")], MEMORY, "resources.limits.memory in phase real"),
+        ([ended_pod(0, "OutOfMemory", "it asked for 3 GiB; raise batch.microBatches")], MEMORY, "it asked for 3 GiB"),
+        ([preempted_pod(1), pod_without_message(0, 137, "OOMKilled")], MEMORY, "ran out of memory"),
+        (
+            [ended_pod(0, "Failed", "peer lost"), pod_without_message(1, 137, "OOMKilled")],
+            MEMORY,
+            "Pod p1 (worker 1) ran out",
+        ),
         (
             [Pod("p0", EXECUTION, 0, PodPhase.FAILED, complaint="DeadlineExceeded: too long")],
             FAULT,
@@ -78,7 +90,7 @@ def preempted(index: int) -> Pod:
         ),
     ],
 )
-def test_what_a_failure_means(pods: list[Pod], verdict: tuple[str, str], says: str) -> None:
+def test_classify_returns_the_expected_verdict(pods: list[Pod], verdict: tuple[str, str], says: str) -> None:
     found = classify("the-job", pods)
     assert (found.action, found.reason) == verdict
     assert says in found.sentence
@@ -89,76 +101,84 @@ REJECTIONS = (
 )  # fmt: skip
 
 
-def on_node(**changes: Any) -> Pod:
+def pod_on_node(**changes: Any) -> Pod:
     return Pod("p0", EXECUTION, 0, PodPhase.FAILED, node="gpu-1", **changes)
 
 
-def rejected(reason: str) -> Pod:
-    return on_node(reason=reason, complaint=f"{reason}: Pod was rejected", has_run=False)
+def rejected_pod(reason: str) -> Pod:
+    return pod_on_node(reason=reason, complaint=f"{reason}: Pod was rejected", has_run=False)
 
 
 @pytest.mark.parametrize(
     ("pod", "reason", "says"),
     [
-        *((rejected(word), "PodRejected", f"rejected by node gpu-1 before a container of it ran ({word}: ")
+        *((rejected_pod(word), "PodRejected", f"rejected by node gpu-1 before a container of it ran ({word}: ")
           for word in REJECTIONS),
-        (on_node(has_run=False), "PodRejected", "rejected by node gpu-1 before a container of it ran."),
+        (pod_on_node(has_run=False), "PodRejected", "rejected by node gpu-1 before a container of it ran."),
         (
-            on_node(termination=Termination(255, "Unknown", "", None)),
+            pod_on_node(termination=Termination(255, "Unknown", "", None)),
             "NodeFailed",
             "ended with node gpu-1, as one that was restarted or shut down (Unknown).",
         ),
-        (on_node(termination=Termination(137, "ContainerStatusUnknown", "", None)), "NodeFailed", "node gpu-1"),
-        (on_node(reason="Terminated", complaint="Terminated: imminent node shutdown"), "NodeFailed", "(Terminated)"),
+        (pod_on_node(termination=Termination(137, "ContainerStatusUnknown", "", None)), "NodeFailed", "node gpu-1"),
+        (
+            pod_on_node(reason="Terminated", complaint="Terminated: imminent node shutdown"),
+            "NodeFailed",
+            "(Terminated)",
+        ),
     ],
 )  # fmt: skip
-def test_what_the_node_did_does_not_count(pod: Pod, reason: str, says: str) -> None:
-    other = ended(1, "Failed", "Connection reset by peer", peer_lost=True)
+def test_failures_by_the_node_do_not_count(pod: Pod, reason: str, says: str) -> None:
+    other = ended_pod(1, "Failed", "Connection reset by peer", peer_lost=True)
     found = classify("the-job", [other, pod])
     assert (found.action, found.reason, found.pod) == ("RestartIgnoringLimit", reason, pod)
     assert says in found.sentence
-    assert is_of_its_node(pod)
+    assert is_node_at_fault(pod)
 
 
 @pytest.mark.parametrize(
     "pod",
     [
-        rejected("SysctlForbidden"),
-        rejected("DeadlineExceeded"),
-        on_node(termination=Termination(255, "Error", "", None)),
-        on_node(termination=Termination(137, "Error", "", None)),
-        on_node(reason="Error", complaint="Error: an init container failed"),
+        rejected_pod("SysctlForbidden"),
+        rejected_pod("DeadlineExceeded"),
+        pod_on_node(termination=Termination(255, "Error", "", None)),
+        pod_on_node(termination=Termination(137, "Error", "", None)),
+        pod_on_node(reason="Error", complaint="Error: an init container failed"),
     ],
 )
-def test_what_any_node_would_do_counts(pod: Pod) -> None:
+def test_failures_that_any_node_would_cause_count(pod: Pod) -> None:
     assert classify("the-job", [pod]).action == "Restart"
-    assert not is_of_its_node(pod)
+    assert not is_node_at_fault(pod)
 
 
-def test_a_rule_of_the_job_may_count_what_the_node_did() -> None:
+def test_rule_of_the_job_may_count_a_node_failure() -> None:
     rule = RestartRule(on_reasons=["OutOfcpu"], action="Restart")
-    found = classify("the-job", [rejected("OutOfcpu")], [rule])
+    found = classify("the-job", [rejected_pod("OutOfcpu")], [rule])
     assert (found.action, found.reason) == ("Restart", "PodRejected")
 
 
 @pytest.mark.parametrize(
     ("rules", "pods", "action"),
     [
-        ([{"onExitCodes": [3], "action": "Fail"}], [silent(0, 3)], "Fail"),
-        ([{"onExitCodes": [4], "action": "Fail"}], [silent(0, 3)], "Restart"),
-        ([{"onExitCodes": [139], "action": "RestartIgnoringLimit"}], [silent(0, 139)], "RestartIgnoringLimit"),
-        ([{"onReasons": ["OOMKilled"], "action": "Fail"}], [silent(0, 137, "OOMKilled")], "Fail"),
-        ([{"onPodConditions": ["DisruptionTarget"], "action": "Restart"}], [preempted(0)], "Restart"),
-        ([{"onExitCodes": [78], "action": "Restart"}], [ended(0, "InvalidJob", "no")], "Restart"),
+        ([{"onExitCodes": [3], "action": "Fail"}], [pod_without_message(0, 3)], "Fail"),
+        ([{"onExitCodes": [4], "action": "Fail"}], [pod_without_message(0, 3)], "Restart"),
+        (
+            [{"onExitCodes": [139], "action": "RestartIgnoringLimit"}],
+            [pod_without_message(0, 139)],
+            "RestartIgnoringLimit",
+        ),
+        ([{"onReasons": ["OOMKilled"], "action": "Fail"}], [pod_without_message(0, 137, "OOMKilled")], "Fail"),
+        ([{"onPodConditions": ["DisruptionTarget"], "action": "Restart"}], [preempted_pod(0)], "Restart"),
+        ([{"onExitCodes": [78], "action": "Restart"}], [ended_pod(0, "InvalidJob", "no")], "Restart"),
         # The first rule wins, whichever pod meets it.
         (
             [{"onExitCodes": [5], "action": "Fail"}, {"onExitCodes": [3], "action": "RestartIgnoringLimit"}],
-            [silent(0, 3), silent(1, 5)],
+            [pod_without_message(0, 3), pod_without_message(1, 5)],
             "Fail",
         ),
         (
             [{"onExitCodes": [3], "action": "RestartIgnoringLimit"}, {"onExitCodes": [3, 5], "action": "Fail"}],
-            [silent(0, 3)],
+            [pod_without_message(0, 3)],
             "RestartIgnoringLimit",
         ),
     ],
@@ -167,37 +187,39 @@ def test_the_rules_of_the_job_come_first(rules: list[dict[str, Any]], pods: list
     assert classify("the-job", pods, [RestartRule.model_validate(rule) for rule in rules]).action == action
 
 
-def test_the_pod_where_it_began_is_told() -> None:
-    pod = classify("the-job", [ended(0, "Yielded"), silent(1, 139)]).pod
+def test_verdict_has_the_pod_where_the_failure_began() -> None:
+    pod = classify("the-job", [ended_pod(0, "Yielded"), pod_without_message(1, 139)]).pod
     assert pod
     assert pod.name == "p1"
 
 
 def test_the_first_to_fail_is_named() -> None:
-    later = ended(0, "Failed", "peer lost", finished="2030-01-01T00:00:09Z")
-    first = ended(1, "Failed", "the disk is full", finished="2030-01-01T00:00:08Z")
+    later = ended_pod(0, "Failed", "peer lost", finished="2030-01-01T00:00:09Z")
+    first = ended_pod(1, "Failed", "the disk is full", finished="2030-01-01T00:00:08Z")
     assert "the disk is full" in classify("the-job", [later, first]).sentence
 
 
 @pytest.mark.parametrize("origin", [0, 1])
 @pytest.mark.parametrize("rules", [[], [{"onExitCodes": [1], "action": "Restart"}]], ids=str)
-def test_who_lost_its_peer_is_not_the_origin_however_early_it_ended(origin: int, rules: list[dict[str, Any]]) -> None:
-    peer = ended(1 - origin, "Failed", "Connection reset by peer", finished="2030-01-01T00:00:01Z", peer_lost=True)
-    first = ended(origin, "Failed", "local rank 0 was killed", finished="2030-01-01T00:00:09Z")
+def test_pod_that_lost_its_peer_is_not_the_origin_however_early_it_ended(
+    origin: int, rules: list[dict[str, Any]]
+) -> None:
+    peer = ended_pod(1 - origin, "Failed", "Connection reset by peer", finished="2030-01-01T00:00:01Z", peer_lost=True)
+    first = ended_pod(origin, "Failed", "local rank 0 was killed", finished="2030-01-01T00:00:09Z")
     found = classify("the-job", [peer, first], [RestartRule.model_validate(rule) for rule in rules])
     assert found.pod is first
     assert "local rank 0 was killed" in found.sentence
 
 
-def test_where_all_lost_a_peer_none_is_the_origin() -> None:
-    pods = [ended(index, "Failed", "Connection reset by peer", peer_lost=True) for index in range(2)]
+def test_failure_has_no_origin_if_all_pods_lost_a_peer() -> None:
+    pods = [ended_pod(index, "Failed", "Connection reset by peer", peer_lost=True) for index in range(2)]
     found = classify("the-job", pods)
     assert (found.action, found.reason, found.pod) == ("Restart", "PeerLost", None)
     assert "Connection reset by peer. No pod says why." in found.sentence
 
 
-def test_a_long_log_is_cut() -> None:
-    sentence = classify("the-job", [silent(0, 1, text="x" * 5000 + "ValueError: the end")]).sentence
+def test_long_log_in_a_verdict_is_shortened() -> None:
+    sentence = classify("the-job", [pod_without_message(0, 1, text="x" * 5000 + "ValueError: the end")]).sentence
     assert sentence.endswith("ValueError: the end.")
     assert " … " in sentence
     assert len(sentence) < 1000

@@ -8,33 +8,33 @@ import pytest
 from pseudoreal_api.names import CONTAINER
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator import clock
-from pseudoreal_operator.failures.hang import find_stall
+from pseudoreal_operator.failures.hang import find_hang
 from pseudoreal_operator.lifecycle.plan import plan
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import LastReport, Observed, PodPhase, View
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import until
-from tests.unit.operator.world import SETTINGS, World, make_job
+from tests.unit.operator.lifecycle.support.steps import run_until
+from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 HANG = {"startSeconds": 300, "stepSeconds": 60, "checkpointSeconds": 100}
 
 
-def training(**hang: Any) -> World:
+def training_world(**hang: Any) -> World:
     """Return a world in which two pods of the phase real run."""
-    world = until(World(make_job(spec__hang=HANG | hang, spec__restart={"backoffSeconds": 0})), "real")
+    world = run_until(World(make_job(spec__hang=HANG | hang, spec__restart={"backoffSeconds": 0})), "real")
     for index, pod in enumerate(world.alive()):
         pod["spec"] = {"nodeName": f"node-{index}"}
     return world
 
 
-def sign(rank: int, activity: str = "waiting", **changes: Any) -> RankReport:
+def rank_report(rank: int, activity: str = "waiting", **changes: Any) -> RankReport:
     values: dict[str, Any] = {"rank": rank, "activity": activity, "seconds": 50, "step": 7}
     return RankReport.model_validate(values | changes)
 
 
-def observed(
+def observe(
     world: World, *signs: RankReport, ago: float = 1, stepped: float | None = 61, begun: bool = True
 ) -> Observed:
     """Return the observation after two pods with one rank each reported `ago` seconds ago; their last step was
@@ -55,7 +55,7 @@ def observed(
             first=moment(400),
             last=moment(ago),
             report=PodReport(ranks=[one]),
-            begun=moment(200) if begun else None,
+            training_since=moment(200) if begun else None,
             progressed=None if stepped is None else moment(stepped),
         )
         for one in signs
@@ -63,23 +63,27 @@ def observed(
     return replace(world.observe(), last_reports=tuple(seen))
 
 
-def stall(world: World, seen: Observed) -> tuple[str, str]:
-    found = find_stall(View(seen, world.now))
+def hang_of(world: World, seen: Observed) -> tuple[str, str]:
+    found = find_hang(View(seen, world.now))
     return (found.reason, found.sentence) if found else ("", "")
 
 
-def test_a_rank_alone_is_named() -> None:
-    world = training()
-    seen = observed(world, sign(0, "computing"))
+def test_hang_names_a_single_suspected_rank() -> None:
+    world = training_world()
+    seen = observe(world, rank_report(0, "computing"))
     assert (
-        "step 7: rank 0 on pod" in stall(world, replace(seen, pods=tuple(pod for pod in seen.pods if not pod.index)))[1]
+        "step 7: rank 0 on pod"
+        in hang_of(world, replace(seen, pods=tuple(pod for pod in seen.pods if not pod.index)))[1]
     )
 
 
-def test_where_nobody_is_to_blame_it_is_said_what_all_do() -> None:
-    world = training()
+def test_hang_without_a_suspect_says_what_all_ranks_do() -> None:
+    world = training_world()
     for activity in ("waiting", "computing"):
-        assert f"all of them are {activity}." in stall(world, observed(world, sign(0, activity), sign(1, activity)))[1]
+        assert (
+            f"all of them are {activity}."
+            in hang_of(world, observe(world, rank_report(0, activity), rank_report(1, activity)))[1]
+        )
 
 
 @pytest.mark.parametrize(
@@ -92,56 +96,56 @@ def test_where_nobody_is_to_blame_it_is_said_what_all_do() -> None:
         ({"stepped": None, "begun": False}, "StartStalled"),
     ],
 )
-def test_each_clock_has_its_word(what: dict[str, Any], reason: str) -> None:
-    world = training()
-    assert stall(world, observed(world, sign(0), sign(1, "computing"), **what))[0] == reason
+def test_each_clock_has_its_reason(what: dict[str, Any], reason: str) -> None:
+    world = training_world()
+    assert hang_of(world, observe(world, rank_report(0), rank_report(1, "computing"), **what))[0] == reason
 
 
 def test_a_save_has_a_clock_of_its_own() -> None:
-    world = training()
-    seen = observed(world, sign(0), sign(1, saving_seconds=100), stepped=1)
-    assert stall(world, seen)[0] == "CheckpointStalled"
-    assert stall(world, observed(world, sign(0), sign(1, saving_seconds=98), stepped=1)) == ("", "")
+    world = training_world()
+    seen = observe(world, rank_report(0), rank_report(1, saving_seconds=100), stepped=1)
+    assert hang_of(world, seen)[0] == "CheckpointStalled"
+    assert hang_of(world, observe(world, rank_report(0), rank_report(1, saving_seconds=98), stepped=1)) == ("", "")
 
 
 def test_a_pod_that_fell_silent_in_a_save_has_saved_if_the_others_went_on() -> None:
-    world = training(stepSeconds=10_000)
-    seen = observed(world, sign(0, "computing"), sign(1, saving_seconds=5), stepped=1)
+    world = training_world(stepSeconds=10_000)
+    seen = observe(world, rank_report(0, "computing"), rank_report(1, saving_seconds=5), stepped=1)
     silent = replace(seen.last_reports[1], last=world.now - timedelta(seconds=200), progressed=None)
-    assert stall(world, replace(seen, last_reports=(seen.last_reports[0], silent))) == ("", "")
+    assert hang_of(world, replace(seen, last_reports=(seen.last_reports[0], silent))) == ("", "")
     waits = replace(seen.last_reports[0], progressed=world.now - timedelta(seconds=201))
-    assert stall(world, replace(seen, last_reports=(waits, silent)))[0] == "CheckpointStalled"
+    assert hang_of(world, replace(seen, last_reports=(waits, silent)))[0] == "CheckpointStalled"
 
 
-def test_nothing_is_judged_that_was_never_heard() -> None:
-    world = training()
+def test_execution_that_never_reported_does_not_hang() -> None:
+    world = training_world()
     world.tick(100_000)
-    assert stall(world, world.observe()) == ("", "")
+    assert hang_of(world, world.observe()) == ("", "")
 
 
 def test_ranks_that_have_ended_do_not_hang() -> None:
-    world = training()
-    assert stall(world, observed(world, sign(0, "ended"), sign(1, "ended"), stepped=600)) == ("", "")
+    world = training_world()
+    assert hang_of(world, observe(world, rank_report(0, "ended"), rank_report(1, "ended"), stepped=600)) == ("", "")
 
 
-def test_clocks_start_anew_with_each_execution() -> None:
-    world = training()
-    seen = observed(world, sign(0), sign(1, "computing"))
+def test_hang_clocks_start_with_each_execution() -> None:
+    world = training_world()
+    seen = observe(world, rank_report(0), rank_report(1, "computing"))
     old = tuple(replace(one, execution=Execution("real", StageKind.TRAIN, 0)) for one in seen.last_reports)
-    assert stall(world, replace(seen, last_reports=old)) == ("", "")
+    assert hang_of(world, replace(seen, last_reports=old)) == ("", "")
 
 
 @pytest.mark.parametrize(
     ("signs", "says"),
     [
-        ((sign(0), sign(1, "computing", doing="backward")), "node node-1, is computing (backward)"),
-        ((sign(0, process="T"), sign(1)), "node node-0, is stopped"),
-        ((sign(0), sign(1, process="Z")), "node node-1, is dead"),
+        ((rank_report(0), rank_report(1, "computing", doing="backward")), "node node-1, is computing (backward)"),
+        ((rank_report(0, process="T"), rank_report(1)), "node node-0, is stopped"),
+        ((rank_report(0), rank_report(1, process="Z")), "node node-1, is dead"),
     ],
 )
 def test_the_rank_its_pod_and_its_node_are_named(signs: tuple[RankReport, ...], says: str) -> None:
-    world = training()
-    sentence = stall(world, observed(world, *signs))[1]
+    world = training_world()
+    sentence = hang_of(world, observe(world, *signs))[1]
     assert says in sentence
     assert "rank" in sentence
     assert "on pod sim-real-e1-" in bare(sentence)
@@ -150,67 +154,69 @@ def test_the_rank_its_pod_and_its_node_are_named(signs: tuple[RankReport, ...], 
 
 
 def test_a_pod_that_fell_silent_is_blamed_first() -> None:
-    world = training()
-    seen = observed(world, sign(0), sign(1))
+    world = training_world()
+    seen = observe(world, rank_report(0), rank_report(1))
     silent = replace(seen.last_reports[1], last=seen.last_reports[1].first)
-    sentence = stall(world, replace(seen, last_reports=(seen.last_reports[0], silent)))[1]
+    sentence = hang_of(world, replace(seen, last_reports=(seen.last_reports[0], silent)))[1]
     assert "node node-1, has not been heard since" in sentence
     assert "node-0" not in sentence
 
 
-def test_a_pod_that_never_spoke_is_named_once_all_of_them_run() -> None:
-    world = training()
-    seen = observed(world, sign(0, "starting", step=0), stepped=None, begun=False)
-    assert "node node-1, was never heard" in stall(world, seen)[1]
+def test_running_pod_that_never_reported_is_suspected() -> None:
+    world = training_world()
+    seen = observe(world, rank_report(0, "starting", step=0), stepped=None, begun=False)
+    assert "node node-1, was never heard" in hang_of(world, seen)[1]
     waiting = tuple(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)
-    assert stall(world, replace(seen, pods=waiting)) == ("", "")
+    assert hang_of(world, replace(seen, pods=waiting)) == ("", "")
 
 
 @pytest.mark.parametrize(("seconds", "reason"), [(1, ""), (299, ""), (301, "StartStalled")])
-def test_a_pod_that_came_late_has_its_time(seconds: int, reason: str) -> None:
+def test_start_clock_waits_for_a_late_pod(seconds: int, reason: str) -> None:
     """The first pod has waited for the late one, which has had no time to report."""
-    world = training()
+    world = training_world()
     world.tick(301)
     started = {"startedAt": clock.to_text(world.now - timedelta(seconds=seconds))}
     late = next(pod for pod in world.alive() if pod["spec"]["nodeName"] == "node-1")
     late["status"]["containerStatuses"] = [{"name": CONTAINER, "state": {"running": started}}]
-    seen = observed(world, sign(0), stepped=None, begun=False)
+    seen = observe(world, rank_report(0), stepped=None, begun=False)
     seen = replace(seen, last_reports=(replace(seen.last_reports[0], report=PodReport()),))
-    assert stall(world, seen)[0] == reason
+    assert hang_of(world, seen)[0] == reason
 
 
-def test_pods_that_run_and_do_not_meet_have_not_started() -> None:
+def test_pods_without_a_rendezvous_stall_at_the_start() -> None:
     """No rank starts before all pods have met, so no rank has been reported."""
-    world = training()
-    seen = observed(world, sign(0), sign(1), stepped=None, begun=False)
+    world = training_world()
+    seen = observe(world, rank_report(0), rank_report(1), stepped=None, begun=False)
     seen = replace(seen, last_reports=tuple(replace(one, report=PodReport()) for one in seen.last_reports))
-    reason, sentence = stall(world, seen)
+    reason, sentence = hang_of(world, seen)
     assert reason == "StartStalled"
     assert "have not met at rank 0 on pod sim-real-e1" in bare(sentence)
     assert "no rank has begun" in sentence
     silent = replace(seen.last_reports[1], last=seen.last_reports[1].first)
-    assert "rank 1 on pod" in stall(world, replace(seen, last_reports=(seen.last_reports[0], silent)))[1]
+    assert "rank 1 on pod" in hang_of(world, replace(seen, last_reports=(seen.last_reports[0], silent)))[1]
     waiting = tuple(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)
-    assert stall(world, replace(seen, pods=waiting)) == ("", "")
+    assert hang_of(world, replace(seen, pods=waiting)) == ("", "")
 
 
-def test_the_clock_of_the_start_begins_with_the_last_pod() -> None:
-    world = training()
-    seen = observed(world, sign(0, "starting", step=0), sign(1, "starting", step=0), stepped=None, begun=False)
-    assert stall(world, seen)[0] == "StartStalled"
+def test_start_clock_starts_with_the_last_pod() -> None:
+    world = training_world()
+    seen = observe(
+        world, rank_report(0, "starting", step=0), rank_report(1, "starting", step=0), stepped=None, begun=False
+    )
+    assert hang_of(world, seen)[0] == "StartStalled"
     late = replace(seen.last_reports[1], first=seen.last_reports[1].last)
-    assert stall(world, replace(seen, last_reports=(seen.last_reports[0], late))) == ("", "")
+    assert hang_of(world, replace(seen, last_reports=(seen.last_reports[0], late))) == ("", "")
 
 
-def acted(action: str) -> World:
-    world = training(action=action)
-    wanted = plan(observed(world, sign(0), sign(1, "computing")), world.now, SETTINGS)
+def act_on_hang(action: str) -> World:
+    world = training_world(action=action)
+    wanted = plan(observe(world, rank_report(0), rank_report(1, "computing")), world.now, SETTINGS)
     world.carry_out(wanted)
     return world
 
 
-def test_event_says_so_and_leaves_the_pods_alone() -> None:
-    world = acted("Report")
+def test_action_report_leaves_the_pods_alone() -> None:
+    world = act_on_hang("Report")
     progressing = find(world.status, "Progressing")
     assert progressing
     assert (progressing.status, progressing.reason) == ("False", "StepStalled")
@@ -219,8 +225,8 @@ def test_event_says_so_and_leaves_the_pods_alone() -> None:
     assert list(world.events.values()).count("HangDetected") == 1
 
 
-def test_restart_begins_a_new_execution_and_remembers_the_node() -> None:
-    world = acted("Restart")
+def test_action_restart_starts_a_new_execution_and_records_the_node() -> None:
+    world = act_on_hang("Restart")
     assert world.status.execution == 2
     (fault,) = world.status.faults
     assert (fault.reason, fault.node) == ("StepStalled", "node-1")
@@ -230,17 +236,20 @@ def test_restart_begins_a_new_execution_and_remembers_the_node() -> None:
     assert world.active_jobs() == []
 
 
-def test_fail_ends_the_job() -> None:
-    world = acted("Fail")
+def test_action_fail_fails_the_job() -> None:
+    world = act_on_hang("Fail")
     failed = find(world.status, "Failed")
     assert failed
     assert (failed.reason, "spec.hang.action is Fail" in failed.message) == ("StepStalled", True)
 
 
-def test_a_straggler_is_named_and_left_alone() -> None:
-    world = training()
-    signs = (sign(0, busy_seconds=1.0, activity="computing"), sign(1, busy_seconds=9.0, activity="computing"))
-    wanted = plan(observed(world, *signs, stepped=1), world.now, SETTINGS)
+def test_straggler_is_reported_and_not_restarted() -> None:
+    world = training_world()
+    signs = (
+        rank_report(0, busy_seconds=1.0, activity="computing"),
+        rank_report(1, busy_seconds=9.0, activity="computing"),
+    )
+    wanted = plan(observe(world, *signs, stepped=1), world.now, SETTINGS)
     world.carry_out(wanted)
     progressing = find(world.status, "Progressing")
     assert progressing
@@ -250,10 +259,10 @@ def test_a_straggler_is_named_and_left_alone() -> None:
     assert list(world.events.values()).count("StragglerDetected") == 1
 
 
-def noticed(world: World, *looks: Observed) -> list[str]:
+def event_reasons(world: World, *observations: Observed) -> list[str]:
     """Return the names of the events of passes over these observations, one after the other."""
     names: list[str] = []
-    for step, seen in enumerate(looks):
+    for step, seen in enumerate(observations):
         assert world.status.progress
         progress = world.status.progress.model_copy(update={"step": step})
         world.status = world.status.model_copy(update={"progress": progress})
@@ -263,36 +272,40 @@ def noticed(world: World, *looks: Observed) -> list[str]:
     return names
 
 
-def test_a_rank_at_the_bound_of_a_straggler_is_told_of_once() -> None:
-    world = training()
+def test_rank_near_the_straggler_bound_causes_one_event() -> None:
+    world = training_world()
     busy = [2.95 + 0.1 * (number % 2) for number in range(50)]
-    looks = [observed(world, sign(0, busy_seconds=1.0), sign(1, busy_seconds=seconds), stepped=1) for seconds in busy]
-    assert len(noticed(world, *looks)) == 1
-    clearly = [
-        observed(world, sign(0, busy_seconds=1.0), sign(1, busy_seconds=seconds), stepped=1) for seconds in (2.3, 9)
+    observations = [
+        observe(world, rank_report(0, busy_seconds=1.0), rank_report(1, busy_seconds=seconds), stepped=1)
+        for seconds in busy
     ]
-    again = noticed(world, *clearly)
+    assert len(event_reasons(world, *observations)) == 1
+    clearly = [
+        observe(world, rank_report(0, busy_seconds=1.0), rank_report(1, busy_seconds=seconds), stepped=1)
+        for seconds in (2.3, 9)
+    ]
+    again = event_reasons(world, *clearly)
     assert len(again) == 1
     assert list(world.events.values()).count("StragglerDetected") == 1, "the same rank in the same execution"
 
 
-def test_another_rank_that_straggles_is_another_event() -> None:
-    world = training()
-    looks = [
-        observed(world, sign(0, busy_seconds=first), sign(1, busy_seconds=second), stepped=1)
+def test_each_straggling_rank_has_its_event() -> None:
+    world = training_world()
+    observations = [
+        observe(world, rank_report(0, busy_seconds=first), rank_report(1, busy_seconds=second), stepped=1)
         for first, second in ((1.0, 9.0), (1.0, 1.0), (9.0, 1.0))
     ]
-    assert len(set(noticed(world, *looks))) == 2
+    assert len(set(event_reasons(world, *observations))) == 2
 
 
-def test_steps_that_all_take_too_long_are_one_event() -> None:
+def test_repeated_step_stalls_are_one_event_per_execution() -> None:
     """With action Report the operator does nothing about slow steps, so each of them is noticed."""
-    world = training(action="Report")
-    looks = [
-        observed(world, sign(0, "computing", step=step), sign(1, step=step), stepped=stepped)
+    world = training_world(action="Report")
+    observations = [
+        observe(world, rank_report(0, "computing", step=step), rank_report(1, step=step), stepped=stepped)
         for step in range(60)
         for stepped in (61, 1)
     ]
-    names = noticed(world, *looks)
+    names = event_reasons(world, *observations)
     assert len(names) == 60
     assert len(set(names)) == 1

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.failures import results
 from pseudoreal_operator.observe.reading import progress_of, read_pod, read_report
-from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, first_phases
+from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, pending_phases
 from pseudoreal_operator.observe.view import LastReport
 
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.support.world import World, make_job
 
 WORLD = World(make_job())
 STAGE = Stage(0, "pseudo", StageKind.TRAIN)
@@ -46,8 +46,8 @@ LAYOUTS = some("pipeline", "replicas", "expertRanks", "microBatches").map(
 )
 
 
-def fresh() -> PseudoRealJobStatus:
-    return PseudoRealJobStatus(execution=1, phases=first_phases(WORLD.job.spec))
+def new_status() -> PseudoRealJobStatus:
+    return PseudoRealJobStatus(execution=1, phases=pending_phases(WORLD.job.spec))
 
 
 def check(status: PseudoRealJobStatus) -> None:
@@ -74,7 +74,7 @@ def integers(value: Any) -> list[int]:
 )
 @example(progress={"step": 2**62, "total_steps": -1}, rank={"step": 2**63}, checkpoint={}, layout={"pipeline": 2**63})
 @example(progress={"tokens": 2**63}, rank={"seconds": 1e11}, checkpoint={"seconds": 1e300}, layout={})
-def test_no_report_makes_a_status_that_cannot_be_written(
+def test_every_report_gives_a_writable_status(
     progress: dict[str, Any], rank: dict[str, Any], checkpoint: dict[str, Any], layout: dict[str, Any]
 ) -> None:
     parts = {
@@ -91,11 +91,11 @@ def test_no_report_makes_a_status_that_cannot_be_written(
             continue
         execution = Execution("pseudo", StageKind.TRAIN, 1)
         last_report = LastReport(execution, 0, "p", first=WORLD.now, last=WORLD.now, report=report)
-        check(results.with_reports(fresh(), [last_report], WORLD.now))
+        check(results.with_reports(new_status(), [last_report], WORLD.now))
         assert all(sign.step < 2**63 and sign.seconds <= 1e10 for sign in report.ranks)
     line = progress_of(json.dumps(PROGRESS | progress | {"event": "progress"}))
     if line is not None:
-        check(fresh().model_copy(update={"progress": results.live_progress(line, WORLD.now)}))
+        check(new_status().model_copy(update={"progress": results.live_progress(line, WORLD.now)}))
 
 
 def pod(message: dict[str, Any]) -> Any:
@@ -108,11 +108,11 @@ def pod(message: dict[str, Any]) -> Any:
 
 
 @given(drawn=some("step", "tokens", "execution", "suspect", *LOSSES), layout=LAYOUTS)
-def test_no_last_word_makes_a_status_that_cannot_be_written(drawn: dict[str, Any], layout: dict[str, Any]) -> None:
+def test_every_termination_message_gives_a_writable_status(drawn: dict[str, Any], layout: dict[str, Any]) -> None:
     message = results.result_of(STAGE, [pod(MESSAGE | drawn | {"layout": layout})])
     if message is None:
         return
-    status = results.recorded(fresh(), STAGE, message, "2030-01-01T00:00:00Z")
+    status = results.with_result(new_status(), STAGE, message, "2030-01-01T00:00:00Z")
     last = results.final_progress(WORLD.job.spec, None, message, is_last=False, now=WORLD.now)
     check(status.model_copy(update={"progress": last}))
 
@@ -129,16 +129,16 @@ def test_no_last_word_makes_a_status_that_cannot_be_written(drawn: dict[str, Any
         (999999.0, "999999.0000"),
     ],
 )
-def test_a_phase_is_done_whatever_its_loss_is(name: str, loss: float, shown: str | None) -> None:
+def test_phase_completes_with_any_loss(name: str, loss: float, shown: str | None) -> None:
     message = results.result_of(STAGE, [pod(MESSAGE | {name: loss})])
     assert message is not None
-    phase = results.recorded(fresh(), STAGE, message, None).phases[0]
+    phase = results.with_result(new_status(), STAGE, message, None).phases[0]
     assert phase.state == "Complete"
     assert phase.to_dict().get(name) == shown
 
 
 @pytest.mark.parametrize("index", ["9" * 5000, "9" * 30])
-def test_an_index_without_bound_ends_no_pass(index: str) -> None:
+def test_huge_completion_index_does_not_fail_a_pass(index: str) -> None:
     labels = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/stage": "train", "pseudoreal.dev/execution": "3"}
     annotations = {"batch.kubernetes.io/job-completion-index": index}
     containers = [{"name": "trainer", "env": [{"name": "PET_NNODES", "value": index}]}]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.support.world import World, make_job
 
 Json = dict[str, Any]
 
@@ -48,15 +48,15 @@ GOOD: list[Json] = [
 ]
 
 
-def seen(template: Json) -> World:
+def world_with_template(template: Json) -> World:
     world = World(make_job(spec__pod={"template": template}))
     world.settle()
     return world
 
 
 @pytest.mark.parametrize(("template", "says"), BAD, ids=str)
-def test_what_is_no_pod_is_said_in_a_condition_and_an_event(template: Json, says: str) -> None:
-    world = seen(template)
+def test_template_that_is_no_pod_fails_the_job_with_a_condition_and_an_event(template: Json, says: str) -> None:
+    world = world_with_template(template)
     accepted, failed = find(world.status, "Accepted"), find(world.status, "Failed")
     assert accepted
     assert failed
@@ -67,7 +67,7 @@ def test_what_is_no_pod_is_said_in_a_condition_and_an_event(template: Json, says
 
 
 @pytest.mark.parametrize("template", OF_NO_POD, ids=str)
-def test_a_stored_template_that_is_no_pod_ends_the_job_or_is_left_to_the_api_server(template: Json) -> None:
+def test_stored_template_that_is_no_pod_fails_the_job_or_reaches_the_api_server(template: Json) -> None:
     world = World(make_job(spec__pod={"template": template}))
     world.set(network=world.job.spec.network.model_copy(update={"host_network": True}))
     world.carry_out(plan := world.plan())
@@ -76,8 +76,8 @@ def test_a_stored_template_that_is_no_pod_ends_the_job_or_is_left_to_the_api_ser
 
 
 @pytest.mark.parametrize("template", GOOD, ids=str)
-def test_what_is_a_pod_is_taken(template: Json) -> None:
-    assert find(seen(template).status, "Failed") is None
+def test_valid_pod_templates_are_accepted(template: Json) -> None:
+    assert find(world_with_template(template).status, "Failed") is None
 
 
 FIELDS = (
@@ -94,7 +94,7 @@ ANYTHING = st.recursive(
 
 @settings(max_examples=DEPTH.of(150, 5000), derandomize=not DEPTH.is_deep)
 @given(spec=ANYTHING, metadata=ANYTHING, host=st.booleans())
-def test_whatever_stands_in_a_template_the_job_is_accepted_or_refused(spec: Any, metadata: Any, host: bool) -> None:
+def test_every_template_is_accepted_or_rejected_without_an_error(spec: Any, metadata: Any, host: bool) -> None:
     """A pass never raises an error for a template: the pass would be repeated forever, and no user would see the
     error."""
     world = World(make_job(spec__pod={"template": {"metadata": metadata, "spec": spec}}))

@@ -11,8 +11,8 @@ from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.lifecycle.steps import until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import run_until
+from tests.unit.operator.support.world import World, make_job
 
 Json = dict[str, Any]
 TRIALS = DEPTH.of(10, 300)
@@ -80,7 +80,7 @@ class Trial:
 
     def __init__(self, pods: int, chance: random.Random) -> None:
         phase = {"name": "real", "until": {"step": 10}, "batch": {"sequences": 8}, "workers": pods}
-        self.world = until(World(make_job(spec__phases=[phase], spec__restart={"backoffSeconds": 9999})), "real")
+        self.world = run_until(World(make_job(spec__phases=[phase], spec__restart={"backoffSeconds": 9999})), "real")
         self.chance = chance
         self.pods = self.world.alive()
         for index, pod in enumerate(self.pods):
@@ -121,7 +121,7 @@ class Trial:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pods", [2, 4])
-def test_the_pod_where_it_began_is_named(pods: int, kind: Callable[[World, Json], None]) -> None:
+def test_event_names_the_pod_in_which_the_failure_began(pods: int, kind: Callable[[World, Json], None]) -> None:
     for number in range(TRIALS):
         trial = Trial(pods, DEPTH.chance(f"{kind.__name__} {pods} {number}"))
         trial.run(kind)

@@ -5,16 +5,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from pseudoreal_operator.lifecycle.plan import Plan, plan_blocked, plan_refusal
+from pseudoreal_operator.lifecycle.plan import Plan, plan_blocked, plan_rejected
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import claims, message, until
-from tests.unit.operator.world import UID, World, make_job
+from tests.unit.operator.lifecycle.support.steps import condition_message, condition_states, run_until
+from tests.unit.operator.support.world import UID, World, make_job
 
 REFUSAL = "The API server refuses a change of this job's children: requests must not exceed limits"
 
 
-def test_the_children_of_all_stages_are_tried_when_the_job_is_first_seen() -> None:
+def test_new_job_gets_a_dry_run_of_the_children_of_all_stages() -> None:
     world = World(make_job())
     first = world.plan()
     assert (len([m for m in first.dry_run if m["kind"] == "Job"]), first.apply) == (3, ())
@@ -22,90 +22,92 @@ def test_the_children_of_all_stages_are_tried_when_the_job_is_first_seen() -> No
     assert world.plan().dry_run == (), "once"
 
 
-def test_what_is_made_later_is_what_was_tried() -> None:
+def test_created_children_equal_those_of_the_dry_run() -> None:
     world = World(make_job())
     tried = {m["metadata"]["name"] for m in world.plan().dry_run if m["kind"] == "Job"}
     world.run_fairly()
     assert {body["metadata"]["name"] for (kind, _), body in world.objects.items() if kind == "Job"} == tried
 
 
-def test_what_is_refused_at_first_sight_fails_the_job_before_anything_is_trained() -> None:
+def test_rejected_dry_run_fails_a_new_job_before_training() -> None:
     world = World(make_job())
     world.plan()
-    world.carry_out(plan_refusal(world.observe(), REFUSAL, world.now))
-    assert claims(world)["Accepted"] == ("False", "InvalidSpec")
-    assert message(world, "Failed") == REFUSAL
+    world.carry_out(plan_rejected(world.observe(), REFUSAL, world.now))
+    assert condition_states(world)["Accepted"] == ("False", "InvalidSpec")
+    assert condition_message(world, "Failed") == REFUSAL
 
 
-def test_a_later_phase_that_is_refused_does_not_cost_the_earlier_ones() -> None:
+def test_rejection_of_a_later_phase_blocks_the_job_without_failing_it() -> None:
     """The pseudo phase may have taken weeks."""
-    world = until(World(make_job()), "real-delink")
+    world = run_until(World(make_job()), "real-delink")
     world.finish_all()
     world.carry_out(world.plan())
-    world.carry_out(plan_refusal(world.observe(), REFUSAL, world.now))
-    assert claims(world)["Progressing"] == ("False", "Blocked")
-    assert "Failed" not in claims(world)
+    world.carry_out(plan_rejected(world.observe(), REFUSAL, world.now))
+    assert condition_states(world)["Progressing"] == ("False", "Blocked")
+    assert "Failed" not in condition_states(world)
     world.run_fairly()
     assert world.status.state == "Complete"
 
 
-def refused(world: World) -> Plan:
+def reject_children(world: World) -> Plan:
     wanted = plan_blocked(world.observe(), "exceeded quota", world.now)
     world.carry_out(wanted)
     return wanted
 
 
-def blocked(seconds: int, **changes: Any) -> tuple[World, list[float]]:
+def block_job(seconds: int, **changes: Any) -> tuple[World, list[float]]:
     """Return a world whose first children were rejected for `seconds`, and the waits between the attempts."""
     world, waits = World(make_job(**changes)), []
     world.carry_out(world.plan())
     end = world.now + timedelta(seconds=seconds)
     while world.now < end and world.plan().apply:
-        wait = refused(world).requeue_after
+        wait = reject_children(world).requeue_after
         assert wait is not None
         waits.append(wait)
         world.tick(wait)
     return world, waits
 
 
-def test_who_is_refused_asks_less_and_less_often() -> None:
-    _, waits = blocked(3600)
+def test_blocked_job_retries_with_growing_waits() -> None:
+    _, waits = block_job(3600)
     assert waits[:7] == [5, 5, 10, 20, 40, 80, 160]
     assert set(waits[7:]) == {300}
     assert all(earlier <= later for earlier, later in pairwise(waits))
 
 
-def test_who_is_refused_again_later_begins_with_short_waits() -> None:
-    world, _ = blocked(3600)
+def test_job_that_is_blocked_again_starts_with_short_waits() -> None:
+    world, _ = block_job(3600)
     world.settle()
     assert world.status.blocked_since is None
-    assert refused(world).requeue_after == 5
+    assert reject_children(world).requeue_after == 5
 
 
 def test_a_pass_that_changes_nothing_writes_nothing() -> None:
-    world, _ = blocked(60)
-    refused(world)
+    world, _ = block_job(60)
+    reject_children(world)
     before = world.status
     world.tick(1)
-    refused(world)
+    reject_children(world)
     assert world.status == before
 
 
 @pytest.mark.parametrize("allowed", [60, 1000])
-def test_pods_that_are_refused_for_too_long_fail_the_job(allowed: int) -> None:
-    world, waits = blocked(100_000, spec__deadlines={"startupSeconds": allowed, "onStartupTimeout": "Fail"})
+def test_children_rejected_beyond_startup_seconds_fail_the_job(allowed: int) -> None:
+    world, waits = block_job(100_000, spec__deadlines={"startupSeconds": allowed, "onStartupTimeout": "Fail"})
     assert sum(waits) == allowed
     world.settle()
-    assert claims(world)["Failed"] == ("True", "StartupDeadlineExceeded")
-    assert f"in {allowed} s, which spec.deadlines.startupSeconds allows. exceeded quota" in message(world, "Failed")
+    assert condition_states(world)["Failed"] == ("True", "StartupDeadlineExceeded")
+    assert f"in {allowed} s, which spec.deadlines.startupSeconds allows. exceeded quota" in condition_message(
+        world, "Failed"
+    )
 
 
-def test_a_job_that_is_refused_before_it_is_accepted_asks_less_and_less_often_too() -> None:
+def test_job_blocked_before_acceptance_retries_with_growing_waits() -> None:
     """A policy rejects the job, and may be changed."""
     world = World(make_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"}))
     waits = []
     for _ in range(8):
-        wait = refused(world).requeue_after
+        wait = reject_children(world).requeue_after
         assert wait
         waits.append(wait)
         world.tick(wait)
@@ -114,20 +116,22 @@ def test_a_job_that_is_refused_before_it_is_accepted_asks_less_and_less_often_to
     assert len(world.active_jobs()) == 1
 
 
-def test_without_such_a_deadline_the_job_waits_for_its_quota() -> None:
-    world, _ = blocked(43_200)
+def test_blocked_job_waits_forever_if_a_startup_timeout_restarts() -> None:
+    world, _ = block_job(43_200)
     world.run_fairly()
     assert world.status.state == "Complete"
 
 
-def test_the_other_deadlines_hold_for_who_is_refused_as_well() -> None:
-    world, _ = blocked(1000, spec__deadlines={"activeSeconds": 600})
+def test_active_deadline_fails_a_blocked_job() -> None:
+    world, _ = block_job(1000, spec__deadlines={"activeSeconds": 600})
     world.settle()
-    assert claims(world)["Failed"] == ("True", "DeadlineExceeded")
+    assert condition_states(world)["Failed"] == ("True", "DeadlineExceeded")
 
 
-def test_a_job_that_fails_for_it_says_how_to_go_on() -> None:
-    world = until(World(make_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})), "real-delink")
+def test_job_failed_by_rejections_says_how_to_continue() -> None:
+    world = run_until(
+        World(make_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})), "real-delink"
+    )
     world.finish_all()
     world.settle()
     world.objects.clear()
@@ -135,7 +139,7 @@ def test_a_job_that_fails_for_it_says_how_to_go_on() -> None:
         world.vanish(pod)
     world.carry_out(world.plan())
     world.wait_out()
-    refused(world)
+    reject_children(world)
     world.tick(61)
     world.settle()
     failed = find(world.status, "Failed")

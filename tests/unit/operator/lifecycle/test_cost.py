@@ -16,12 +16,12 @@ from pseudoreal_api.spec.check import InvalidJob, check_job
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.lifecycle.plan import Plan, plan
-from pseudoreal_operator.loop.computing import COMPUTE_SECONDS
+from pseudoreal_operator.loop.planning_thread import PLANNING_SECONDS
 from pseudoreal_operator.observe.view import LastReport, Pod, PodPhase, Termination
 from pseudoreal_operator.observe.worker_assignment import with_worker_indices
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.world import SETTINGS, UID, World
+from tests.unit.operator.support.world import SETTINGS, UID, World
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ MOST_LAYERS = MOST_WORKERS = 10_000
 MOST_PHASES = 16
 
 
-def loop(times: int = 1) -> None:
+def spin(times: int = 1) -> None:
     for _ in range(times * 1_000_000):
         pass
 
@@ -56,7 +56,7 @@ def check(act: Callable[[], object], prepare: Callable[[], object] = lambda: Non
     while len(found) < 6 and (not found or min(found) > most):
         prepare()
         taken = seconds(act, 1)
-        found.append(taken if taken <= most else taken / max(1.0, seconds(loop, 2) / LOOP_SECONDS))
+        found.append(taken if taken <= most else taken / max(1.0, seconds(spin, 2) / LOOP_SECONDS))
     assert min(found) <= most, f"{[round(each, 3) for each in found]} s"
 
 
@@ -129,7 +129,7 @@ EXPENSIVE: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("expensive", EXPENSIVE)
-def test_an_expensive_job_costs_little_in_every_plan(expensive: str) -> None:
+def test_plans_of_an_expensive_job_are_cheap(expensive: str) -> None:
     check_costs(EXPENSIVE[expensive])
 
 
@@ -147,7 +147,7 @@ def check_costs(job: Json) -> None:
         check(world.plan)
 
 
-def drawn(seed: int) -> Json:
+def draw_job(seed: int) -> Json:
     """Return a job with numbers at their bounds, which most often all models and rules accept."""
     chance = Random(seed)
     layers, number = chance.choice([12, 5040, 9973, MOST_LAYERS]), chance.choice([1, 1, 2, MOST_PHASES])
@@ -155,14 +155,14 @@ def drawn(seed: int) -> Json:
     if chance.random() < 0.6:
         model |= experts(**chance.choice([OF_STEPS, {}]))
         model["experts"]["denseLayers"] = chance.choice([[], [0], [*range(min(layers - 1, 256))]])
-    found = [_drawn_phase(chance, index, layers) for index in range(number)]
+    found = [_draw_phase(chance, index, layers) for index in range(number)]
     if chance.random() < 0.3 and not model.get("experts", {}).get("denseLayers"):
         blocks = chance.choice([divisor for divisor in (1, 2, 12, 100, 5040, layers) if layers % divisor == 0])
         found[0]["sharing"] = {"blocks": blocks, "pattern": chance.choice(["Cycle", "Segment"])}
     return body(model=model, phases=found)
 
 
-def _drawn_phase(chance: Random, index: int, layers: int) -> Json:
+def _draw_phase(chance: Random, index: int, layers: int) -> Json:
     workers, is_chosen = chance.choice([2, 9973, MOST_WORKERS]), chance.random() < 0.2
     micro_batches = 1 if is_chosen else chance.choice([1, 1, 840])
     # As many as there are workers: then hardly any other number of workers fits.
@@ -186,8 +186,8 @@ def _drawn_phase(chance: Random, index: int, layers: int) -> Json:
 
 
 @settings(max_examples=DEPTH.of(30, 3000), derandomize=not DEPTH.is_deep, deadline=None)
-@given(job=st.integers(0, 2**32).map(drawn))
-def test_no_accepted_job_costs_much(job: Json) -> None:
+@given(job=st.integers(0, 2**32).map(draw_job))
+def test_plans_of_every_accepted_job_are_cheap(job: Json) -> None:
     try:
         check_job(job)
     except InvalidJob:
@@ -195,10 +195,10 @@ def test_no_accepted_job_costs_much(job: Json) -> None:
     check_costs(job)
 
 
-def test_the_check_finds_what_costs_much() -> None:
+def test_cost_check_finds_an_expensive_function() -> None:
     with pytest.raises(AssertionError):
-        check(lambda: loop(40))
-    assert MOST_SECONDS <= COMPUTE_SECONDS / 10
+        check(lambda: spin(40))
+    assert MOST_SECONDS <= PLANNING_SECONDS / 10
 
 
 def large_world() -> tuple[World, tuple[Pod, ...]]:
@@ -222,7 +222,7 @@ def large_world() -> tuple[World, tuple[Pod, ...]]:
 
 @pytest.mark.parametrize("after", [30, 3600], ids=["all report", "all are silent"])
 @pytest.mark.parametrize("ended", [0, 1, MOST_WORKERS])
-def test_ten_thousand_pods_cost_little(ended: int, after: int) -> None:
+def test_plan_with_ten_thousand_pods_is_cheap(ended: int, after: int) -> None:
     """Every pod is examined, so the bound is higher. With silent pods a plan once took 2.9 s."""
     world, pods = large_world()
     termination = Termination(1, "Error", "", None, "2030-01-01T00:00:05Z")
@@ -234,7 +234,7 @@ def test_ten_thousand_pods_cost_little(ended: int, after: int) -> None:
             world.now,
             world.now,
             PodReport(ranks=[RankReport(rank=pod.index, activity="computing", seconds=0, step=3)]),
-            begun=world.now,
+            training_since=world.now,
             progressed=world.now,
         )
         for pod in pods

@@ -6,8 +6,15 @@ import pytest
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_operator import clock
 
-from tests.unit.operator.lifecycle.steps import begun, config, fail_execution, message, run_pods, until
-from tests.unit.operator.world import World
+from tests.unit.operator.lifecycle.support.steps import (
+    condition_message,
+    config,
+    fail_execution,
+    run_pods,
+    run_until,
+    start_job,
+)
+from tests.unit.operator.support.world import World
 
 WORDS = "local rank 0 ended without a word"
 
@@ -15,10 +22,10 @@ WORDS = "local rank 0 ended without a word"
 @pytest.fixture
 def world() -> World:
     """A world in which the phase real trains on two pods, each on its own node."""
-    return on_nodes(until(World(begun().job), "real"))
+    return place_on_nodes(run_until(World(start_job().job), "real"))
 
 
-def on_nodes(world: World) -> World:
+def place_on_nodes(world: World) -> World:
     for number, pod in enumerate(world.alive()):
         pod["spec"] = {"nodeName": f"node-{number}"}
         world.report(pod, 12)
@@ -26,24 +33,24 @@ def on_nodes(world: World) -> World:
     return world
 
 
-def died(restarts: int = 1, text: str = WORDS) -> InPlace:
+def origin_account(restarts: int = 1, text: str = WORDS) -> InPlace:
     return InPlace(restarts=restarts, peer_lost=False, message=text)
 
 
-def followed(restarts: int = 1) -> InPlace:
+def peer_account(restarts: int = 1) -> InPlace:
     return InPlace(restarts=restarts, peer_lost=True, message="connection closed")
 
 
-def restart(world: World, restarts: int = 1, origin: int = 1) -> None:
+def restart_in_place(world: World, restarts: int = 1, origin: int = 1) -> None:
     """Let both pods report that they have restarted their ranks."""
     for number, pod in enumerate(world.alive()):
-        world.report(pod, 10, "starting", died(restarts) if number == origin else followed(restarts))
+        world.report(pod, 10, "starting", origin_account(restarts) if number == origin else peer_account(restarts))
     world.settle()
 
 
-def test_a_restart_in_place_is_counted_and_told_and_disturbs_nothing(world: World) -> None:
+def test_restart_in_place_is_counted_and_reported_without_touching_pods(world: World) -> None:
     names = [pod["metadata"]["name"] for pod in world.alive()]
-    restart(world)
+    restart_in_place(world)
     status = world.status
     assert (status.restarts, status.execution, status.state) == (1, 1, "Training")
     assert [pod["metadata"]["name"] for pod in world.alive()] == names
@@ -55,54 +62,56 @@ def test_a_restart_in_place_is_counted_and_told_and_disturbs_nothing(world: Worl
     assert status.restarts_in_place.message == f"Pod {names[1]} (worker 1): {WORDS}."
     assert list(world.events.values()).count("RestartedInPlace") == 1
     for pod in world.alive():
-        world.report(pod, 11, "computing", died() if pod["metadata"]["name"] == names[1] else followed())
+        world.report(pod, 11, "computing", origin_account() if pod["metadata"]["name"] == names[1] else peer_account())
     world.settle()
-    assert "Its ranks were restarted in place 1 time, the last time as: Pod sim-real" in message(world, "Progressing")
+    assert "Its ranks were restarted in place 1 time, the last time as: Pod sim-real" in condition_message(
+        world, "Progressing"
+    )
 
 
-def test_it_is_counted_once_whoever_asks(world: World) -> None:
-    restart(world)
+def test_restart_in_place_is_counted_once(world: World) -> None:
+    restart_in_place(world)
     for _ in range(3):
         # Another operator hears all anew.
         world.reports.clear()
-        restart(world)
+        restart_in_place(world)
     assert world.status.restarts == 1
-    restart(world, 2)
+    restart_in_place(world, 2)
     assert (world.status.restarts, len(world.status.faults)) == (2, 2)
     assert list(world.events.values()).count("RestartedInPlace") == 2
 
 
-def test_a_pod_that_waits_for_the_others_has_not_restarted(world: World) -> None:
-    world.report(world.alive()[1], 0, in_place=died(), ranks=0)
+def test_pod_that_waits_to_restart_has_not_restarted(world: World) -> None:
+    world.report(world.alive()[1], 0, in_place=origin_account(), ranks=0)
     world.settle()
     assert (world.status.restarts, world.status.restarts_in_place) == (0, None)
 
 
-def test_a_pod_that_followed_another_one_waits_for_its_word(world: World) -> None:
+def test_restart_is_counted_only_when_its_origin_reports(world: World) -> None:
     first, second = world.alive()
-    world.report(first, 10, "starting", followed())
+    world.report(first, 10, "starting", peer_account())
     world.settle()
     assert world.status.restarts == 0
-    world.report(second, 10, "starting", died())
+    world.report(second, 10, "starting", origin_account())
     world.settle()
     assert [fault.pod for fault in world.status.faults] == [second["metadata"]["name"]]
 
 
 @pytest.mark.parametrize("reporting", [1, 2])
-def test_where_nobody_says_why_no_pod_is_blamed(reporting: int, world: World) -> None:
+def test_restart_without_a_report_of_its_origin_blames_no_pod(reporting: int, world: World) -> None:
     for pod in world.alive()[:reporting]:
-        world.report(pod, 10, "starting", followed())
+        world.report(pod, 10, "starting", peer_account())
     world.tick(21)
     world.settle()
     (fault,) = world.status.faults
     assert (fault.reason, fault.pod, fault.restart_in_place) == ("PeerLost", None, 1)
 
 
-def test_termination_messages_count_where_no_report_arrived(world: World) -> None:
+def test_restart_in_place_is_counted_from_termination_messages(world: World) -> None:
     world.reports.clear()
     first, second = world.alive()
-    world.finish(second, "Failed", in_place=died(2))
-    world.finish(first, "Failed", peer_lost=True, in_place=followed(2))
+    world.finish(second, "Failed", in_place=origin_account(2))
+    world.finish(first, "Failed", peer_lost=True, in_place=peer_account(2))
     world.control()
     world.settle()
     faults = [(fault.execution, fault.restart_in_place) for fault in world.status.faults]
@@ -110,29 +119,29 @@ def test_termination_messages_count_where_no_report_arrived(world: World) -> Non
     assert (world.status.restarts, world.status.execution) == (3, 2)
 
 
-def test_a_phase_that_succeeds_tells_of_its_restarts(world: World) -> None:
+def test_restarts_in_place_of_a_successful_phase_are_counted(world: World) -> None:
     world.reports.clear()
     first, second = world.alive()
-    world.finish(first, in_place=followed())
-    world.finish(second, in_place=died())
+    world.finish(first, in_place=peer_account())
+    world.finish(second, in_place=origin_account())
     world.control()
     world.settle()
     assert (world.status.state, world.status.restarts) == ("Complete", 1)
     assert list(world.events.values()).count("RestartedInPlace") == 1
 
 
-def test_each_stage_counts_its_own() -> None:
+def test_restarts_in_place_are_numbered_per_execution() -> None:
     """All stages have the same execution number."""
-    world = on_nodes(begun())
-    restart(world, origin=0)
+    world = place_on_nodes(start_job())
+    restart_in_place(world, origin=0)
     assert world.status.restarts == 1
     world.finish_all()
-    restart(on_nodes(until(world, "real")))
+    restart_in_place(place_on_nodes(run_until(world, "real")))
     assert (world.status.restarts, world.status.execution) == (2, 1)
 
 
-def test_the_restart_that_makes_pods_anew_waits_longer_after_them(world: World) -> None:
-    restart(world)
+def test_restarts_in_place_lengthen_the_next_backoff(world: World) -> None:
+    restart_in_place(world)
     assert world.status.retries is not None
     assert world.status.retries.restarts == 1
     fail_execution(world)
@@ -140,9 +149,9 @@ def test_the_restart_that_makes_pods_anew_waits_longer_after_them(world: World) 
     assert wait.total_seconds() == 20
 
 
-def test_a_node_where_it_begins_again_and_again_is_avoided(world: World) -> None:
-    restart(world)
-    restart(world, 2)
+def test_node_where_restarts_in_place_begin_repeatedly_is_avoided(world: World) -> None:
+    restart_in_place(world)
+    restart_in_place(world, 2)
     assert world.status.avoided_nodes == ["node-1"]
     assert list(world.events.values()).count("NodeAvoided") == 1
 
@@ -162,8 +171,10 @@ def test_a_node_where_it_begins_again_and_again_is_avoided(world: World) -> None
         ({"rules": [{"onExitCodes": [3], "action": "Fail"}]}, 0, 3),
     ],
 )
-def test_pods_may_restart_as_often_as_is_left(restart_spec: dict[str, Any], faults: int, allowed: int) -> None:
-    world = begun(spec__restart=restart_spec)
+def test_allowed_restarts_in_place_are_bounded_by_the_restarts_left(
+    restart_spec: dict[str, Any], faults: int, allowed: int
+) -> None:
+    world = start_job(spec__restart=restart_spec)
     for _ in range(faults):
         fail_execution(world)
         world.wait_out()
@@ -172,28 +183,28 @@ def test_pods_may_restart_as_often_as_is_left(restart_spec: dict[str, Any], faul
     assert config(world, name)["inPlace"] == allowed
 
 
-def test_restarts_in_place_use_up_those_of_the_job(world: World) -> None:
+def test_restarts_in_place_count_against_max_restarts(world: World) -> None:
     for number in (1, 2, 3):
-        restart(world, number)
+        restart_in_place(world, number)
     assert (world.status.state, world.status.restarts) == ("Training", 3)
     fail_execution(world)
     assert world.status.state == "Failed"
-    assert "That was after 3 restarts, and spec.restart.maxRestarts allows 3" in message(world, "Failed")
+    assert "That was after 3 restarts, and spec.restart.maxRestarts allows 3" in condition_message(world, "Failed")
 
 
-def test_a_pod_that_waits_in_vain_for_one_that_is_gone_is_made_anew(world: World) -> None:
+def test_waiting_pod_whose_peer_was_deleted_starts_a_new_execution(world: World) -> None:
     gone, left = world.alive()
     world.vanish(gone)
     world.settle()
     assert world.status.execution == 1
-    world.report(left, 0, in_place=followed(), ranks=0)
+    world.report(left, 0, in_place=peer_account(), ranks=0)
     world.settle()
     assert (world.status.execution, world.status.restarts) == (2, 0)
     assert world.orphans(), "it is asked to end"
 
 
-def test_the_clocks_of_a_hang_begin_anew(world: World) -> None:
+def test_hang_clocks_start_again_after_a_restart_in_place(world: World) -> None:
     world.tick(800)
-    restart(world)
+    restart_in_place(world)
     world.tick(800)
     assert world.plan().status.execution == 1, "no step for 1600 s, of which half belong to the ranks before"

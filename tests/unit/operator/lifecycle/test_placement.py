@@ -7,13 +7,13 @@ import pytest
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import Placement
 from pseudoreal_api.wire.reports import PodReport, RankReport
-from pseudoreal_operator.lifecycle.placement import placement
+from pseudoreal_operator.lifecycle.plan import placement
 from pseudoreal_operator.observe.reading import read_pod
-from pseudoreal_operator.observe.report_store import ReportingPod, updated
+from pseudoreal_operator.observe.report_store import ReportingPod, merge_report
 from pseudoreal_operator.observe.view import View
 
-from tests.unit.operator.lifecycle.steps import until
-from tests.unit.operator.world import UID, World, make_job
+from tests.unit.operator.lifecycle.support.steps import run_until
+from tests.unit.operator.support.world import UID, World, make_job
 
 TOPOLOGY = {"spec__scheduling": {"topology": {"preferred": "rack"}}}
 
@@ -23,27 +23,27 @@ def wide_job(workers: int, **changes: Any) -> PseudoRealJob:
     return make_job(**shape, spec__phases__1__batch={"sequences": 60_000}, **changes)
 
 
-def training(**changes: Any) -> World:
+def training_world(**changes: Any) -> World:
     """Return a world in which three pods of the phase real run, with two ranks each, and without nodes."""
-    return until(World(wide_job(3, **changes)), "real")
+    return run_until(World(wide_job(3, **changes)), "real")
 
 
-def scheduled(world: World, *nodes: str) -> World:
+def schedule_on(world: World, *nodes: str) -> World:
     for pod, node in zip(world.alive(), nodes, strict=True):
         pod["spec"] = {"nodeName": node}
     return world
 
 
-def say(world: World, *firsts: int) -> None:
+def report_first_ranks(world: World, *firsts: int) -> None:
     """Let each pod report its two ranks."""
     for body, first in zip(world.alive(), firsts, strict=True):
         pod = read_pod(body)
         ranks = [RankReport(rank=first + one, activity="computing", seconds=0, step=1) for one in (0, 1)]
         reporter = ReportingPod(("default", UID), pod.execution, pod.index, pod.name)
-        world.reports[pod.name] = updated(None, reporter, PodReport(ranks=ranks), world.now)
+        world.reports[pod.name] = merge_report(None, reporter, PodReport(ranks=ranks), world.now)
 
 
-def placed(world: World) -> Placement | None:
+def planned_placement(world: World) -> Placement | None:
     world.settle()
     return world.status.placement
 
@@ -52,58 +52,58 @@ def rows(found: Placement | None) -> list[tuple[str, str, str]]:
     return [(node.node, node.ranks, node.workers) for node in found.nodes] if found else []
 
 
-def test_without_a_topology_ranks_follow_the_pods() -> None:
-    world = scheduled(training(), "b", "a", "b")
-    assert rows(placed(world)) == [("b", "0-1,4-5", "0,2"), ("a", "2-3", "1")]
+def test_placement_numbers_ranks_by_pod_without_a_topology() -> None:
+    world = schedule_on(training_world(), "b", "a", "b")
+    assert rows(planned_placement(world)) == [("b", "0-1,4-5", "0,2"), ("a", "2-3", "1")]
     assert world.status.placement is not None
     assert (world.status.placement.phase_name, world.status.placement.execution) == ("real", 1)
 
 
-def test_it_is_not_known_before_all_pods_have_a_node() -> None:
-    assert placed(scheduled(training(), "b", "", "b")) is None
+def test_placement_is_unknown_until_all_pods_have_a_node() -> None:
+    assert planned_placement(schedule_on(training_world(), "b", "", "b")) is None
 
 
-def test_with_a_topology_the_pods_say_their_ranks() -> None:
-    world = scheduled(training(**TOPOLOGY), "b", "a", "b")
-    assert placed(world) is None, "only they know"
-    say(world, 0, 4, 2)
-    assert rows(placed(world)) == [("b", "0-3", "0,2"), ("a", "4-5", "1")]
+def test_placement_uses_reported_ranks_with_a_topology() -> None:
+    world = schedule_on(training_world(**TOPOLOGY), "b", "a", "b")
+    assert planned_placement(world) is None, "only they know"
+    report_first_ranks(world, 0, 4, 2)
+    assert rows(planned_placement(world)) == [("b", "0-3", "0,2"), ("a", "4-5", "1")]
 
 
-def test_an_operator_that_begins_knows_from_the_status_who_is_meant() -> None:
-    world = scheduled(training(**TOPOLOGY), "b", "a", "b")
-    say(world, 0, 4, 2)
-    before = placed(world)
+def test_restarted_operator_reads_ranks_from_the_status() -> None:
+    world = schedule_on(training_world(**TOPOLOGY), "b", "a", "b")
+    report_first_ranks(world, 0, 4, 2)
+    before = planned_placement(world)
     world.reports.clear()
-    assert placed(world) == before
+    assert planned_placement(world) == before
     view = View(world.observe(), world.now)
     pods = [view.pod_of_rank(rank) for rank in range(6)]
     assert [pod.index if pod else None for pod in pods] == [0, 0, 2, 2, 1, 1]
     assert [view.first_rank(pod) for pod in view.pods] == [0, 4, 2]
 
 
-def test_what_pods_say_now_counts_more_than_what_the_status_says() -> None:
-    world = scheduled(training(**TOPOLOGY), "b", "a", "b")
-    say(world, 0, 4, 2)
-    placed(world)
-    say(world, 0, 2, 4)
+def test_reported_ranks_override_those_in_the_status() -> None:
+    world = schedule_on(training_world(**TOPOLOGY), "b", "a", "b")
+    report_first_ranks(world, 0, 4, 2)
+    planned_placement(world)
+    report_first_ranks(world, 0, 2, 4)
     view = View(world.observe(), world.now)
     assert [view.first_rank(pod) for pod in view.pods] == [0, 2, 4]
-    assert rows(placed(world)) == [("b", "0-1,4-5", "0,2"), ("a", "2-3", "1")]
+    assert rows(planned_placement(world)) == [("b", "0-1,4-5", "0,2"), ("a", "2-3", "1")]
 
 
-def test_it_stays_until_another_execution_has_its_nodes() -> None:
-    world = scheduled(training(), "b", "a", "b")
-    before = placed(world)
+def test_placement_stays_until_the_next_execution_has_its_nodes() -> None:
+    world = schedule_on(training_world(), "b", "a", "b")
+    before = planned_placement(world)
     world.disrupt(world.alive()[0])
     world.control()
-    assert placed(world) == before
+    assert planned_placement(world) == before
 
 
 @pytest.mark.parametrize(("nodes", "kept", "omitted"), [(5000, 100, 4900), (2, 0, 2)])
-def test_that_of_thousands_of_pods_is_bounded(nodes: int, kept: int, omitted: int) -> None:
+def test_placement_of_thousands_of_pods_is_bounded(nodes: int, kept: int, omitted: int) -> None:
     """Nodes whose ranges do not fit are left out as well."""
-    world = training()
+    world = training_world()
     seen = world.observe()
     pods = tuple(
         replace(seen.pods[-1], name=f"pod-{index}", index=index, node=f"gpu-node-{index % nodes:05d}")

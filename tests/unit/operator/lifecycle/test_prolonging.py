@@ -6,8 +6,8 @@ from typing import Any
 from pseudoreal_api.spec.phase import Phase
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import config, settle_without_orphans, until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import config, run_until, settle_without_orphans
+from tests.unit.operator.support.world import World, make_job
 
 
 def prolong(world: World, step: int) -> None:
@@ -29,8 +29,8 @@ def steps_of(world: World, name: str) -> tuple[int, int]:
     return found["phaseSteps"], found["totalSteps"]
 
 
-def test_a_phase_that_trains_goes_on_with_its_new_end() -> None:
-    world = until(World(make_job()), "real")
+def test_prolonged_phase_continues_with_its_new_last_step() -> None:
+    world = run_until(World(make_job()), "real")
     assert steps_of(world, "sim-real-e1") == (20, 20)
     prolong(world, 40)
     settle_without_orphans(world)
@@ -42,9 +42,9 @@ def test_a_phase_that_trains_goes_on_with_its_new_end() -> None:
     assert (world.status.state, world.status.phases[1].step) == ("Complete", 40)
 
 
-def test_the_phases_before_know_of_the_new_end_too() -> None:
+def test_earlier_phases_learn_the_new_last_step() -> None:
     """The learning rate follows one schedule until the end of the job."""
-    world = until(World(make_job()), "pseudo")
+    world = run_until(World(make_job()), "pseudo")
     prolong(world, 40)
     settle_without_orphans(world)
     assert steps_of(world, "sim-pseudo-e2") == (10, 40)
@@ -52,17 +52,17 @@ def test_the_phases_before_know_of_the_new_end_too() -> None:
     assert [phase.step for phase in world.status.phases] == [10, 40]
 
 
-def test_a_delink_is_not_disturbed() -> None:
-    world = until(World(make_job()), "real-delink")
+def test_prolonging_does_not_interrupt_a_delink() -> None:
+    world = run_until(World(make_job()), "real-delink")
     prolong(world, 40)
     world.settle()
     assert (world.active_jobs(), world.status.execution) == (["sim-real-delink-e1"], 1)
-    until(world, "real")
+    run_until(world, "real")
     assert steps_of(world, "sim-real-e1") == (40, 40)
 
 
-def test_a_phase_that_ended_while_it_was_prolonged_goes_on() -> None:
-    world = until(World(make_job()), "real")
+def test_phase_that_ended_while_it_was_prolonged_continues() -> None:
+    world = run_until(World(make_job()), "real")
     world.finish_all()
     prolong(world, 40)
     settle_without_orphans(world)
@@ -75,9 +75,9 @@ def test_a_phase_that_ended_while_it_was_prolonged_goes_on() -> None:
     assert (world.status.state, world.status.phases[1].end_checkpoint) == ("Complete", "real-40")
 
 
-def test_a_phase_that_had_ended_early_is_complete() -> None:
+def test_phase_that_ended_early_stays_complete_when_prolonged() -> None:
     """A phase may end early by its loss or by a request: more steps do not change that."""
-    world = until(World(make_job()), "real")
+    world = run_until(World(make_job()), "real")
     job = world.objects["Job", "sim-real-e1"]
     (key,) = job["metadata"]["annotations"]
     job["metadata"]["annotations"][key] = "19/19"
@@ -89,7 +89,7 @@ def test_a_phase_that_had_ended_early_is_complete() -> None:
 
 
 def test_phases_can_be_added_while_another_trains() -> None:
-    world = until(World(make_job()), "pseudo")
+    world = run_until(World(make_job()), "pseudo")
     add_phase(world)
     settle_without_orphans(world)
     assert [phase.name for phase in world.status.phases] == ["pseudo", "real", "longer"]
@@ -99,7 +99,7 @@ def test_phases_can_be_added_while_another_trains() -> None:
 
 
 def test_phases_can_be_added_just_before_the_end() -> None:
-    world = until(World(make_job()), "real")
+    world = run_until(World(make_job()), "real")
     world.finish_all()
     add_phase(world)
     settle_without_orphans(world)
@@ -110,7 +110,7 @@ def test_phases_can_be_added_just_before_the_end() -> None:
 
 def test_an_added_phase_that_cannot_run_fails_the_job_when_it_is_reached() -> None:
     """An added phase cannot be removed; results of the trained phases stay."""
-    world = until(World(make_job()), "pseudo")
+    world = run_until(World(make_job()), "pseudo")
     add_phase(world, workers=2, parallelism={"pipeline": 4})
     settle_without_orphans(world)
     accepted = find(world.status, "Accepted")
@@ -125,17 +125,17 @@ def test_an_added_phase_that_cannot_run_fails_the_job_when_it_is_reached() -> No
     assert "a multiple of parallelism.pipeline 4" in failed.message
 
 
-def test_nothing_changes_where_the_annotation_is_missing_or_spoiled() -> None:
+def test_job_without_a_valid_last_steps_annotation_is_not_restarted() -> None:
     for said in ({}, {"pseudoreal.dev/last-steps": "ten"}):
-        world = until(World(make_job()), "real")
+        world = run_until(World(make_job()), "real")
         world.objects["Job", "sim-real-e1"]["metadata"]["annotations"] = said
         prolong(world, 40)
         world.settle()
         assert world.status.execution == 1, json.dumps(said)
 
 
-def test_what_is_wrong_in_a_suspended_job_keeps_it_suspended() -> None:
-    world = until(World(make_job()), "real")
+def test_invalid_edit_keeps_a_suspended_job_suspended() -> None:
+    world = run_until(World(make_job()), "real")
     world.set(suspend=True)
     world.settle()
     for pod in world.orphans():
@@ -156,8 +156,8 @@ def test_what_is_wrong_in_a_suspended_job_keeps_it_suspended() -> None:
     assert (world.active_jobs(), world.status.state) == (["sim-real-e2"], "Training")
 
 
-def test_what_is_resumed_is_tried_before_it_is_made() -> None:
-    world = until(World(make_job()), "real")
+def test_resumed_job_gets_a_dry_run_before_its_children() -> None:
+    world = run_until(World(make_job()), "real")
     world.set(suspend=True)
     world.settle()
     for pod in world.orphans():

@@ -6,74 +6,76 @@ import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import begun, fail_execution, run_pods, until
-from tests.unit.operator.world import UID, World, make_job
+from tests.unit.operator.lifecycle.support.steps import fail_execution, run_pods, run_until, start_job
+from tests.unit.operator.support.world import UID, World, make_job
 
 
-def failed(world: World) -> tuple[str, str]:
+def failure(world: World) -> tuple[str, str]:
     condition = find(world.status, "Failed")
     return (condition.reason, condition.message) if condition else ("", "")
 
 
-def go_on(world: World) -> None:
+def start_next_execution(world: World) -> None:
     """Wait out the backoff, and start the next execution."""
     world.tick(301)
     run_pods(world)
 
 
 def test_restarts_count_within_a_window() -> None:
-    world = begun(spec__restart={"maxRestarts": 2, "windowSeconds": 1000})
+    world = start_job(spec__restart={"maxRestarts": 2, "windowSeconds": 1000})
     for _ in range(5):
         # 301 s apart from each other at least: never more than two within 1000 s before a third.
         fail_execution(world)
-        assert failed(world) == ("", "")
-        go_on(world)
+        assert failure(world) == ("", "")
+        start_next_execution(world)
         world.tick(300)
     assert (world.status.restarts, world.status.execution, len(world.status.faults)) == (5, 6, 2)
 
 
 def test_too_many_restarts_within_the_window_fail_the_job() -> None:
-    world = begun(spec__restart={"maxRestarts": 2, "windowSeconds": 1000})
+    world = start_job(spec__restart={"maxRestarts": 2, "windowSeconds": 1000})
     for _ in range(3):
         fail_execution(world)
-        go_on(world)
-    assert failed(world)[0] == "RestartsExhausted"
-    assert "2 restarts within 1000 s (spec.restart.windowSeconds)" in failed(world)[1]
+        start_next_execution(world)
+    assert failure(world)[0] == "RestartsExhausted"
+    assert "2 restarts within 1000 s (spec.restart.windowSeconds)" in failure(world)[1]
 
 
-def test_a_job_that_fails_says_how_another_goes_on_from_its_checkpoints() -> None:
-    world = until(World(make_job(spec__restart={"maxRestarts": 0})), "real")
+def test_failed_job_says_how_to_continue_from_its_checkpoints() -> None:
+    world = run_until(World(make_job(spec__restart={"maxRestarts": 0})), "real")
     fail_execution(world)
     folder = f"sim-{UID[:8]}"
-    assert failed(world)[1].endswith(f"a new job goes on from them with spec.checkpoint.continueFrom: {folder})")
-    without = begun(spec__restart={"maxRestarts": 0})
+    assert failure(world)[1].endswith(f"a new job goes on from them with spec.checkpoint.continueFrom: {folder})")
+    without = start_job(spec__restart={"maxRestarts": 0})
     fail_execution(without)
-    assert "continueFrom" not in failed(without)[1]
+    assert "continueFrom" not in failure(without)[1]
 
 
 @pytest.mark.parametrize(
     ("policy", "says"),
     [("Retain", "Its checkpoints stay: a new job"), ("Delete", "Its checkpoints go when this job is deleted")],
 )
-def test_it_says_which_claim_has_them_and_whether_it_stays(policy: str, says: str) -> None:
+def test_failed_job_names_its_claim_and_whether_the_claim_stays(policy: str, says: str) -> None:
     volume = {"retentionPolicy": policy}
-    world = until(World(make_job(spec__restart={"maxRestarts": 0}, spec__checkpoint__storage__volume=volume)), "real")
+    world = run_until(
+        World(make_job(spec__restart={"maxRestarts": 0}, spec__checkpoint__storage__volume=volume)), "real"
+    )
     fail_execution(world)
-    message = failed(world)[1]
+    message = failure(world)[1]
     assert says in message
     assert f"continueFrom: sim-{UID[:8]} and spec.checkpoint.storage.volume.claimName: sim-checkpoints)" in message
 
 
-def test_resumes_and_disruptions_are_executions_but_no_restarts() -> None:
-    world = begun()
+def test_resumes_and_disruptions_start_executions_without_counting_restarts() -> None:
+    world = start_job()
     world.disrupt(world.alive()[0])
     world.control()
     world.carry_out(world.plan())
     assert (world.status.execution, world.status.restarts, world.status.faults) == (2, 0, [])
 
 
-def test_a_pod_that_cannot_be_ended_is_on_a_lost_node() -> None:
-    world = begun(spec__restart={"backoffSeconds": 0})
+def test_stuck_pod_ends_the_execution_as_node_lost() -> None:
+    world = start_job(spec__restart={"backoffSeconds": 0})
     (pod,) = world.alive()
     pod["spec"] = {"nodeName": "off"}
     world.lose(pod)
@@ -93,19 +95,19 @@ def test_a_pod_that_cannot_be_ended_is_on_a_lost_node() -> None:
     assert world.active_jobs() == ["sim-pseudo-e2"]
 
 
-def test_a_pod_that_cannot_be_ended_obeys_the_user_s_rules() -> None:
-    world = begun(spec__restart={"rules": [{"onPodConditions": ["DisruptionTarget"], "action": "Fail"}]})
+def test_restart_rules_apply_to_stuck_pods() -> None:
+    world = start_job(spec__restart={"rules": [{"onPodConditions": ["DisruptionTarget"], "action": "Fail"}]})
     world.lose(world.alive()[0])
     world.tick(46)
     world.settle()
-    assert failed(world)[0] == "Disrupted"
-    assert "its node (none) may be lost" in failed(world)[1]
+    assert failure(world)[0] == "Disrupted"
+    assert "its node (none) may be lost" in failure(world)[1]
 
 
 @pytest.mark.parametrize("exit_code", [0, 78])
-def test_a_job_that_ends_is_looked_at_once_more(exit_code: int) -> None:
+def test_job_that_ends_gets_one_more_pass(exit_code: int) -> None:
     """No event may ever wake the job again, and its time to live begins."""
-    world = until(World(make_job(spec__deadlines={"ttlSecondsAfterFinished": 100})), "real")
+    world = run_until(World(make_job(spec__deadlines={"ttlSecondsAfterFinished": 100})), "real")
     for pod in world.alive():
         world.finish(pod, "Succeeded" if exit_code == 0 else "InvalidJob")
     world.control()
@@ -116,26 +118,26 @@ def test_a_job_that_ends_is_looked_at_once_more(exit_code: int) -> None:
     assert world.plan().requeue_after == 100
 
 
-def test_a_node_where_faults_begin_again_and_again_is_avoided() -> None:
-    world = begun(spec__restart={"maxRestarts": 9, "avoidNodesAfter": 2})
+def test_node_where_faults_begin_repeatedly_is_avoided() -> None:
+    world = start_job(spec__restart={"maxRestarts": 9, "avoidNodesAfter": 2})
     for node in ("bad", "good", "bad"):
         assert world.status.avoided_nodes == []
         (pod,) = world.alive()
         pod["spec"] = {"nodeName": node}
         fail_execution(world)
-        go_on(world)
+        start_next_execution(world)
     assert world.status.avoided_nodes == ["bad"]
     assert list(world.events.values()).count("NodeAvoided") == 1
 
 
 def test_a_user_s_rule_fails_the_job_at_once() -> None:
-    world = begun(spec__restart={"rules": [{"onExitCodes": [3], "action": "Fail"}]})
+    world = start_job(spec__restart={"rules": [{"onExitCodes": [3], "action": "Fail"}]})
     fail_execution(world, exit_code=3)
-    assert failed(world)[0] == "PodFailed"
-    assert "A rule of spec.restart.rules says Fail." in failed(world)[1]
+    assert failure(world)[0] == "PodFailed"
+    assert "A rule of spec.restart.rules says Fail." in failure(world)[1]
 
 
-def unstarted(**changes: Any) -> World:
+def world_without_started_pods(**changes: Any) -> World:
     """Return a world whose pods do not start."""
     world = World(make_job(**changes))
     world.settle()
@@ -144,25 +146,25 @@ def unstarted(**changes: Any) -> World:
 
 
 def test_pods_that_do_not_start_in_time_fail_the_job() -> None:
-    world = unstarted(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
+    world = world_without_started_pods(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     world.tick(59)
     world.settle()
-    assert failed(world) == ("", "")
+    assert failure(world) == ("", "")
     world.tick(1)
     world.settle()
-    assert failed(world)[0] == "StartupDeadlineExceeded"
-    assert "0 of 1 pods ran 60 s after they were asked for" in failed(world)[1]
+    assert failure(world)[0] == "StartupDeadlineExceeded"
+    assert "0 of 1 pods ran 60 s after they were asked for" in failure(world)[1]
 
 
-def test_pods_that_started_in_time_have_no_such_deadline() -> None:
-    world = begun(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
+def test_startup_deadline_does_not_apply_to_started_pods() -> None:
+    world = start_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     world.tick(600)
     world.settle()
-    assert failed(world) == ("", "")
+    assert failure(world) == ("", "")
 
 
 def test_each_execution_has_its_own_startup_deadline() -> None:
-    world = begun(
+    world = start_job(
         spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"}, spec__restart={"backoffSeconds": 0}
     )
     world.tick(600)
@@ -170,11 +172,11 @@ def test_each_execution_has_its_own_startup_deadline() -> None:
     world.settle()
     world.tick(59)
     world.settle()
-    assert failed(world) == ("", "")
+    assert failure(world) == ("", "")
 
 
-def test_time_in_a_queue_does_not_count() -> None:
-    world = unstarted(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
+def test_startup_deadline_excludes_time_in_the_queue() -> None:
+    world = world_without_started_pods(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     job = world.objects["Job", "sim-pseudo-e1"]
     job["spec"]["suspend"] = True
     world.tick(600)
@@ -183,14 +185,14 @@ def test_time_in_a_queue_does_not_count() -> None:
     job["status"] = {"startTime": clock.to_text(world.now)}
     world.tick(59)
     world.settle()
-    assert failed(world) == ("", "")
+    assert failure(world) == ("", "")
     world.tick(1)
     world.settle()
-    assert failed(world)[0] == "StartupDeadlineExceeded"
+    assert failure(world)[0] == "StartupDeadlineExceeded"
 
 
-def test_time_of_suspension_does_not_count_for_the_active_deadline() -> None:
-    world = begun(spec__deadlines={"activeSeconds": 100})
+def test_active_deadline_excludes_suspended_time() -> None:
+    world = start_job(spec__deadlines={"activeSeconds": 100})
     world.set(suspend=True)
     world.settle()
     world.tick(6000)
@@ -201,14 +203,14 @@ def test_time_of_suspension_does_not_count_for_the_active_deadline() -> None:
     world.settle()
     world.tick(99)
     world.settle()
-    assert failed(world) == ("", "")
+    assert failure(world) == ("", "")
     world.tick(1)
     world.settle()
-    assert failed(world)[0] == "DeadlineExceeded"
+    assert failure(world)[0] == "DeadlineExceeded"
 
 
 @pytest.mark.parametrize("seconds", [0, 60])
-def test_a_job_that_has_ended_expires(seconds: int) -> None:
+def test_ended_job_is_deleted_after_ttl(seconds: int) -> None:
     world = World(make_job(spec__deadlines={"ttlSecondsAfterFinished": seconds}))
     world.run_fairly()
     if seconds:
@@ -219,7 +221,7 @@ def test_a_job_that_has_ended_expires(seconds: int) -> None:
     assert world.plan().expire
 
 
-def test_a_job_without_a_time_to_live_stays() -> None:
+def test_ended_job_without_ttl_stays() -> None:
     world = World(make_job())
     world.run_fairly()
     world.tick(10**8)
@@ -227,7 +229,7 @@ def test_a_job_without_a_time_to_live_stays() -> None:
 
 
 @pytest.mark.parametrize(("children", "left"), [("Keep", 3), ("Delete", 0)])
-def test_children_of_a_job_that_has_ended(children: str, left: int) -> None:
+def test_clean_up_decides_which_children_of_an_ended_job_stay(children: str, left: int) -> None:
     world = World(make_job(spec__cleanUp={"children": children}))
     world.run_fairly()
     world.carry_out(world.plan())

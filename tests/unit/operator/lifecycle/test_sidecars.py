@@ -5,19 +5,25 @@ from typing import Any
 
 import pytest
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
-from pseudoreal_operator.observe.view import RUN_ON_SECONDS
+from pseudoreal_operator.observe.view import SIDECAR_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import begun, claims, message, run_pods, until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import (
+    condition_message,
+    condition_states,
+    run_pods,
+    run_until,
+    start_job,
+)
+from tests.unit.operator.support.world import World, make_job
 
 QUICK = {"spec__restart": {"backoffSeconds": 10}}
 
 
-def meshed(stage: str, **changes: Any) -> World:
+def world_with_proxies(stage: str, **changes: Any) -> World:
     """Return a world in which pods of the stage have a proxy that never ends by itself."""
-    world = until(World(make_job(**QUICK, **changes)), stage)
+    world = run_until(World(make_job(**QUICK, **changes)), stage)
     world.proxies = True
     return world
 
@@ -29,21 +35,21 @@ def names(pods: list[dict[str, Any]]) -> list[str]:
 def wait_for_proxies(world: World) -> None:
     """Let the time pass that other containers have to end."""
     world.settle()
-    world.tick(RUN_ON_SECONDS)
+    world.tick(SIDECAR_SECONDS)
 
 
 @pytest.mark.parametrize("stage", ["pseudo", "real-delink", "real"])
-def test_a_stage_is_done_when_its_trainers_are(stage: str) -> None:
-    world = meshed(stage)
+def test_stage_completes_when_its_trainers_have_ended(stage: str) -> None:
+    world = world_with_proxies(stage)
     for pod in world.alive():
         world.finish(pod)
     world.settle()
-    assert claims(world)["Progressing"] == ("False", "SidecarRunsOn")
-    assert "container istio-proxy runs on" in message(world, "Progressing")
+    assert condition_states(world)["Progressing"] == ("False", "SidecarRunsOn")
+    assert "container istio-proxy runs on" in condition_message(world, "Progressing")
     wait = world.plan().requeue_after
     assert wait is not None
-    assert wait <= RUN_ON_SECONDS
-    world.tick(RUN_ON_SECONDS)
+    assert wait <= SIDECAR_SECONDS
+    world.tick(SIDECAR_SECONDS)
     wanted = world.plan()
     assert (wanted.stop, wanted.delete) == ((), ()), "what the pods say must be safe first"
     world.carry_out(wanted)
@@ -52,8 +58,8 @@ def test_a_stage_is_done_when_its_trainers_are(stage: str) -> None:
     assert (phases["real"].start_checkpoint if "delink" in stage else phases[stage].end_checkpoint) is not None
 
 
-def test_pods_that_run_on_are_ended_and_free_their_nodes() -> None:
-    world = meshed("pseudo")
+def test_pods_kept_by_sidecars_are_ended() -> None:
+    world = world_with_proxies("pseudo")
     for pod in world.alive():
         world.finish(pod)
     wait_for_proxies(world)
@@ -69,7 +75,7 @@ def test_pods_that_run_on_are_ended_and_free_their_nodes() -> None:
     assert world.active_jobs() == ["sim-real-delink-e1"]
 
 
-def test_a_job_behind_a_mesh_ends() -> None:
+def test_job_in_a_service_mesh_completes() -> None:
     world = World(make_job(**QUICK), proxies=True)
     world.run_fairly()
     assert (world.status.state, world.status.restarts, world.status.execution) == ("Complete", 0, 1)
@@ -87,14 +93,14 @@ def test_a_job_behind_a_mesh_ends() -> None:
     ],
     ids=str,
 )
-def test_a_failure_is_that_of_the_trainer(end: dict[str, Any], reason: str) -> None:
-    world = meshed("real")
+def test_failure_of_the_trainer_counts_although_a_sidecar_runs(end: dict[str, Any], reason: str) -> None:
+    world = world_with_proxies("real")
     failed, other = world.alive()
     world.finish(failed, **end)
     wanted = world.plan()
     assert wanted.stop == tuple(names([other])), "the pod that failed has yet to be read"
     world.carry_out(wanted)
-    assert "container istio-proxy runs on" in message(world, "Progressing")
+    assert "container istio-proxy runs on" in condition_message(world, "Progressing")
     world.control()
     wait_for_proxies(world)
     world.carry_out(world.plan())
@@ -107,15 +113,15 @@ def test_a_failure_is_that_of_the_trainer(end: dict[str, Any], reason: str) -> N
     assert world.kept_by_proxies() == []
 
 
-def test_a_failed_pod_is_read_before_the_job_controller_deletes_it() -> None:
+def test_failed_pod_with_a_sidecar_is_read_before_its_job_is_failed() -> None:
     """The kubelet reports the end of the trainer before it reports that the pod failed. The Job controller deletes
     pods that it counts as running once the Job is failed."""
-    world = until(World(make_job(**QUICK)), "real")
+    world = run_until(World(make_job(**QUICK)), "real")
     world.late_nodes = True
     failed, other = world.alive()
     world.finish(failed, "OutOfMemory")
     wanted = world.plan()
-    assert (wanted.stop, wanted.give_up) == (tuple(names([other])), ())
+    assert (wanted.stop, wanted.fail_jobs) == (tuple(names([other])), ())
     world.carry_out(wanted)
     for _ in range(2):
         world.control()
@@ -124,8 +130,8 @@ def test_a_failed_pod_is_read_before_the_job_controller_deletes_it() -> None:
     assert (fault.reason, fault.pod) == ("OutOfMemory", failed["metadata"]["name"])
 
 
-def test_a_job_that_fails_leaves_no_proxy_behind() -> None:
-    world = begun(spec__restart={"maxRestarts": 0})
+def test_failed_job_leaves_no_sidecar_running() -> None:
+    world = start_job(spec__restart={"maxRestarts": 0})
     world.proxies = True
     (pod,) = world.alive()
     world.finish(pod, "Failed")
@@ -135,26 +141,26 @@ def test_a_job_that_fails_leaves_no_proxy_behind() -> None:
     assert (world.status.state, world.kept_by_proxies(), world.active_jobs()) == ("Failed", [], [])
 
 
-def test_a_worker_that_is_done_first_keeps_its_words_until_all_are() -> None:
-    world = meshed("real")
+def test_pod_of_the_first_finished_worker_stays_until_all_are_done() -> None:
+    world = world_with_proxies("real")
     first, second = world.alive()
     world.finish(first)
     wait_for_proxies(world)
     assert (world.plan().stop, world.plan().delete) == ((), ())
-    assert claims(world)["Progressing"][1] != "SidecarRunsOn", "the other one trains"
+    assert condition_states(world)["Progressing"][1] != "SidecarRunsOn", "the other one trains"
     world.finish(second)
     wait_for_proxies(world)
     world.settle()
     assert world.status.phases[1].end_checkpoint == "real-20"
 
 
-def test_a_pod_that_a_spare_one_replaced_is_ended() -> None:
-    world = meshed("real", spec__phases__1__spares=1)
+def test_replaced_pod_kept_by_a_sidecar_is_ended() -> None:
+    world = world_with_proxies("real", spec__phases__1__spares=1)
     for pod in world.alive():
         world.report(pod, 1, ranks=0 if world.worker_of(pod) is None else 1)
     lost, other, _ = world.alive()
     world.finish(lost, "Failed")
-    world.lose_partner(other)
+    world.lose_peer(other)
     world.settle()
     assert "SpareTookOver" in world.events.values()
     assert list(world.plan().stop) == [] or world.kept_by_proxies()[0]["metadata"].get("deletionTimestamp")
@@ -162,16 +168,16 @@ def test_a_pod_that_a_spare_one_replaced_is_ended() -> None:
     assert lost["metadata"]["name"] not in world.pods
 
 
-def test_containers_that_end_soon_after_the_trainer_are_no_news() -> None:
+def test_sidecars_that_end_after_the_trainer_cause_no_event() -> None:
     """As native sidecars do: the pod, its log and its Job stay as they are."""
-    world = meshed("pseudo")
+    world = world_with_proxies("pseudo")
     (pod,) = world.alive()
     world.finish(pod)
     world.settle()
     pod["status"]["phase"] = "Succeeded"
     del pod["status"]["containerStatuses"][0]
     world.control()
-    world.tick(RUN_ON_SECONDS)
+    world.tick(SIDECAR_SECONDS)
     world.settle()
     progressing = find(world.status, "Progressing")
     assert progressing
@@ -180,8 +186,8 @@ def test_containers_that_end_soon_after_the_trainer_are_no_news() -> None:
     assert world.status.phases[0].end_checkpoint == "pseudo-10"
 
 
-def test_a_queue_that_takes_pods_back_ends_their_proxies_itself() -> None:
-    world = meshed("real", spec__scheduling={"queue": "gpus"})
+def test_preemption_of_pods_with_sidecars_counts_no_restart() -> None:
+    world = world_with_proxies("real", spec__scheduling={"queue": "gpus"})
     world.hold("sim-real-e1")
     for pod in world.alive():
         world.finish(pod, "Yielded")

@@ -12,8 +12,8 @@ from pseudoreal_operator.observe.worker_assignment import memberships
 from pseudoreal_trainer.errors import TrainingError
 
 from tests.support.jobs import good_job
-from tests.unit.operator.lifecycle.steps import begun, config, message, until
-from tests.unit.operator.world import World
+from tests.unit.operator.lifecycle.support.steps import condition_message, config, run_until, start_job
+from tests.unit.operator.support.world import World
 
 Json = dict[str, Any]
 FIRST = Execution("real", StageKind.TRAIN, 1)
@@ -23,15 +23,15 @@ def with_spares(spares: int = 1, workers: int = 2, **changes: Any) -> World:
     """Return a world in which the phase real trains on `workers` pods, each on its own node, beside waiting spare
     pods."""
     changes = {"spec__phases__1__workers": workers, "spec__phases__1__spares": spares} | changes
-    world = until(begun(**changes), "real")
+    world = run_until(start_job(**changes), "real")
     for number, pod in enumerate(world.alive()):
         pod["spec"] |= {"nodeName": f"node-{number}"}
-    speak(world)
+    report_from_all_pods(world)
     world.settle()
     return world
 
 
-def speak(world: World, step: int = 12) -> None:
+def report_from_all_pods(world: World, step: int = 12) -> None:
     """Let all pods report; a waiting spare pod has no ranks."""
     for pod in world.alive():
         waits = index_of(pod) >= 2 and "place" not in pod
@@ -51,11 +51,11 @@ def name_of(pod: Json) -> str:
     return name
 
 
-def waits(world: World, index: int, restarts: int = 1) -> None:
-    waits_pod(world, pod_at(world, index), restarts)
+def report_lost_peer_at(world: World, index: int, restarts: int = 1) -> None:
+    report_lost_peer(world, pod_at(world, index), restarts)
 
 
-def waits_pod(world: World, pod: Json, restarts: int = 1) -> None:
+def report_lost_peer(world: World, pod: Json, restarts: int = 1) -> None:
     """Let the pod report that it lost its connection to a peer, and waits to restart its ranks."""
     lost = InPlace(restarts=restarts, peer_lost=True, message="connection closed")
     world.report(pod, 0, in_place=lost, ranks=0)
@@ -65,7 +65,7 @@ def membership(world: World) -> Membership | None:
     return memberships(world.status).get(FIRST)
 
 
-def goes_on(world: World, *indices: int, restart: int = 2) -> None:
+def complete_takeover(world: World, *indices: int, restart: int = 2) -> None:
     """Let the pods with these indices report that they have met and train."""
     for index in indices:
         pod = pod_at(world, index)
@@ -75,12 +75,12 @@ def goes_on(world: World, *indices: int, restart: int = 2) -> None:
     world.settle()
 
 
-def places(world: World) -> dict[int, int]:
+def takeovers(world: World) -> dict[int, int]:
     found = membership(world)
     return {one.worker: one.pod for one in found.takeovers} if found else {}
 
 
-def test_the_job_has_pods_beside_the_workers_and_needs_only_those_to_succeed() -> None:
+def test_job_runs_spares_but_its_success_policy_counts_workers_only() -> None:
     world = with_spares(spares=2)
     spec = world.objects["Job", "sim-real-e1"]["spec"]
     assert (spec["completions"], spec["parallelism"]) == (4, 4)
@@ -91,63 +91,63 @@ def test_the_job_has_pods_beside_the_workers_and_needs_only_those_to_succeed() -
     assert "successPolicy" not in world.objects["Job", "sim-pseudo-e1"]["spec"]
 
 
-def test_what_a_status_tells_leaves_spare_pods_out() -> None:
+def test_status_replicas_and_placement_exclude_idle_spares() -> None:
     world = with_spares()
     assert (world.status.replicas.desired, world.status.replicas.ready) == (2, 2)
-    assert "1 of 1 spare pods waits to take a place" in message(world, "Progressing")
+    assert "1 of 1 spare pods waits to take a place" in condition_message(world, "Progressing")
     assert world.status.placement is not None
     assert [node.node for node in world.status.placement.nodes] == ["node-0", "node-1"]
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_spare_pod_takes_the_place_of_a_disrupted_one(lost: int) -> None:
+def test_spare_replaces_disrupted_worker_within_the_same_execution(lost: int) -> None:
     world = with_spares()
     names = {name_of(pod) for pod in world.alive()}
     world.disrupt(pod_at(world, lost))
     world.settle()
     assert (world.status.execution, membership(world)) == (1, None), "the other one has not said that it waits"
-    waits(world, 1 - lost)
+    report_lost_peer_at(world, 1 - lost)
     world.settle()
-    assert places(world) == {lost: 2}
+    assert takeovers(world) == {lost: 2}
     found = membership(world)
     assert found is not None
     assert (found.restart, found.own_restarts) == (2, 3)
     assert (world.status.execution, world.status.restarts, world.status.faults) == (1, 0, [])
     assert list(world.events.values()).count("SpareTookOver") == 1
-    goes_on(world, 1 - lost, 2)
+    complete_takeover(world, 1 - lost, 2)
     assert {name_of(pod) for pod in world.alive()} == names - {name_of(pod_at(world, lost))}
     assert (world.status.state, world.status.execution, world.status.restarts) == ("Training", 1, 0)
     assert world.status.placement is not None
     assert {node.node for node in world.status.placement.nodes} == {f"node-{1 - lost}", "node-2"}
 
 
-def test_the_phase_is_done_when_the_workers_are_whatever_the_job_says() -> None:
+def test_phase_completes_when_all_workers_succeed_even_if_the_kubernetes_job_failed() -> None:
     """The Job controller notices that an index has failed before it counts how many have succeeded."""
     world = with_spares()
     world.disrupt(pod_at(world, 0))
-    waits(world, 1)
+    report_lost_peer_at(world, 1)
     world.settle()
-    goes_on(world, 1, 2)
+    complete_takeover(world, 1, 2)
     world.finish_all()
     assert world.objects["Job", "sim-real-e1"]["status"]["conditions"][0]["type"] == "Failed"
     world.settle()
     assert (world.status.state, world.status.restarts) == ("Complete", 0)
 
 
-def test_every_stage_after_a_takeover_succeeds_in_the_same_execution() -> None:
+def test_stages_after_a_takeover_succeed_in_the_same_execution() -> None:
     """Delink and next phase keep the execution's number, but have their own memberships."""
     phases = good_job("sim")["spec"]["phases"]
     half = phases[1] | {"name": "half", "sharing": {"blocks": 2}, "workers": 2, "spares": 1}
     half["until"] = {"step": phases[1]["until"]["step"] - 1}
-    world = until(begun(spec__phases=[phases[0], half, phases[1] | {"workers": 2, "spares": 1}]), "half")
+    world = run_until(start_job(spec__phases=[phases[0], half, phases[1] | {"workers": 2, "spares": 1}]), "half")
     for phase in ("half", "real"):
         for number, pod in enumerate(world.alive()):
             pod["spec"] |= {"nodeName": f"node-{number}"}
-        speak(world)
+        report_from_all_pods(world)
         world.settle()
         lost, other, spare = world.alive()
         world.disrupt(lost)
-        waits_pod(world, other)
+        report_lost_peer(world, other)
         world.settle()
         assert world.status.spares is not None
         assert world.status.spares.phase_name == phase
@@ -159,14 +159,14 @@ def test_every_stage_after_a_takeover_succeeds_in_the_same_execution() -> None:
         world.finish_all()
         world.settle()
         if phase == "half":
-            until(world, "real")
+            run_until(world, "real")
             with pytest.raises(TrainingError, match="these ranks are of phase 1"):
                 lost["fence"].check()
     world.settle()
     assert (world.status.state, world.status.execution, world.status.restarts) == ("Complete", 1, 0)
 
 
-def test_spare_pods_that_were_not_needed_end_with_the_workers() -> None:
+def test_unused_spares_end_with_the_workers() -> None:
     world = with_spares()
     for index in (0, 1):
         world.finish(pod_at(world, index))
@@ -175,84 +175,84 @@ def test_spare_pods_that_were_not_needed_end_with_the_workers() -> None:
     assert (world.status.state, world.alive()) == ("Complete", [])
 
 
-def test_a_spare_pod_that_is_lost_disturbs_nothing() -> None:
+def test_losing_an_idle_spare_does_not_interrupt_training() -> None:
     world = with_spares()
     world.disrupt(pod_at(world, 2))
     world.settle()
     world.tick(SPARE_SECONDS)
     world.settle()
     assert (world.status.execution, world.status.state, len(world.alive())) == (1, "Training", 2)
-    assert "0 of 1 spare pods wait to take a place" in message(world, "Progressing")
+    assert "0 of 1 spare pods wait to take a place" in condition_message(world, "Progressing")
     world.finish_all()
     world.settle()
     assert (world.status.state, world.status.restarts) == ("Complete", 0)
 
 
-def test_a_pod_that_was_deleted_has_a_successor_as_soon_as_another_one_waits() -> None:
+def test_spare_replaces_a_deleted_worker_once_a_peer_waits() -> None:
     world = with_spares()
     world.vanish(pod_at(world, 1))
     world.settle()
     assert membership(world) is None
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
-    assert (places(world), world.status.execution) == ({1: 2}, 1)
+    assert (takeovers(world), world.status.execution) == ({1: 2}, 1)
     assert world.status.spares is not None
     assert world.status.spares.message.startswith("The pod of worker 1 of sim-real-")
 
 
-def test_a_pod_on_a_lost_node_is_left_there() -> None:
+def test_spare_replaces_a_worker_that_is_stuck_on_an_unreachable_node() -> None:
     """The stuck pod's ranks may still run, so no peer reports a lost connection."""
     world = with_spares()
     world.lose(pod_at(world, 0))
     world.settle()
     world.tick(30 + STUCK_SECONDS)
-    speak(world)
+    report_from_all_pods(world)
     world.settle()
     found = membership(world)
     assert found is not None
-    assert places(world) == {0: 2}
+    assert takeovers(world) == {0: 2}
     assert found.restart == 2, "another one may wait for restart 1 unheard"
-    goes_on(world, 1, 2)
+    complete_takeover(world, 1, 2)
     assert (world.status.execution, world.status.state) == (1, "Training")
 
 
-def test_no_spare_pod_takes_a_place_that_an_execution_without_memory_left() -> None:
+def test_out_of_memory_starts_a_new_execution_instead_of_using_a_spare() -> None:
     world = with_spares()
     world.finish(pod_at(world, 1), "OutOfMemory")
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
     world.control()
     world.settle()
     assert (membership(world), world.status.execution, world.status.restarts) == (None, 2, 1)
 
 
-def test_a_fault_counts_as_without_spare_pods() -> None:
+def test_worker_fault_counts_as_one_restart_when_a_spare_takes_over() -> None:
     world = with_spares()
     world.finish(pod_at(world, 1), "Failed")
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
-    assert (places(world), world.status.execution, world.status.restarts) == ({1: 2}, 1, 1)
+    assert (takeovers(world), world.status.execution, world.status.restarts) == ({1: 2}, 1, 1)
     (fault,) = world.status.faults
     assert (fault.reason, fault.node, fault.restart_in_place) == ("PodFailed", "node-1", 2)
-    goes_on(world, 0, 2)
+    complete_takeover(world, 0, 2)
     assert (world.status.execution, world.status.restarts) == (1, 1), "pods that say so again are not counted"
 
 
-def test_what_no_restart_is_left_for_fails_as_without_spare_pods() -> None:
+def test_job_fails_when_takeovers_have_used_up_max_restarts() -> None:
     world = with_spares(spec__restart={"maxRestarts": 1, "inPlace": 1})
     world.finish(pod_at(world, 1), "Failed")
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
-    goes_on(world, 0, 2)
+    complete_takeover(world, 0, 2)
     world.finish(pod_at(world, 2), "Failed")
-    waits(world, 0, 3)
+    report_lost_peer_at(world, 0, 3)
     world.settle()
     world.control()
     world.settle()
     assert world.status.state == "Failed"
 
 
-def test_where_nobody_waits_new_pods_are_made() -> None:
+def test_new_execution_starts_if_no_surviving_worker_waits_for_a_takeover() -> None:
     world = with_spares()
     world.finish(pod_at(world, 1), "Failed")
     world.settle()
@@ -265,7 +265,7 @@ def test_where_nobody_waits_new_pods_are_made() -> None:
     assert (membership(world), world.status.execution, world.status.restarts) == (None, 2, 1)
 
 
-def test_pods_that_all_ended_do_not_wait_for_a_spare_one() -> None:
+def test_new_execution_starts_if_all_workers_have_ended() -> None:
     world = with_spares()
     for index in (0, 1):
         world.finish(pod_at(world, index), "Yielded")
@@ -275,49 +275,49 @@ def test_pods_that_all_ended_do_not_wait_for_a_spare_one() -> None:
     assert (world.status.execution, world.status.restarts, membership(world)) == (2, 0, None)
 
 
-def test_a_second_loss_takes_the_next_spare_pod_or_new_pods() -> None:
+def test_second_lost_worker_uses_the_next_spare_or_a_new_execution() -> None:
     world = with_spares(spares=2)
     world.disrupt(pod_at(world, 1))
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
-    goes_on(world, 0, 2)
+    complete_takeover(world, 0, 2)
     pod_at(world, 3).pop("place", None)
     world.report(pod_at(world, 3), 0, ranks=0)
     world.disrupt(pod_at(world, 2))
-    waits(world, 0, 3)
+    report_lost_peer_at(world, 0, 3)
     world.settle()
     found = membership(world)
     assert found is not None
-    assert (places(world), found.restart) == ({1: 3}, 4)
-    goes_on(world, 0, 3, restart=4)
+    assert (takeovers(world), found.restart) == ({1: 3}, 4)
+    complete_takeover(world, 0, 3, restart=4)
     assert world.status.execution == 1
     world.disrupt(pod_at(world, 3))
-    waits(world, 0, 5)
+    report_lost_peer_at(world, 0, 5)
     world.settle()
     world.control()
     world.settle()
     assert world.status.execution == 2, "no spare pod is left"
 
 
-def test_a_silent_spare_pod_takes_no_place() -> None:
+def test_silent_spare_does_not_take_over() -> None:
     world = with_spares()
     world.tick(25)
     for index in (0, 1):
         world.report(pod_at(world, index), 12)
     world.disrupt(pod_at(world, 1))
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
     world.control()
     world.settle()
     assert (membership(world), world.status.execution) == (None, 2)
 
 
-def test_own_restarts_after_a_place_was_taken_count_from_there() -> None:
+def test_restarts_in_place_after_a_takeover_count_from_its_number() -> None:
     world = with_spares(spec__restart={"maxRestarts": 5, "inPlace": 2})
     world.disrupt(pod_at(world, 1))
-    waits(world, 0)
+    report_lost_peer_at(world, 0)
     world.settle()
-    goes_on(world, 0, 2)
+    complete_takeover(world, 0, 2)
     assert world.status.restarts == 0
     for index, peer in ((0, False), (2, True)):
         said = InPlace(restarts=3, peer_lost=peer, message="local rank 0 ended without a word")
@@ -327,24 +327,24 @@ def test_own_restarts_after_a_place_was_taken_count_from_there() -> None:
     assert world.status.restarts == 1
 
 
-def test_a_gang_has_room_for_spare_pods() -> None:
+def test_gang_includes_the_spares() -> None:
     """With room for fewer pods, spare pods might get the nodes of workers."""
     world = with_spares(spec__scheduling={"gang": {"policy": "SchedulerPlugins"}})
     sizes = [body["spec"]["minMember"] for (kind, name), body in world.objects.items() if kind == "PodGroup"]
     assert sizes == [1, 3], "of the pseudo and the real phase"
 
 
-def _is_off(world: World, index: int) -> None:
+def make_stuck(world: World, index: int) -> None:
     """Switch off the pod's node: the pod is to be deleted, and cannot be."""
     world.lose(pod_at(world, index))
     world.tick(30 + STUCK_SECONDS)
-    speak(world)
+    report_from_all_pods(world)
     world.settle()
 
 
-def test_a_spare_pod_that_cannot_be_ended_holds_no_failed_execution_up() -> None:
+def test_stuck_spare_does_not_delay_the_end_of_a_failed_execution() -> None:
     world = with_spares()
-    _is_off(world, 2)
+    make_stuck(world, 2)
     assert world.status.execution == 1, "the workers train on"
     for index in (0, 1):
         world.finish(pod_at(world, index), "Failed", peer_lost=index == 1)
@@ -358,12 +358,12 @@ def test_a_spare_pod_that_cannot_be_ended_holds_no_failed_execution_up() -> None
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_a_pod_that_cannot_be_ended_and_is_no_worker_holds_no_phase_up(lost: int) -> None:
+def test_stuck_pod_that_is_not_a_worker_does_not_delay_the_end_of_a_phase(lost: int) -> None:
     world = with_spares()
-    _is_off(world, lost)
+    make_stuck(world, lost)
     if lost == 0:
-        assert places(world) == {0: 2}
-        goes_on(world, 1, 2)
+        assert takeovers(world) == {0: 2}
+        complete_takeover(world, 1, 2)
     for index in {0, 1, 2} - {lost}:
         world.finish(pod_at(world, index))
     world.control()
@@ -371,7 +371,7 @@ def test_a_pod_that_cannot_be_ended_and_is_no_worker_holds_no_phase_up(lost: int
     assert world.status.state == "Complete"
 
 
-def test_the_operator_looks_again_when_a_spare_pod_is_known_to_be_stuck() -> None:
+def test_requeue_comes_when_a_spare_counts_as_stuck() -> None:
     world = with_spares()
     for index in (0, 1):
         world.finish(pod_at(world, index), "Failed", peer_lost=index == 1)
@@ -386,8 +386,8 @@ def test_the_operator_looks_again_when_a_spare_pod_is_known_to_be_stuck() -> Non
     assert (world.status.execution, world.status.restarts) == (2, 1)
 
 
-def test_the_next_stage_waits_for_a_spare_pod_until_it_is_known_to_be_stuck() -> None:
-    world = begun(spec__phases__0__workers=2, spec__phases__0__spares=1)
+def test_next_stage_waits_for_a_terminating_spare_until_it_counts_as_stuck() -> None:
+    world = start_job(spec__phases__0__workers=2, spec__phases__0__spares=1)
     workers, spare = world.alive()[:2], world.alive()[2]
     world.lose(spare)
     for pod in workers:
@@ -395,7 +395,7 @@ def test_the_next_stage_waits_for_a_spare_pod_until_it_is_known_to_be_stuck() ->
     world.control()
     world.settle()
     assert world.status.phases[0].state == "Complete"
-    assert name_of(spare) in message(world, "Progressing"), "it may still end"
+    assert name_of(spare) in condition_message(world, "Progressing"), "it may still end"
     wait = world.plan().requeue_after
     assert wait == 30 + STUCK_SECONDS
     world.tick(wait)
@@ -404,7 +404,7 @@ def test_the_next_stage_waits_for_a_spare_pod_until_it_is_known_to_be_stuck() ->
 
 
 @pytest.mark.parametrize("other", ["Succeeded", "gone"])
-def test_spare_pods_do_not_wait_alone_when_a_worker_is_gone_without_a_word(other: str) -> None:
+def test_new_execution_starts_when_only_spares_are_left(other: str) -> None:
     world = with_spares()
     world.vanish(pod_at(world, 0))
     world.finish(pod_at(world, 1)) if other == "Succeeded" else world.vanish(pod_at(world, 1))
@@ -415,9 +415,9 @@ def test_spare_pods_do_not_wait_alone_when_a_worker_is_gone_without_a_word(other
 
 
 @pytest.mark.parametrize("phase", ["pseudo", "real"])
-def test_a_job_whose_workers_are_done_is_left_to_end(phase: str) -> None:
+def test_job_whose_workers_succeeded_is_not_deleted(phase: str) -> None:
     """The job's result is in its pods until the status has it."""
-    world = begun(spec__phases__0__workers=2, spec__phases__0__spares=1) if phase == "pseudo" else with_spares()
+    world = start_job(spec__phases__0__workers=2, spec__phases__0__spares=1) if phase == "pseudo" else with_spares()
     for pod in [pod for pod in world.alive() if index_of(pod) < 2]:
         world.finish(pod)
     world.settle()

@@ -23,12 +23,12 @@ from pseudoreal_api.wire.reports import Activity
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.observe.sightings import Sightings
-from pseudoreal_operator.observe.view import RUN_ON_SECONDS
-from pseudoreal_operator.status.conditions import has_ended, holds
+from pseudoreal_operator.observe.view import SIDECAR_SECONDS
+from pseudoreal_operator.status.conditions import has_ended, is_true
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.lifecycle.beginnings import BAD_ENDS, Beginning, beginnings, beginnings_with_losses
-from tests.unit.operator.world import SETTINGS, World, make_job
+from tests.unit.operator.lifecycle.support.initial_states import BAD_ENDS, Beginning, beginnings, beginnings_with_losses
+from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 STATES = ("Pending", "Delinking", "Training", "Complete")
 STORIES: Counter[str] = Counter()
@@ -186,7 +186,7 @@ class Life(RuleBasedStateMachine):
         self.world.finish_all()
         if self.world.proxies:
             self.world.carry_out(self.world.plan())
-            self.world.tick(RUN_ON_SECONDS)
+            self.world.tick(SIDECAR_SECONDS)
         self.world.carry_out(self.world.plan())
 
     @rule(end=st.sampled_from(BAD_ENDS))
@@ -227,7 +227,7 @@ class Life(RuleBasedStateMachine):
         for pod in [pod for pod in pods if world.worker_of(pod) == lost]:
             world.disrupt(pod) if end is None else world.finish(pod, **end)
         for pod in world.living_workers():
-            world.lose_partner(pod)
+            world.lose_peer(pod)
         world.settle()
         if meet and (spares := world.status.spares) is not None:
             for pod in world.living_workers():
@@ -264,8 +264,8 @@ class Life(RuleBasedStateMachine):
         # The API server refuses it for a job that has ended.
         if not has_ended(self.world.status):
             *others, last = self.world.job.spec.phases
-            until = last.until.model_copy(update={"step": 40})
-            self.world.set(phases=[*others, last.model_copy(update={"until": until})])
+            run_until = last.until.model_copy(update={"step": 40})
+            self.world.set(phases=[*others, last.model_copy(update={"until": run_until})])
 
     # What always holds.
 
@@ -341,7 +341,7 @@ def _waits_for_something_named(world: World, again: Plan) -> bool:
     if again.requeue_after is not None:
         return again.requeue_after <= LOOKS_LATER
     goes_on = bool(world.active_jobs() or world.alive())
-    return goes_on or has_ended(world.status) or holds(world.status, "Suspended")
+    return goes_on or has_ended(world.status) or is_true(world.status, "Suspended")
 
 
 def _judge(world: World) -> None:

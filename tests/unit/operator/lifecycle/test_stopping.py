@@ -8,8 +8,8 @@ from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STOP_SECONDS
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import run_until
+from tests.unit.operator.support.world import World, make_job
 
 QUICK = {"spec__restart": {"backoffSeconds": 10}}
 ENDS: list[dict[str, Any]] = [*({"outcome": o} for o in ("Failed", "InvalidJob", "OutOfMemory")), {"exit_code": 137}]
@@ -18,7 +18,7 @@ LOST_PEER: dict[str, Any] = {"outcome": "Failed", "peer_lost": True}
 
 def two_pods(**changes: Any) -> World:
     """Return a world in which the first execution of the phase real trains on two workers."""
-    return until(World(make_job(**QUICK, **changes)), "real")
+    return run_until(World(make_job(**QUICK, **changes)), "real")
 
 
 def name(pod: dict[str, Any]) -> str:
@@ -27,37 +27,37 @@ def name(pod: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("end", ENDS, ids=str)
-def test_a_pod_that_is_gone_takes_the_others_with_it(victim: int, end: dict[str, Any]) -> None:
+def test_failed_pod_stops_its_peers(victim: int, end: dict[str, Any]) -> None:
     world = two_pods()
     pods = world.alive()
     world.finish(pods[victim], **end)
     wanted = world.plan()
-    assert (wanted.stop, [*map(bare, wanted.give_up)]) == ((name(pods[1 - victim]),), ["sim-real-e1"])
+    assert (wanted.stop, [*map(bare, wanted.fail_jobs)]) == ((name(pods[1 - victim]),), ["sim-real-e1"])
     assert wanted.delete == (), "the Job stays, with what its pods logged"
     world.carry_out(wanted)
     progressing = find(world.status, "Progressing")
     assert progressing
     assert (progressing.reason, progressing.message.split()[1]) == ("Ending", name(pods[victim]))
     again = world.plan()
-    assert (again.stop, again.give_up) == ((), ()), "once is enough"
+    assert (again.stop, again.fail_jobs) == ((), ()), "once is enough"
 
 
-def test_a_preempted_pod_that_did_not_save_takes_the_others_with_it() -> None:
+def test_disrupted_pod_that_did_not_save_stops_its_peers() -> None:
     world = two_pods()
     gone, other = world.alive()
     world.disrupt(gone)
     assert world.plan().stop == (name(other),)
 
 
-def test_a_pod_that_saved_with_the_others_leaves_them_their_time() -> None:
+def test_pods_that_save_together_keep_their_grace_period() -> None:
     world = two_pods()
     saved, _ = world.alive()
     world.finish(saved, "Yielded")
     world.tick(100)
-    assert (world.plan().stop, world.plan().give_up) == ((), ())
+    assert (world.plan().stop, world.plan().fail_jobs) == ((), ())
 
 
-def test_pods_of_a_suspended_job_may_save() -> None:
+def test_pods_of_a_suspended_job_keep_their_grace_period() -> None:
     world = two_pods()
     world.set(suspend=True)
     world.settle()
@@ -66,12 +66,12 @@ def test_pods_of_a_suspended_job_may_save() -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_who_lost_its_peer_ends_first_and_the_pod_where_it_began_has_time_to_say_so(victim: int) -> None:
+def test_origin_of_a_failure_has_time_to_report_after_its_peer_ended(victim: int) -> None:
     world = two_pods()
     pods = world.alive()
     world.finish(pods[1 - victim], **LOST_PEER)
     wanted = world.plan()
-    assert (wanted.stop, wanted.give_up) == ((), ())
+    assert (wanted.stop, wanted.fail_jobs) == ((), ())
     assert wanted.requeue_after is not None
     assert wanted.requeue_after <= ORIGIN_SECONDS
     world.carry_out(wanted)
@@ -82,7 +82,7 @@ def test_who_lost_its_peer_ends_first_and_the_pod_where_it_began_has_time_to_say
     assert [fault.pod for fault in world.status.faults] == [name(pods[victim])]
 
 
-def test_where_nobody_says_why_nobody_is_blamed() -> None:
+def test_failure_without_a_stated_cause_blames_no_pod() -> None:
     world = two_pods()
     lost, silent = world.alive()
     world.finish(lost, **LOST_PEER)
@@ -97,7 +97,7 @@ def test_where_nobody_says_why_nobody_is_blamed() -> None:
 
 
 @pytest.mark.parametrize("skew", [3600.0, -3600.0])
-def test_the_clock_of_the_node_does_not_matter(skew: float) -> None:
+def test_stopping_does_not_depend_on_the_clocks_of_nodes(skew: float) -> None:
     """With a node clock an hour ahead, the end of a pod was once noticed an hour late; with one an hour behind,
     there was no backoff."""
     world = two_pods()
@@ -116,7 +116,7 @@ def test_the_clock_of_the_node_does_not_matter(skew: float) -> None:
 
 
 @pytest.mark.parametrize("skew", [3600.0, -3600.0])
-def test_the_clock_of_the_api_server_does_not_matter(skew: float) -> None:
+def test_stuck_pods_are_found_whatever_the_clock_of_the_api_server(skew: float) -> None:
     """An operator with a clock ahead once took every pod in its grace period for stuck."""
     world = two_pods()
     world.api_skew = skew
@@ -129,7 +129,7 @@ def test_the_clock_of_the_api_server_does_not_matter(skew: float) -> None:
     assert world.plan().stop == (name(other),)
 
 
-def test_pods_of_an_execution_that_hung_are_ended() -> None:
+def test_pods_of_a_hung_execution_are_ended() -> None:
     world = two_pods(spec__hang={"stepSeconds": 100})
     pods = world.alive()
     for seconds in (0, 101):
@@ -143,7 +143,7 @@ def test_pods_of_an_execution_that_hung_are_ended() -> None:
     assert (set(wanted.stop), [*map(bare, wanted.delete)]) == (set(map(name, pods)), ["sim-real-e1"])
 
 
-def test_partners_of_a_pod_on_a_lost_node_are_ended() -> None:
+def test_peers_of_a_stuck_pod_are_ended() -> None:
     world = two_pods()
     off, other = world.alive()
     world.lose(off)
@@ -153,7 +153,7 @@ def test_partners_of_a_pod_on_a_lost_node_are_ended() -> None:
     assert world.plan().stop == (name(other),)
 
 
-def test_pods_that_end_soon_anyway_are_left_alone() -> None:
+def test_pods_that_end_soon_are_not_stopped() -> None:
     world = two_pods()
     gone, other = world.alive()
     other["metadata"]["deletionTimestamp"] = clock.to_text(world.now)
@@ -163,16 +163,16 @@ def test_pods_that_end_soon_anyway_are_left_alone() -> None:
     assert world.plan().stop == (name(other),), "a long grace period is made shorter"
 
 
-def test_a_job_that_fails_already_is_not_given_up_again() -> None:
+def test_failing_job_is_not_failed_again() -> None:
     """The Job was created by an earlier release, and the Job controller ends it by itself."""
     world = two_pods()
     gone, other = world.alive()
     world.finish(gone, "Failed")
     world.objects["Job", "sim-real-e1"]["status"] = {"conditions": [{"type": "FailureTarget", "status": "True"}]}
-    assert (world.plan().give_up, world.plan().stop) == ((), (name(other),))
+    assert (world.plan().fail_jobs, world.plan().stop) == ((), (name(other),))
 
 
-def test_the_back_off_begins_with_the_fault_not_with_the_end_of_the_last_pod() -> None:
+def test_backoff_counts_from_the_first_failure() -> None:
     world = two_pods()
     gone, _ = world.alive()
     world.finish(gone, "Failed")

@@ -2,14 +2,20 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Name
+from pseudoreal_operator.loop.event_router import (
+    ROUTINE_SECONDS,
+    STARTING_SECONDS,
+    URGENT_SECONDS,
+    EventRouter,
+    first_pass_delay,
+)
 from pseudoreal_operator.loop.initial_list import IdleJob
-from pseudoreal_operator.loop.loop import EventRouter, first_pass
-from pseudoreal_operator.observe.change_filter import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS
+from pseudoreal_operator.loop.queue import WorkQueue
 
 Json = dict[str, Any]
 
@@ -20,26 +26,26 @@ BACKLOG = None
 """In place of a delay in seconds: the pass is made when there is little else to do."""
 
 
-class Asked:
-    """A fake queue that records the passes requested since the last look."""
+class RequestedPasses:
+    """A fake queue that records the passes requested since the last `take`."""
 
     def __init__(self) -> None:
         self.forgotten: list[Name] = []
-        self.router = EventRouter(self)
-        self._asked: list[tuple[Name, float | None]] = []
+        self.router = EventRouter(cast(WorkQueue[Name], self))
+        self._requested: list[tuple[Name, float | None]] = []
 
     def add(self, key: Name, after: float = 0.0) -> None:
-        self._asked.append((key, after))
+        self._requested.append((key, after))
 
     def add_backlog(self, key: Name) -> None:
-        self._asked.append((key, BACKLOG))
+        self._requested.append((key, BACKLOG))
 
     def forget(self, key: Name) -> None:
         self.forgotten.append(key)
 
     def job(self, change: str | None = "MODIFIED", **body: Any) -> list[tuple[Name, float | None]]:
-        self.router.job_changed(change, job(**body), NOW)
-        return self.look()
+        self.router.job_changed(change, make_job(**body), NOW)
+        return self.take()
 
     def child(
         self, change: str = "MODIFIED", name: str = "llm", kind: str = "Pod", **status: Any
@@ -47,14 +53,14 @@ class Asked:
         labels = {"pseudoreal.dev/job-name": name, **EXECUTION}
         metadata = {"namespace": "default", "name": "llm-0", "uid": kind, "labels": labels}
         self.router.child_changed(kind, change, {"metadata": metadata, "status": status})
-        return self.look()
+        return self.take()
 
-    def look(self) -> list[tuple[Name, float | None]]:
-        asked, self._asked = self._asked, []
-        return asked
+    def take(self) -> list[tuple[Name, float | None]]:
+        requested, self._requested = self._requested, []
+        return requested
 
 
-def job(uid: str = "one", ended: str = "", spec: Json | None = None, **metadata: Any) -> Json:
+def make_job(uid: str = "one", ended: str = "", spec: Json | None = None, **metadata: Any) -> Json:
     conditions = [{"type": ended, "status": "True"}] if ended else []
     status = {"conditions": conditions} | ({"completionTime": clock.to_text(NOW)} if ended else {})
     about = {"namespace": "default", "name": "llm", "uid": uid, "generation": 1}
@@ -67,71 +73,71 @@ IDLE = IdleJob("7", 30.0)
 @pytest.mark.parametrize(
     ("happens", "is_idle"),
     [
-        (lambda asked: asked.job(None, resourceVersion="7"), True),
-        (lambda asked: asked.job(None, resourceVersion="8"), False),
-        (lambda asked: asked.job("MODIFIED", resourceVersion="8"), False),
-        (lambda asked: asked.child(), False),
-        (lambda asked: asked.child(name="another"), True),
-        (lambda asked: asked.router.invalidate_initial_list(JOB), False),
+        (lambda passes: passes.job(None, resourceVersion="7"), True),
+        (lambda passes: passes.job(None, resourceVersion="8"), False),
+        (lambda passes: passes.job("MODIFIED", resourceVersion="8"), False),
+        (lambda passes: passes.child(), False),
+        (lambda passes: passes.child(name="another"), True),
+        (lambda passes: passes.router.invalidate_initial_list(JOB), False),
     ],
 )
-def test_a_job_is_idle_until_something_changes(happens: Callable[[Asked], object], is_idle: bool) -> None:
-    asked = Asked()
-    asked.router.store_idle_jobs({JOB: IDLE})
-    happens(asked)
-    assert [asked.router.take_idle_job(JOB) for _ in range(2)] == [IDLE if is_idle else None, None], (
+def test_job_is_idle_until_something_changes(happens: Callable[[RequestedPasses], object], is_idle: bool) -> None:
+    passes = RequestedPasses()
+    passes.router.store_idle_jobs({JOB: IDLE})
+    happens(passes)
+    assert [passes.router.take_idle_job(JOB) for _ in range(2)] == [IDLE if is_idle else None, None], (
         "and for one pass only"
     )
 
 
-def test_a_job_that_changes_during_the_initial_list_gets_a_pass() -> None:
-    asked = Asked()
-    asked.router.initial_list_begins()
-    asked.child()
-    asked.router.store_idle_jobs({JOB: IDLE})
-    assert asked.router.take_idle_job(JOB) is None
+def test_job_that_changes_during_the_initial_list_gets_a_pass() -> None:
+    passes = RequestedPasses()
+    passes.router.begin_initial_list()
+    passes.child()
+    passes.router.store_idle_jobs({JOB: IDLE})
+    assert passes.router.take_idle_job(JOB) is None
 
 
-def test_a_job_that_changed_before_the_initial_list_may_be_idle() -> None:
+def test_job_that_changed_before_the_initial_list_may_be_idle() -> None:
     """A standby receives all events as well."""
-    asked = Asked()
-    asked.child()
-    asked.router.initial_list_begins()
-    asked.router.store_idle_jobs({JOB: IDLE})
-    assert asked.router.take_idle_job(JOB) == IDLE
+    passes = RequestedPasses()
+    passes.child()
+    passes.router.begin_initial_list()
+    passes.router.store_idle_jobs({JOB: IDLE})
+    assert passes.router.take_idle_job(JOB) == IDLE
 
 
-def test_the_echo_of_our_own_status_wakes_nobody() -> None:
-    asked = Asked()
-    assert asked.job("ADDED") == [(JOB, 0.0)]
-    assert asked.job() == []
-    assert asked.job(resourceVersion="8", managedFields=[]) == []
+def test_event_of_the_operators_own_status_write_causes_no_pass() -> None:
+    passes = RequestedPasses()
+    assert passes.job("ADDED") == [(JOB, 0.0)]
+    assert passes.job() == []
+    assert passes.job(resourceVersion="8", managedFields=[]) == []
 
 
-def test_what_a_pass_has_written_itself_is_no_news_and_what_others_wrote_is() -> None:
-    asked = Asked()
-    asked.job(None)
-    asked.router.status_written(job(ended="Complete"))
-    assert asked.job(ended="Complete") == []
-    assert asked.job(ended="Complete", generation=2) == [(JOB, 0.0)]
+def test_status_written_by_a_pass_causes_no_pass_but_other_writes_do() -> None:
+    passes = RequestedPasses()
+    passes.job(None)
+    passes.router.status_written(make_job(ended="Complete"))
+    assert passes.job(ended="Complete") == []
+    assert passes.job(ended="Complete", generation=2) == [(JOB, 0.0)]
 
 
-def test_what_a_pass_has_written_of_a_job_that_is_gone_is_forgotten() -> None:
-    asked = Asked()
-    asked.job(None)
-    asked.job("DELETED")
-    asked.router.status_written(job())
-    assert asked.child(phase="Running") == []
+def test_status_written_to_a_deleted_job_is_not_stored() -> None:
+    passes = RequestedPasses()
+    passes.job(None)
+    passes.job("DELETED")
+    passes.router.status_written(make_job())
+    assert passes.child(phase="Running") == []
 
 
-def test_a_child_that_only_repeats_itself_wakes_nobody() -> None:
-    asked = Asked()
-    asked.job(None)
-    assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
-    assert asked.child(phase="Running") == []
-    asked.router.child_changes_missed()
-    asked.look()
-    assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
+def test_repeated_event_of_a_child_causes_no_pass() -> None:
+    passes = RequestedPasses()
+    passes.job(None)
+    assert passes.child(phase="Running") == [(JOB, STARTING_SECONDS)]
+    assert passes.child(phase="Running") == []
+    passes.router.child_changes_missed()
+    passes.take()
+    assert passes.child(phase="Running") == [(JOB, STARTING_SECONDS)]
 
 
 @pytest.mark.parametrize(
@@ -139,62 +145,61 @@ def test_a_child_that_only_repeats_itself_wakes_nobody() -> None:
     [
         {"generation": 2},
         {"deletionTimestamp": "now"},
-        {"finalizers": ["pseudoreal.dev/cleanup"]},
         {"ended": "Failed"},
     ],
 )
-def test_a_changed_summary_requests_one_pass(change: Json) -> None:
-    asked = Asked()
-    asked.job(None)
-    assert asked.job(**change) == [(JOB, 0.0)]
-    assert asked.job(**change) == []
+def test_changed_summary_requests_one_pass(change: Json) -> None:
+    passes = RequestedPasses()
+    passes.job(None)
+    assert passes.job(**change) == [(JOB, 0.0)]
+    assert passes.job(**change) == []
 
 
-def test_jobs_that_were_there_before_give_way_to_news() -> None:
-    asked = Asked()
-    assert asked.job(None) == [(JOB, BACKLOG)]
+def test_jobs_found_at_the_start_go_to_the_backlog() -> None:
+    passes = RequestedPasses()
+    assert passes.job(None) == [(JOB, BACKLOG)]
     later = {"ended": "Failed", "spec": {"deadlines": {"ttlSecondsAfterFinished": 60}}}
-    assert asked.job(None, uid="two", **later) == [(JOB, 60.0)]
+    assert passes.job(None, uid="two", **later) == [(JOB, 60.0)]
 
 
-def test_a_deleted_job_is_forgotten_and_its_children_wake_nobody() -> None:
-    asked = Asked()
-    asked.job(None)
-    assert asked.job("DELETED") == []
-    assert asked.forgotten == [JOB]
-    assert asked.child() == []
+def test_deleted_job_is_forgotten_and_its_children_cause_no_pass() -> None:
+    passes = RequestedPasses()
+    passes.job(None)
+    assert passes.job("DELETED") == []
+    assert passes.forgotten == [JOB]
+    assert passes.child() == []
 
 
-def test_a_job_of_the_same_name_that_comes_before_the_old_one_is_gone_is_not_forgotten() -> None:
-    asked = Asked()
-    asked.job(None)
-    assert asked.job("ADDED", uid="two") == [(JOB, 0.0)]
-    assert asked.job("DELETED", uid="one") == [(JOB, 0.0)]
-    assert asked.forgotten == []
-    assert asked.child() == [(JOB, ROUTINE_SECONDS)]
+def test_successor_that_appears_before_the_deletion_event_is_kept() -> None:
+    passes = RequestedPasses()
+    passes.job(None)
+    assert passes.job("ADDED", uid="two") == [(JOB, 0.0)]
+    assert passes.job("DELETED", uid="one") == [(JOB, 0.0)]
+    assert passes.forgotten == []
+    assert passes.child() == [(JOB, ROUTINE_SECONDS)]
 
 
-def test_children_wake_their_job_and_no_other() -> None:
-    asked = Asked()
-    asked.job(None)
-    assert asked.child() == [(JOB, ROUTINE_SECONDS)]
-    assert asked.child("DELETED") == [(JOB, SOON_SECONDS)]
-    assert asked.child(name="another") == []
-    asked.router.child_changes_missed()
-    assert asked.look() == [(JOB, BACKLOG)]
+def test_changed_child_requests_a_pass_over_its_job_only() -> None:
+    passes = RequestedPasses()
+    passes.job(None)
+    assert passes.child() == [(JOB, ROUTINE_SECONDS)]
+    assert passes.child("DELETED") == [(JOB, URGENT_SECONDS)]
+    assert passes.child(name="another") == []
+    passes.router.child_changes_missed()
+    assert passes.take() == [(JOB, BACKLOG)]
 
 
-def test_of_an_ended_job_only_what_lives_is_news() -> None:
-    asked = Asked()
-    asked.job(None, ended="Complete")
-    assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
-    assert asked.child(kind="Job", active=1) == [(JOB, ROUTINE_SECONDS)]
-    assert asked.child(phase="Succeeded") == []
-    assert asked.child(phase="Failed") == []
-    assert asked.child(conditions=[{"type": "Complete", "status": "True"}]) == []
-    assert asked.child("DELETED", phase="Running") == []
-    asked.router.child_changes_missed()
-    assert asked.look() == []
+def test_children_of_an_ended_job_cause_a_pass_only_while_alive() -> None:
+    passes = RequestedPasses()
+    passes.job(None, ended="Complete")
+    assert passes.child(phase="Running") == [(JOB, STARTING_SECONDS)]
+    assert passes.child(kind="Job", active=1) == [(JOB, ROUTINE_SECONDS)]
+    assert passes.child(phase="Succeeded") == []
+    assert passes.child(phase="Failed") == []
+    assert passes.child(conditions=[{"type": "Complete", "status": "True"}]) == []
+    assert passes.child("DELETED", phase="Running") == []
+    passes.router.child_changes_missed()
+    assert passes.take() == []
 
 
 @pytest.mark.parametrize(
@@ -206,15 +211,13 @@ def test_of_an_ended_job_only_what_lives_is_news() -> None:
         ({"ended": "Failed", "spec": {"cleanUp": {"children": "Keep"}}}, None),
         ({"ended": "Failed", "spec": {"cleanUp": {"children": "Delete"}}}, 0.0),
         ({"ended": "Failed", "spec": {"deadlines": {"ttlSecondsAfterFinished": 60}}}, 60.0),
-        ({"ended": "Failed", "finalizers": ["pseudoreal.dev/cleanup"]}, 0.0),
         ({"deletionTimestamp": "now"}, None),
-        ({"deletionTimestamp": "now", "finalizers": ["other", "pseudoreal.dev/cleanup"]}, 0.0),
     ],
 )
-def test_what_a_job_costs_when_the_operator_starts(body: Json, after: float | None) -> None:
-    assert first_pass(job(**body), NOW) == after
+def test_delay_of_the_first_pass_depends_on_what_is_left_to_do(body: Json, after: float | None) -> None:
+    assert first_pass_delay(make_job(**body), NOW) == after
 
 
-def test_a_time_to_live_that_is_over_is_over() -> None:
+def test_first_pass_is_due_at_once_when_the_time_to_live_is_over() -> None:
     spec = {"deadlines": {"ttlSecondsAfterFinished": 60}}
-    assert first_pass(job(ended="Failed", spec=spec), NOW + timedelta(days=1)) == 0.0
+    assert first_pass_delay(make_job(ended="Failed", spec=spec), NOW + timedelta(days=1)) == 0.0

@@ -7,15 +7,15 @@ from typing import Any, cast
 import pytest
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator.cluster.api import Api, Name
-from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.initial_list import IdleJob, find_idle_jobs
 from pseudoreal_operator.loop.reconcile import Dependencies
+from pseudoreal_operator.metrics.registry import OperatorCounters
 from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
-from tests.unit.operator.lifecycle.steps import until
-from tests.unit.operator.world import SETTINGS, UID, World, make_job
+from tests.unit.operator.lifecycle.support.steps import run_until
+from tests.unit.operator.support.world import SETTINGS, UID, World, make_job
 
 Json = dict[str, Any]
 NAME = Name("default", "sim")
@@ -25,7 +25,7 @@ class Lists:
     """A fake API server that answers lists, and no other requests."""
 
     def __init__(self, world: World) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         metadata = {"name": "sim", "namespace": "default", "uid": UID, "resourceVersion": "7", "generation": 1}
         spec = world.job.spec.to_dict()
         self.bodies: dict[str, list[Json]] = {
@@ -37,32 +37,36 @@ class Lists:
             body["metadata"]["namespace"] = "default"
 
     async def each(self, kind: str, namespace: str | None, selector: str = "", **_: Any) -> AsyncIterator[Json]:
-        self.asked.append(f"{kind} {namespace} {selector}".strip())
+        self.requests.append(f"{kind} {namespace} {selector}".strip())
         for body in self.bodies[kind]:
             yield body
 
 
-def training() -> World:
-    world = until(World(make_job(spec__deadlines={"activeSeconds": 10**8})), "pseudo")
+def make_training_world() -> World:
+    world = run_until(World(make_job(spec__deadlines={"activeSeconds": 10**8})), "pseudo")
     world.settle()
     return world
 
 
-async def idle_job_of(world: World, change: Callable[[Lists], object] = str) -> IdleJob | None:
+async def find_idle_job(world: World, change: Callable[[Lists], object] = str) -> IdleJob | None:
     lists = Lists(world)
     change(lists)
-    found = await find_idle_jobs(deps(lists), lambda _name, _after: None)
-    assert lists.asked == ["Job None pseudoreal.dev/job-name", "Pod None pseudoreal.dev/job-name", "PseudoRealJob None"]
+    found = await find_idle_jobs(make_deps(lists), lambda _name, _after: None)
+    assert lists.requests == [
+        "Job None pseudoreal.dev/job-name",
+        "Pod None pseudoreal.dev/job-name",
+        "PseudoRealJob None",
+    ]
     return found.get(NAME)
 
 
-def deps(lists: Lists) -> Dependencies:
-    api, counts = cast(Api, lists), Counts()
-    return Dependencies(api, SETTINGS, ReportStore(), counts, EventRecorder(api, counts))
+def make_deps(lists: Lists) -> Dependencies:
+    api, counters = cast(Api, lists), OperatorCounters()
+    return Dependencies(api, SETTINGS, ReportStore(), counters, EventRecorder(api, counters))
 
 
-async def test_a_job_that_trains_rests_until_its_next_clock_runs_out() -> None:
-    idle = await idle_job_of(training())
+async def test_training_job_is_idle_until_its_next_deadline() -> None:
+    idle = await find_idle_job(make_training_world())
     assert idle is not None
     assert idle.version == "7"
     assert idle.wait is not None, "its deadline"
@@ -80,10 +84,6 @@ def _end(lists: Lists) -> None:
 
 def _delete(lists: Lists) -> None:
     lists.bodies["PseudoRealJob"][0]["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z"
-
-
-def _hold(lists: Lists) -> None:
-    lists.bodies["PseudoRealJob"][0]["metadata"]["finalizers"] = ["pseudoreal.dev/cleanup"]
 
 
 def _spoil(lists: Lists) -> None:
@@ -109,31 +109,31 @@ def _break(lists: Lists) -> None:
     lists.bodies["PseudoRealJob"][0]["status"]["activeSince"] = "noon"
 
 
-@pytest.mark.parametrize("change", [_garble, _break, _vanish, _end, _delete, _hold, _spoil, _steal, _forget])
-async def test_a_job_at_which_something_is_to_be_done_does_not_rest(change: Callable[[Lists], object]) -> None:
-    assert await idle_job_of(training(), change) is None
+@pytest.mark.parametrize("change", [_garble, _break, _vanish, _end, _delete, _spoil, _steal, _forget])
+async def test_job_with_work_to_do_is_not_idle(change: Callable[[Lists], object]) -> None:
+    assert await find_idle_job(make_training_world(), change) is None
 
 
-async def test_a_job_that_another_controller_manages_rests_whatever_is_to_be_done() -> None:
+async def test_job_managed_by_another_controller_is_idle() -> None:
     def manage(lists: Lists) -> None:
         lists.bodies["PseudoRealJob"][0]["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
         _end(lists)
 
-    assert await idle_job_of(training(), manage) == IdleJob("7", None)
+    assert await find_idle_job(make_training_world(), manage) == IdleJob("7", None)
 
 
-async def test_its_pods_are_heard_from_then_on() -> None:
-    lists, woken = Lists(training()), list[tuple[Name, float]]()
-    found = deps(lists)
+async def test_reports_of_an_idle_jobs_pods_are_followed() -> None:
+    lists, woken = Lists(make_training_world()), list[tuple[Name, float]]()
+    found = make_deps(lists)
     await find_idle_jobs(found, lambda name, after: woken.append((name, after)))
     report = PodReport(ranks=[RankReport(rank=0, activity="starting", seconds=0, step=0)])
     reporter = ReportingPod(("default", UID), Execution("pseudo", StageKind.TRAIN, 1), 0, "pod")
-    now = training().now
+    now = make_training_world().now
     assert found.report_store.store(reporter, report, now)
     assert woken == [(NAME, 1.0)]
 
 
-async def test_a_job_with_a_claim_of_its_own_rests_too() -> None:
-    world = until(World(make_job(spec__checkpoint={})), "pseudo")
+async def test_job_with_a_claim_of_its_own_can_be_idle() -> None:
+    world = run_until(World(make_job(spec__checkpoint={})), "pseudo")
     world.settle()
-    assert await idle_job_of(world) is not None
+    assert await find_idle_job(world) is not None

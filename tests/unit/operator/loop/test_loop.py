@@ -10,15 +10,15 @@ from pseudoreal_api.names import LABEL_JOB
 from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.loop import loop as module
-from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.event_recorder import EventRecorder
 from pseudoreal_operator.loop.job_metrics import JobMetrics
 from pseudoreal_operator.loop.loop import RESYNC_SECONDS, Loop
 from pseudoreal_operator.loop.reconcile import Callbacks, Dependencies, JobDeleted
+from pseudoreal_operator.metrics.registry import OperatorCounters
 from pseudoreal_operator.observe.report_store import ReportStore
 from pseudoreal_operator.settings import Settings
 
-from tests.unit.operator.cluster import virtual_time
+from tests.unit.operator.cluster.support import virtual_time
 
 
 class Server:
@@ -39,19 +39,19 @@ class Server:
             skipped(body, Unreadable("TooDeep", "it is deep"))
 
 
-def job(name: str, uid: str = "", version: int = 1) -> Json:
+def make_job(name: str, uid: str = "", version: int = 1) -> Json:
     return {"metadata": {"namespace": "n", "name": name, "uid": uid or name, "generation": version}, "spec": {}}
 
 
-def made(server: Server) -> Loop:
-    api, counts = cast(Api, server), Counts()
+def make_loop(server: Server) -> Loop:
+    api, counters = cast(Api, server), OperatorCounters()
     deps = Dependencies(
-        api, Settings("trainer:1", "IfNotPresent", ()), ReportStore(), counts, EventRecorder(api, counts)
+        api, Settings("trainer:1", "IfNotPresent", ()), ReportStore(), counters, EventRecorder(api, counters)
     )
     return Loop(deps, None, JobMetrics(CollectorRegistry()))
 
 
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Name]:
+def record_passes(monkeypatch: pytest.MonkeyPatch) -> list[Name]:
     """Return a list to which the name of each job is added that gets a pass from now on."""
     names: list[Name] = []
 
@@ -63,63 +63,63 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Name]:
     return names
 
 
-async def _serve(loop: Loop) -> None:
-    async with loop._queue.workers(2):
+async def _run_workers(loop: Loop) -> None:
+    async with loop._queue.run_workers(2):
         await asyncio.sleep(1)
 
 
-def test_all_jobs_of_a_list_have_a_pass_and_so_have_those_that_are_missing_or_unreadable(
+def test_listed_missing_and_unreadable_jobs_each_get_a_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server, names = Server(), served(monkeypatch)
+    server, names = Server(), record_passes(monkeypatch)
 
     async def main() -> None:
-        loop = made(server)
-        loop.job_changed("ADDED", job("gone"))
-        server.jobs, server.skipped = [job("a"), job("b")], [job("deep"), {"metadata": {}}]
+        loop = make_loop(server)
+        loop.job_changed("ADDED", make_job("gone"))
+        server.jobs, server.skipped = [make_job("a"), make_job("b")], [make_job("deep"), {"metadata": {}}]
         await loop._list_jobs_once()
-        await _serve(loop)
+        await _run_workers(loop)
 
     virtual_time.run(main())
     assert {name.name for name in names} == {"a", "b", "deep", "gone"}
 
 
-def test_a_change_that_is_told_during_a_list_is_newer_than_the_list() -> None:
+def test_change_reported_during_a_list_wins_over_the_list() -> None:
     server = Server()
 
     async def main() -> None:
-        loop = made(server)
-        server.jobs = [job("first"), job("second")]
-        server.during = lambda: loop.job_changed("DELETED", job("second"))
-        loop.job_changed("ADDED", job("second"))
-        loop.jobs_missed()
+        loop = make_loop(server)
+        server.jobs = [make_job("first"), make_job("second")]
+        server.during = lambda: loop.job_changed("DELETED", make_job("second"))
+        loop.job_changed("ADDED", make_job("second"))
+        loop.job_changes_missed()
         await loop._list_jobs_once()
-        assert loop._router.known() == {Name("n", "first")}
+        assert loop._router.known_names() == {Name("n", "first")}
 
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize("body", [{}, {"metadata": None}, job("a") | {"status": {"conditions": [3]}}])
-def test_nothing_that_a_job_says_ends_its_watch(body: Json, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = served(monkeypatch)
+@pytest.mark.parametrize("body", [{}, {"metadata": None}, make_job("a") | {"status": {"conditions": [3]}}])
+def test_malformed_job_does_not_end_the_watch(body: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = record_passes(monkeypatch)
 
     async def main() -> None:
-        loop = made(Server())
+        loop = make_loop(Server())
         loop.job_changed("MODIFIED", body)
-        loop.job_changed("ADDED", job("good"))
-        await _serve(loop)
+        loop.job_changed("ADDED", make_job("good"))
+        await _run_workers(loop)
 
     virtual_time.run(main())
     assert Name("n", "good") in names
 
 
-def test_a_child_of_which_only_metadata_could_be_read_wakes_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = served(monkeypatch)
+def test_child_with_readable_metadata_only_requests_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = record_passes(monkeypatch)
 
     async def main() -> None:
-        loop = made(Server())
-        loop.job_changed("ADDED", job("a"))
-        async with loop._queue.workers(2):
+        loop = make_loop(Server())
+        loop.job_changed("ADDED", make_job("a"))
+        async with loop._queue.run_workers(2):
             await asyncio.sleep(1)
             metadata = {"namespace": "n", "name": "p", "uid": "u", "labels": {LABEL_JOB: "a"}}
             for change in ("MODIFIED", "DELETED"):
@@ -130,30 +130,30 @@ def test_a_child_of_which_only_metadata_could_be_read_wakes_its_job(monkeypatch:
     assert names == [Name("n", "a")] * 3
 
 
-def test_a_job_that_turns_out_to_be_gone_is_forgotten_and_its_successor_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_job_is_forgotten_and_its_successor_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        loop = made(Server())
+        loop = make_loop(Server())
 
         async def reconcile(*_: Any) -> float | None:
-            loop.job_changed("ADDED", job("a", uid="two"))
+            loop.job_changed("ADDED", make_job("a", uid="two"))
             raise JobDeleted
 
         monkeypatch.setattr(module, "reconcile", reconcile)
-        loop.job_changed("ADDED", job("a"))
+        loop.job_changed("ADDED", make_job("a"))
         assert await loop._pass(Name("n", "a")) is None
         assert loop._router.uids_of(Name("n", "a")) == {"two"}
 
     virtual_time.run(main())
 
 
-def test_a_job_at_which_nothing_happens_is_looked_at_within_ten_hours(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = served(monkeypatch)
+def test_unchanged_job_is_reconciled_within_ten_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = record_passes(monkeypatch)
 
     async def main() -> None:
-        loop = made(Server())
+        loop = make_loop(Server())
         for number in range(20):
-            loop.job_changed("ADDED", job(f"job-{number}"))
-        async with loop._queue.workers(2):
+            loop.job_changed("ADDED", make_job(f"job-{number}"))
+        async with loop._queue.run_workers(2):
             await asyncio.sleep(RESYNC_SECONDS * 0.7)
             assert len(names) == 20
             await asyncio.sleep(RESYNC_SECONDS * 0.2)
@@ -164,39 +164,39 @@ def test_a_job_at_which_nothing_happens_is_looked_at_within_ten_hours(monkeypatc
     assert len(names) == 40
 
 
-def test_a_job_of_many_pods_is_not_listed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_with_many_pods_is_listed_at_most_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[float] = []
 
     async def reconcile(_deps: Dependencies, _name: Name, callbacks: Callbacks) -> float | None:
         begun.append(asyncio.get_running_loop().time())
-        callbacks.listed(10_000)
+        callbacks.children_listed(10_000)
         return None
 
     monkeypatch.setattr(module, "reconcile", reconcile)
 
     async def main() -> None:
-        loop = made(Server())
-        loop.job_changed("ADDED", job("a"))
-        async with loop._queue.workers(2):
+        loop = make_loop(Server())
+        loop.job_changed("ADDED", make_job("a"))
+        async with loop._queue.run_workers(2):
             for second in range(100):
-                loop.job_changed("MODIFIED", job("a", version=second + 2))
+                loop.job_changed("MODIFIED", make_job("a", version=second + 2))
                 await asyncio.sleep(1)
 
     virtual_time.run(main())
     assert 10 <= len(begun) <= 12
 
 
-def test_jobs_of_another_namespace_do_not_wait_for_all_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = served(monkeypatch)
+def test_jobs_of_one_namespace_do_not_delay_another_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = record_passes(monkeypatch)
 
     async def main() -> None:
-        loop = made(Server())
+        loop = make_loop(Server())
         for number in range(200):
-            loop.job_changed("ADDED", job(f"job-{number}"))
-        hers = job("hers")
+            loop.job_changed("ADDED", make_job(f"job-{number}"))
+        hers = make_job("hers")
         hers["metadata"]["namespace"] = "alice"
         loop.job_changed("ADDED", hers)
-        await _serve(loop)
+        await _run_workers(loop)
 
     virtual_time.run(main())
     assert names.index(Name("alice", "hers")) < 5

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pseudoreal_operator.cluster.retry import Pause
+from pseudoreal_operator.cluster.retry import Backoff
 from pseudoreal_operator.loop.queue import WorkQueue
 from pseudoreal_operator.tasks import dead_tasks, live_tasks
 
 from tests.support.depth import DEPTH
-from tests.unit.operator.cluster import virtual_time
+from tests.unit.operator.cluster.support import virtual_time
 
 WORKERS = 3
 
@@ -31,7 +31,7 @@ class Work:
         self.begun: list[tuple[str, float]] = []
         self.at_once: Counter[str] = Counter()
         self.most_at_once = self.most_of_one = 0
-        self.binding = False
+        self.is_retry_after = False
         self.is_open = True
         self.queue: WorkQueue[str] = WorkQueue(
             self._pass, self._failed, group=lambda key: key.partition("/")[0], is_open=lambda: self.is_open
@@ -52,22 +52,22 @@ class Work:
         left = self.waits.get(key)
         return left.pop(0) if left else None
 
-    def _failed(self, _key: str, _error: Exception, failures: int) -> Pause | None:
-        return Pause(10.0 * failures, self.binding)
+    def _failed(self, _key: str, _error: Exception, failures: int) -> Backoff | None:
+        return Backoff(10.0 * failures, self.is_retry_after)
 
     def times(self, key: str = "a") -> list[float]:
         return [moment for begun, moment in self.begun if begun == key]
 
     def run(self, main: Coroutine[Any, Any, None], lasting: float = 1000.0) -> None:
         async def whole() -> None:
-            async with self.queue.workers(WORKERS):
+            async with self.queue.run_workers(WORKERS):
                 await main
                 await asyncio.sleep(lasting)
 
         virtual_time.run(whole())
 
 
-def test_keys_that_wait_are_served_once() -> None:
+def test_waiting_key_gets_one_pass() -> None:
     work = Work(seconds=1)
 
     async def main() -> None:
@@ -78,7 +78,7 @@ def test_keys_that_wait_are_served_once() -> None:
     assert work.times() == [0]
 
 
-def test_a_key_that_is_added_during_its_pass_gets_another_one_after_it() -> None:
+def test_key_added_during_its_pass_gets_another_pass_afterwards() -> None:
     work = Work(seconds=10)
 
     async def main() -> None:
@@ -91,7 +91,7 @@ def test_a_key_that_is_added_during_its_pass_gets_another_one_after_it() -> None
     assert work.times() == [0, 10]
 
 
-def test_the_earliest_of_several_moments_counts_and_a_pass_serves_them_all() -> None:
+def test_earliest_of_several_requested_times_counts_and_one_pass_serves_all() -> None:
     work = Work()
 
     async def main() -> None:
@@ -104,7 +104,7 @@ def test_the_earliest_of_several_moments_counts_and_a_pass_serves_them_all() -> 
     assert work.times() == [20]
 
 
-def test_a_pass_says_when_the_next_is_due() -> None:
+def test_pass_says_when_the_next_one_is_due() -> None:
     work = Work(waits={"a": [0.0, 60.0]})
 
     async def main() -> None:
@@ -114,7 +114,7 @@ def test_a_pass_says_when_the_next_is_due() -> None:
     assert work.times() == [0, 0, 60]
 
 
-def test_news_during_a_pass_comes_before_what_the_pass_says() -> None:
+def test_key_added_during_its_pass_overrides_the_delay_that_the_pass_returns() -> None:
     work = Work(seconds=1, waits={"a": [60.0]})
 
     async def main() -> None:
@@ -126,7 +126,7 @@ def test_news_during_a_pass_comes_before_what_the_pass_says() -> None:
     assert work.times() == [0, 10.5]
 
 
-def test_failures_wait_longer_and_longer_and_an_event_ends_the_wait() -> None:
+def test_backoff_of_a_failed_pass_grows_and_an_event_ends_it() -> None:
     work = Work(failures=3)
 
     async def main() -> None:
@@ -139,9 +139,9 @@ def test_failures_wait_longer_and_longer_and_an_event_ends_the_wait() -> None:
     assert work.times() == [0, 10, 12, 42]
 
 
-def test_what_the_api_server_asked_for_no_event_makes_shorter() -> None:
+def test_no_event_shortens_a_retry_after() -> None:
     work = Work(seconds=1, failures=1)
-    work.binding = True
+    work.is_retry_after = True
 
     async def main() -> None:
         work.queue.add("a")
@@ -154,7 +154,7 @@ def test_what_the_api_server_asked_for_no_event_makes_shorter() -> None:
     assert work.queue._not_before == {}, "nothing is kept of it"
 
 
-def test_news_come_before_a_backlog_and_serve_it() -> None:
+def test_changes_come_before_the_backlog_and_serve_its_keys() -> None:
     work = Work(seconds=1)
     backlog = [f"old-{number}" for number in range(3 * WORKERS)]
 
@@ -171,7 +171,7 @@ def test_news_come_before_a_backlog_and_serve_it() -> None:
     assert [key for key, _ in work.begun] == [*first, "news", backlog[-1], *then, *backlog[WORKERS + 1 : -1]]
 
 
-def test_a_timer_does_not_wait_for_the_backlog() -> None:
+def test_due_timer_does_not_wait_for_the_backlog() -> None:
     work = Work(seconds=10)
 
     async def main() -> None:
@@ -183,9 +183,9 @@ def test_a_timer_does_not_wait_for_the_backlog() -> None:
     assert work.times() == [10]
 
 
-def test_a_backlog_does_not_ask_again_before_the_api_server_wants_it() -> None:
+def test_backlog_respects_a_retry_after() -> None:
     work = Work(seconds=1, failures=1)
-    work.binding = True
+    work.is_retry_after = True
 
     async def main() -> None:
         work.queue.add("a")
@@ -196,7 +196,7 @@ def test_a_backlog_does_not_ask_again_before_the_api_server_wants_it() -> None:
     assert work.times() == [0, 11]
 
 
-def test_a_backlog_is_served_under_constant_news() -> None:
+def test_backlog_is_served_under_constant_changes() -> None:
     work = Work(seconds=1)
 
     async def main() -> None:
@@ -213,7 +213,7 @@ def test_a_backlog_is_served_under_constant_news() -> None:
     assert max(ends) <= 40
 
 
-def test_namespaces_take_turns() -> None:
+def test_namespaces_take_turns_in_the_queue() -> None:
     work = Work(seconds=1)
 
     async def main() -> None:
@@ -231,7 +231,7 @@ def test_one_namespace_leaves_workers_for_others() -> None:
     work, workers = Work(seconds=100), 16
 
     async def whole() -> None:
-        async with work.queue.workers(workers):
+        async with work.queue.run_workers(workers):
             for number in range(50):
                 work.queue.add(f"mallory/{number}")
             await asyncio.sleep(10)
@@ -250,7 +250,7 @@ def test_one_namespace_leaves_one_of_two_workers_for_others() -> None:
     work = Work(seconds=100)
 
     async def whole() -> None:
-        async with work.queue.workers(2):
+        async with work.queue.run_workers(2):
             for number in range(3):
                 work.queue.add(f"mallory/{number}")
             await asyncio.sleep(10)
@@ -268,7 +268,7 @@ class Odd(Exception):
 
 
 @pytest.mark.parametrize("error", [Odd, RecursionError, asyncio.CancelledError, MemoryError])
-def test_workers_outlive_their_passes_and_what_is_called_when_these_fail(error: type[BaseException]) -> None:
+def test_workers_survive_errors_of_passes_and_of_failure_handlers(error: type[BaseException]) -> None:
     served: list[str] = []
 
     async def work(key: str) -> float | None:
@@ -277,14 +277,14 @@ def test_workers_outlive_their_passes_and_what_is_called_when_these_fail(error: 
         served.append(key)
         return None
 
-    def failed(key: str, _error: Exception, _failures: int) -> Pause | None:
+    def failed(key: str, _error: Exception, _failures: int) -> Backoff | None:
         if key == "bad-0":
             return None
         raise Odd
 
     async def main() -> None:
         queue: WorkQueue[str] = WorkQueue(work, failed)
-        async with queue.workers(2):
+        async with queue.run_workers(2):
             for number in range(3):
                 queue.add(f"bad-{number}")
             await asyncio.sleep(30)
@@ -297,9 +297,9 @@ def test_workers_outlive_their_passes_and_what_is_called_when_these_fail(error: 
     assert served == ["good"]
 
 
-def test_a_key_that_has_failed_for_good_is_left_alone_until_it_is_added() -> None:
+def test_key_that_has_failed_for_good_waits_until_it_is_added() -> None:
     work = Work(failures=10)
-    work.queue._failed = lambda _key, _error, failures: None if failures == 3 else Pause(1.0)
+    work.queue._failed = lambda _key, _error, failures: None if failures == 3 else Backoff(1.0)
 
     async def main() -> None:
         work.queue.add("a")
@@ -311,14 +311,14 @@ def test_a_key_that_has_failed_for_good_is_left_alone_until_it_is_added() -> Non
     assert work.times() == [0, 1, 2, 100, 101, 102], "and its failures are counted anew"
 
 
-def test_nothing_makes_a_pause_shorter_that_a_pass_has_asked_for() -> None:
+def test_blocked_key_gets_no_pass_before_its_time() -> None:
     work = Work(seconds=1)
 
     async def main() -> None:
         work.queue.add("a")
         await asyncio.sleep(0.1)
         work.queue.add("a", 2)
-        work.queue.hold("a", 10)
+        work.queue.block("a", 10)
         for _ in range(5):
             work.queue.add("a")
             work.queue.add_backlog("a")
@@ -328,7 +328,7 @@ def test_nothing_makes_a_pause_shorter_that_a_pass_has_asked_for() -> None:
     assert work.times() == [0, 10.1]
 
 
-def test_while_the_queue_is_closed_no_pass_begins_and_none_is_lost() -> None:
+def test_closed_queue_starts_no_pass_and_loses_none() -> None:
     work = Work(seconds=1)
 
     async def main() -> None:
@@ -344,7 +344,7 @@ def test_while_the_queue_is_closed_no_pass_begins_and_none_is_lost() -> None:
     assert work.begun[-1][1] < 1810
 
 
-def test_a_key_that_is_forgotten_is_left_alone() -> None:
+def test_forgotten_key_gets_no_pass() -> None:
     work = Work(seconds=1)
 
     async def main() -> None:
@@ -359,7 +359,7 @@ def test_a_key_that_is_forgotten_is_left_alone() -> None:
     assert [key for key, _ in work.begun] == ["b", "c", "d"]
 
 
-def test_at_the_end_a_pass_that_goes_on_may_end_and_none_begins() -> None:
+def test_shutdown_lets_a_running_pass_end_and_starts_none() -> None:
     work, done = Work(seconds=3), list[float]()
 
     async def main() -> None:
@@ -368,7 +368,7 @@ def test_at_the_end_a_pass_that_goes_on_may_end_and_none_begins() -> None:
         await asyncio.sleep(1)
 
     async def whole() -> None:
-        async with work.queue.workers(WORKERS):
+        async with work.queue.run_workers(WORKERS):
             await main()
         done.append(now())
 
@@ -377,7 +377,7 @@ def test_at_the_end_a_pass_that_goes_on_may_end_and_none_begins() -> None:
     assert len(work.begun) == WORKERS
 
 
-def test_the_end_cuts_off_a_pass_that_hangs() -> None:
+def test_shutdown_cancels_a_hanging_pass() -> None:
     work = Work(seconds=1e6)
 
     async def main() -> None:
@@ -399,7 +399,7 @@ _ACTIONS = st.lists(
 
 @settings(max_examples=DEPTH.of(150, 5000))
 @given(_ACTIONS, st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 4))
-def test_every_wake_up_is_followed_by_a_whole_pass(
+def test_every_added_key_gets_a_whole_pass_afterwards(
     actions: list[tuple[str, str, float]], seconds: float, failures: int
 ) -> None:
     work, owed = Work(seconds=seconds, failures=failures), dict[str, float]()
@@ -420,4 +420,4 @@ def test_every_wake_up_is_followed_by_a_whole_pass(
     assert work.most_at_once <= WORKERS
     for key, moment in owed.items():
         assert work.times(key)[-1] >= moment, f"{key} was added at {moment}, and its last pass began before"
-    assert not work.queue._wanted, "nothing is left undone"
+    assert not work.queue._pending, "nothing is left undone"

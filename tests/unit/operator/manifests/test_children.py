@@ -12,7 +12,7 @@ from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.observe.stages import Stage, StageKind
 
 from tests.support.names import bare
-from tests.unit.operator.manifests.rendered import (
+from tests.unit.operator.manifests.support.rendered import (
     DELINK,
     TRAIN,
     config_of,
@@ -23,7 +23,7 @@ from tests.unit.operator.manifests.rendered import (
     pod,
     pod_of,
 )
-from tests.unit.operator.world import SETTINGS, UID, make_job
+from tests.unit.operator.support.world import SETTINGS, UID, make_job
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ def test_the_job_is_made_last() -> None:
 
 
 @pytest.mark.parametrize(("stage", "name"), [(TRAIN, "sim-real-e3"), (DELINK, "sim-real-delink-e3")])
-def test_names_labels_and_owner(stage: Stage, name: str) -> None:
+def test_children_have_names_labels_and_owner(stage: Stage, name: str) -> None:
     for child in made(stage).values():
         metadata = child["metadata"]
         assert metadata["namespace"] == "default"
@@ -62,7 +62,7 @@ def test_the_configuration_is_the_contract_s() -> None:
     assert delink.work_directory == config.work_directory
 
 
-def test_all_workers_together_or_none() -> None:
+def test_job_runs_all_workers_and_replaces_none() -> None:
     spec = made()["Job"]["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
     assert (spec["backoffLimitPerIndex"], spec["podReplacementPolicy"]) == (0, "Failed")
@@ -144,7 +144,7 @@ def test_the_pod_asks_for_no_right_it_does_not_need() -> None:
     assert security["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_a_read_only_root_leaves_a_place_to_write() -> None:
+def test_read_only_root_has_a_writable_tmp() -> None:
     mounts = {mount["mountPath"]: mount for mount in container()["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod()["volumes"]}
     assert volumes[mounts["/tmp"]["name"]] == {"name": "tmp", "emptyDir": {}}
@@ -155,7 +155,7 @@ def test_a_read_only_root_leaves_a_place_to_write() -> None:
     assert container()["command"][-1] == "/etc/pseudoreal/config.json"
 
 
-def test_there_is_time_to_save_and_a_last_word() -> None:
+def test_pod_has_a_grace_period_and_a_termination_message() -> None:
     assert pod()["terminationGracePeriodSeconds"] == 120
     assert environment()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "100"
     assert container()["terminationMessagePolicy"] == "FallbackToLogsOnError"
@@ -186,7 +186,7 @@ def test_checkpoints_in_object_storage_need_no_claim(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [TRAIN, DELINK])
-def test_four_keys_of_the_credentials_become_variables_and_no_others(stage: Stage) -> None:
+def test_only_four_keys_of_the_credentials_become_variables(stage: Stage) -> None:
     """Otherwise the author of the Secret could set RANK, MASTER_ADDR or PSEUDOREAL_OUTCOME_DIRECTORY."""
     objects = {"url": "s3://bucket", "credentialsSecretName": "s3"}
     changes = {"spec__checkpoint": {"storage": {"type": "ObjectStorage", "objectStorage": objects}}}
@@ -215,7 +215,7 @@ def test_object_storage_of_the_cloud_needs_neither_keys_nor_endpoint() -> None:
     assert "AWS_ENDPOINT_URL" not in environment(**changes)
 
 
-def test_a_phase_has_its_own_pod_over_that_of_the_job() -> None:
+def test_pod_settings_of_a_phase_override_those_of_the_job() -> None:
     job = {
         "image": "registry.example/mine:1",
         "env": [{"name": "BOTH", "value": "job"}, {"name": "JOB", "value": "1"}],
@@ -241,7 +241,7 @@ def test_a_phase_has_its_own_pod_over_that_of_the_job() -> None:
     )
 
 
-def test_a_corpus_on_a_volume() -> None:
+def test_corpus_volume_is_mounted_read_only() -> None:
     claim = {"persistentVolumeClaim": {"claimName": "text"}}
     changes = {"spec__data": {"path": "/data", "volume": claim}}
     assert {"name": "data"} | claim in pod(**changes)["volumes"]
@@ -268,7 +268,7 @@ def test_state_that_may_be_on_disk_has_a_volume(offload: Json) -> None:
     assert "offload" not in {volume["name"] for volume in pod(DELINK, **changes)["volumes"]}
 
 
-def test_the_user_chooses_the_disk() -> None:
+def test_offload_volume_is_the_users_choice() -> None:
     claim = {"ephemeral": {"volumeClaimTemplate": {"spec": {"storageClassName": "nvme"}}}}
     changes = {"spec__phases__1__offload": {"home": "Disk", "volume": claim}}
     assert {"name": "offload"} | claim in pod(**changes)["volumes"]
@@ -281,7 +281,7 @@ def test_state_that_is_never_on_disk_has_no_volume(offload: Json) -> None:
     assert "/offload" not in {mount["mountPath"] for mount in container(**changes)["volumeMounts"]}
 
 
-def test_weights_are_mounted_where_they_are_begun_with() -> None:
+def test_weights_are_mounted_in_the_first_phase() -> None:
     claim = {"persistentVolumeClaim": {"claimName": "llama"}}
     weights = {"path": "/weights", "volume": claim}
     changes = {"spec__checkpoint__startFrom": {"type": "HuggingFace", "huggingFace": weights}}
@@ -299,7 +299,7 @@ def test_weights_are_mounted_where_they_are_begun_with() -> None:
     assert config.start_from is None
 
 
-def test_gpus() -> None:
+def test_gpus_set_nccl_debug_and_are_kept_from_delinks() -> None:
     limits = {"nvidia.com/gpu": 4, "memory": "16Gi"}
     changes = {"spec__phases__1__resources": {"limits": limits}, "spec__phases__1__batch": {"sequences": 8}}
     found = environment(**changes)
@@ -310,7 +310,7 @@ def test_gpus() -> None:
     assert "NCCL_DEBUG" not in environment()
 
 
-def test_images_queues_and_priorities() -> None:
+def test_image_queue_and_priority_come_from_the_spec() -> None:
     assert (container()["image"], container()["imagePullPolicy"]) == (SETTINGS.trainer_image, "IfNotPresent")
     assert container(spec__pod={"image": "mine:1"})["image"] == "mine:1"
     changes = {"spec__scheduling": {"queue": "gold", "priorityClassName": "high"}}
@@ -372,7 +372,7 @@ def test_an_overlay_adds_without_taking_away() -> None:
         {"spec": {"containers": [{"name": "trainer", "env": [{"name": "PET_RDZV_ID", "value": "mine"}]}]}},
     ],
 )
-def test_no_overlay_takes_away_what_the_operator_needs(template: Json, stage: Stage) -> None:
+def test_no_overlay_removes_indispensable_fields(template: Json, stage: Stage) -> None:
     """Without its labels a pod would not belong to the job; without PET_* each pod would train alone."""
     plain, overlaid = (made(stage, **changes)["Job"]["spec"]["template"] for changes in ({}, _overlay(template)))
     for kind in ("labels", "annotations"):
@@ -383,7 +383,7 @@ def test_no_overlay_takes_away_what_the_operator_needs(template: Json, stage: St
     assert all(entry in overlaid["spec"]["containers"][0]["env"] for entry in env)
 
 
-def test_a_null_takes_no_variables_away_and_other_nulls_remove() -> None:
+def test_null_keeps_variables_and_removes_other_fields() -> None:
     nulls = {"securityContext": {"runAsUser": None}, "containers": [{"name": "trainer", "env": None}]}
     assert environment(**_overlay({"spec": nulls})) == environment()
     assert pod(**_overlay({"spec": nulls}))["securityContext"]["runAsUser"] is None
@@ -394,7 +394,7 @@ def _overlay(template: Json) -> Json:
 
 
 @pytest.mark.parametrize(("grace", "shutdown"), [(600, "580"), (30, "25")])
-def test_ranks_have_the_time_that_the_template_gives(grace: int, shutdown: str) -> None:
+def test_shutdown_timeout_follows_the_grace_period_of_the_template(grace: int, shutdown: str) -> None:
     template = {"spec": {"terminationGracePeriodSeconds": grace}}
     assert pod(**_overlay(template))["terminationGracePeriodSeconds"] == grace
     assert environment(**_overlay(template))["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == shutdown
@@ -425,7 +425,7 @@ def test_no_volume_takes_the_name_of_another() -> None:
         ([], [{"name": "x"}], [{"name": "x"}]),
     ],
 )
-def test_merging(base: Any, overlay: Any, merged: Any) -> None:
+def test_merge_merges_maps_and_named_lists(base: Any, overlay: Any, merged: Any) -> None:
     assert merge(base, overlay) == merged
 
 
@@ -453,7 +453,7 @@ def test_merging(base: Any, overlay: Any, merged: Any) -> None:
         ({"spec__data": {"path": "/d", "volume": {"csi": {"a": "x" * 66_000}}}}, "at most 65536 can be"),
     ],
 )
-def test_what_is_refused(changes: dict[str, Any], says: str) -> None:
+def test_invalid_templates_are_rejected(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         check(make_job(**changes).spec)
 
@@ -467,7 +467,7 @@ STAYS = {
 
 
 @pytest.mark.parametrize("stage", [TRAIN, DELINK])
-def test_proxies_and_moves_are_declined_unless_the_user_wants_them(stage: Stage) -> None:
+def test_injection_and_eviction_are_declined_by_default(stage: Stage) -> None:
     declined = made(stage)["Job"]["spec"]["template"]["metadata"]
     assert STAYS.items() <= declined["annotations"].items()
     assert declined["labels"]["sidecar.istio.io/inject"] == "false"

@@ -12,7 +12,7 @@ from pseudoreal_trainer.plan.memory.homes import activation_peaks
 from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.units import units_of
 
-from tests.unit.operator.world import make_job
+from tests.unit.operator.support.world import make_job
 
 LARGE = {
     "layers": 8,
@@ -45,7 +45,7 @@ OFFLOAD = {"spec__phases__1__offload": {"home": "Disk"}}
     ],
     ids=str,
 )
-def test_it_is_at_least_what_the_plan_needs_and_not_much_more(changes: dict[str, Any], compute: str) -> None:
+def test_size_limit_is_just_above_the_planned_bytes(changes: dict[str, Any], compute: str) -> None:
     job = make_job(spec__model=LARGE, spec__precision={"compute": compute}, **OFFLOAD | changes)
     config = phase_config(job, 1, execution=1, work_directory="/w", offload_directory="/o")
     sizes = phase_sizes(config, "cpu")
@@ -75,7 +75,7 @@ def test_it_is_at_least_what_the_plan_needs_and_not_much_more(changes: dict[str,
     ],
     ids=str,
 )
-def test_a_claim_has_room_for_twice_what_is_kept(changes: dict[str, Any], compute: str) -> None:
+def test_claim_has_room_for_twice_the_kept_checkpoints(changes: dict[str, Any], compute: str) -> None:
     """The need is summed independently: the trainer's own units, at each step whose checkpoint is kept."""
     job = make_job(spec__model=LARGE, spec__precision={"compute": compute}, **changes)
     word, ends, kept = (8 if compute == "float64" else 4), [10, 20], job.spec.checkpoint

@@ -14,17 +14,17 @@ _NEWER = {"gang-native": "1.37"}
 
 
 @pytest.mark.parametrize("name", golden.names())
-def test_the_jobs_are_good(name: str) -> None:
+def test_golden_jobs_are_valid(name: str) -> None:
     check(check_job(golden.job(name)).spec)
 
 
 @pytest.mark.parametrize("name", golden.names())
-def test_the_children_are_those_that_were_read(name: str) -> None:
+def test_children_equal_the_golden_files(name: str) -> None:
     assert golden.rendered(name) == golden.stored(name), "python -m tests.golden renders them anew; read the difference"
 
 
 @pytest.mark.parametrize("name", golden.names())
-def test_the_children_follow_kubernetes_schemas(name: str) -> None:
+def test_children_follow_kubernetes_schemas(name: str) -> None:
     version = _NEWER.get(name, KUBERNETES)
     for manifest in golden.manifests(name):
         if manifest["kind"] != "PodGroup" or name in _NEWER:

@@ -6,7 +6,7 @@ import pytest
 from pseudoreal_operator.lifecycle.acceptance import check
 from pseudoreal_operator.manifests.network import rendezvous_port
 
-from tests.unit.operator.manifests.rendered import (
+from tests.unit.operator.manifests.support.rendered import (
     DELINK,
     SITE,
     TRAIN,
@@ -19,7 +19,7 @@ from tests.unit.operator.manifests.rendered import (
     pod,
     rendered,
 )
-from tests.unit.operator.world import UID, make_job
+from tests.unit.operator.support.world import UID, make_job
 
 Json = dict[str, Any]
 
@@ -49,14 +49,14 @@ def nccl(**network: Any) -> dict[str, str]:
     return {name: value for name, value in found.items() if name.startswith(("NCCL_", "GLOO_"))}
 
 
-def test_a_delink_is_alone() -> None:
+def test_delink_ignores_network_settings_and_has_only_a_job() -> None:
     """A delink is one process that copies bytes."""
     with_all = made(DELINK, spec__network=EVERYTHING, **MEMORY)
     assert with_all["Job"] == made(DELINK, **MEMORY)["Job"]
     assert list(with_all) == ["Job"]
 
 
-def test_by_default_nothing_is_asked_for() -> None:
+def test_network_defaults_request_nothing() -> None:
     assert nccl() == {}
     assert not {"hostNetwork", "dnsPolicy", "affinity"} & pod().keys()
     assert not [name for name in template()["metadata"]["annotations"] if "networks" in name]
@@ -79,7 +79,7 @@ def test_the_environment_of_nccl_and_gloo(network: Json, expected: dict[str, str
     assert nccl(**network) == expected
 
 
-def test_the_user_s_environment_wins() -> None:
+def test_users_environment_overrides_network_settings() -> None:
     changes = {"spec__network": {"mode": "Socket"}, "spec__pod": {"env": [{"name": "NCCL_NET", "value": "mine"}]}}
     assert environment(**changes)["NCCL_NET"] == "mine"
 
@@ -109,7 +109,7 @@ def test_adapters_are_requested_and_limited() -> None:
     }
 
 
-def test_attached_networks() -> None:
+def test_attached_networks_become_an_annotation() -> None:
     found = template(spec__network={"networks": ["fabric-a", "net-system/fabric-b"]})
     assert found["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "fabric-a,net-system/fabric-b"
 
@@ -127,7 +127,7 @@ def test_attached_networks() -> None:
         ({"limits": {"cpu": 1}}, {"limits": {"cpu": 1}, "requests": {}}),
     ],
 )
-def test_shared_memory_is_memory(given: Json, expected: Json) -> None:
+def test_shared_memory_is_added_to_the_memory_request(given: Json, expected: Json) -> None:
     changes = {"spec__network": {"sharedMemory": "8Gi"}, "spec__phases__1__resources": given}
     assert container(**changes)["resources"] == expected
     assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}} in pod(**changes)["volumes"]
@@ -135,7 +135,7 @@ def test_shared_memory_is_memory(given: Json, expected: Json) -> None:
 
 
 @pytest.mark.parametrize("size", ["2Mi", "1Gi"])
-def test_huge_pages(size: str) -> None:
+def test_huge_pages_are_requested_and_mounted(size: str) -> None:
     changes = {"spec__network": {"hugePages": {"pageSize": size, "amount": "2Gi"}}, **MEMORY}
     resources = container(**changes)["resources"]
     assert resources["limits"] == {"memory": "16Gi", f"hugepages-{size}": "2Gi"}
@@ -162,12 +162,12 @@ def test_huge_pages(size: str) -> None:
         ),
     ],
 )
-def test_what_kubernetes_would_refuse_is_refused_with_a_sentence(changes: Json, says: str) -> None:
+def test_network_values_that_kubernetes_rejects_are_invalid(changes: Json, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         check(make_job(**changes).spec)
 
 
-def test_a_pod_in_the_network_of_its_node() -> None:
+def test_host_network_pods_have_dns_policy_and_address() -> None:
     """The pod finds the others by cluster DNS, is found by its address, and has its node for itself."""
     found = pod(spec__network={"hostNetwork": True})
     assert (found["hostNetwork"], found["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
@@ -177,7 +177,7 @@ def test_a_pod_in_the_network_of_its_node() -> None:
     assert address in container(spec__network={"hostNetwork": True})["env"]
 
 
-def test_jobs_on_one_node_meet_at_ports_of_their_own() -> None:
+def test_jobs_in_the_host_network_have_different_ports() -> None:
     def port(uid: str) -> int:
         job = make_job(spec__network={"hostNetwork": True})
         job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": uid})})
@@ -205,11 +205,11 @@ def test_only_pods_of_the_job_reach_its_pods() -> None:
 
 
 @pytest.mark.parametrize("network", [{"isolation": "None"}, {"hostNetwork": True}])
-def test_no_policy_where_it_is_not_wanted_or_has_no_effect(network: Json) -> None:
+def test_network_policy_is_omitted_if_unwanted_or_useless(network: Json) -> None:
     assert "NetworkPolicy" not in made(spec__network=network)
 
 
-def test_the_site_s_configuration_goes_with_the_job_s_own() -> None:
+def test_site_nccl_config_is_mounted() -> None:
     found = rendered(TRAIN, 3, {"settings": SITE})
     assert files_of(found["Job"])["nccl.conf"] == SITE.nccl_config
     assert environment_of(found)["NCCL_CONF_FILE"] == "/etc/pseudoreal/nccl.conf"
@@ -218,7 +218,7 @@ def test_the_site_s_configuration_goes_with_the_job_s_own() -> None:
     assert "NCCL_CONF_FILE" not in environment_of(delink)
 
 
-def test_a_configuration_that_the_job_names_wins_over_that_of_the_site() -> None:
+def test_nccl_config_of_the_job_overrides_that_of_the_site() -> None:
     found = rendered(TRAIN, 3, {"settings": SITE}, spec__network={"ncclConfigMapName": "tuned"})
     assert "nccl.conf" not in files_of(found["Job"])
     path = environment_of(found)["NCCL_CONF_FILE"]

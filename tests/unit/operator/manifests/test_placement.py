@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from pseudoreal_operator.manifests.objects import claim
+from pseudoreal_operator.manifests.objects import claim_manifest
 
-from tests.unit.operator.manifests.rendered import (
+from tests.unit.operator.manifests.support.rendered import (
     DELINK,
     SITE,
     TRAIN,
@@ -15,7 +15,7 @@ from tests.unit.operator.manifests.rendered import (
     pod_of,
     rendered,
 )
-from tests.unit.operator.world import UID, make_job
+from tests.unit.operator.support.world import UID, make_job
 
 Json = dict[str, Any]
 
@@ -39,13 +39,13 @@ def affinity(affinity: Json | None = None, **network: Any) -> Json:
     return made
 
 
-def test_nodes_to_avoid_come_last() -> None:
+def test_avoided_nodes_are_a_preference() -> None:
     assert affinity() == {"nodeAffinity": {PREFERRED: [AVOID]}}
     assert pod_of(rendered(DELINK, 3, {"avoid": ("node-2", "node-7")}))["affinity"] == affinity()
     assert "affinity" not in pod_of(made())
 
 
-def test_the_user_s_own_terms_stay() -> None:
+def test_users_affinity_terms_stay() -> None:
     mine = {"weight": 1, "preference": {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}}
     zone = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
     apart = {"labelSelector": {"matchLabels": {"noisy": "true"}}, "topologyKey": "rack"}
@@ -79,27 +79,27 @@ def near(topology: Json, **scheduling: Any) -> tuple[Json, dict[str, str], Json]
     return template["spec"].get("affinity", {}), marks, found.get("PodGroup", {}).get("spec", {})
 
 
-def test_without_kueue_and_volcano_pods_ask_to_be_near_those_of_their_execution() -> None:
+def test_topology_becomes_pod_affinity_without_kueue_and_volcano() -> None:
     for gang in ("None", "SchedulerPlugins", "Native"):
         asked, marks, _ = near({"required": RACK}, gang={"policy": gang})
         assert (asked, marks) == ({"podAffinity": {REQUIRED: [PEERS]}}, {})
     assert near({"preferred": RACK})[0] == {"podAffinity": {PREFERRED: [WEIGHED]}}
 
 
-def test_pods_match_their_own_terms() -> None:
+def test_pods_match_their_own_affinity_term() -> None:
     """Only for this reason does Kubernetes let the first pod go anywhere."""
     found = made(spec__scheduling={"topology": {"required": RACK}})["Job"]["spec"]["template"]
     (term,) = found["spec"]["affinity"]["podAffinity"][REQUIRED]
     assert term["labelSelector"]["matchLabels"].items() <= found["metadata"]["labels"].items()
 
 
-def test_kueue_is_asked_in_its_own_words() -> None:
+def test_topology_becomes_kueue_annotations() -> None:
     asked = {"required": RACK}, {"queue": "gpus"}
     assert near(asked[0], **asked[1])[:2] == ({}, {"kueue.x-k8s.io/podset-required-topology": RACK})
     assert near({"preferred": RACK}, queue="gpus")[:2] == ({}, {"kueue.x-k8s.io/podset-preferred-topology": RACK})
 
 
-def test_volcano_is_asked_in_its_own_words_and_another_topology_is_another_group() -> None:
+def test_topology_becomes_volcano_network_topology() -> None:
     def group(**scheduling: Any) -> tuple[Json | None, str]:
         found = made(spec__scheduling={"gang": {"policy": "Volcano"}} | scheduling)
         assert "affinity" not in pod_of(found)
@@ -115,20 +115,20 @@ def test_volcano_is_asked_in_its_own_words_and_another_topology_is_another_group
     assert volcano["networkTopology"] == hard[0]
 
 
-def test_a_delink_is_one_pod_and_near_nothing() -> None:
+def test_delink_has_no_affinity() -> None:
     found = made(DELINK, spec__scheduling={"topology": {"required": RACK}, "queue": "gpus", "queueDelink": True})
     assert "affinity" not in pod_of(found)
     assert not any(key.startswith("kueue") for key in found["Job"]["spec"]["template"]["metadata"]["annotations"])
 
 
-def test_a_training_pod_knows_its_domain_where_there_is_a_topology() -> None:
+def test_training_pod_knows_its_topology_domain() -> None:
     path = {"fieldRef": {"fieldPath": f"metadata.labels['{RACK}']"}}
     label = {"name": "PSEUDOREAL_TOPOLOGY_DOMAIN", "valueFrom": path}
     assert label in container_of(made(spec__scheduling={"topology": {"preferred": RACK}}))["env"]
     assert label["name"] not in {variable["name"] for variable in container_of(made())["env"]}
 
 
-def test_a_training_pod_may_report_and_nothing_else() -> None:
+def test_token_of_a_training_pod_is_only_for_reports() -> None:
     found = rendered(TRAIN, 3, {"settings": SITE})
     assert pod_of(found)["automountServiceAccountToken"] is False
     assert environment_of(found)["PSEUDOREAL_REPORT_URL"] == SITE.report_url
@@ -140,7 +140,7 @@ def test_a_training_pod_may_report_and_nothing_else() -> None:
     assert files_of(found["Job"])["operator-ca.crt"] == SITE.report_ca
 
 
-def test_without_an_address_there_is_nothing_to_report_with() -> None:
+def test_pods_have_no_token_without_a_report_url() -> None:
     for found in (made(), rendered(DELINK, 3, {"settings": SITE})):
         assert "PSEUDOREAL_REPORT_URL" not in environment_of(found)
         assert "report-token" not in {volume["name"] for volume in pod_of(found)["volumes"]}
@@ -155,10 +155,10 @@ def test_a_training_pod_knows_its_node() -> None:
 
 def _claim(spec: Json | None = None, **changes: Any) -> Json | None:
     volume = {"claimTemplate": {"spec": spec or {}}} | changes
-    return claim(make_job(spec__checkpoint={"storage": {"volume": volume}}))
+    return claim_manifest(make_job(spec__checkpoint={"storage": {"volume": volume}}))
 
 
-def test_a_claim_that_stays_belongs_to_nobody() -> None:
+def test_retained_claim_has_no_owner() -> None:
     found = _claim({"resources": {"requests": {"storage": "1Ti"}}})
     assert found is not None
     assert (found["apiVersion"], found["kind"]) == ("v1", "PersistentVolumeClaim")
@@ -169,7 +169,7 @@ def test_a_claim_that_stays_belongs_to_nobody() -> None:
     assert found["spec"] == {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Ti"}}}
 
 
-def test_a_claim_that_goes_with_the_job() -> None:
+def test_deleted_claim_is_owned_by_the_job() -> None:
     found = _claim({"storageClassName": "fast", "accessModes": ["ReadWriteOnce"]}, retentionPolicy="Delete")
     assert found is not None
     (owner,) = found["metadata"]["ownerReferences"]
@@ -178,23 +178,23 @@ def test_a_claim_that_goes_with_the_job() -> None:
     assert (found["spec"]["storageClassName"], found["spec"]["accessModes"]) == ("fast", ["ReadWriteOnce"])
 
 
-def test_a_job_that_says_nothing_of_storage_has_a_claim() -> None:
-    found = claim(make_job(spec__checkpoint={}))
+def test_default_storage_is_a_claim() -> None:
+    found = claim_manifest(make_job(spec__checkpoint={}))
     assert found is not None
     # Twice the six checkpoints of two phases of a small model, and room for what a disk itself needs.
     assert found["spec"] == {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1061Mi"}}}
-    alone = claim(make_job(spec__checkpoint={}, spec__phases__1__workers=1))
+    alone = claim_manifest(make_job(spec__checkpoint={}, spec__phases__1__workers=1))
     assert alone is not None
     assert alone["spec"]["accessModes"] == ["ReadWriteOnce"], "its volume follows the one pod"
 
 
-def test_no_claim_is_made_where_none_is_asked_for() -> None:
+def test_named_claim_and_object_storage_create_no_claim() -> None:
     objects = {"type": "ObjectStorage", "objectStorage": {"url": "s3://bucket/prefix"}}
-    assert claim(make_job()) is None
-    assert claim(make_job(spec__checkpoint={"storage": objects})) is None
+    assert claim_manifest(make_job()) is None
+    assert claim_manifest(make_job(spec__checkpoint={"storage": objects})) is None
 
 
-def test_pods_mount_the_claim_that_is_made() -> None:
+def test_pods_mount_the_created_claim() -> None:
     changes: dict[str, Any] = {"spec__checkpoint": {"storage": {"volume": {}}}}
     for stage in (TRAIN, DELINK):
         volume = next(v for v in pod_of(made(stage, **changes))["volumes"] if v["name"] == "checkpoints")

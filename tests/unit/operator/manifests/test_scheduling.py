@@ -9,8 +9,8 @@ from pseudoreal_operator.manifests.objects import children
 from pseudoreal_operator.observe.stages import Stage, StageKind
 
 from tests.support.pod_groups import SPECS
-from tests.unit.operator.manifests.rendered import DELINK, TRAIN, made, pod
-from tests.unit.operator.world import SETTINGS, World, make_job
+from tests.unit.operator.manifests.support.rendered import DELINK, TRAIN, made, pod
+from tests.unit.operator.support.world import SETTINGS, World, make_job
 
 Json = dict[str, Any]
 
@@ -27,21 +27,21 @@ def is_suspended(stage: Stage, **scheduling: Any) -> bool:
     return bool(made(stage, spec__scheduling=scheduling)["Job"]["spec"].get("suspend"))
 
 
-def test_a_job_for_a_queue_is_suspended_from_its_beginning_and_no_other_is() -> None:
+def test_only_queued_jobs_are_created_suspended() -> None:
     assert kueue_labels(TRAIN, **QUEUED) == {"kueue.x-k8s.io/queue-name": "gpus"}
     assert is_suspended(TRAIN, **QUEUED)
     assert kueue_labels(TRAIN) == {}
     assert "suspend" not in made()["Job"]["spec"], "who does not queue has nothing to do with it"
 
 
-def test_a_delink_queues_only_where_it_is_asked_to() -> None:
+def test_delink_is_queued_only_on_request() -> None:
     assert (kueue_labels(DELINK, **QUEUED), is_suspended(DELINK, **QUEUED)) == ({}, False)
     asked = QUEUED | {"queueDelink": True, "workloadPriorityClassName": "urgent"}
     assert kueue_labels(DELINK, **asked) == kueue_labels(TRAIN, **asked)
     assert is_suspended(DELINK, **asked)
 
 
-def test_the_priority_in_the_queue_is_not_that_of_the_pods() -> None:
+def test_queue_priority_is_not_the_priority_of_pods() -> None:
     scheduling = QUEUED | {"workloadPriorityClassName": "urgent", "priorityClassName": "batch"}
     assert kueue_labels(TRAIN, **scheduling)["kueue.x-k8s.io/priority-class"] == "urgent"
     assert pod(TRAIN, spec__scheduling=scheduling)["priorityClassName"] == "batch"
@@ -69,12 +69,12 @@ def test_a_gang_has_all_pods_of_its_phase_and_follows_the_documented_schema(poli
     assert found["metadata"]["ownerReferences"][0]["kind"] == "PseudoRealJob"
 
 
-def test_kubernetes_own_gang_follows_its_own_schemas() -> None:
+def test_native_gang_follows_kubernetes_schemas() -> None:
     for manifest in made(TRAIN, spec__scheduling={"gang": {"policy": "Native"}, "priorityClassName": "batch"}).values():
         kubernetes_validate.validate(manifest, "1.37", strict=True)
 
 
-def test_pods_say_which_group_is_theirs() -> None:
+def test_pods_name_their_group() -> None:
     def name(policy: str) -> str:
         found = group(gang={"policy": policy})
         assert found
@@ -90,7 +90,7 @@ def test_pods_say_which_group_is_theirs() -> None:
     assert pod(TRAIN, **changes)["schedulerName"] == "mine", "a site may call its scheduler as it likes"
 
 
-def test_a_group_comes_before_its_pods_and_only_where_it_is_asked_for() -> None:
+def test_pod_group_is_created_before_its_job_and_only_on_request() -> None:
     job = make_job(spec__scheduling={"gang": {"policy": "Volcano"}})
     kinds = [child["kind"] for child in children(job, TRAIN, World(job).status, SETTINGS)]
     assert kinds[-2:] == ["PodGroup", "Job"]
@@ -99,7 +99,7 @@ def test_a_group_comes_before_its_pods_and_only_where_it_is_asked_for() -> None:
     assert group(DELINK, gang={"policy": "Volcano"}) is None, "it is one pod"
 
 
-def test_a_group_serves_all_executions_of_its_phase_and_what_it_says_never_changes() -> None:
+def test_pod_group_is_the_same_for_all_executions_of_a_phase() -> None:
     def name(stage: Stage = TRAIN, execution: int = 3, seconds: int | None = 60) -> str:
         gang = {"policy": "SchedulerPlugins"} | ({"timeoutSeconds": seconds} if seconds else {})
         found = made(stage, execution, spec__scheduling={"gang": gang})["PodGroup"]

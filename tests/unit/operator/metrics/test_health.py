@@ -5,16 +5,16 @@ import asyncio
 from aiohttp import ClientSession
 from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.metrics.server import serve_health
-from pseudoreal_operator.tasks import live_tasks, running
+from pseudoreal_operator.tasks import background_task, live_tasks
 
 
-async def test_a_task_that_ends_fails_the_liveness_probe_whatever_ends_it() -> None:
+async def test_task_that_ends_fails_the_liveness_probe_whatever_ends_it() -> None:
     async def fail() -> None:
         raise RecursionError
 
     async with serve_health(lambda: {"watchers": 3}, lambda: True, port=0) as port, ClientSession() as session:
         for what in (asyncio.sleep(0), fail()):
-            async with running("watch of Pod", asyncio.sleep(1000)), running("worker 1", what) as ends:
+            async with background_task("watch of Pod", asyncio.sleep(1000)), background_task("worker 1", what) as ends:
                 await asyncio.wait([ends])
                 answer = await session.get(f"http://127.0.0.1:{port}/healthz")
                 assert answer.status == 500
@@ -25,7 +25,7 @@ async def test_a_task_that_ends_fails_the_liveness_probe_whatever_ends_it() -> N
         assert (answer.status, await answer.json()) == (200, {"watchers": 3, "tasks": [], "dead_tasks": []})
 
 
-async def test_an_operator_is_ready_when_it_has_seen_everything() -> None:
+async def test_operator_is_ready_once_it_has_seen_all_jobs() -> None:
     ready: list[int] = []
     async with serve_health(dict, lambda: bool(ready), port=0) as port, ClientSession() as session:
         for status in (503, 200):

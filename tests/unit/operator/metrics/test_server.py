@@ -5,16 +5,15 @@ import re
 from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
-from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.job_metrics import JobMetrics
-from pseudoreal_operator.metrics.registry import REGISTRY
+from pseudoreal_operator.metrics.registry import REGISTRY, OperatorCounters
 from pseudoreal_operator.metrics.server import PATH, serve_metrics
 
 
-async def test_it_is_served_as_prometheus_reads_it() -> None:
+async def test_metrics_are_served_in_prometheus_formats() -> None:
     registry = CollectorRegistry()
-    counts = Counts(lost_events=2)
-    registry.register(counts)
+    counters = OperatorCounters(lost_events=2)
+    registry.register(counters)
     Gauge("height", "How high.", ["of"], registry=registry).labels('a "quoted"\nname').set(3)
     async with serve_metrics(registry, port=0) as port, ClientSession() as session:
         answer = await session.get(f"http://127.0.0.1:{port}{PATH}")
@@ -31,11 +30,11 @@ async def test_it_is_served_as_prometheus_reads_it() -> None:
         assert (await answer.text()).endswith("# EOF\n")
 
 
-def test_names_and_units_are_as_prometheus_wants_them() -> None:
+def test_metric_names_and_units_follow_prometheus_conventions() -> None:
     """https://prometheus.io/docs/practices/naming: one prefix, base units, counters end in total."""
     registry = CollectorRegistry()
     JobMetrics(registry)
-    registry.register(Counts())
+    registry.register(OperatorCounters())
     families = [*registry.collect(), *REGISTRY.collect()]
     own = [family for family in families if not family.name.startswith("process_")]
     assert len(own) > 15
@@ -45,7 +44,7 @@ def test_names_and_units_are_as_prometheus_wants_them() -> None:
         assert family.documentation.endswith(".")
 
 
-def test_no_counter_has_a_label_with_the_name_of_a_job() -> None:
+def test_counters_have_no_job_name_label() -> None:
     registry = CollectorRegistry()
     JobMetrics(registry)
     for metric in (*registry._collector_to_names, *REGISTRY._collector_to_names):

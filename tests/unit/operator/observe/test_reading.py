@@ -1,4 +1,4 @@
-"""Parsing of the API server's JSON, and the obstacles derived from it that keep pods from starting."""
+"""Parsing of the API server's JSON."""
 
 import json
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, RankReport, SavedCheckpoint
-from pseudoreal_operator.failures.obstacles import describe_obstacle, why_queued
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     is_of_another,
@@ -34,7 +33,7 @@ def job(*conditions: tuple[str, str], **metadata: Any) -> ChildJob:
     return read_job({"metadata": {"name": "j", "labels": LABELS} | metadata, "status": {"conditions": found}})
 
 
-def test_jobs() -> None:
+def test_read_job_reads_the_state_of_a_job() -> None:
     assert job().state is JobState.ACTIVE
     assert job(("FailureTarget", "True")).state is JobState.ACTIVE, "its pods still end"
     assert job(("Complete", "False")).state is JobState.ACTIVE
@@ -50,7 +49,7 @@ def child(owner: str = "PseudoRealJob one", **labels: str) -> dict[str, Any]:
     return {"metadata": {"name": "c", "labels": named, "ownerReferences": owners}}
 
 
-def test_what_a_job_owns_is_told_by_all_of_its_labels() -> None:
+def test_child_needs_all_labels_of_its_job() -> None:
     ours = child(job_uid="one", phase="real", stage="train", execution="3")
     old = child(job_uid="two", phase="real", stage="train", execution="3")
     assert (belongs_to("one", ours), is_of_another("one", ours)) == (True, False)
@@ -63,7 +62,7 @@ def test_what_a_job_owns_is_told_by_all_of_its_labels() -> None:
 OURS = {"job_uid": "one", "phase": "real", "stage": "train", "execution": "3"}
 
 
-def test_what_a_job_owns_is_told_by_its_owner_as_well() -> None:
+def test_child_needs_its_owner_reference() -> None:
     assert belongs_to("one", child(**OURS))
     assert belongs_to("one", child("Job any", **OURS)), "a pod; its Job may be gone already"
     for owner in ("PseudoRealJob two", "ReplicaSet one"):
@@ -88,19 +87,19 @@ def test_a_child_belongs_to_its_execution() -> None:
     ],
     ids=str,
 )
-def test_labels_that_no_operator_made_are_nobodys(labels: dict[str, str]) -> None:
+def test_objects_with_invalid_labels_belong_to_no_job(labels: dict[str, str]) -> None:
     """One label of one pod must not fail every pass over the job, nor give its next execution the number one
     million."""
     assert not belongs_to("one", child("Job any", **OURS | labels))
 
 
 @pytest.mark.parametrize("index", ["x", "-1", "", "1.0"])
-def test_an_index_that_is_none_is_the_first(index: str) -> None:
+def test_invalid_completion_index_is_read_as_0(index: str) -> None:
     annotations = {"batch.kubernetes.io/job-completion-index": index}
     assert read_pod({"metadata": {"name": "p", "labels": LABELS, "annotations": annotations}}).index == 0
 
 
-def test_words_of_a_later_release_are_read() -> None:
+def test_messages_of_a_later_release_are_read() -> None:
     said = TerminationMessage(outcome="Failed", phase="real", execution=3, step=7, checkpoint="real-7", message="why")
     text = said.to_json().replace('"Failed"', '"Paused"')
     end = {"exitCode": 76, "message": text}
@@ -141,7 +140,7 @@ def test_a_sidecar_s_end_is_not_the_trainer_s() -> None:
     assert pod(phase="Running", containerStatuses=[{"name": "sidecar", "state": end}]).termination is None
 
 
-def test_disruptions() -> None:
+def test_read_pod_reads_disruptions() -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
     assert pod(phase="Failed", conditions=[target]).disruption == "EvictionByEvictionAPI: drained"
     assert pod(phase="Failed", conditions=[target | {"status": "False"}]).disruption is None
@@ -181,7 +180,7 @@ def test_the_newest_progress_line_counts() -> None:
     ],
     ids=lambda line: line[:20],
 )
-def test_no_line_of_a_log_ends_a_pass(line: str) -> None:
+def test_no_log_line_raises(line: str) -> None:
     """Numbers that no status can hold are no progress."""
     assert newest_report(line) is None
     report = newest_report("\n".join([json.dumps(LINE | {"step": 5}), line]))
@@ -189,7 +188,7 @@ def test_no_line_of_a_log_ends_a_pass(line: str) -> None:
     assert report.step == 5
 
 
-def test_what_pods_say_is_cleaned() -> None:
+def test_texts_of_pods_are_sanitized() -> None:
     message = TerminationMessage(outcome="Failed", phase="real", execution=3, message="a\x1bb", checkpoint="c\x00")
     state = {"terminated": {"exitCode": 1, "message": message.to_json(), "reason": "E\x07"}}
     conditions = [{"type": "DisruptionTarget", "status": "True", "reason": "R\x07", "message": "m\x07"}]
@@ -204,7 +203,7 @@ def test_what_pods_say_is_cleaned() -> None:
     assert (report.ranks[0].doing, report.checkpoint and report.checkpoint.name) == ("d␇", "n␇")
 
 
-def test_what_pods_say_of_their_layout_is_cleaned() -> None:
+def test_texts_of_layouts_are_sanitized() -> None:
     said: dict[str, Any] = dict.fromkeys(("pipeline", "replicas", "expert_ranks", "micro_batches"), 1)
     said |= {"schedule": "GPipe", "state_sharding": "Full", "keep": "Nothing"}
     layout = ChosenLayout(hardware="h\x1b[2J", step_time="1\x07", bottleneck="b\x7f", **said)
@@ -219,62 +218,5 @@ def test_what_pods_say_of_their_layout_is_cleaned() -> None:
         assert (found.hardware, found.step_time, found.bottleneck) == ("h␛[2J", "1␇", "b␡")
 
 
-@pytest.mark.parametrize(
-    ("status", "reason", "says"),
-    [
-        (
-            {
-                "conditions": [
-                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no gpu"}
-                ]
-            },
-            "Unschedulable",
-            "free or add what the scheduler misses",
-        ),
-        (
-            {"containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
-            "ImagePullBackOff",
-            "correct spec.pod.image",
-        ),
-        (
-            {
-                "containerStatuses": [
-                    {
-                        "name": "trainer",
-                        "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no x"}},
-                    }
-                ]
-            },
-            "CreateContainerConfigError",
-            "no x",
-        ),
-        (
-            {"initContainerStatuses": [{"name": "i", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
-            "ErrImagePull",
-            "access to the registry",
-        ),
-    ],
-)
-def test_obstacles_say_what_to_do(status: dict[str, Any], reason: str, says: str) -> None:
-    found = describe_obstacle([pod(phase="Pending", **status)])
-    assert found
-    assert found.reason == reason
-    assert says in found.message
-    assert "kubectl describe pod p" in found.message
-
-
-def test_an_ordinary_start_is_no_obstacle() -> None:
-    waiting = [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]
-    scheduled = [{"type": "PodScheduled", "status": "True"}]
-    assert describe_obstacle([pod(phase="Pending", containerStatuses=waiting, conditions=scheduled)]) is None
-
-
-def test_a_queue_is_named_and_where_it_says_why() -> None:
-    job = ChildJob("the-job", EXECUTION, JobState.ACTIVE, queued=True, uid="0f1e")
-    assert "until queue gpus admits it" in why_queued(job, "gpus")
-    assert "job-uid=0f1e" in why_queued(job, "gpus")
-    assert "a queue that spec.scheduling.queue does not name" in why_queued(job, None)
-
-
-def test_pods_phases_are_kubernetes_own() -> None:
+def test_pod_phases_equal_those_of_kubernetes() -> None:
     assert {phase.value for phase in PodPhase} == {"Pending", "Running", "Succeeded", "Failed"}

@@ -22,19 +22,19 @@ def after(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def ended(seconds: float) -> Pod:
+def pod_ended_at(seconds: float) -> Pod:
     return replace(
         RUNS, phase=PodPhase.FAILED, termination=Termination(1, "Error", "", None, clock.to_text(after(seconds)))
     )
 
 
-def leaving(seconds: float, grace: int) -> Pod:
-    return replace(RUNS, leaves_by=clock.to_text(after(seconds)), grace_seconds=grace)
+def terminating_pod(seconds: float, grace: int) -> Pod:
+    return replace(RUNS, deletion_deadline=clock.to_text(after(seconds)), grace_seconds=grace)
 
 
-def look(sightings: Sightings, pod: Pod, seconds: float, status: PseudoRealJobStatus = STATUS) -> Pod:
-    _, (dated,) = sightings.dated(JOB, status, [], [pod], after(seconds))
-    return dated
+def make_pass(sightings: Sightings, pod: Pod, seconds: float, status: PseudoRealJobStatus = STATUS) -> Pod:
+    _, (bounded,) = sightings.with_bounded_times(JOB, status, [], [pod], after(seconds))
+    return bounded
 
 
 def end_of(pod: Pod) -> float:
@@ -42,62 +42,67 @@ def end_of(pod: Pod) -> float:
     return (clock.from_text(pod.termination.finished) - NOW).total_seconds()
 
 
-@pytest.mark.parametrize(("told", "expected"), [(5, 5), (HOUR, 7), (-HOUR, 2), (7, 7), (2, 2)])
-def test_a_pod_ended_between_two_looks(told: float, expected: float) -> None:
+@pytest.mark.parametrize(("reported", "expected"), [(5, 5), (HOUR, 7), (-HOUR, 2), (7, 7), (2, 2)])
+def test_end_of_a_pod_lies_between_two_passes(reported: float, expected: float) -> None:
     sightings = Sightings()
-    look(sightings, RUNS, 0)
-    look(sightings, RUNS, 2)
-    assert end_of(look(sightings, ended(told), 7)) == expected
-    assert end_of(look(sightings, ended(told), 500)) == expected, "later looks change nothing"
+    make_pass(sightings, RUNS, 0)
+    make_pass(sightings, RUNS, 2)
+    assert end_of(make_pass(sightings, pod_ended_at(reported), 7)) == expected
+    assert end_of(make_pass(sightings, pod_ended_at(reported), 500)) == expected, "later passes change nothing"
 
 
-@pytest.mark.parametrize(("told", "expected"), [(-300, -300), (HOUR, 7), (-HOUR, -600)])
-def test_without_a_look_at_it_alive_it_did_not_end_before_it_was_asked_for(told: float, expected: float) -> None:
+@pytest.mark.parametrize(("reported", "expected"), [(-300, -300), (HOUR, 7), (-HOUR, -600)])
+def test_end_of_a_pod_is_not_before_its_request(reported: float, expected: float) -> None:
     """As after a start of the operator: reported times before the first pass are believed."""
-    assert end_of(look(Sightings(), ended(told), 7)) == expected
+    assert end_of(make_pass(Sightings(), pod_ended_at(reported), 7)) == expected
     other = STATUS.model_copy(update={"execution": 2})
-    assert end_of(look(Sightings(), ended(-HOUR), 7, other)) == -HOUR
+    assert end_of(make_pass(Sightings(), pod_ended_at(-HOUR), 7, other)) == -HOUR
 
 
-@pytest.mark.parametrize(("told", "expected"), [(125, 125), (125 + HOUR, 127), (125 - HOUR, 122)])
-def test_a_grace_period_began_between_two_looks(told: float, expected: float) -> None:
+@pytest.mark.parametrize(("reported", "expected"), [(125, 125), (125 + HOUR, 127), (125 - HOUR, 122)])
+def test_start_of_a_grace_period_lies_between_two_passes(reported: float, expected: float) -> None:
     sightings = Sightings()
-    look(sightings, RUNS, 2)
-    dated = look(sightings, leaving(told, 120), 7)
-    assert dated.leaves_by == clock.to_text(after(expected))
-    assert look(sightings, leaving(told, 120), 60).leaves_by == dated.leaves_by
+    make_pass(sightings, RUNS, 2)
+    bounded = make_pass(sightings, terminating_pod(reported, 120), 7)
+    assert bounded.deletion_deadline == clock.to_text(after(expected))
+    assert make_pass(sightings, terminating_pod(reported, 120), 60).deletion_deadline == bounded.deletion_deadline
 
 
-def test_a_grace_period_that_is_made_shorter_begins_anew() -> None:
+def test_shortened_grace_period_is_bounded_again() -> None:
     """Kubernetes counts the new period from the first request, which may be long ago."""
     sightings = Sightings()
-    look(sightings, RUNS, 0)
-    look(sightings, leaving(120, 120), 1)
-    look(sightings, leaving(120, 120), 60)
-    assert look(sightings, leaving(5, 5), 61).leaves_by == clock.to_text(after(65))
+    make_pass(sightings, RUNS, 0)
+    make_pass(sightings, terminating_pod(120, 120), 1)
+    make_pass(sightings, terminating_pod(120, 120), 60)
+    assert make_pass(sightings, terminating_pod(5, 5), 61).deletion_deadline == clock.to_text(after(65))
 
 
-def test_where_no_end_is_told_the_first_look_is_it() -> None:
+def test_unreported_end_is_the_first_pass_that_saw_it() -> None:
     sightings, rejected = Sightings(), replace(RUNS, phase=PodPhase.FAILED)
-    assert look(sightings, rejected, 3).ended == clock.to_text(after(3))
-    assert look(sightings, rejected, 30).ended == clock.to_text(after(3))
+    assert make_pass(sightings, rejected, 3).ended == clock.to_text(after(3))
+    assert make_pass(sightings, rejected, 30).ended == clock.to_text(after(3))
 
 
-@pytest.mark.parametrize(("told", "expected"), [(5, 5), (HOUR, 7), (-HOUR, 2)])
-def test_moments_of_jobs(told: float, expected: float) -> None:
+@pytest.mark.parametrize(("reported", "expected"), [(5, 5), (HOUR, 7), (-HOUR, 2)])
+def test_times_of_jobs_are_bounded(reported: float, expected: float) -> None:
     sightings, job = Sightings(), ChildJob("j", EXECUTION, JobState.ACTIVE)
-    sightings.dated(JOB, STATUS, [job], [], after(2))
-    text = clock.to_text(after(told))
-    later = replace(job, ended=text, held=text, admitted=text, begun=text)
-    (dated,), _ = sightings.dated(JOB, STATUS, [later], [], after(7))
-    assert {dated.ended, dated.held, dated.admitted, dated.begun} == {clock.to_text(after(expected))}
+    sightings.with_bounded_times(JOB, STATUS, [job], [], after(2))
+    text = clock.to_text(after(reported))
+    later = replace(job, ended=text, held=text, admitted=text, start_time=text)
+    (bounded,), _ = sightings.with_bounded_times(JOB, STATUS, [later], [], after(7))
+    assert {
+        bounded.ended,
+        bounded.held,
+        bounded.admitted,
+        bounded.start_time,
+    } == {clock.to_text(after(expected))}
 
 
-def test_who_is_gone_is_forgotten() -> None:
+def test_deleted_children_are_forgotten() -> None:
     sightings = Sightings()
-    look(sightings, RUNS, 0)
-    sightings.dated(JOB, STATUS, [], [], after(1))
-    assert end_of(look(sightings, ended(-300), 7)) == -300
-    look(sightings, RUNS, 8)
+    make_pass(sightings, RUNS, 0)
+    sightings.with_bounded_times(JOB, STATUS, [], [], after(1))
+    assert end_of(make_pass(sightings, pod_ended_at(-300), 7)) == -300
+    make_pass(sightings, RUNS, 8)
     sightings.forget(JOB)
-    assert end_of(look(sightings, ended(-300), 9)) == -300
+    assert end_of(make_pass(sightings, pod_ended_at(-300), 9)) == -300

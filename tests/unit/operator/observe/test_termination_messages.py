@@ -23,7 +23,7 @@ def pod(
     return Pod(f"pod-{execution.number}-{index}", execution, index, phase, termination=ended)
 
 
-def test_the_first_pod_and_the_one_with_the_newest_checkpoint_are_remembered() -> None:
+def test_messages_of_worker_0_and_of_the_newest_checkpoint_are_kept() -> None:
     messages = TerminationMessages()
     for one in (pod(0, 10), pod(1, 20), pod(2, 15), pod(3, 30, checkpoint=False)):
         messages.store(JOB, one)
@@ -32,7 +32,7 @@ def test_the_first_pod_and_the_one_with_the_newest_checkpoint_are_remembered() -
     assert messages.of_job(("default", "another"), []) == ()
 
 
-def test_a_new_execution_replaces_the_old_one_and_never_the_other_way_round() -> None:
+def test_messages_of_a_newer_execution_replace_older_ones() -> None:
     messages = TerminationMessages()
     messages.store(JOB, pod(0, 20, Execution("pseudo", StageKind.TRAIN, 2)))
     messages.store(JOB, pod(0, 10))
@@ -41,7 +41,7 @@ def test_a_new_execution_replaces_the_old_one_and_never_the_other_way_round() ->
     assert [one.execution.kind for one in messages.of_job(JOB, [])] == [StageKind.DELINK]
 
 
-def test_a_pod_that_was_killed_or_said_nothing_has_no_termination_message() -> None:
+def test_killed_or_silent_pod_has_no_termination_message() -> None:
     messages = TerminationMessages()
     messages.store(JOB, pod(0, 10, phase=PodPhase.RUNNING))
     messages.store(JOB, Pod("pod", EXECUTION, 0, PodPhase.FAILED))

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_operator.status.conditions import NewCondition, updated
+from pseudoreal_operator.status.conditions import NewCondition, merge_conditions
 
 REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 """Pattern of the reason of a metav1.Condition."""
@@ -14,7 +14,7 @@ REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 
 def reason_of(said: str) -> str:
     new = NewCondition("Progressing", "False", said, "It waits.")
-    (condition,) = updated([], [new], 1, datetime(2030, 1, 1, tzinfo=UTC))
+    (condition,) = merge_conditions([], [new], 1, datetime(2030, 1, 1, tzinfo=UTC))
     return condition.reason
 
 
@@ -29,10 +29,10 @@ def reason_of(said: str) -> str:
         ("🏖️", "Other"),
     ],
 )
-def test_a_reason_is_one_word(said: str, word: str) -> None:
+def test_reason_is_reduced_to_one_word(said: str, word: str) -> None:
     assert reason_of(said) == word
 
 
 @given(st.text(max_size=300))
-def test_every_reason_is_one_that_the_api_server_takes(said: str) -> None:
+def test_every_reason_is_valid_for_the_api_server(said: str) -> None:
     assert REASON.fullmatch(reason_of(said))

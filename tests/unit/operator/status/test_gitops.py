@@ -10,10 +10,10 @@ import yaml
 from lupa import lua51
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_dev.machine import paths
-from pseudoreal_operator.lifecycle.plan import plan_blocked, plan_refusal, plan_unreadable
+from pseudoreal_operator.lifecycle.plan import plan_blocked, plan_rejected, plan_unreadable
 
-from tests.unit.operator.lifecycle.steps import begun, fail_execution, message, until
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.support.steps import condition_message, fail_execution, run_until, start_job
+from tests.unit.operator.support.world import World, make_job
 
 Json = dict[str, Any]
 
@@ -42,16 +42,16 @@ def flux(status: Json) -> tuple[bool, bool]:
     return cel.evaluate(checks["current"], context), cel.evaluate(checks["failed"], context)
 
 
-def test_a_job_that_nobody_has_seen_progresses() -> None:
+def test_job_without_status_is_progressing() -> None:
     unseen: list[Json | None] = [None, {}, {"conditions": []}]
     for status in unseen:
         assert health(status) == ("Progressing", "The operator has not seen this version of the job yet.")
     assert flux({}) == (False, False)
 
 
-def test_a_job_that_trains_progresses_and_says_how() -> None:
-    world = begun()
-    assert of(world) == ("Progressing", message(world, "Progressing"))
+def test_training_job_is_progressing_and_says_how() -> None:
+    world = start_job()
+    assert of(world) == ("Progressing", condition_message(world, "Progressing"))
     assert of(world, generation=2)[1] == "The operator has not seen this version of the job yet."
     assert flux(world.status.to_dict()) == (False, False)
 
@@ -59,42 +59,42 @@ def test_a_job_that_trains_progresses_and_says_how() -> None:
 def test_a_job_that_is_complete_is_healthy() -> None:
     world = World(make_job())
     world.run_fairly()
-    assert of(world) == ("Healthy", message(world, "Complete"))
+    assert of(world) == ("Healthy", condition_message(world, "Complete"))
     assert of(world, generation=2)[0] == "Healthy", "what has ended stays so"
     assert flux(world.status.to_dict()) == (True, False)
 
 
 def test_a_job_that_failed_is_degraded() -> None:
-    world = begun(spec__restart={"maxRestarts": 0, "inPlace": 0})
+    world = start_job(spec__restart={"maxRestarts": 0, "inPlace": 0})
     fail_execution(world)
     world.settle()
-    assert of(world) == ("Degraded", message(world, "Failed"))
+    assert of(world) == ("Degraded", condition_message(world, "Failed"))
     assert flux(world.status.to_dict()) == (False, True)
 
 
-def test_a_job_that_was_refused_is_degraded() -> None:
+def test_rejected_job_is_degraded() -> None:
     world = World(make_job())
     world.plan()
-    world.carry_out(plan_refusal(world.observe(), "no such image", world.now))
-    assert of(world) == ("Degraded", message(world, "Failed"))
+    world.carry_out(plan_rejected(world.observe(), "no such image", world.now))
+    assert of(world) == ("Degraded", condition_message(world, "Failed"))
 
 
-def test_a_job_that_is_suspended_is() -> None:
+def test_suspended_job_is_suspended() -> None:
     world = World(make_job(spec__suspend=True))
     world.settle()
-    assert of(world) == ("Suspended", message(world, "Suspended"))
+    assert of(world) == ("Suspended", condition_message(world, "Suspended"))
 
 
-def test_a_job_that_somebody_must_mend_is_degraded() -> None:
-    world = until(World(make_job()), "real")
+def test_job_that_needs_a_user_is_degraded() -> None:
+    world = run_until(World(make_job()), "real")
     world.carry_out(plan_blocked(world.observe(), "exceeded quota", world.now))
-    assert of(world) == ("Degraded", message(world, "Progressing"))
+    assert of(world) == ("Degraded", condition_message(world, "Progressing"))
     metadata = world.observe().job.metadata
     unread = plan_unreadable(metadata, PseudoRealJobStatus(), "no such field", world.now).status
     assert health(unread.to_dict(), generation=7)[0] == "Degraded"
 
 
 @pytest.mark.parametrize("reason", ["Queued", "Unschedulable", "Starting"])
-def test_a_job_that_waits_progresses(reason: str) -> None:
+def test_waiting_job_is_progressing(reason: str) -> None:
     waits = {"type": "Progressing", "status": "False", "reason": reason, "message": "It waits."}
     assert health({"observedGeneration": 1, "conditions": [waits]}) == ("Progressing", "It waits.")

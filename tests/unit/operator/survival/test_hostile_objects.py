@@ -10,8 +10,8 @@ from pseudoreal_api.base import PLURAL
 
 from tests.support.operator_process import Operator
 from tests.support.patience import wait_for
-from tests.unit.operator.survival.api_server import ApiServer
-from tests.unit.operator.survival.objects import DEEP, EMPTY_MAPS, VARIABLES, child, deep_job, job, large_job
+from tests.unit.operator.survival.support.api_server import ApiServer
+from tests.unit.operator.survival.support.objects import DEEP, EMPTY_MAPS, VARIABLES, child, deep_job, job, large_job
 
 LIMIT_BYTES = 512 * 2**20
 """Memory limit of the operator in the chart."""

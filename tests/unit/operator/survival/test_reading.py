@@ -9,8 +9,8 @@ from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.cluster.bounds import Unreadable
 from pseudoreal_operator.cluster.login import connect
 
-from tests.unit.operator.survival.api_server import ApiServer
-from tests.unit.operator.survival.objects import deep_job, job, large_job
+from tests.unit.operator.survival.support.api_server import ApiServer
+from tests.unit.operator.survival.support.objects import deep_job, job, large_job
 
 
 @pytest.fixture

@@ -38,11 +38,11 @@ def _visit(job: _Job, visited: Callable[[str], None]) -> None:
     import torch
     from pseudoreal_trainer.data.corpus import load_corpus
     from pseudoreal_trainer.engine.ranks.ranks import Ranks
-    from pseudoreal_trainer.training import events
+    from pseudoreal_trainer.training import validation
     from pseudoreal_trainer.training.phase import train_phase
 
     torch.set_num_threads(1)
-    events.SAMPLE_TOKENS = 1
+    validation.SAMPLE_TOKENS = 1
     folder, append, fsync = str(Path(job[0].work_directory) / "checkpoints"), TensorWriter.append, os.fsync
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:

@@ -15,7 +15,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.pod import _with_newest_checkpoint
 from pseudoreal_trainer.errors import TrainingError
 
-from tests.unit.trainer.checkpoint.by_hand import save
+from tests.unit.trainer.checkpoint.support.by_hand import save
 
 UID = "11111111-2222"
 

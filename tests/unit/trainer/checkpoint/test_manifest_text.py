@@ -11,7 +11,7 @@ from pseudoreal_trainer.checkpoint.manifest import FileDigest, Head, Link, Manif
 from pseudoreal_trainer.checkpoint.manifest_text import head_in, is_end, manifest_in, manifest_text
 from pydantic import ValidationError
 
-from tests.unit.trainer.checkpoint.by_hand import manifest_of
+from tests.unit.trainer.checkpoint.support.by_hand import manifest_of
 
 _PIECES = st.lists(st.builds(Piece, file=st.integers(0, 2000), begin=st.integers(0), end=st.integers(0)), max_size=3)
 _TENSORS = st.builds(

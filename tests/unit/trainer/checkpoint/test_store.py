@@ -15,7 +15,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoi
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.storage.files import FileStorage
 
-from tests.unit.trainer.checkpoint.by_hand import manifest_of, save
+from tests.unit.trainer.checkpoint.support.by_hand import manifest_of, save
 
 FILES = ["weights-00000.safetensors", "moments-00000.safetensors", "weights-00001.safetensors"]
 

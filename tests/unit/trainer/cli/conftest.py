@@ -1,3 +1,3 @@
-from tests.unit.trainer.storage.object_server import bucket, endpoint
+from tests.unit.trainer.storage.support.object_server import bucket, endpoint
 
 __all__ = ["bucket", "endpoint"]

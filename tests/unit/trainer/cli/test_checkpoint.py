@@ -72,7 +72,7 @@ def test_verify_names_the_file_and_the_last_good_checkpoint(work: Path) -> None:
 
 
 @pytest.mark.parametrize("materialize", [[], ["--materialize"]])
-def test_delink_with_and_without_files(work: Path, materialize: list[str]) -> None:
+def test_delink_gives_layers_their_own_blocks_with_and_without_copied_files(work: Path, materialize: list[str]) -> None:
     ended = _invoke("delink", _checkpoint(work), "--to", "real", "--blocks", "2", *materialize)
     assert ended.exit_code == 0, ended.output
     assert ended.stdout.strip() == _checkpoint(work, "real-00000006")
@@ -88,7 +88,7 @@ def test_delink_with_and_without_files(work: Path, materialize: list[str]) -> No
         assert found.tensor("head.weight", kind).tobytes() == source.tensor("head.weight", kind).tobytes()
 
 
-def test_what_cannot_be_delinked_is_refused(work: Path) -> None:
+def test_delink_of_wrong_blocks_or_a_corrupt_checkpoint_is_an_error(work: Path) -> None:
     ended = _invoke("delink", _checkpoint(work), "--to", "real", "--blocks", "3")
     assert ended.exit_code == 78
     assert "sharing.blocks 3 must divide model.layers 4" in ended.stderr
@@ -110,11 +110,11 @@ def test_a_checkpoint_is_never_replaced_by_a_delink(work: Path, arguments: list[
     assert {path: path.read_bytes() for path in (work / "checkpoints").glob("*/*")} == before
 
 
-def test_a_phase_has_a_name_not_a_path(work: Path) -> None:
+def test_delink_rejects_a_path_as_name_of_a_phase(work: Path) -> None:
     assert "is no name of a phase" in _invoke("delink", _checkpoint(work), "--to", "../real").stderr
 
 
-def test_prune_says_before_it_does(work: Path) -> None:
+def test_prune_dry_run_names_the_checkpoints_that_prune_removes(work: Path) -> None:
     arguments = ("prune", str(work), "--keep-last", "1")
     assert _invoke(*arguments, "--dry-run").stdout == "would remove pseudo-00000002\n"
     assert Path(_checkpoint(work, "pseudo-00000002")).exists()
@@ -122,7 +122,7 @@ def test_prune_says_before_it_does(work: Path) -> None:
     assert [m.step for m in CheckpointStore(work, UID).committed()] == [4, 6]
 
 
-def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_a_usage_error(tmp_path: Path) -> None:
     for command in ("inspect", "verify"):
         ended = _invoke(command, str(tmp_path))
         assert ended.exit_code == 2

@@ -14,7 +14,7 @@ from pseudoreal_trainer.data.prepare.workers import Totals
 from rich.console import Console
 
 from tests.unit.trainer.data.conftest import drawn_texts
-from tests.unit.trainer.data.prepare.corpora import json_lines
+from tests.unit.trainer.data.prepare.support.corpora import json_lines
 
 TEXTS = ["first document", "the second one", "a third, which is the longest of them all"]
 
@@ -29,7 +29,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "a.jsonl"
 
 
-def test_text_to_tokens(corpus: Path, tmp_path: Path) -> None:
+def test_data_commands_turn_text_into_tokens(corpus: Path, tmp_path: Path) -> None:
     """All three commands in sequence, as shown in docs/data.md."""
     for name in ("tokenizer", "again"):
         train = ["train-tokenizer", corpus, "--output", tmp_path / name, "--text-field", "content"]
@@ -64,7 +64,7 @@ def test_text_to_tokens(corpus: Path, tmp_path: Path) -> None:
     assert "00000.bin has" in _invoke("inspect", tmp_path / "tokens").stderr
 
 
-def test_a_sample_has_a_share_of_every_input(tmp_path: Path) -> None:
+def test_tokenizer_sample_has_a_share_of_every_input(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("aabb " * 1000)
     (tmp_path / "b.txt").write_text("ccdd " * 1000)
     train = ["train-tokenizer", tmp_path, "--output", tmp_path / "t", "--vocabulary-size", "300"]
@@ -73,7 +73,7 @@ def test_a_sample_has_a_share_of_every_input(tmp_path: Path) -> None:
     assert {("a", "a"), ("c", "c")} < {tuple(merge) for merge in merges}
 
 
-def test_mistakes_are_sentences(corpus: Path, tmp_path: Path) -> None:
+def test_errors_of_data_commands_are_sentences(corpus: Path, tmp_path: Path) -> None:
     for said, arguments in (
         ("a.jsonl line 1 cannot be used: it is no object with a text in 'text'", ["--tokenizer", "bytes"]),
         ("the tokenizer nowhere cannot be read", ["--tokenizer", "nowhere"]),
@@ -106,7 +106,7 @@ class TestForeignFiles:
         return folder / "x.npy"
 
     @pytest.mark.parametrize("kind", ["megatron", "nanotron", "numpy", "bare"])
-    def test_they_are_described(self, kind: str, tmp_path: Path) -> None:
+    def test_inspect_describes_foreign_token_files(self, kind: str, tmp_path: Path) -> None:
         """Formats without a table of documents are split at the end-of-document token."""
         arguments: list[str] = []
         match kind:
@@ -129,7 +129,7 @@ class TestForeignFiles:
         assert found.get("documents") == (2 if has_table else None)
         assert found["first_documents"] == ["\1\2\3", "\4\5"][: 2 if has_table else 1]
 
-    def test_damaged_ones_are_refused_by_name(self, tmp_path: Path) -> None:
+    def test_inspect_names_a_damaged_file(self, tmp_path: Path) -> None:
         for path in (self._megatron(tmp_path), self._nanotron(tmp_path), self._numpy(tmp_path)):
             content = path.read_bytes()
             path.write_bytes(content[:-1])
@@ -141,7 +141,7 @@ class TestForeignFiles:
         assert "is of no format that is known by its name" in _invoke("inspect", tmp_path / "x.txt").stderr
 
 
-def test_where_there_is_no_terminal_a_line_is_said_now_and_then() -> None:
+def test_progress_without_a_terminal_is_a_line_every_ten_seconds() -> None:
     now = [0.0]
     console = Console(force_terminal=False, width=200, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
     with PrepareDisplay(console, lambda: now[0]) as display:

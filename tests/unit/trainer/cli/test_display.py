@@ -24,11 +24,11 @@ DELINKED = {"event": "delinked", "checkpoint": "real-00000010", "parent": "pseud
     ("blocks", "sets", "says"),
     [(2, 0, "2 blocks"), (8, 1, "8 blocks and 1 set of experts"), (8, 4, "4 sets of experts")],
 )
-def test_it_says_how_many_blocks_and_sets_of_experts_there_are(blocks: int, sets: int, says: str) -> None:
+def test_start_of_a_phase_names_blocks_and_sets_of_experts(blocks: int, sets: int, says: str) -> None:
     out = io.StringIO()
     with Display(Console(file=out)) as display:
         for event in (STARTED, DELINKED):
-            display.hear(event | {"blocks": blocks, "sets_of_experts": sets})
+            display.show(event | {"blocks": blocks, "sets_of_experts": sets})
     started, delinked = out.getvalue().splitlines()
     assert f"8 layers of {blocks} blocks" in started
     assert f"{says}, 1,000 parameters" in started

@@ -52,7 +52,7 @@ def phases(result: Result) -> list[dict[str, Any]]:
     return found
 
 
-def test_json_has_the_stable_keys(job: dict[str, Any], file: Path) -> None:
+def test_plan_json_has_its_stable_keys(job: dict[str, Any], file: Path) -> None:
     result = plan(job, file, "--json")
     assert result.exit_code == 0, result.output
     pseudo, real = phases(result)
@@ -78,7 +78,7 @@ def test_json_has_the_stable_keys(job: dict[str, Any], file: Path) -> None:
     assert pseudo["bytes"]["device"] == 18 * pseudo["parameters"], "master weights, moments, gradient and bfloat16 copy"
 
 
-def test_it_says_which_traffic_crosses_which_level(job: dict[str, Any], file: Path) -> None:
+def test_plan_splits_traffic_into_within_and_between_workers(job: dict[str, Any], file: Path) -> None:
     """Two pipeline ranks, two replicas and two shards on four workers: each worker holds one replica of a pipeline
     rank."""
     layout = {"pipeline": 2, "stateSharding": "Full", "replicas": 2}
@@ -102,7 +102,7 @@ def test_it_says_which_traffic_crosses_which_level(job: dict[str, Any], file: Pa
     assert "stays within" not in alone.stdout
 
 
-def test_experts_over_ranks_have_a_range(job: dict[str, Any], file: Path) -> None:
+def test_plan_has_a_range_for_expert_parallel_load(job: dict[str, Any], file: Path) -> None:
     """Each of two ranks has two of four experts; with top-1 routing, all tokens may go to one rank's experts."""
     job["spec"]["model"]["experts"] = {"type": "TopK", "count": 4, "topK": {"perToken": 1}}
     job["spec"]["phases"][1]["parallelism"] = {"expertRanks": 2}
@@ -113,14 +113,14 @@ def test_experts_over_ranks_have_a_range(job: dict[str, Any], file: Path) -> Non
     assert "where the experts of all ranks get as many tokens; those of one rank may get up to 2 times the mean" in said
 
 
-def test_one_phase_alone(job: dict[str, Any], file: Path) -> None:
+def test_option_phase_plans_one_phase(job: dict[str, Any], file: Path) -> None:
     assert [phase["name"] for phase in phases(plan(job, file, "--json", "--phase", "real"))] == ["real"]
     result = plan(job, file, "--phase", "other")
     assert result.exit_code == ExitCode.INVALID_JOB
     assert "has no phase other; its phases are pseudo, real" in result.stderr
 
 
-def test_what_does_not_fit_is_refused_with_the_figures(job: dict[str, Any], file: Path) -> None:
+def test_a_phase_over_budget_ends_with_78_and_the_missing_bytes(job: dict[str, Any], file: Path) -> None:
     job["spec"]["phases"][1]["offload"] = {"budget": {"device": "10k"}}
     result = plan(job, file, "--json")
     assert result.exit_code == ExitCode.INVALID_JOB
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_refused_with_the_figures(job: dict[str, Any], file
     assert f"({lacks} bytes) more" in plan(job, file).stdout
 
 
-def test_a_device_too_small_for_the_phase_is_refused(job: dict[str, Any], file: Path, tmp_path: Path) -> None:
+def test_a_phase_over_the_profiles_device_memory_ends_with_78(job: dict[str, Any], file: Path, tmp_path: Path) -> None:
     profile = yaml.safe_load((EXAMPLES / "hardware" / "gpu-cluster.yaml").read_text())
     small = tmp_path / "small.yaml"
     small.write_text(yaml.safe_dump(profile | {"device_bytes": 1000}))
@@ -141,7 +141,7 @@ def test_a_device_too_small_for_the_phase_is_refused(job: dict[str, Any], file: 
     assert "the hardware profile's device_bytes is 1000 B, but pipeline rank 0 needs" in result.stdout
 
 
-def test_what_kernels_hold_counts_where_it_was_measured(job: dict[str, Any], file: Path, tmp_path: Path) -> None:
+def test_measured_scratch_memory_counts_against_the_device(job: dict[str, Any], file: Path, tmp_path: Path) -> None:
     profile = yaml.safe_load((EXAMPLES / "hardware" / "gpu-cluster.yaml").read_text())
     for speeds in profile["speeds"]:
         speeds["passes"] = [row | {"scratch_share": 0.5} for row in speeds["passes"]]
@@ -157,7 +157,7 @@ def test_what_kernels_hold_counts_where_it_was_measured(job: dict[str, Any], fil
         assert phases(plan(job, file, "--json", "--hardware", str(measured)))[1]["fits"] == fits
 
 
-def test_the_device_that_trains_is_planned(job: dict[str, Any], file: Path) -> None:
+def test_gpu_jobs_are_planned_for_a_gpu(job: dict[str, Any], file: Path) -> None:
     """For a norm, a GPU saves fewer bytes than the CPU."""
     on_cpu = phases(plan(job, file, "--json"))[1]
     job["spec"]["phases"][1] |= {"resources": {"limits": {"nvidia.com/gpu": 1}}}
@@ -167,7 +167,7 @@ def test_the_device_that_trains_is_planned(job: dict[str, Any], file: Path) -> N
     )
 
 
-def test_a_profile_gives_seconds(job: dict[str, Any], file: Path) -> None:
+def test_a_hardware_profile_gives_seconds_and_bottleneck(job: dict[str, Any], file: Path) -> None:
     result = plan(job, file, "--json", "--hardware", str(EXAMPLES / "hardware" / "gpu-cluster.yaml"))
     assert result.exit_code == 0, result.output
     for phase in phases(result):
@@ -175,13 +175,13 @@ def test_a_profile_gives_seconds(job: dict[str, Any], file: Path) -> None:
         assert phase["bottleneck"]
 
 
-def test_a_profile_that_is_none_is_refused(job: dict[str, Any], file: Path) -> None:
+def test_an_invalid_hardware_profile_is_an_error(job: dict[str, Any], file: Path) -> None:
     result = plan(job, file, "--hardware", str(file))
     assert result.exit_code == ExitCode.INVALID_JOB
     assert "is not one" in result.stderr
 
 
-def test_a_budget_decides_on_homes(job: dict[str, Any], file: Path) -> None:
+def test_a_device_budget_moves_units_to_the_host(job: dict[str, Any], file: Path) -> None:
     before = phases(plan(job, file, "--json"))[1]
     job["spec"]["phases"][1]["offload"] = {"budget": {"device": before["peak_device_bytes"] - 1}}
     after = phases(plan(job, file, "--json"))[1]
@@ -199,7 +199,9 @@ def test_a_budget_decides_on_homes(job: dict[str, Any], file: Path) -> None:
         (2, "Segment", "the gradients of 2 shared blocks are summed over pipeline ranks"),
     ],
 )
-def test_sharing_in_a_pipeline(job: dict[str, Any], file: Path, blocks: int, pattern: str, words: str) -> None:
+def test_plan_hints_at_sharing_in_a_pipeline(
+    job: dict[str, Any], file: Path, blocks: int, pattern: str, words: str
+) -> None:
     job["spec"]["phases"][0] |= {
         "sharing": {"blocks": blocks, "pattern": pattern},
         "workers": 2,
@@ -236,7 +238,7 @@ def test_trace_contains_every_pass_of_every_rank_once(
         assert last <= phase["step_seconds"] * 1e6 * 1.001
 
 
-def test_text_for_people(job: dict[str, Any], file: Path) -> None:
+def test_plan_prints_tables_and_hints(job: dict[str, Any], file: Path) -> None:
     job["spec"]["phases"][1] |= {"parallelism": {"pipeline": 2}, "offload": {"home": "Host"}}
     result = plan(job, file)
     assert result.exit_code == 0, result.output
@@ -250,7 +252,7 @@ def test_text_for_people(job: dict[str, Any], file: Path) -> None:
         assert words in result.stdout
 
 
-def test_the_fastest_layouts_are_shown_and_can_be_planned(job: dict[str, Any], file: Path) -> None:
+def test_fastest_layouts_match_their_own_plans(job: dict[str, Any], file: Path) -> None:
     hardware = ("--hardware", str(EXAMPLES / "hardware" / "gpu-cluster.yaml"), "--phase", "real")
     result = plan(job, file, *hardware, "--fastest", "3", "--json")
     assert result.exit_code == 0, result.output
@@ -276,7 +278,7 @@ def test_the_fastest_layouts_are_shown_and_can_be_planned(job: dict[str, Any], f
     assert f"1: bottleneck: {best['bottleneck']}" in shown
 
 
-def test_a_phase_that_chooses_its_layout_is_planned_in_the_best_of_three(job: dict[str, Any], file: Path) -> None:
+def test_layout_auto_is_planned_with_the_best_of_three_layouts(job: dict[str, Any], file: Path) -> None:
     real = job["spec"]["phases"][1]
     real["parallelism"], real["batch"] = {"layout": "Auto"}, {"sequences": real["batch"]["sequences"]}
     real.pop("activations", None)
@@ -294,7 +296,7 @@ def test_a_phase_that_chooses_its_layout_is_planned_in_the_best_of_three(job: di
     assert "phase real: " in plan(job, file, "--phase", "real").output, "without a profile, on an assumed machine"
 
 
-def test_a_phase_that_has_no_layout_to_choose_is_said_not_to_fit(job: dict[str, Any], file: Path) -> None:
+def test_layout_auto_without_a_fitting_layout_ends_with_78(job: dict[str, Any], file: Path) -> None:
     profile = yaml.safe_load((EXAMPLES / "hardware" / "gpu-cluster.yaml").read_text()) | {"device_bytes": 1}
     hardware = file.with_name("hardware.yaml")
     hardware.write_text(yaml.safe_dump(profile))
@@ -307,13 +309,13 @@ def test_a_phase_that_has_no_layout_to_choose_is_said_not_to_fit(job: dict[str, 
     assert "none of them is within the budget and the machine" in result.output
 
 
-def test_the_fastest_layouts_need_a_profile(job: dict[str, Any], file: Path) -> None:
+def test_option_fastest_needs_a_hardware_profile(job: dict[str, Any], file: Path) -> None:
     result = plan(job, file, "--fastest", "3")
     assert result.exit_code == ExitCode.INVALID_JOB
     assert "--hardware" in result.output
 
 
-def test_a_phase_of_which_no_layout_fits_says_so(job: dict[str, Any], file: Path) -> None:
+def test_option_fastest_without_a_fitting_layout_ends_with_78(job: dict[str, Any], file: Path) -> None:
     profile = yaml.safe_load((EXAMPLES / "hardware" / "gpu-cluster.yaml").read_text()) | {"device_bytes": 1}
     hardware = file.with_name("hardware.yaml")
     hardware.write_text(yaml.safe_dump(profile))

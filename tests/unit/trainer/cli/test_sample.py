@@ -15,8 +15,8 @@ from pseudoreal_trainer.model.sampling import Sampling, generate, readable
 from pseudoreal_trainer.model.transformer import build_model
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.convert.published import begin
-from tests.unit.trainer.storage.object_server import Bucket
+from tests.unit.trainer.convert.support.published import begin
+from tests.unit.trainer.storage.support.object_server import Bucket
 
 PROMPT, COUNT = "In the beginning", 24
 UID = "11111111-2222"
@@ -86,7 +86,7 @@ def small(job_body: Any) -> Any:
     return job_body
 
 
-def test_any_layout_and_home(small: Any, config: Any) -> None:
+def test_sample_writes_the_reference_text_for_any_layout_and_home(small: Any, config: Any) -> None:
     made: list[tuple[PhaseConfig, str]] = []
     for number, (model, layout) in enumerate(_cases()):
         fields = {"layers": 4, "hiddenSize": 16, "attention": {"heads": 2}, "sequenceLength": 16}
@@ -103,7 +103,7 @@ def test_any_layout_and_home(small: Any, config: Any) -> None:
         assert _sample(_newest(Path(config.work_directory))) == _expected(config), name
 
 
-def test_a_delinked_checkpoint_and_one_of_layers_of_their_own(
+def test_sample_reads_delinked_and_unshared_checkpoints(
     small: Any, config: Any, delink_of: Any, train: Any, tmp_path: Path
 ) -> None:
     """The text is unchanged by a delink, and by the materialized files of the delinked checkpoint."""
@@ -120,7 +120,7 @@ def test_a_delinked_checkpoint_and_one_of_layers_of_their_own(
     assert _sample(_newest(tmp_path / "work", "real")) != shared, "further training changes the text"
 
 
-def test_object_storage(small: Any, config: Any, bucket: Bucket, tmp_path: Path) -> None:
+def test_sample_reads_a_checkpoint_in_object_storage(small: Any, config: Any, bucket: Bucket, tmp_path: Path) -> None:
     """The checkpoint was saved by two ranks."""
     small["spec"]["phases"][0] |= LAYOUTS["data 2, full, host"]
     run_ranks(_begin, 2, 2, [config(0)])

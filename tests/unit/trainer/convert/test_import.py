@@ -21,8 +21,8 @@ from pseudoreal_trainer.training.start import load_weights
 from structlog.testing import capture_logs
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.convert.published import FAMILIES, LENGTH, begin, begin_with, edit, tensors
-from tests.unit.trainer.storage.object_server import Bucket
+from tests.unit.trainer.convert.support.published import FAMILIES, LENGTH, begin, begin_with, edit, tensors
+from tests.unit.trainer.storage.support.object_server import Bucket
 
 TOKENS = torch.randint(260, (2, LENGTH), generator=torch.Generator().manual_seed(1))
 LLAMA = FAMILIES["Llama"]

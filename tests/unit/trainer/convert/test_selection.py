@@ -19,7 +19,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.plan.units import are_experts, block_of
 from structlog.testing import capture_logs
 
-from tests.unit.trainer.convert.published import FAMILIES, LAYERS, begin, begin_with, layer_tensor, tensors
+from tests.unit.trainer.convert.support.published import FAMILIES, LAYERS, begin, begin_with, layer_tensor, tensors
 
 
 def _model(layers: int, **fields: Any) -> Model:

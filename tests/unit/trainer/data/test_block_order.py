@@ -19,7 +19,7 @@ from pseudoreal_trainer.data.tokens.spans import ObjectSpans
 from pseudoreal_trainer.storage.path import ObjectPath
 
 from tests.support.depth import DEPTH
-from tests.unit.trainer.data.slow_permutation import permuted
+from tests.unit.trainer.data.support.slow_permutation import permuted
 
 VECTORS = {
     (26, 4, 3, (0,)): [14, 4, 18, 13, 12, 16, 7, 15, 17, 6, 5, 19, 10, 23, 21, 9, 20, 0, 25, 3, 22, 8, 2, 24, 11, 1],

@@ -7,7 +7,7 @@ from pseudoreal_api.spec.phase import Batch
 from pseudoreal_trainer.data.documents import Counts, count_documents, document_lengths, has_target
 from pseudoreal_trainer.data.stream import rank_parts
 
-from tests.unit.trainer.data.cut import cut
+from tests.unit.trainer.data.support.cut import cut
 
 END = 0
 rows = st.integers(1, 9).flatmap(

@@ -10,8 +10,8 @@ from pseudoreal_trainer.data.tokens.arrays import raw_files
 from pseudoreal_trainer.data.tokens.megatron import megatron_files
 from pseudoreal_trainer.data.tokens.native import native_files
 
-from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
-from tests.unit.trainer.data.written import write_native
+from tests.unit.trainer.data.support.written import write_native
+from tests.unit.trainer.data.tokens.support.golden import FIVE, MEGATRON_INDEX
 
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_trainer.data.permutation import NAME, permute
 
-from tests.unit.trainer.data.slow_permutation import permuted, splitmix64
+from tests.unit.trainer.data.support.slow_permutation import permuted, splitmix64
 
 words = st.integers(0, 2**64 - 1)
 VECTORS = {

@@ -18,7 +18,7 @@ from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
 
 from tests.support.depth import DEPTH
-from tests.unit.trainer.data.slow_permutation import permuted
+from tests.unit.trainer.data.support.slow_permutation import permuted
 
 SEQUENCE, SEED = 5, 11
 TOKENS = {"web": 203, "code": 64}

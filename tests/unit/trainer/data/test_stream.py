@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pseudoreal_api.spec.phase import Batch
 from pseudoreal_trainer.data.stream import Stream, rank_parts
 
-from tests.unit.trainer.data.slow_permutation import permuted
+from tests.unit.trainer.data.support.slow_permutation import permuted
 
 TEXT = np.arange(251, dtype=np.uint8)
 """Every byte is its own position, so a window shows its location."""

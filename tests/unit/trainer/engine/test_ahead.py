@@ -11,8 +11,8 @@ from pseudoreal_trainer.engine.passes import Passes, PlanRun, Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.records import Forward
 
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
 
 CPU = torch.device("cpu")
 SECONDS = 300
@@ -21,7 +21,7 @@ HELD = 2
 
 
 @pytest.mark.parametrize("homes", ["h", "D"])
-def test_passes_of_a_unit_that_is_here_do_not_wait_for_the_update_of_the_next_one(
+def test_passes_of_a_present_unit_do_not_wait_for_the_update_of_the_next_unit(
     homes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(homes=homes, window=2, clipping="Global", micro_batches=2)
@@ -38,13 +38,13 @@ def test_passes_of_a_unit_that_is_here_do_not_wait_for_the_update_of_the_next_on
 
     monkeypatch.setattr(Passes, "forward", forward)
     first = case.layers * case.micro_batches + case.micro_batches
-    engine._updates.captures[HELD] = gate
+    engine._executor.updates.wait_for_captures({HELD: gate})
 
-    def two_steps() -> None:
+    def train_two_steps() -> None:
         for step in range(2):
-            _step(engine, case, step)
+            _train_step(engine, case, step)
 
-    train = threading.Thread(target=two_steps, daemon=True)
+    train = threading.Thread(target=train_two_steps, daemon=True)
     train.start()
     train.join(SECONDS)
     assert gate.done(), f"the main thread waits for the update of unit {HELD}, after {passes[first:]}"
@@ -52,5 +52,5 @@ def test_passes_of_a_unit_that_is_here_do_not_wait_for_the_update_of_the_next_on
     engine.close()
 
 
-def _step(engine: Any, case: Case, step: int) -> None:
+def _train_step(engine: Any, case: Case, step: int) -> None:
     engine.train(CaseBatch(case, step, 0, CPU), Training(96, RATE, stop=False), step)

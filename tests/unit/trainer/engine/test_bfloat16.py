@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.support.adamw import adamw
-from tests.unit.trainer.engine.cases import RATE, STEPS, Case
-from tests.unit.trainer.engine.reference import batch_of
-from tests.unit.trainer.engine.running import SEED, run_case
+from tests.unit.trainer.engine.support.cases import RATE, STEPS, Case
+from tests.unit.trainer.engine.support.reference import batch_of
+from tests.unit.trainer.engine.support.running import SEED, run_case
 
 pytestmark = pytest.mark.processor
 
@@ -55,7 +55,7 @@ def _gradients(masters: torch.nn.Module, case: Case, batch: Tensor) -> float:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_it_agrees_to_the_bit(case: Case, tmp_path: Path) -> None:
+def test_bfloat16_agrees_to_the_bit(case: Case, tmp_path: Path) -> None:
     found = run_case(case, Ranks(0, 1, torch.device("cpu")), tmp_path)
     losses, weights = _reference(case)
     assert found.losses == losses

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 
-from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, STEPS, Case
-from tests.unit.trainer.engine.running import Result, want
+from tests.unit.trainer.engine.support.cases import SEQUENCES_OF_A_MICRO_BATCH, STEPS, Case
+from tests.unit.trainer.engine.support.running import Result, want
 
 FETCHING = [
     *(Case(data=2, sharding="Full", micro_batches=n, window=k) for n in (1, 2, 8) for k in (1, 2, 3)),
@@ -56,7 +56,9 @@ def moving_units(case: Case, rank: int) -> dict[Pool, list[int]]:
 
 
 @pytest.mark.parametrize("case", FETCHING, ids=lambda case: case.name)
-def test_a_unit_is_fetched_twice_at_most_however_many_micro_batches(case: Case, engine_results: Results) -> None:
+def test_a_unit_is_fetched_at_most_twice_per_step_for_any_number_of_micro_batches(
+    case: Case, engine_results: Results
+) -> None:
     for rank, result in enumerate(engine_results[case]):
         moving = moving_units(case, rank)
         for step in range(STEPS):
@@ -69,7 +71,9 @@ def test_a_unit_is_fetched_twice_at_most_however_many_micro_batches(case: Case, 
 
 
 @pytest.mark.parametrize("case", [*FETCHING, *PIPELINES], ids=lambda case: case.name)
-def test_a_gradient_is_reduced_once_however_many_micro_batches(case: Case, engine_results: Results) -> None:
+def test_a_gradient_is_reduced_once_per_step_for_any_number_of_micro_batches(
+    case: Case, engine_results: Results
+) -> None:
     for rank, result in enumerate(engine_results[case]):
         local = case.layout.local_units(rank // case.data)
         for step in range(STEPS):
@@ -78,7 +82,7 @@ def test_a_gradient_is_reduced_once_however_many_micro_batches(case: Case, engin
 
 
 @pytest.mark.parametrize("case", [*FETCHING, *OTHER_ORDERS], ids=lambda case: case.name)
-def test_no_more_units_are_resident_than_the_window_holds(case: Case, engine_results: Results) -> None:
+def test_the_window_limits_the_number_of_working_copies(case: Case, engine_results: Results) -> None:
     for rank, result in enumerate(engine_results[case]):
         for pool, units in moving_units(case, rank).items():
             most = most_resident(result, case.layout, pool)
@@ -103,7 +107,9 @@ def most_resident(result: Result, layout: Layout, pool: Pool) -> int:
 
 
 @pytest.mark.parametrize(("few", "many"), FEW_AND_MANY, ids=lambda case: case.name)
-def test_bytes_do_not_grow_with_micro_batches(few: Case, many: Case, engine_results: Results) -> None:
+def test_bytes_besides_pipeline_messages_do_not_grow_with_micro_batches(
+    few: Case, many: Case, engine_results: Results
+) -> None:
     for of_few, of_many in zip(engine_results[few], engine_results[many], strict=True):
         links = [[_without_pipeline(moved) for moved in result.moved] for result in (of_few, of_many)]
         assert links[0] == links[1]
@@ -115,7 +121,7 @@ def _without_pipeline(moved: dict[str, int]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
-def test_messages_of_a_pipeline(case: Case, engine_results: Results) -> None:
+def test_pipeline_messages_have_the_planned_number_and_bytes(case: Case, engine_results: Results) -> None:
     """One activation and one gradient per micro-batch at each boundary between ranks: every boundary between layers if
     layers are placed round-robin, one boundary between neighbouring ranks if each rank has adjacent layers."""
     boundaries = case.layers - 1 if case.order == "Layered" else case.pipeline - 1
@@ -141,7 +147,7 @@ def _message(event: dict[str, Any]) -> tuple[str, int, int]:
 
 
 @pytest.mark.parametrize(("case", "expected"), COMMON, ids=lambda value: getattr(value, "name", ""))
-def test_a_block_of_several_pipeline_ranks_is_gathered_and_reduced_once_by_all_of_them(
+def test_a_cross_stage_block_is_gathered_and_reduced_once_by_all_its_ranks(
     case: Case, expected: dict[int, int], engine_results: Results
 ) -> None:
     layout = case.layout

@@ -27,7 +27,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize(("gpus", "ranks", "there"), [(1, 1, 0), (8, 8, 7), (1, 2, 1)])
-def test_a_pod_that_asked_for_gpus_refuses_the_cpu(
+def test_a_pod_that_requested_gpus_does_not_train_on_the_cpu(
     gpus: int, ranks: int, there: int, found: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The refusal comes before the rank meets the other ranks, which would wait for it in another network."""
@@ -40,7 +40,7 @@ def test_a_pod_that_asked_for_gpus_refuses_the_cpu(
         pass
 
 
-def test_a_job_that_asked_for_none_takes_what_is_there(
+def test_a_job_that_requested_no_gpus_uses_the_available_device(
     found: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -70,11 +70,11 @@ def _check(devices: list[torch.device]) -> list[str]:
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])
-def test_ranks_of_one_kind_agree(device: torch.device) -> None:
+def test_ranks_with_one_kind_of_device_start(device: torch.device) -> None:
     assert _check([device] * 3) == [""] * 3
 
 
-def test_every_rank_hears_of_one_without_a_gpu() -> None:
+def test_every_rank_fails_if_one_rank_has_no_gpu() -> None:
     said = _check([GPU, GPU, CPU, GPU])
     assert len(set(said)) == 1
     assert "and rank 2 has none: ask for GPUs in phases[].resources.limits" in said[0]

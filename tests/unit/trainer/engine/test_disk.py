@@ -60,13 +60,13 @@ def _write_and_read(folder: Path) -> None:
     file.close()
 
 
-def test_a_disk_with_direct_io(tmp_path: Path) -> None:
+def test_direct_file_uses_direct_io_where_the_disk_supports_it(tmp_path: Path) -> None:
     if not _has_direct_io(tmp_path):
         pytest.skip(f"the file system of {tmp_path} has no direct I/O")
     _write_and_read(tmp_path)
 
 
-def test_a_file_system_without_direct_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_direct_file_works_without_direct_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     really_open = os.open
 
     def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
@@ -80,17 +80,19 @@ def test_a_file_system_without_direct_io(tmp_path: Path, monkeypatch: pytest.Mon
     _write_and_read(tmp_path)
 
 
-def test_a_file_system_in_memory(small_disk: Path) -> None:
+def test_direct_file_works_on_a_file_system_in_memory(small_disk: Path) -> None:
     _write_and_read(small_disk)
 
 
-def test_a_file_that_does_not_fit_is_refused_with_the_figures(small_disk: Path) -> None:
+def test_a_file_that_does_not_fit_is_rejected_with_its_size(small_disk: Path) -> None:
     with pytest.raises(DiskError, match=rf"needs {2 * SMALL:,} bytes in {small_disk}, where {SMALL:,} are free"):
         DirectFile(small_disk, 2 * SMALL)
     assert list(small_disk.iterdir()) == []
 
 
-def test_room_that_others_took_meanwhile_is_missed_at_once(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_disk_space_is_found_when_the_file_is_created(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The result of statvfs may be out of date when the file is made."""
     (small_disk / "others").write_bytes(bytes(SMALL // 2))
     monkeypatch.setattr(DirectFile, "_require_space", lambda *_: None)
@@ -98,7 +100,7 @@ def test_room_that_others_took_meanwhile_is_missed_at_once(small_disk: Path, mon
         DirectFile(small_disk, SMALL)
 
 
-def test_a_file_that_was_cut_is_not_read_for_ever(tmp_path: Path) -> None:
+def test_reading_a_truncated_file_fails(tmp_path: Path) -> None:
     file = DirectFile(tmp_path, 2 * PAGE)
     with pytest.raises(DiskError, match="shorter than it was made"):
         file.read([(PAGE, aligned_buffer(2 * PAGE))])
@@ -117,7 +119,7 @@ def job(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> Job:
     return lambda work: config(0, work)
 
 
-def test_a_disk_too_small_for_the_state_ends_the_phase_before_its_first_step(
+def test_a_disk_too_small_for_the_state_fails_the_phase_before_its_first_step(
     job: Job, train: Any, small_disk: Path
 ) -> None:
     config = job("work").model_copy(update={"offload_directory": str(small_disk / "offload")})
@@ -155,7 +157,7 @@ def _counting(call: Callable[..., int], calls: list[int]) -> Callable[..., int]:
         ("preadv", errno.EIO, "the state cannot be read: Input/output error"),
     ],
 )
-def test_a_disk_that_fails_leaves_the_last_checkpoint_from_which_training_goes_on(
+def test_training_resumes_from_the_last_checkpoint_after_a_disk_failure(
     name: str, number: int, sentence: str, job: Job, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []

@@ -7,23 +7,24 @@ Micro-batches and ranks have unequal numbers of targets.
 import pytest
 import torch
 
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import END, Case
-from tests.unit.trainer.engine.running import Result, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import END, Case, each
+from tests.unit.trainer.engine.support.running import Result, want
 
-ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
-FAMILIES = ("Llama3", "Qwen2", "Mistral", "OLMo2", "Mixtral", "Qwen3MoE")
+ORDERS = ["Layered", "GPipe", "1F1B", "Interleaved"]
+FAMILIES = ["Llama3", "Qwen2", "Mistral", "OLMo2", "Mixtral", "Qwen3MoE"]
 MASKED = [
-    *(Case(documents=True, micro_batches=n, clipping="Global") for n in (1, 8)),
+    *each(documents=True, micro_batches=[1, 8], clipping="Global"),
     Case(documents=True, homes="D", window=1, blocks=2, stash=True),
     Case(documents=True, homes="hD", recompute=False, order="1F1B", micro_batches=4),
     Case(documents=True, blocks=1, vocabulary=300, loss_chunk=5, z_loss="1e-3", tied=True),
-    *(Case(documents=True, options=name, homes="dhD", blocks=2, clipping="PerUnit") for name in FAMILIES),
-    *(Case(documents=True, experts=6, prototypes=p, homes="hD", micro_batches=n) for p, n in ((1, 1), (3, 4))),
-    *(Case(documents=True, pipeline=2, order=order, micro_batches=4) for order in ORDERS),
+    *each(documents=True, options=FAMILIES, homes="dhD", blocks=2, clipping="PerUnit"),
+    Case(documents=True, experts=6, prototypes=1, homes="hD", micro_batches=1),
+    Case(documents=True, experts=6, prototypes=3, homes="hD", micro_batches=4),
+    *each(documents=True, pipeline=2, order=ORDERS, micro_batches=4),
     Case(documents=True, pipeline=2, blocks=1, homes="D", clipping="Global"),
     Case(documents=True, pipeline=2, recompute=False, order="GPipe", options="Mistral", homes="h"),
-    *(Case(documents=True, data=2, sharding=sharding, homes="hDd", clipping="Global") for sharding in ("None", "Full")),
+    *each(documents=True, data=2, sharding=["None", "Full"], homes="hDd", clipping="Global"),
     Case(documents=True, data=2, sharding="Full", options="Qwen2", blocks=2, loss_chunk=7),
     Case(documents=True, data=2, sharding="Full", experts=4, recompute=False, clipping="PerUnit"),
     Case(documents=True, pipeline=3, layers=6, homes="hD", options="Llama3"),
@@ -35,7 +36,7 @@ want(MASKED)
 
 
 @pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)
-def test_packed_rows_train_what_separate_rows_train(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_packed_documents_train_like_separate_documents(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     found = engine_results[case][0]
     losses, weights, moments = reference.train_with_moments(case)
     assert found.losses[0] == pytest.approx(losses[0], rel=1e-13)
@@ -45,12 +46,14 @@ def test_packed_rows_train_what_separate_rows_train(case: Case, engine_results: 
 
 
 @pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)
-def test_evaluation_is_the_loss_of_separate_rows(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_evaluation_of_packed_documents_is_the_loss_of_separate_documents(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
     expected = reference.evaluate(case, engine_results[case][0].weights)
     assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
 
 
-def test_ranks_and_micro_batches_have_unlike_numbers_of_targets() -> None:
+def test_cases_have_different_numbers_of_targets_per_rank_and_micro_batch() -> None:
     """With equal numbers, a mean of means would equal the mean."""
     windows = torch.cat([reference.batch_of(MASKED[0], step)[0] for step in range(5)])
     assert len({int((part[:, :-1] != END).sum()) for part in windows.split(2)}) > 3

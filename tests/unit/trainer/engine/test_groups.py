@@ -9,10 +9,10 @@ from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.agreement import assert_trained_alike
-from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, Case
-from tests.unit.trainer.engine.running import Result, sound, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.agreement import assert_trained_alike
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, Case
+from tests.unit.trainer.engine.support.running import Result, sound, want
 
 FEW = json.dumps({"experts": {"count": 8, "prototypes": 2, "capacityFactor": "0.5"}})
 """Half of all choices are refused."""
@@ -69,12 +69,14 @@ want([*OFTEN, *WITHOUT.values()], events=True)
 
 
 @pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
-def test_groups_of_experts_train_as_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_training_with_expert_groups_equals_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     assert_trained_alike(sound(engine_results, case), case)
 
 
 @pytest.mark.parametrize("case", CLOSE[::3], ids=lambda case: case.name)
-def test_an_evaluation_goes_through_groups(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_evaluation_with_expert_groups_equals_the_reference(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
     expected = reference.evaluate(case, sound(engine_results, case).weights)
     assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
 
@@ -95,7 +97,7 @@ def _chosen(case: Case) -> list[set[int]]:
     return found
 
 
-def _hit(case: Case, rank: int) -> set[int]:
+def _groups_with_tokens(case: Case, rank: int) -> set[int]:
     """Return the groups of this rank's experts that receive tokens from its expert group, or from any rank if states
     are sharded."""
     first = rank - rank % case.expert_ranks
@@ -107,12 +109,12 @@ def _hit(case: Case, rank: int) -> set[int]:
 
 
 @pytest.mark.parametrize("case", OFTEN, ids=lambda case: case.name)
-def test_a_group_is_fetched_twice_where_tokens_come_and_never_else(
+def test_an_expert_group_is_fetched_twice_if_it_has_tokens_and_otherwise_never(
     case: Case, engine_results: dict[Case, list[Result]]
 ) -> None:
     """The bytes over the bus are those of groups with tokens, and no others."""
     for rank, result in enumerate(engine_results[case]):
-        hit = _hit(case, rank)
+        hit = _groups_with_tokens(case, rank)
         assert 0 < len(hit) < case.expert_groups, "some groups get tokens, others do not"
         events = [event for event in result.events if event["args"]["step"] == 0 and event["name"] == "Fetch"]
         experts = [event["args"]["unit"] for event in events if case.layout.pool_of(event["args"]["unit"]) == "Experts"]
@@ -124,7 +126,7 @@ def test_a_group_is_fetched_twice_where_tokens_come_and_never_else(
 
 @pytest.mark.processor_deep
 @pytest.mark.parametrize("case", WITHOUT, ids=lambda case: case.name)
-def test_what_is_not_fetched_changes_no_bit(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_skipped_fetches_change_no_bit(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     found, whole = engine_results[case][0], engine_results[WITHOUT[case]][0]
     assert found.losses == whole.losses
     assert found.weights.keys() == whole.weights.keys()

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.agreement import assert_trained_alike
-from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, Case
-from tests.unit.trainer.engine.running import Result, sound, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.agreement import assert_trained_alike
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, Case
+from tests.unit.trainer.engine.support.running import Result, sound, want
 
 pytestmark = pytest.mark.processor_deep
 
@@ -38,7 +38,7 @@ want([*ALONE, *TOGETHER, *IN_BFLOAT16])
 
 
 @pytest.mark.parametrize("case", [*ALONE, *TOGETHER], ids=lambda case: case.name)
-def test_idle_experts_are_left_out_of_updates(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_idle_experts_are_not_updated(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     found = sound(engine_results, case)
     assert_trained_alike(found, case)
     found.assert_first_moments(reference.train_with_moments(case)[2])
@@ -57,7 +57,7 @@ def test_experts_that_are_always_idle_keep_every_bit(case: Case, engine_results:
     assert always_idle > 0
 
 
-def test_homes_do_not_matter_in_bfloat16(engine_results: dict[Case, list[Result]]) -> None:
+def test_idle_experts_in_bfloat16_are_the_same_in_every_home(engine_results: dict[Case, list[Result]]) -> None:
     """If weights have a copy in the compute dtype, the copy of idle experts stays as well."""
     first, *others = (sound(engine_results, case) for case in IN_BFLOAT16)
     for other in others:

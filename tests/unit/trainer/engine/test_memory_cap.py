@@ -15,7 +15,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.plan.units import units_of
 
-from tests.unit.trainer.engine.capped import baseline, environment
+from tests.unit.trainer.engine.support.capped import baseline, environment
 
 MIB = 1 << 20
 STATE_OF_A_PARAMETER = 16

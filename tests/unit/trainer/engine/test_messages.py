@@ -7,14 +7,14 @@ from pseudoreal_trainer.engine.ranks.messages import tag_of
 from pseudoreal_trainer.plan.records import Flow, Receive, Send
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.sending import MICRO_BATCHES, POSITIONS, SAME, SENT, exchange
+from tests.unit.trainer.engine.support.sending import MICRO_BATCHES, POSITIONS, SAME, SENT, exchange
 
 LARGEST_TAG = 2**31 - 1
 
 
 @pytest.mark.parametrize("flow", Flow)
 @pytest.mark.parametrize("positions", [3, 64, POSITIONS])
-def test_a_tag_is_a_c_int(flow: Flow, positions: int) -> None:
+def test_a_message_tag_is_a_c_int(flow: Flow, positions: int) -> None:
     for micro_batch in (0, 16_384, 65_536, MICRO_BATCHES - 1):
         for position in (1, positions - 1):
             tag = tag_of(Send(flow, position, micro_batch, 1), positions)
@@ -22,7 +22,7 @@ def test_a_tag_is_a_c_int(flow: Flow, positions: int) -> None:
             assert tag == tag_of(Receive(flow, position, micro_batch, 0), positions)
 
 
-def test_messages_of_models_up_to_a_thousand_layers_have_tags_of_their_own() -> None:
+def test_messages_of_models_up_to_a_thousand_layers_have_distinct_tags() -> None:
     ids = [(flow, p, m) for flow in Flow for p in (1, 2, 999) for m in (0, 1, 16_384, 65_536, MICRO_BATCHES - 1)]
     assert len({tag_of(Send(flow, p, m, 1), 1000) for flow, p, m in ids}) == len(ids)
 

@@ -11,8 +11,8 @@ from pseudoreal_trainer.plan.units import units_of
 
 from tests.support.depth import DEPTH
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine import ones
-from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, Case
+from tests.unit.trainer.engine.support import ones
+from tests.unit.trainer.engine.support.cases import EIGHT_IN_BALANCE, Case
 
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
 MOST = DEPTH.of(4, 8)
@@ -51,6 +51,6 @@ def norms(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[float]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_norm_of_ones(case: Case, norms: dict[Case, list[float]]) -> None:
+def test_the_norm_of_a_gradient_of_ones_is_exact_in_every_layout(case: Case, norms: dict[Case, list[float]]) -> None:
     parameters = sum(unit.trained for unit in units_of(case.model, case.sharing))
     assert norms[case] == pytest.approx([sqrt(parameters)] * case.world, rel=1e-12)

@@ -35,17 +35,17 @@ def _check(make: Callable[[int], Tensor], count: int) -> None:
 
 @pytest.mark.parametrize("name", [*VECTORS])
 @pytest.mark.parametrize("count", [0, 1, 127, 128, 129, (1 << 22) + 5])
-def test_of_vectors_of_any_length(name: str, count: int) -> None:
+def test_square_of_is_accurate_for_vectors_of_any_length(name: str, count: int) -> None:
     _check(VECTORS[name], count)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*VECTORS])
-def test_of_a_quarter_of_a_billion_elements(name: str) -> None:
+def test_square_of_is_accurate_for_a_quarter_of_a_billion_elements(name: str) -> None:
     _check(VECTORS[name], 1 << 28)
 
 
-def test_what_is_not_finite_stays_so() -> None:
+def test_square_of_a_non_finite_vector_is_not_finite() -> None:
     for value in (torch.inf, -torch.inf, torch.nan):
         vector = torch.ones(1000)
         vector[513] = value
@@ -53,6 +53,6 @@ def test_what_is_not_finite_stays_so() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_product_is_in_float64(dtype: torch.dtype) -> None:
+def test_dot_product_is_in_float64(dtype: torch.dtype) -> None:
     vector = torch.ones(5, dtype=dtype)
     assert dot(vector, vector).dtype == torch.float64

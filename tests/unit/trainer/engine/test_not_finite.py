@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine import not_finite
-from tests.unit.trainer.engine.cases import STEPS
-from tests.unit.trainer.engine.not_finite import FAULTS, SkippingCase
-from tests.unit.trainer.engine.running import Result, bring_together
+from tests.unit.trainer.engine.support import not_finite
+from tests.unit.trainer.engine.support.cases import STEPS
+from tests.unit.trainer.engine.support.not_finite import FAULTS, SkippingCase
+from tests.unit.trainer.engine.support.running import Result, bring_together
 
 CLIPPINGS, HOMES = ("Global", "PerUnit", "None"), ("d", "h", "D")
 FLOAT = "float32"
@@ -34,7 +34,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[SkippingCase, list
 
 
 @pytest.mark.parametrize("case", [*ONE_RANK, *TWO_RANKS], ids=lambda case: case.name)
-def test_the_same_updates_are_left_out_in_every_layout(
+def test_the_same_updates_are_skipped_in_every_layout(
     case: SkippingCase, results: dict[SkippingCase, list[Result]]
 ) -> None:
     expected = not_finite.train(case)
@@ -44,7 +44,9 @@ def test_the_same_updates_are_left_out_in_every_layout(
 
 
 @pytest.mark.parametrize("case", [*ONE_RANK, *TWO_RANKS], ids=lambda case: case.name)
-def test_every_rank_knows_which(case: SkippingCase, results: dict[SkippingCase, list[Result]]) -> None:
+def test_every_rank_knows_which_updates_were_skipped(
+    case: SkippingCase, results: dict[SkippingCase, list[Result]]
+) -> None:
     units, block = case.layout.units, min(2, case.layout.units - 2)
     everything, only = tuple(range(units)), {"blocks.1": (block,), "head": (units - 1,)}
     for rank in results[case]:

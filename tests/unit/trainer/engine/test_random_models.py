@@ -12,9 +12,9 @@ from pseudoreal_api.resolved.resolve import check_interleaved
 from pseudoreal_api.spec.phase import Sharing
 
 from tests.support.depth import DEPTH
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.running import Result, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.running import Result, want
 
 FAMILIES = [None, "Llama3", "Qwen2", "Qwen3", "Mistral", "OLMo2", "Mixtral", "Qwen3MoE"]
 WORLDS = [(1, 1)] * 4 + [(2, 1), (1, 2), (2, 1), (1, 2), (2, 2), (1, 4)]
@@ -169,7 +169,7 @@ want(CASES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
-def test_a_drawn_model_trains_as_the_plain_one(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_a_random_model_trains_like_the_plain_loop(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     losses, weights = reference.train(case)
     found = engine_results[case][0]
     assert found.losses == pytest.approx(losses, rel=1e-12), case.name
@@ -181,7 +181,7 @@ def test_a_drawn_model_trains_as_the_plain_one(case: Case, engine_results: dict[
     assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected_sum, rel=1e-11)
 
 
-def test_every_option_is_drawn() -> None:
+def test_random_models_use_every_option() -> None:
     drawn = " ".join(case.name for case in CASES)
     for word in (
         "Sigmoid",

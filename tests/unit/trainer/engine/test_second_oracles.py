@@ -4,9 +4,9 @@ weights, because they are proportional to the gradients; an update of AdamW hard
 import pytest
 import torch
 
-from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.running import Result, want
-from tests.unit.trainer.engine.torch_oracles import Trained, train_all
+from tests.unit.trainer.engine.support.cases import STEPS, Case
+from tests.unit.trainer.engine.support.running import Result, want
+from tests.unit.trainer.engine.support.torch_oracles import Trained, train_all
 
 TRAININGS = [
     ("ScheduleLoopedBFS", Case(pipeline=2, micro_batches=4)),
@@ -30,7 +30,7 @@ def pairs(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_trains_the_same(name: str, pairs: dict[str, tuple[Result, Trained]]) -> None:
+def test_engine_trains_like_a_second_oracle(name: str, pairs: dict[str, tuple[Result, Trained]]) -> None:
     found, expected = pairs[name]
     assert len(found.losses) == STEPS
     assert found.losses == pytest.approx(expected.losses, rel=1e-12)

@@ -11,10 +11,10 @@ from pseudoreal_trainer.plan.memory.tiers import unit_state
 from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
-from tests.unit.trainer.engine.running import Result, want
-from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
+from tests.unit.trainer.engine.support.running import Result, want
+from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
 N = 3
 """Divides no unit: every last shard is padded."""
@@ -53,7 +53,7 @@ want([*SHARDED, *OTHERS, *PADDED, *COMMON])
 
 
 @pytest.mark.parametrize("case", SHARDED, ids=lambda case: case.sharding)
-def test_of_each_sharding(case: Case, engine_results: Results) -> None:
+def test_state_bytes_follow_from_the_sharding(case: Case, engine_results: Results) -> None:
     numels = [unit.numel for unit in units_of(case.model, Sharing(blocks=case.layers))]
     assert all(numel % N for numel in numels)
     expected = {}
@@ -72,7 +72,7 @@ def _kept(case: Case, numel: int, *, is_split: bool) -> int:
 
 
 @pytest.mark.parametrize("case", [*SHARDED, *OTHERS], ids=lambda case: case.name)
-def test_as_the_plan_predicts(case: Case, engine_results: Results) -> None:
+def test_state_bytes_equal_the_plan(case: Case, engine_results: Results) -> None:
     sizes = Sizes(
         model=case.model,
         units=units_of(case.model, Sharing(blocks=case.layers)),
@@ -87,9 +87,7 @@ def test_as_the_plan_predicts(case: Case, engine_results: Results) -> None:
 
 
 @pytest.mark.parametrize("case", COMMON, ids=lambda case: case.name)
-def test_a_block_of_all_pipeline_ranks_is_kept_in_parts_as_the_plan_predicts(
-    case: Case, engine_results: Results
-) -> None:
+def test_a_cross_stage_block_is_sharded_over_all_its_ranks_as_planned(case: Case, engine_results: Results) -> None:
     for rank, result in enumerate(engine_results[case]):
         local = case.layout.local_units(rank // case.data)
         states = [unit_state(case.layout, sizes_of(case), unit) for unit in local]
@@ -97,7 +95,7 @@ def test_a_block_of_all_pipeline_ranks_is_kept_in_parts_as_the_plan_predicts(
 
 
 @pytest.mark.parametrize("case", PADDED, ids=lambda case: case.name)
-def test_padding_takes_no_part(case: Case, engine_results: Results) -> None:
+def test_shard_padding_affects_neither_norm_nor_weights(case: Case, engine_results: Results) -> None:
     """Padding contributes neither to the norm for clipping, nor to weights."""
     losses, weights = reference.train(case)
     assert engine_results[case][0].losses == pytest.approx(losses, rel=1e-12)

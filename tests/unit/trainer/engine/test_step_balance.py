@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.support.routers import Routers
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.running import Result, run_case, sound, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import STEPS, Case
+from tests.unit.trainer.engine.support.running import Result, run_case, sound, want
 
 FACTOR = 0.2
 
@@ -121,7 +121,9 @@ def _cross_entropy(model: nn.Module, case: Case, step: int) -> Tensor:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_loss_of_a_step_is_that_of_the_joined_batch(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_step_balance_loss_is_the_loss_of_the_joined_batch(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
     found = sound(engine_results, case)
     losses, auxiliary, weights = _joined(case)
     assert found.losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
@@ -131,7 +133,7 @@ def test_the_loss_of_a_step_is_that_of_the_joined_batch(case: Case, engine_resul
         assert [total / reference.tokens_of(case) for total in sums] == pytest.approx(auxiliary, rel=1e-12)
 
 
-def test_one_batch_trains_alike_however_it_is_cut(engine_results: dict[Case, list[Result]]) -> None:
+def test_step_balance_does_not_depend_on_how_a_batch_is_cut(engine_results: dict[Case, list[Result]]) -> None:
     """The result differs from training with the loss of each sequence."""
     first, *others = (engine_results[case][0] for case in ONE_RANK[: 2 * len(CUTS)])
     for other in others:
@@ -142,7 +144,7 @@ def test_one_batch_trains_alike_however_it_is_cut(engine_results: dict[Case, lis
 
 
 @pytest.mark.parametrize("case", [*TWO_RANKS, *MORE_RANKS], ids=lambda case: case.name)
-def test_choices_are_summed_once_a_layer_and_step(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_choice_counts_are_summed_once_per_layer_and_step(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     """The number of micro-batches does not matter. If no other rank has tokens, there is no sum."""
     for rank, result in enumerate(engine_results[case]):
         here = case.layout.positions(rank // case.data)
@@ -152,7 +154,7 @@ def test_choices_are_summed_once_a_layer_and_step(case: Case, engine_results: di
             assert sorted(event["position"] for event in events) == expected
 
 
-def test_an_order_that_does_not_know_all_choices_is_refused(tmp_path: Path) -> None:
+def test_a_plan_with_backward_before_sum_choices_is_rejected(tmp_path: Path) -> None:
     """The job's rules refuse such an order earlier."""
     with pytest.raises(PlanError, match="the choices of its experts in the whole step are not known yet"):
         run_case(Case(drawn=PLAIN, order="1F1B"), Ranks(0, 1, torch.device("cpu")), tmp_path)
@@ -177,7 +179,7 @@ def choices(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 TIED_SCORES = Case(options="Mixtral", layers=2, micro_batches=3)
 
 
-def test_a_pass_that_is_computed_again_has_the_choice_that_was_made(
+def test_a_recomputed_pass_reuses_the_routing_decision(
     choices: list[tuple[int, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All experts tie, and `topk` takes different ones at each call, as rounding might. Forward passes choose once per

@@ -11,17 +11,17 @@ from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor, nn
 
 from tests.support.adamw import adamw
-from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import RATE, STEPS, Case
-from tests.unit.trainer.engine.running import SEED, Result, want
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import RATE, STEPS, Case, each
+from tests.unit.trainer.engine.support.running import SEED, Result, want
 
 PIPELINES = [
-    *(Case(tied=True, pipeline=p, clipping="Global") for p in (1, 2, 3, 4)),
-    *(Case(tied=True, pipeline=p, order=order) for p in (2, 3) for order in ("GPipe", "1F1B")),
+    *each(tied=True, pipeline=[1, 2, 3, 4], clipping="Global"),
+    *each(tied=True, pipeline=[2, 3], order=["GPipe", "1F1B"]),
     Case(tied=True, pipeline=2, order="Interleaved", clipping="PerUnit", loss_chunk=7),
-    *(Case(tied=True, pipeline=p, homes="D", window=1, clipping="PerUnit") for p in (1, 2)),
+    *each(tied=True, pipeline=[1, 2], homes="D", window=1, clipping="PerUnit"),
     Case(tied=True, layers=5, pipeline=2, clipping="PerUnit"),
-    *(Case(tied=True, data=2, sharding=sharding, clipping="Global") for sharding in ("None", "Full")),
+    *each(tied=True, data=2, sharding=["None", "Full"], clipping="Global"),
     Case(tied=True, pipeline=2, data=2, sharding="Full", homes="hD", vocabulary=301, clipping="PerUnit"),
     Case(tied=True, pipeline=2, data=2, sharding="Optimizer", blocks=1, clipping="Global", z_loss="1e-3"),
 ]
@@ -73,7 +73,9 @@ def _clip(named: dict[str, nn.Parameter], case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
-def test_its_gradient_is_the_sum_of_both_ends(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_gradient_of_tied_embeddings_is_the_sum_of_both_ends(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
     found = engine_results[case][0]
     losses, weights, moments = _train(case)
     assert found.losses == pytest.approx(losses, rel=1e-12)
@@ -82,7 +84,9 @@ def test_its_gradient_is_the_sum_of_both_ends(case: Case, engine_results: dict[C
 
 
 @pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
-def test_its_evaluation_is_the_loss_of_its_weights(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_evaluation_with_tied_embeddings_is_the_loss_of_the_weights(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
     expected = reference.evaluate(case, engine_results[case][0].weights)
     assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
 

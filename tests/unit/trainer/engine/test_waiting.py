@@ -8,16 +8,16 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.balance import NO_LOADS
+from pseudoreal_trainer.engine.gradients import Gradients, ReductionThread
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.updates import Gradients, ReductionThread
+from pseudoreal_trainer.engine.router_statistics import NO_ROUTER_STATISTICS
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce
 
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.recorded import COMPUTE, RecordedStreams
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.recorded import COMPUTE, RecordedStreams
 
 CPU = torch.device("cpu")
 UNIT = 1
@@ -63,18 +63,20 @@ def _synchronized_on(streams: RecordedStreams, stream: str) -> int:
     return next(i for i, (what, *who) in enumerate(streams.log) if what == "synchronize" and who[0].stream == stream)
 
 
-def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(streams: RecordedStreams, reductions: ReductionThread) -> None:
+def test_waiting_for_own_passes_does_not_count_as_waiting_for_other_ranks(
+    streams: RecordedStreams, reductions: ReductionThread
+) -> None:
     """The sum over the ranks counts as a wait. On a GPU both are still in progress when the side thread reaches
     them."""
     modules = Mock()
     modules.of.return_value.views = lambda flat: [flat]
-    state = Mock(extent=Mock(length=4))
+    state = Mock(shard=Mock(length=4))
     groups = ProcessGroups(Case().layout, Ranks(0, 1, CPU))
     gradients = Gradients(_store(state), modules, groups, streams, Trace(0))
     gradients.accumulate(UNIT, [torch.ones(4)])
-    pending = gradients.reduce(UNIT)
+    pending = gradients.launch_reduction(UNIT)
     object.__setattr__(pending, "work", _Work(streams.log))
-    reductions.reduce(Reduce(UNIT), pending, None)
+    reductions.await_reduction(Reduce(UNIT), pending, None)
     reductions.close()
     begins = streams.log.index(("waits", f"reduces unit {UNIT}"))
     assert _synchronized_on(streams, COMPUTE) < begins < streams.log.index(("reduction",))
@@ -84,5 +86,7 @@ def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(streams: RecordedStream
 def test_the_loss_is_computed_before_the_ranks_agree_on_it(
     streams: RecordedStreams, reductions: ReductionThread
 ) -> None:
-    reductions.agree(Agree(), Losses(torch.tensor(1.0), None), NO_LOADS, stop=False, finish=False).result()
+    reductions.request_agreement(
+        Agree(), Losses(torch.tensor(1.0), None), NO_ROUTER_STATISTICS, stop=False, finish=False
+    ).result()
     assert _synchronized_on(streams, COMPUTE) < streams.log.index(("waits", "agrees on the step"))

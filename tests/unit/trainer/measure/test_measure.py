@@ -10,14 +10,13 @@ import pytest
 import torch
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.estimate.time.hardware import Precision, pass_speed, read_profile
-from pseudoreal_trainer.measure import machine, passes, rank, transfers
-from pseudoreal_trainer.measure.passes import Cell, measure_cell
-from pseudoreal_trainer.measure.scratch import most_on_cpu, scratch_share
+from pseudoreal_trainer.measure import machine, passes, transfers
+from pseudoreal_trainer.measure.passes import Cell, measure_cell, most_on_cpu, scratch_share
 from pseudoreal_trainer.measure.timing import line_through, seconds_of
 from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 
 from tests.support.processes import Forked, preload, succeed
-from tests.unit.trainer.estimate.time.profiles import profile
+from tests.unit.trainer.estimate.time.support.profiles import profile
 
 preload("tests.support.warm")
 
@@ -37,7 +36,7 @@ def test_noise_gives_no_negative_latency_or_speed() -> None:
     assert line.bytes_per_second > 0
 
 
-def test_seconds_of_something_that_takes_known_time() -> None:
+def test_seconds_of_measures_a_known_duration() -> None:
     assert 0.02 <= seconds_of(lambda: time.sleep(0.02), CPU) < 2
 
 
@@ -54,7 +53,7 @@ def test_speeds_are_the_operations_of_a_pass_over_its_seconds(monkeypatch: pytes
     assert speed.head_flops_per_second == 3 * (2 * tokens * width * 256) / 2
 
 
-def test_what_kernels_hold_is_what_the_plan_does_not_count() -> None:
+def test_the_scratch_share_is_the_peak_beyond_the_plan() -> None:
     def act() -> torch.Tensor:
         torch.empty(3000, dtype=torch.uint8)
         return torch.empty(1000, dtype=torch.uint8)
@@ -84,7 +83,7 @@ def test_long_rows_end_where_more_tokens_would_take_too_long() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_leave_their_speeds(ranks: int, tmp_path: Path) -> None:
+def test_the_first_rank_writes_the_speeds(ranks: int, tmp_path: Path) -> None:
     succeed(Forked(_measure_little, rank, ranks, tmp_path) for rank in range(ranks))
     file = tmp_path / "profile.yaml"
     speeds = (tmp_path / f"speeds-{ranks}.json").read_text()
@@ -97,12 +96,12 @@ def test_ranks_leave_their_speeds(ranks: int, tmp_path: Path) -> None:
 
 
 def _measure_little(rank: int, world: int, folder: Path) -> None:
-    from pseudoreal_trainer.measure import rank as module
+    from pseudoreal_trainer.measure import machine as module
     from pseudoreal_trainer.measure import transfers
 
     transfers.MOST_BYTES = transfers.DISK_BYTES = 2**22
     setattr(module, "rows", lambda _: [[Cell("float32", hidden=64, tokens=64)]])  # noqa: B010
-    module.measure(rank, world, "cpu", folder, lambda _: None)
+    module.measure_as_rank(rank, world, "cpu", folder, lambda _: None)
 
 
 def test_vectors_are_beyond_caches_and_leave_memory_free() -> None:
@@ -140,15 +139,15 @@ def test_the_device_is_chosen_before_anything_else(monkeypatch: pytest.MonkeyPat
         return profile().speeds[0]
 
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    monkeypatch.setattr(rank, "_speeds", measured)
+    monkeypatch.setattr(machine, "_speeds", measured)
     threads = torch.get_num_threads()
-    rank.measure(0, 1, "cuda", tmp_path, lambda _: None)
+    machine.measure_as_rank(0, 1, "cuda", tmp_path, lambda _: None)
     torch.set_num_threads(threads)
     assert calls == [torch.device("cuda", 0), "measured"]
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
-def test_tensors_get_what_a_gpu_has_without_what_others_keep_there(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_bytes_of_a_profile_exclude_the_reserve(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)

@@ -17,7 +17,7 @@ from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.unit.trainer.data.cut import cut
+from tests.unit.trainer.data.support.cut import cut
 
 END, LENGTH = 0, 24
 rows = st.integers(1, 9).flatmap(

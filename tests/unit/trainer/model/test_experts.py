@@ -14,7 +14,7 @@ from pseudoreal_trainer.model.rotary import rotary
 from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor
 
-from tests.unit.trainer.model.grouping import assert_groups_compute_the_same, assert_waits_once
+from tests.unit.trainer.model.support.grouping import assert_groups_compute_the_same, assert_waits_once
 
 pytestmark = pytest.mark.processor
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.support.adamw import adamw
-from tests.unit.trainer.model.widened import causal_model, widened
+from tests.unit.trainer.model.support.widened import causal_model, widened
 
 LAYERS, HIDDEN, INNER, LENGTH = 3, 32, 48, 24
 TOKENS = torch.randint(256, (3, LENGTH + 1), generator=torch.Generator().manual_seed(1))

@@ -10,8 +10,8 @@ from pseudoreal_trainer.model.experts import Tally
 from pseudoreal_trainer.model.top_k import TopKExperts
 from torch import Tensor, nn
 
-from tests.unit.trainer.model.grouping import assert_groups_compute_the_same, assert_waits_once
-from tests.unit.trainer.model.widened import widened
+from tests.unit.trainer.model.support.grouping import assert_groups_compute_the_same, assert_waits_once
+from tests.unit.trainer.model.support.widened import widened
 
 HIDDEN, INNER, LENGTH = 16, 24, 10
 

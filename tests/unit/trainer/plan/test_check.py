@@ -39,7 +39,7 @@ from pseudoreal_trainer.plan.records import (
     Update,
 )
 
-from tests.unit.trainer.plan.cases import everywhere, make_layout
+from tests.unit.trainer.plan.support.cases import everywhere, make_layout
 
 OFFLOADED = make_layout(layers=6, data=2, sharding="Full", homes=everywhere("Disk", 6), stash=True)
 """Rank 0: the embedding and layers 1, 3, 5 (units 0, 1, 3, 5); rank 1: layers 2, 4, 6 and the head (2, 4, 6, 7)."""

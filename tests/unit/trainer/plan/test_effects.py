@@ -14,7 +14,7 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.records import Read, Record, Update
 from pseudoreal_trainer.plan.sizes import Sizes
 
-from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
+from tests.unit.trainer.plan.support.cases import everywhere, make_layout, make_sizes
 
 L = 8
 

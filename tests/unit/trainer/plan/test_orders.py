@@ -12,7 +12,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.records import Fetch, Plan, Reduce, Send
 
-from tests.unit.trainer.plan.cases import everywhere, make_layout
+from tests.unit.trainer.plan.support.cases import everywhere, make_layout
 
 _GRID = list(product(range(2, 9), range(1, 7), range(1, 17)))
 """Pipeline ranks, layers on each, micro-batches."""

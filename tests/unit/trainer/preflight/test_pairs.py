@@ -7,7 +7,7 @@ SIZES = [(1, 1), (2, 1), (1, 2), (3, 1), (4, 1), (1, 5), (2, 2), (4, 8), (7, 3),
 
 
 @pytest.mark.parametrize(("workers", "processes"), SIZES)
-def test_both_meet_in_the_same_round_on_the_same_network(workers: int, processes: int) -> None:
+def test_both_ranks_of_a_pair_meet_in_the_same_round_on_the_same_network(workers: int, processes: int) -> None:
     world = workers * processes
     of_all = [pairings(rank, workers, processes) for rank in range(world)]
     assert len({len(rounds) for rounds in of_all}) == 1
@@ -24,7 +24,7 @@ def test_both_meet_in_the_same_round_on_the_same_network(workers: int, processes
 
 
 @pytest.mark.parametrize(("workers", "processes"), SIZES)
-def test_a_rank_is_told_from_its_partner_by_another_partner(workers: int, processes: int) -> None:
+def test_every_rank_has_at_least_two_partners(workers: int, processes: int) -> None:
     for rank in range(workers * processes):
         met = [pairing for pairing in pairings(rank, workers, processes) if pairing]
         for network, members in (("across", workers), ("within", processes)):

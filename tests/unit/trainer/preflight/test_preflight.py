@@ -16,15 +16,15 @@ from pseudoreal_api.spec.network import Preflight
 from pseudoreal_trainer.cli import rank as program
 from pseudoreal_trainer.engine.ranks.ranks import device_of_rank
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.preflight import measure
+from pseudoreal_trainer.preflight import probes
 from pseudoreal_trainer.preflight import start as preflight_start
-from pseudoreal_trainer.preflight.check import Limits, Self
+from pseudoreal_trainer.preflight.check import CheckedRank, Limits
 from pseudoreal_trainer.preflight.check import check as check_rank
-from pseudoreal_trainer.preflight.findings import Verdict
-from pseudoreal_trainer.runtime.outcome import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
+from pseudoreal_trainer.preflight.diagnosis import Diagnosis
+from pseudoreal_trainer.runtime.termination import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
 
 from tests.support.ports import free_port
-from tests.unit.trainer.preflight.rank import PATIENT, QUICK, start, wrong
+from tests.unit.trainer.preflight.support.rank import PATIENT, QUICK, start, wrong
 
 WORLD = 4
 
@@ -39,16 +39,16 @@ class Ranks:
         common = {"WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1"}
         common |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
         self.log = folder / "rank-0.log"
-        self.files = [folder / f"verdict-{rank}.json" for rank in range(WORLD)]
+        self.files = [folder / f"diagnosis-{rank}.json" for rank in range(WORLD)]
         self.processes = []
         for rank, file in enumerate(self.files):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "PSEUDOREAL_NODE_NAME": f"node-{rank}"}
             log = folder / f"rank-{rank}.log"
             self.processes.append(start(common | own, defects.get(rank, "none"), limits, config, file, log))
 
-    def verdict(self, rank: int) -> Verdict:
+    def diagnosis(self, rank: int) -> Diagnosis:
         assert self.processes[rank].wait() == 0
-        return Verdict.model_validate_json(self.files[rank].read_bytes())
+        return Diagnosis.model_validate_json(self.files[rank].read_bytes())
 
     def events(self) -> list[dict[str, Any]]:
         """Return the log events of rank 0."""
@@ -79,9 +79,9 @@ def check(config_file: Path, tmp_path: Path) -> Iterator[Check]:
         ranks.kill()
 
 
-def test_sound_ranks_name_nobody(check: Check) -> None:
+def test_healthy_ranks_pass_the_check(check: Check) -> None:
     ranks = check({})
-    assert [ranks.verdict(rank) for rank in range(WORLD)] == [Verdict()] * WORLD
+    assert [ranks.diagnosis(rank) for rank in range(WORLD)] == [Diagnosis()] * WORLD
     event = next(event for event in ranks.events() if event["event"] == "preflight")
     assert (event["ranks"], event["broken"]) == (WORLD, 0)
     assert {row["node"] for row in event["slowest"]} == {f"node-{rank}" for rank in range(WORLD)}
@@ -90,10 +90,10 @@ def test_sound_ranks_name_nobody(check: Check) -> None:
 
 
 @pytest.mark.solo
-def test_a_slow_rank_is_named_and_the_training_may_begin(check: Check) -> None:
+def test_a_slow_rank_is_named_and_does_not_stop_the_training(check: Check) -> None:
     ranks = check({1: "slow"})
-    assert [ranks.verdict(rank).broken for rank in range(WORLD)] == [[]] * WORLD
-    (fault,) = ranks.verdict(0).slow
+    assert [ranks.diagnosis(rank).broken for rank in range(WORLD)] == [[]] * WORLD
+    (fault,) = ranks.diagnosis(0).slow
     assert fault.ranks == [1]
     assert "rank 1 on node node-1 took" in fault.text
     assert "for a product" in fault.text
@@ -104,7 +104,7 @@ def test_a_slow_rank_is_named_and_the_training_may_begin(check: Check) -> None:
 def test_a_rank_that_computes_a_wrong_product_is_named_to_all(check: Check) -> None:
     ranks = check({2: "wrong"})
     for rank in range(WORLD):
-        (fault,) = ranks.verdict(rank).broken
+        (fault,) = ranks.diagnosis(rank).broken
         assert (fault.ranks, fault.text) == ([2], "rank 2 on node node-2 computed a wrong product")
 
 
@@ -113,17 +113,17 @@ def test_a_rank_that_does_not_answer_is_named_in_time(check: Check) -> None:
     ranks = check({1: "silent"}, QUICK)
     begin = time.monotonic()
     for rank in (0, 2, 3):
-        (fault,) = ranks.verdict(rank).broken
+        (fault,) = ranks.diagnosis(rank).broken
         assert fault.ranks == [1]
         assert "rank 1 on node node-1 began and did not answer" in fault.text
     rounds = 3
     assert time.monotonic() - begin < QUICK.start + QUICK.product + rounds * QUICK.pairing + 2 * QUICK.answer
 
 
-def test_a_device_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_device_does_not_delay_the_check_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = threading.Event()
-    monkeypatch.setattr(measure, "product", lambda _: hanging.wait(300))
-    own = Self(rank=0, workers=1, processes=1, node="node-0", device=lambda: torch.device("cpu"))
+    monkeypatch.setattr(probes, "product", lambda _: hanging.wait(300))
+    own = CheckedRank(rank=0, workers=1, processes=1, node="node-0", device=lambda: torch.device("cpu"))
     begin = time.monotonic()
     (fault,) = check_rank(own, Limits(product=0.01))[0].broken
     assert time.monotonic() - begin < 200
@@ -131,19 +131,19 @@ def test_a_device_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -
     assert fault.text == "rank 0 on node node-0 computed no product (it never ended)"
 
 
-def test_a_rank_whose_gpu_is_missing_says_so_as_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_part_of_the_result_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check does not fall back to the CPU, where the other ranks would wait for this one in vain."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    own = Self(rank=0, workers=1, processes=1, node="node-0", device=lambda: device_of_rank(8))
+    own = CheckedRank(rank=0, workers=1, processes=1, node="node-0", device=lambda: device_of_rank(8))
     (fault,) = check_rank(own, Limits(product=30))[0].broken
     assert "rank 0 on node node-0 computed no product (TrainingError: this pod asked for 8 GPUs" in fault.text
     assert "torch finds 0 GPUs" in fault.text
 
 
-def test_the_answer_is_known_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert measure.product(torch.device("cpu"))[1]
-    monkeypatch.setattr(measure, "multiply", wrong)
-    assert not measure.product(torch.device("cpu"))[1]
+def test_the_expected_product_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probes.product(torch.device("cpu"))[1]
+    monkeypatch.setattr(probes, "multiply", wrong)
+    assert not probes.product(torch.device("cpu"))[1]
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def checked(job_body: dict[str, Any], config: Any, config_file: Path) -> Callabl
 
 
 def _defective(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
-    command = (sys.executable, "-m", "tests.unit.trainer.preflight.rank", defect)
+    command = (sys.executable, "-m", "tests.unit.trainer.preflight.support.rank", defect)
     monkeypatch.setattr(preflight_start, "COMMAND", command)
     monkeypatch.setenv("PSEUDOREAL_NODE_NAME", "node-a")
 
@@ -173,7 +173,7 @@ def _defective(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
         ("killed", "the check of rank 0 on node node-a before the first step ended with signal 9"),
     ],
 )
-def test_with_fail_a_worker_goes_no_further(
+def test_mode_fail_ends_the_worker_with_a_broken_rank(
     checked: Callable[[str], PhaseConfig], config_file: Path, monkeypatch: Any, defect: str, says: str
 ) -> None:
     _defective(monkeypatch, defect)
@@ -188,7 +188,7 @@ def test_with_fail_a_worker_goes_no_further(
         ("killed", "the check of rank 0 on node node-a before the first step ended with signal 9"),
     ],
 )
-def test_with_warn_the_log_names_the_rank_and_the_worker_goes_on(
+def test_mode_warn_logs_the_broken_rank_and_continues(
     checked: Callable[[str], PhaseConfig],
     config_file: Path,
     monkeypatch: Any,
@@ -202,7 +202,9 @@ def test_with_warn_the_log_names_the_rank_and_the_worker_goes_on(
     assert says in warning
 
 
-def test_the_last_word_of_a_pod_names_the_suspect(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_termination_message_of_a_pod_names_the_suspect(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
         raise TrainingError("rank 5 on node n5 computed a wrong product", suspect=5)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 
-from tests.unit.trainer.runtime.pods import STEPS
+from tests.unit.trainer.runtime.support.pods import STEPS
 
 
 @pytest.fixture

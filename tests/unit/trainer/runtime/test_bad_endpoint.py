@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.pods import Pod
 from tests.support.ports import free_port
-from tests.unit.trainer.runtime.reporting_pod import NAME, reporting_pod
-from tests.unit.trainer.runtime.server import Server, serving
+from tests.unit.trainer.runtime.support.reporting_pod import NAME, reporting_pod
+from tests.unit.trainer.runtime.support.server import Server, serving
 
 MANNERS = ["500", "hangs", "429", "garbage", "no http", "down"]
 STEPS = 5

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.runtime.crash import Crash, note_crashes, read_crashes
-from pseudoreal_trainer.runtime.outcome import pod_outcome
+from pseudoreal_trainer.runtime.failures import Crash, note_crashes, read_crashes
+from pseudoreal_trainer.runtime.termination import pod_outcome
 
 from tests.support.processes import Forked, preload
 
@@ -58,7 +58,7 @@ def test_an_abort_of_python_names_its_line(tmp_path: Path) -> None:
     assert "in abort_in_python" in str(crash.where)
 
 
-def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
+def test_a_killed_rank_leaves_no_crash_file(tmp_path: Path) -> None:
     assert _ended_by(kill, tmp_path) == (-signal.SIGKILL, None)
 
 
@@ -82,7 +82,7 @@ def test_a_kill_is_the_cause_of_the_collectives_that_time_out_after_it(pair: Any
     assert not found.peer_lost
 
 
-def test_another_crash_is_the_rank_s_own(pair: Any) -> None:
+def test_a_crash_outside_of_the_watchdog_is_the_fault_of_its_rank(pair: Any) -> None:
     crash = Crash("Segmentation fault", 'File "x.py", line 3 in go')
     found = pod_outcome([], pair, 1, False, ended={0}, crashes={1: crash})
     assert found.message == 'local rank 1 crashed (Segmentation fault) in File "x.py", line 3 in go'

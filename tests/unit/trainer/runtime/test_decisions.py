@@ -7,11 +7,11 @@ import pytest
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_trainer.runtime import in_place
 from pseudoreal_trainer.runtime.in_place import run_in_place
-from pseudoreal_trainer.runtime.outcome import ended_badly
-from pseudoreal_trainer.runtime.place import Place
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
-from pseudoreal_trainer.runtime.ranks import Ending, Launch
+from pseudoreal_trainer.runtime.ranks import Launch, RanksResult
+from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity
 from pseudoreal_trainer.runtime.stop import Stop
+from pseudoreal_trainer.runtime.termination import ended_badly
 
 Starts = list[int]
 
@@ -24,15 +24,15 @@ def launch(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laun
     return Launch(config(0).model_copy(update={"in_place": 2}), tmp_path / "config", "worker", folder, Stop())
 
 
-def dies(launch: Launch, text: str, *, may_restart: bool = True) -> Ending:
-    return Ending(ended_badly("Failed", launch.config, text), may_restart)
+def dies(launch: Launch, text: str, *, may_restart: bool = True) -> RanksResult:
+    return RanksResult(ended_badly("Failed", launch.config, text), may_restart)
 
 
-def play(monkeypatch: pytest.MonkeyPatch, *endings: Ending | None) -> Starts:
+def play(monkeypatch: pytest.MonkeyPatch, *endings: RanksResult | None) -> Starts:
     """Let successive starts end in these ways; return the list of starts."""
     starts: Starts = []
 
-    def run(_: Launch, place: Place) -> Ending | None:
+    def run(_: Launch, place: RendezvousIdentity) -> RanksResult | None:
         starts.append(place.restart)
         return endings[len(starts) - 1]
 
@@ -40,14 +40,16 @@ def play(monkeypatch: pytest.MonkeyPatch, *endings: Ending | None) -> Starts:
     return starts
 
 
-def test_what_has_not_died_is_not_restarted(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_ended_without_a_death_are_not_restarted_in_place(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     starts = play(monkeypatch, dies(launch, "the loss is nan", may_restart=False))
     message = run_in_place(launch)
     assert (starts, message.message, message.in_place) == ([0], "the loss is nan", None)
     assert launch.folder.in_place() is None
 
 
-def test_restarts_end_when_they_are_used_up(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_ends_when_its_restarts_in_place_are_used_up(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     starts = play(monkeypatch, *(dies(launch, text) for text in ("first", "second", "third")))
     message = run_in_place(launch)
     assert (starts, message.message) == ([0, 1, 2], "third")
@@ -55,7 +57,9 @@ def test_restarts_end_when_they_are_used_up(launch: Launch, monkeypatch: pytest.
     assert launch.folder.in_place() == message.in_place
 
 
-def test_a_restart_without_the_others_is_none(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_ends_if_the_other_pods_do_not_come_to_the_rendezvous_of_a_restart(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The pod ends with the message from before the restart."""
     starts = play(monkeypatch, dies(launch, "first"), dies(launch, "second"), None)
     message = run_in_place(launch)
@@ -63,7 +67,9 @@ def test_a_restart_without_the_others_is_none(launch: Launch, monkeypatch: pytes
     assert message.in_place == InPlace(restarts=1, peer_lost=False, message="first")
 
 
-def test_without_restarts_a_pod_ends_at_once(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_without_restarts_in_place_ends_at_the_first_death(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     starts = play(monkeypatch, dies(launch, "first"))
     message = run_in_place(
         Launch(launch.config.model_copy(update={"in_place": 0}), launch.file, "worker", launch.folder, launch.stop)
@@ -71,7 +77,9 @@ def test_without_restarts_a_pod_ends_at_once(launch: Launch, monkeypatch: pytest
     assert (starts, message.message, message.in_place) == ([0], "first", None)
 
 
-def test_a_long_reason_is_cut(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_restart_in_place_is_cut_to_the_length_of_its_field(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     play(monkeypatch, dies(launch, "x" * 2000), None)
     run_in_place(launch)
     found = launch.folder.in_place()

@@ -62,7 +62,7 @@ def test_a_phase_that_is_asked_to_finish_is_complete(train_asked: Train, delink_
     assert delink(delink_of(1)).checkpoint == "real-00000003"
 
 
-def test_it_makes_the_steps_first_that_the_delink_asks_for(
+def test_a_phase_asked_to_finish_first_runs_the_steps_that_the_delink_measures(
     job_body: Any, train_asked: Train, delink_of: Any, tmp_path: Path
 ) -> None:
     job_body["spec"]["phases"][0]["until"]["step"] = 50
@@ -77,7 +77,9 @@ def test_it_makes_the_steps_first_that_the_delink_asks_for(
     assert delink(delink_of(1)).checkpoint == "real-00000007"
 
 
-def test_one_rank_that_has_heard_it_is_enough(job_body: Any, config: Any, tmp_path: Path) -> None:
+def test_a_request_to_finish_seen_by_one_rank_ends_the_phase_on_all_ranks(
+    job_body: Any, config: Any, tmp_path: Path
+) -> None:
     job_body["spec"]["phases"][0] |= {"workers": 2, "until": {"step": 100_000}}
     job_body["spec"]["phases"][1]["until"] = {"step": 100_001}
     phase = config(0)

@@ -8,7 +8,7 @@ from pseudoreal_trainer.runtime.first_failure import FirstFailure
 PATIENCE = 60.0
 
 
-def test_nothing_begins_after_a_failure_and_all_hear_of_the_first() -> None:
+def test_no_work_begins_after_a_failure_and_all_threads_raise_the_first_one() -> None:
     failure, ran = FirstFailure(), []
     failure.check()
     with pytest.raises(OSError, match="first"), failure.noticed():

@@ -12,9 +12,7 @@ import pytest
 import torch
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.runtime.heartbeat import Heartbeat
-from pseudoreal_trainer.runtime.record import HeartbeatFile, HeartbeatRecord, read_heartbeat
-from pseudoreal_trainer.runtime.side_thread import SideThread
+from pseudoreal_trainer.runtime.heartbeat import Heartbeat, HeartbeatFile, HeartbeatRecord, SideThread, read_heartbeat
 from pseudoreal_trainer.training.phase import train_phase
 
 from tests.support.patience import wait_for
@@ -48,7 +46,9 @@ def _read(path: Path) -> HeartbeatRecord:
     return found
 
 
-def test_a_rank_that_has_begun_is_starting(heartbeat: Heartbeat, path: Path, clock: Clock) -> None:
+def test_the_activity_of_a_rank_before_its_first_step_is_starting(
+    heartbeat: Heartbeat, path: Path, clock: Clock
+) -> None:
     clock.now += 7
     heartbeat.working("imports torch")
     found = _read(path)
@@ -56,7 +56,7 @@ def test_a_rank_that_has_begun_is_starting(heartbeat: Heartbeat, path: Path, clo
     assert (found.since, found.step, found.busy_seconds, found.save_began) == (107.0, 0, None, None)
 
 
-def test_a_wait_is_said_at_its_begin_and_at_its_end(heartbeat: Heartbeat, path: Path, clock: Clock) -> None:
+def test_a_wait_is_recorded_at_its_start_and_at_its_end(heartbeat: Heartbeat, path: Path, clock: Clock) -> None:
     with heartbeat.step():
         clock.now += 2
         with heartbeat.waiting("gathers unit 1"):
@@ -67,13 +67,13 @@ def test_a_wait_is_said_at_its_begin_and_at_its_end(heartbeat: Heartbeat, path: 
     assert (after.activity, after.doing, after.since, after.waits) == ("computing", "a step", 107.0, 1)
 
 
-def test_a_wait_that_fails_is_left_too(heartbeat: Heartbeat, path: Path) -> None:
+def test_a_failed_wait_is_recorded_as_ended(heartbeat: Heartbeat, path: Path) -> None:
     with pytest.raises(RuntimeError), heartbeat.waiting("gathers unit 1"):
         raise RuntimeError("connection closed by peer")
     assert (_read(path).activity, _read(path).waits) == ("starting", 1)
 
 
-def test_busy_seconds_are_those_outside_of_waits_over_the_newest_steps(
+def test_busy_seconds_are_the_mean_time_of_the_newest_steps_without_waits(
     heartbeat: Heartbeat, path: Path, clock: Clock
 ) -> None:
     heartbeat.step_done(40)
@@ -118,7 +118,7 @@ def test_a_rank_that_waits_for_its_own_thread_computes_while_that_works(
     assert _read(path).waits == 1
 
 
-def test_a_wait_that_is_over_already_is_counted_all_the_same(heartbeat: Heartbeat, path: Path) -> None:
+def test_a_join_of_a_finished_thread_counts_as_a_wait(heartbeat: Heartbeat, path: Path) -> None:
     """Ranks with the same plan count the same number of waits, regardless of the speed of their threads."""
     done: Future[None] = Future()
     done.set_result(None)
@@ -127,7 +127,7 @@ def test_a_wait_that_is_over_already_is_counted_all_the_same(heartbeat: Heartbea
     assert _read(path).waits == 1
 
 
-def test_what_the_main_thread_waits_for_others_of_its_rank_is_counted(
+def test_time_that_the_main_thread_waits_for_other_threads_is_counted(
     heartbeat: Heartbeat, path: Path, clock: Clock
 ) -> None:
     for thread in (heartbeat.reductions, heartbeat.updates, heartbeat.saving):
@@ -147,7 +147,7 @@ def test_what_the_main_thread_waits_for_others_of_its_rank_is_counted(
     assert (seconds, heartbeat.stalled_seconds) == ([2, 2, 2], 4)
 
 
-def test_who_joins_a_thread_hears_of_the_first_failure_of_any(
+def test_joining_a_thread_raises_the_first_failure_of_any_thread(
     heartbeat: Heartbeat, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pseudoreal_trainer.runtime.heartbeat._LOOK_SECONDS", 0.001)
@@ -197,7 +197,7 @@ def test_a_rank_whose_import_hangs_is_starting(config: Any, tmp_path: Path) -> N
         worker.wait()
 
 
-def test_a_phase_says_its_steps_and_that_it_does_not_wait_any_more(config: Any, path: Path) -> None:
+def test_the_heartbeat_of_a_finished_phase_has_its_last_step_and_no_wait(config: Any, path: Path) -> None:
     heartbeat = Heartbeat(HeartbeatFile(path, os.getpid(), 0))
     ranks = Ranks(0, 1, torch.device("cpu"), heartbeat)
     phase = config(0)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import InPlace
-from pseudoreal_trainer.runtime.heartbeats import process_state
+from pseudoreal_trainer.runtime.heartbeat import process_state
 
 from tests.support.patience import wait_for
 from tests.support.ports import free_ports
-from tests.unit.trainer.runtime.pods import last_files, rank_that_trains, stranger_at, training
-from tests.unit.trainer.runtime.server import serving
+from tests.unit.trainer.runtime.support.pods import last_files, rank_that_trains, stranger_at, training
+from tests.unit.trainer.runtime.support.server import serving
 
 
 def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_undisturbed_run(
@@ -44,11 +44,11 @@ def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_und
 
 
 @pytest.mark.long
-def test_a_pod_whose_partner_is_gone_ends_when_they_have_not_met(
+def test_a_pod_ends_if_its_lost_peer_does_not_come_to_the_rendezvous_in_time(
     pair: Callable[..., PhaseConfig], tmp_path: Path
 ) -> None:
     """The termination message is the one from before the restart, which does not count."""
-    program = ("-m", "tests.unit.trainer.runtime.impatient_pod")
+    program = ("-m", "tests.unit.trainer.runtime.support.impatient_pod")
     with training(pair(), tmp_path / "pods", program=program) as pods:
         lost = rank_that_trains(pods[0])
         os.killpg(pods[0].process.pid, signal.SIGKILL)
@@ -60,10 +60,10 @@ def test_a_pod_whose_partner_is_gone_ends_when_they_have_not_met(
     assert said.count('"pods_have_not_met"') == 1
 
 
-def test_a_partner_that_notices_nothing_hears_of_it_from_the_operator(
+def test_a_pod_that_noticed_nothing_restarts_after_an_answer_of_the_operator(
     pair: Callable[..., PhaseConfig], tmp_path: Path
 ) -> None:
-    program = ("-m", "tests.unit.trainer.runtime.pod_program")
+    program = ("-m", "tests.unit.trainer.runtime.support.pod_program")
     with serving(tmp_path) as server, training(pair(), tmp_path / "pods", server, program=program) as pods:
         before = [rank_that_trains(pod) for pod in pods]
         os.kill(before[0], signal.SIGSTOP)

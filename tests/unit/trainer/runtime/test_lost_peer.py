@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pseudoreal_trainer.errors import PeerFailed, TrainingError
-from pseudoreal_trainer.runtime.lost_peer import has_lost_a_peer
+from pseudoreal_trainer.runtime.failures import has_lost_a_peer
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tests.support.ports import free_port
@@ -78,7 +78,9 @@ def _rank(number: int, port: int, act: Callable[[], None], dies: bool, report: P
     ("act", "dies"),
     [pytest.param(act, dies, id=act.__name__) for acts, dies in ((DIES, True), (STAYS, False)) for act in acts],
 )
-def test_a_rank_whose_peer_is_gone_says_so(act: Callable[[], None], dies: bool, tmp_path: Path) -> None:
+def test_the_error_of_a_rank_with_a_dead_peer_is_recognized(
+    act: Callable[[], None], dies: bool, tmp_path: Path
+) -> None:
     report, port = tmp_path / "report", free_port()
     ranks = [Forked(_rank, number, port, act, dies, report) for number in (0, 1)]
     try:
@@ -89,13 +91,13 @@ def test_a_rank_whose_peer_is_gone_says_so(act: Callable[[], None], dies: bool, 
     assert report.read_text().startswith("True "), report.read_text()
 
 
-def test_a_store_that_nobody_holds() -> None:
+def test_the_error_of_a_store_without_a_server_is_a_lost_peer() -> None:
     with pytest.raises(dist.DistNetworkError) as caught:
         TCPStore("127.0.0.1", free_port(), 2, False, timeout=timedelta(seconds=1))
     assert has_lost_a_peer(caught.value)
 
 
-def test_what_was_raised_from_such_an_error_is_one() -> None:
+def test_an_error_caused_by_a_lost_peer_is_a_lost_peer() -> None:
     wrapped = TrainingError("checkpoint real-7 could not be written")
     wrapped.__cause__ = RuntimeError("[/src/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer")
     assert has_lost_a_peer(wrapped)
@@ -112,6 +114,6 @@ def test_what_was_raised_from_such_an_error_is_one() -> None:
         "[Errno 104] Connection reset by peer",
     ],
 )
-def test_other_errors_are_a_rank_s_own(text: str) -> None:
+def test_other_errors_are_not_a_lost_peer(text: str) -> None:
     """The last one may come from an object store, for example."""
     assert not has_lost_a_peer(RuntimeError(text))

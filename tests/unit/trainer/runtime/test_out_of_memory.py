@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pseudoreal_trainer.runtime.memory_use import MemoryUse, PodMemory, exhausted, memory_use, pod_memory
-from pseudoreal_trainer.runtime.out_of_memory import Lack, advice, killed_sentence, lack_of_memory, rank_sentence
+from pseudoreal_trainer.cgroups import MemoryUse, PodMemory, exhausted, memory_use, pod_memory
+from pseudoreal_trainer.runtime.failures import Lack, advice, killed_sentence, lack_of_memory, rank_sentence
 from pseudoreal_trainer.training.saving import SavingFailed
 
 from tests.support.patience import wait_for
@@ -32,7 +32,7 @@ def _raised(act: Any) -> BaseException:
     return raised.value
 
 
-def test_errors_of_the_gpu() -> None:
+def test_gpu_errors_are_recognized_as_out_of_memory() -> None:
     found = lack_of_memory(torch.OutOfMemoryError(GPU))
     assert found == Lack(True, "asked for 2.50 GiB on a GPU of 79.18 GiB, of which this rank used 78.11 GiB")
     assert lack_of_memory(torch.OutOfMemoryError("no room\nat all")) == Lack(True, "no room")
@@ -40,7 +40,7 @@ def test_errors_of_the_gpu() -> None:
         assert lack_of_memory(RuntimeError(f"it failed\n{said}\nmore")) == Lack(True, said)
 
 
-def test_errors_of_the_host_as_they_are_really_raised() -> None:
+def test_host_errors_as_they_are_really_raised_are_recognized_as_out_of_memory() -> None:
     too_much = 1 << 50
     of_torch = lack_of_memory(_raised(lambda: torch.empty(too_much)))
     assert of_torch == Lack(False, "asked for 4.00 PiB")
@@ -50,7 +50,7 @@ def test_errors_of_the_host_as_they_are_really_raised() -> None:
     assert lack_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory")) is not None
 
 
-def test_the_cause_of_an_error_counts() -> None:
+def test_an_error_caused_by_a_lack_of_memory_is_one() -> None:
     error = SavingFailed("checkpoint pseudo-00000001 could not be written")
     error.__cause__ = MemoryError()
     assert lack_of_memory(error) == Lack(False, "the host has no more")
@@ -61,7 +61,7 @@ def test_other_errors_are_no_lack_of_memory(error: Exception) -> None:
     assert lack_of_memory(error) is None
 
 
-def test_the_sentence_of_a_rank(config: Any) -> None:
+def test_the_sentence_of_a_rank_names_its_use_of_memory_and_advice(config: Any) -> None:
     lack = Lack(False, "asked for 32.00 MiB")
     assert rank_sentence(lack, MemoryUse(3 * GIB, None, PodMemory()), config(0)) == (
         "out of memory: asked for 32.00 MiB, this rank used 3.00 GiB; to need less, raise"
@@ -75,7 +75,7 @@ def test_the_sentence_of_a_rank(config: Any) -> None:
     )
 
 
-def test_the_sentence_of_a_rank_that_the_system_ended(config: Any) -> None:
+def test_the_sentence_of_an_oom_killed_rank_names_the_limit_and_advice(config: Any) -> None:
     said = killed_sentence([1], PodMemory(limit=4 * GIB, peak=4 * GIB, kills=1), config(0))
     assert "ended local rank 1, as the pod used more than its limit of 4.00 GiB (peak 4.00 GiB); to need less" in said
     assert "more than the memory of its node; " in killed_sentence([0, 1], PodMemory(kills=1), config(0))
@@ -86,7 +86,7 @@ def _advised(job_body: Any, config: Any, on_gpu: bool, **phase: Any) -> list[str
     return advice(config(0), on_gpu=on_gpu).removeprefix("to need less, ").split(", or ")
 
 
-def test_only_what_can_be_changed_is_advised(job_body: Any, config: Any) -> None:
+def test_advice_names_only_fields_that_can_still_reduce_the_need(job_body: Any, config: Any) -> None:
     phase = "spec.phases[pseudo]"
     assert _advised(job_body, config, True) == [
         f"raise {phase}.batch.microBatches (now 2)",
@@ -136,19 +136,21 @@ KNOWN = PodMemory(limit=2 * GIB, used=GIB, peak=2 * GIB, kills=3)
         (".", {}, "0::/", PodMemory()),
     ],
 )
-def test_what_the_system_says(place: str, files: Any, own: str, expected: PodMemory, tmp_path: Path) -> None:
+def test_the_memory_of_a_pod_is_read_from_both_versions_of_cgroups(
+    place: str, files: Any, own: str, expected: PodMemory, tmp_path: Path
+) -> None:
     _files(tmp_path / "groups" / place, **files)
     (tmp_path / "own").write_text(own)
     assert pod_memory(tmp_path / "groups", tmp_path / "own") == expected
 
 
-def test_only_what_was_ended_in_between_counts() -> None:
+def test_only_oom_kills_between_two_samples_count() -> None:
     assert exhausted(KNOWN, KNOWN) is None
     after = replace(KNOWN, kills=4)
     assert exhausted(KNOWN, after) == after
 
 
-def test_a_system_that_says_nothing_is_no_error(tmp_path: Path) -> None:
+def test_unreadable_cgroup_files_give_unknown_amounts(tmp_path: Path) -> None:
     assert pod_memory(tmp_path, tmp_path / "none") == PodMemory()
     assert memory_use().process > 50 * MIB
 
@@ -185,12 +187,12 @@ def group() -> Iterator[Group]:
 _POD = """
 import sys
 from pseudoreal_trainer.cli import pod as program
-program.WORKER = "tests.unit.trainer.runtime.hungry"
+program.WORKER = "tests.unit.trainer.runtime.support.hungry"
 program.main()
 """
 
 
-def test_a_rank_that_the_system_ends_is_out_of_memory(config: Any, tmp_path: Path, group: Group) -> None:
+def test_the_outcome_of_an_oom_killed_rank_is_out_of_memory(config: Any, tmp_path: Path, group: Group) -> None:
     group.limit(1536 * MIB)
     ended = start_pod(config(0), tmp_path / "pod", program=("-c", _POD), before=group.enter)
     assert ended.wait() == 71, ended.said()

@@ -5,11 +5,11 @@ from math import nan
 from pathlib import Path
 
 from pseudoreal_api.wire.messages import InPlace, TerminationMessage
-from pseudoreal_trainer.runtime.crash import read_crashes
-from pseudoreal_trainer.runtime.heartbeats import pod_report
-from pseudoreal_trainer.runtime.outcome import collect_outcomes, leave_outcome
+from pseudoreal_trainer.runtime.failures import read_crashes
+from pseudoreal_trainer.runtime.heartbeat import HeartbeatFile
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
-from pseudoreal_trainer.runtime.record import HeartbeatFile
+from pseudoreal_trainer.runtime.reports import pod_report
+from pseudoreal_trainer.runtime.termination import collect_outcomes, leave_outcome
 
 WHY = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without a word")
 
@@ -18,7 +18,7 @@ def _begin(folder: PodFolder) -> None:
     HeartbeatFile(folder.heartbeat(0), os.getpid(), 4).write("computing", "a step", 0.0, 7, 0, nan, nan)
 
 
-def test_what_the_ranks_before_left_is_not_taken_for_that_of_the_ranks_to_come(tmp_path: Path) -> None:
+def test_files_of_ranks_before_a_restart_are_removed(tmp_path: Path) -> None:
     folder = PodFolder(tmp_path)
     assert (folder.has_ranks(), folder.in_place()) == (False, None)
     _begin(folder)
@@ -37,7 +37,7 @@ def test_what_the_ranks_before_left_is_not_taken_for_that_of_the_ranks_to_come(t
     assert [rank.rank for rank in pod_report(folder).ranks] == [4]
 
 
-def test_what_the_operator_says_of_other_pods_is_kept(tmp_path: Path) -> None:
+def test_the_count_of_restarts_in_other_pods_is_kept_and_is_no_file_of_a_rank(tmp_path: Path) -> None:
     folder = PodFolder(tmp_path)
     assert folder.restarts_elsewhere() == 0
     folder.leave_restarts_elsewhere(2)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from pseudoreal_trainer.runtime import ranks
-from pseudoreal_trainer.runtime.place import Place
+from pseudoreal_trainer.runtime.heartbeat import HeartbeatFile
 from pseudoreal_trainer.runtime.pod_folder import PodFolder
 from pseudoreal_trainer.runtime.ranks import Launch, run_ranks
-from pseudoreal_trainer.runtime.record import HeartbeatFile
+from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity
 from pseudoreal_trainer.runtime.stop import Stop
 
-FIRST, AGAIN = (Place(restart, 0, 0, 1) for restart in (0, 1))
+FIRST, AGAIN = (RendezvousIdentity(restart, 0, 0, 1) for restart in (0, 1))
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_rank_that_outlives_torchrun_forbids_a_restart(launch: Launch) -> None
     assert ended.may_restart
 
 
-def test_a_restart_after_which_no_rank_began_was_none(launch: Launch) -> None:
+def test_a_restart_without_a_started_rank_returns_no_result(launch: Launch) -> None:
     assert run_ranks(launch, AGAIN) is None
     first = run_ranks(launch, FIRST)
     assert first is not None, "the first start always returns an ending"

@@ -7,13 +7,13 @@ from math import nan
 from pathlib import Path
 
 import pytest
-from pseudoreal_trainer.runtime.record import HeartbeatFile, HeartbeatRecord, read_heartbeat
+from pseudoreal_trainer.runtime.heartbeat import HeartbeatFile, HeartbeatRecord, read_heartbeat
 
 from tests.support.patience import wait_for
 
 _WRITER = """
 import itertools, pathlib, sys
-from pseudoreal_trainer.runtime.record import HeartbeatFile
+from pseudoreal_trainer.runtime.heartbeat import HeartbeatFile
 file = HeartbeatFile(pathlib.Path(sys.argv[1]), 1, 0)
 for number in itertools.count():
     file.write("computing", str(number), float(number), number, number, 0.0, 0.0)
@@ -31,7 +31,7 @@ def _doing(path: Path) -> str:
     return found.doing
 
 
-def test_a_record_is_read_as_it_was_written(path: Path) -> None:
+def test_a_heartbeat_record_is_read_as_it_was_written(path: Path) -> None:
     file = HeartbeatFile(path, 7, 3)
     file.write("waiting", "reduces unit 1", 102.5, 41, 9, 0.25, 100.0)
     written = HeartbeatRecord(7, 3, "waiting", "reduces unit 1", 102.5, 41, 9, busy_seconds=0.25, save_began=100.0)
@@ -40,7 +40,7 @@ def test_a_record_is_read_as_it_was_written(path: Path) -> None:
     assert read_heartbeat(path) == replace(written, save_began=None)
 
 
-def test_a_record_that_is_cut_off_gives_way_to_the_one_before(path: Path) -> None:
+def test_a_truncated_record_is_ignored_in_favour_of_the_previous_one(path: Path) -> None:
     file = HeartbeatFile(path, 1, 0)
     for doing in ("first", "second"):
         file.write("computing", doing, 0.0, 0, 0, nan, nan)
@@ -57,7 +57,7 @@ def test_a_record_that_is_cut_off_gives_way_to_the_one_before(path: Path) -> Non
     assert read_heartbeat(path) is None
 
 
-def test_who_reads_while_it_is_written_never_reads_two_records_as_one(path: Path) -> None:
+def test_a_reader_during_a_write_never_mixes_two_records(path: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)])
     try:
         wait_for("a record", lambda: path.exists() and read_heartbeat(path) is not None)

@@ -1,6 +1,6 @@
 """A side thread reports the collective that it waits for, also to a thread that waits for the side thread."""
 
-from pseudoreal_trainer.runtime.side_thread import SideThread
+from pseudoreal_trainer.runtime.heartbeat import SideThread
 
 
 class Clock:

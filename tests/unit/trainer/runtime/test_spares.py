@@ -8,14 +8,14 @@ import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import ExitCode
 from pseudoreal_api.wire.reports import Membership, PodReport, Takeover
-from pseudoreal_trainer.runtime.place import Place, first_place, place_in
-from pseudoreal_trainer.runtime.rendezvous.seats import Seat, numbers
+from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity, identity_in, initial_identity
+from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription, group_ranks
 
 from tests.support.pods import Pod
-from tests.unit.trainer.runtime.pods import end_at_once, last_files, rank_that_trains, training
-from tests.unit.trainer.runtime.server import Server, serving
+from tests.unit.trainer.runtime.support.pods import end_at_once, last_files, rank_that_trains, training
+from tests.unit.trainer.runtime.support.server import Server, serving
 
-PROGRAM = ("-m", "tests.unit.trainer.runtime.pod_program")
+PROGRAM = ("-m", "tests.unit.trainer.runtime.support.pod_program")
 SPARE = 2
 Pair = Callable[..., PhaseConfig]
 _WHOLE: dict[str, str] = {}
@@ -57,7 +57,7 @@ def logs(pods: list[Pod]) -> str:
 
 
 @pytest.mark.parametrize("lost", [pytest.param(1, marks=pytest.mark.long), 0])
-def test_a_spare_pod_goes_on_with_the_same_bits_whichever_pod_is_lost(
+def test_a_spare_replaces_any_lost_pod_and_training_continues_with_the_same_bits(
     lost: int, trio: Pair, whole: dict[str, str], tmp_path: Path
 ) -> None:
     """Pod 0 hosts the rendezvous."""
@@ -116,17 +116,25 @@ def test_a_spare_pod_that_is_asked_to_stop_ends(trio: Pair, tmp_path: Path) -> N
     assert pods[SPARE].message()["message"] == "a spare pod that was not needed"
 
 
-def test_places_are_those_of_the_membership(trio: Pair) -> None:
+def test_the_identity_of_a_pod_follows_from_the_membership(trio: Pair) -> None:
     config = trio()
-    assert [first_place(config, index) for index in range(3)] == [Place(0, 0, 0, 2), Place(0, 1, 0, 2), None]
+    assert [initial_identity(config, index) for index in range(3)] == [
+        RendezvousIdentity(0, 0, 0, 2),
+        RendezvousIdentity(0, 1, 0, 2),
+        None,
+    ]
     taken = Membership(restart=4, own_restarts=1, takeovers=[Takeover(worker=0, pod=2)])
-    assert [place_in(taken, config, index) for index in range(3)] == [None, Place(4, 1, 2, 1, 4), Place(4, 0, 2, 1, 4)]
-    again = Place(4, 1, 2, 1, 4).again()
-    assert again == Place(5, 1, 2, 0, 4)
-    assert again.again() is None
+    assert [identity_in(taken, config, index) for index in range(3)] == [
+        None,
+        RendezvousIdentity(4, 1, 2, 1, 4),
+        RendezvousIdentity(4, 0, 2, 1, 4),
+    ]
+    again = RendezvousIdentity(4, 1, 2, 1, 4).after_own_restart()
+    assert again == RendezvousIdentity(5, 1, 2, 0, 4)
+    assert again.after_own_restart() is None
 
 
-def test_two_pods_in_one_place_get_no_numbers(trio: Pair) -> None:
-    seats = [Seat(0, "a", None), Seat(0, "b", None)]
+def test_two_pods_that_come_as_one_worker_get_no_group_ranks(trio: Pair) -> None:
+    seats = [WorkerDescription(0, "a", None), WorkerDescription(0, "b", None)]
     with pytest.raises(ValueError, match=r"two pods have come as one worker: \[0, 0\]"):
-        numbers(seats, trio())
+        group_ranks(seats, trio())

@@ -15,8 +15,8 @@ from pseudoreal_trainer.cli import rank as program
 from pseudoreal_trainer.engine.ranks.process_groups import create_process_groups
 from pseudoreal_trainer.engine.ranks.ranks import open_ranks
 from pseudoreal_trainer.plan.memory.from_config import phase_layout
-from pseudoreal_trainer.runtime.lost_peer import timeout_sentence
-from pseudoreal_trainer.runtime.outcome import read_outcome
+from pseudoreal_trainer.runtime.failures import timeout_sentence
+from pseudoreal_trainer.runtime.termination import read_outcome
 
 from tests.support.ports import free_port
 from tests.support.processes import Forked, preload, succeed
@@ -49,7 +49,7 @@ def _rank(number: int, port: int, config: PhaseConfig, folder: Path) -> None:
     os._exit(0)
 
 
-def test_a_rank_names_the_limit_when_its_partner_stands_still(config: Any, tmp_path: Path) -> None:
+def test_a_rank_names_the_time_limit_when_its_peer_hangs(config: Any, tmp_path: Path) -> None:
     own = config(1).model_copy(update={"collective_seconds": LIMIT})
     port = free_port()
     for number in (0, 1):
@@ -83,6 +83,6 @@ def test_a_rank_names_the_limit_when_its_partner_stands_still(config: Any, tmp_p
         ("the disk timed out after 30 ms", None),
     ],
 )
-def test_the_limit_is_the_one_that_the_network_speaks_of(text: str, says: str | None) -> None:
+def test_the_time_limit_is_read_from_the_error_of_the_network(text: str, says: str | None) -> None:
     sentence = timeout_sentence(RuntimeError(text))
     assert sentence == ("" if says is None else f"a collective timed out{says}, as some rank did not take part in it: ")

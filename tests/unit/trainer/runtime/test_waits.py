@@ -13,13 +13,12 @@ import torch.distributed as dist
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.runtime.heartbeat import Heartbeat
-from pseudoreal_trainer.runtime.side_thread import SideThread
+from pseudoreal_trainer.runtime.heartbeat import Heartbeat, SideThread
 from pseudoreal_trainer.training.phase import train_phase
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.running import run_case
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.running import run_case
 
 _BLOCKING = ("all_reduce", "recv", "reduce_scatter_tensor", "all_gather_into_tensor", "new_group")
 _T = TypeVar("_T")
@@ -77,7 +76,9 @@ def _rank(rank: int, folder: Path, config: PhaseConfig) -> None:
     (folder / f"{rank}").write_text(" ".join(seen))
 
 
-def test_every_wait_is_known(job_body: dict[str, Any], config: Any, tmp_path: Path) -> None:
+def test_every_wait_of_a_step_for_other_ranks_is_in_the_heartbeat(
+    job_body: dict[str, Any], config: Any, tmp_path: Path
+) -> None:
     job_body["spec"]["checkpoint"]["everySteps"] = 2
     job_body["spec"]["phases"][0] |= {"workers": WORLD, "batch": {"sequences": 8, "microBatches": 2}}
     run_ranks(_rank, WORLD, tmp_path, config(0))

@@ -7,10 +7,10 @@ import pytest
 from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.wire.reports import RankReport
-from pseudoreal_operator.failures.suspects import stragglers, suspects
+from pseudoreal_operator.failures.hang import stragglers, suspected_ranks
 
 from tests.support.jobs import good_job
-from tests.unit.trainer.runtime.world import World, world
+from tests.unit.trainer.runtime.support.world import World, world
 
 pytestmark = pytest.mark.solo
 
@@ -59,7 +59,7 @@ def _waiting(heartbeats: list[RankReport]) -> list[int]:
     return [beat.rank for beat in heartbeats if beat.activity == "waiting"]
 
 
-def test_nobody_is_named_while_all_are_well(trio: World) -> None:
+def test_no_rank_is_suspected_while_all_ranks_work(trio: World) -> None:
     begin = trio.heartbeats()[0].step
     judged: dict[int, float] = {}
 
@@ -78,10 +78,10 @@ def _is_stuck(heartbeats: list[RankReport]) -> bool:
     return _waiting(heartbeats) == [0, 2] and heartbeats[1].seconds > 1
 
 
-def test_a_main_thread_that_is_stuck_is_named_though_its_process_lives(trio: World) -> None:
+def test_a_stuck_main_thread_is_suspected_although_its_process_lives(trio: World) -> None:
     with trio.fault("stuck", 1):
         heartbeats = trio.wait_for(_is_stuck)
-        assert suspects(heartbeats) == [1]
+        assert suspected_ranks(heartbeats) == [1]
         assert (heartbeats[1].activity, heartbeats[1].doing) == ("computing", "a step")
         assert heartbeats[1].process not in "TZX"
         assert {heartbeats[rank].doing for rank in (0, 2)} <= {
@@ -89,31 +89,31 @@ def test_a_main_thread_that_is_stuck_is_named_though_its_process_lives(trio: Wor
             *(f"reduces unit {u}" for u in range(6)),
         }
         later = trio.wait_for(lambda now: now[1].seconds > heartbeats[1].seconds + 0.5)
-        assert suspects(later) == [1]
+        assert suspected_ranks(later) == [1]
         assert [beat.step for beat in later] == [beat.step for beat in heartbeats]
     trio.makes_steps(2)
 
 
-def test_a_process_that_is_stopped_while_it_computes_is_named(trio: World) -> None:
+def test_a_process_stopped_while_computing_is_suspected(trio: World) -> None:
     with trio.fault("stuck", 1):
         trio.wait_for(_is_stuck)
         with trio.stopped(1):
             heartbeats = trio.wait_for(lambda beats: beats[1].process == "T")
             assert heartbeats[1].activity == "computing"
-            assert suspects(heartbeats) == [1]
+            assert suspected_ranks(heartbeats) == [1]
     trio.makes_steps(2)
 
 
-def test_a_process_that_is_stopped_inside_a_collective_is_named(trio: World) -> None:
+def test_a_process_stopped_inside_a_collective_is_suspected(trio: World) -> None:
     with trio.fault("stuck", 1):
         trio.wait_for(_is_stuck)
         with trio.stopped(2):
             (trio.folder / "stuck-1").unlink()
             heartbeats = trio.wait_for(lambda beats: _waiting(beats) == [0, 1, 2] and beats[2].process == "T")
-            assert suspects(heartbeats) == [2]
+            assert suspected_ranks(heartbeats) == [2]
             # Without the process state, rank 2 can still be named if the others are further; no other rank is named.
             unknown = [beat.model_copy(update={"process": ""}) for beat in heartbeats]
-            assert suspects(unknown) in ([2], [])
+            assert suspected_ranks(unknown) in ([2], [])
     trio.makes_steps(2)
 
 

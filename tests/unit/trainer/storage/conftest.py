@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 
-from tests.unit.trainer.storage.object_server import UID, Bucket, bucket, endpoint, store_of
+from tests.unit.trainer.storage.support.object_server import UID, Bucket, bucket, endpoint, store_of
 
 __all__ = ["bucket", "endpoint"]
 

@@ -30,9 +30,9 @@ from pseudoreal_trainer.storage.objects import StorageUnavailable
 from pseudoreal_trainer.storage.path import ObjectPath
 from pseudoreal_trainer.storage.storage import storage_of
 
-from tests.unit.trainer.checkpoint.by_hand import committed, manifest_of, save
-from tests.unit.trainer.storage.object_server import UID, Bucket, store_of
-from tests.unit.trainer.training import saves
+from tests.unit.trainer.checkpoint.support.by_hand import committed, manifest_of, save
+from tests.unit.trainer.storage.support.object_server import UID, Bucket, store_of
+from tests.unit.trainer.training.support import saves
 
 _ASKING = ("exists", "read", "size", "sha256", "find", "folders", "remove_folder", "content", "glob")
 

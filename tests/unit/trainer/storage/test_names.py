@@ -17,8 +17,8 @@ from pseudoreal_trainer.storage.path import StoragePath
 from pseudoreal_trainer.storage.storage import storage_of
 from pydantic import ValidationError
 
-from tests.unit.trainer.checkpoint.by_hand import committed
-from tests.unit.trainer.storage.object_server import UID
+from tests.unit.trainer.checkpoint.support.by_hand import committed
+from tests.unit.trainer.storage.support.object_server import UID
 
 NAMES = ["pseudo-00000001", "pseudo-00000002"]
 OUTSIDE = ["../../precious", "/precious", "..", ".", "a/../../precious", "Upper", "x\n", ""]

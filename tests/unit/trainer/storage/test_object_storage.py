@@ -33,7 +33,7 @@ from pseudoreal_trainer.training.phase import train_phase
 from tests.support.checkpoints import assert_same, newest
 from tests.support.pods import start_pod
 from tests.support.processes import Forked, preload
-from tests.unit.trainer.storage.object_server import (
+from tests.unit.trainer.storage.support.object_server import (
     FOLDER,
     UID,
     Bucket,

@@ -12,8 +12,8 @@ import pytest
 from tests.support.depth import DEPTH
 from tests.support.ports import free_port
 from tests.support.processes import Forked, wait_for_all
-from tests.unit.trainer.training import failing_call
-from tests.unit.trainer.training.failing_call import SAYS
+from tests.unit.trainer.training.support import failing_call
+from tests.unit.trainer.training.support.failing_call import SAYS
 
 SECONDS = 10.0
 """Limit from the failure until both ranks have ended; gloo's own timeout is minutes."""
@@ -89,20 +89,24 @@ def job(job_body: dict[str, Any], config: Any, tmp_path: Path) -> Callable[[str,
 
 
 @pytest.mark.parametrize(("home", "clipping"), JOBS)
-def test_some_failures_of_a_step(home: str, clipping: str, job: Callable[[str, str], _Job]) -> None:
+def test_a_failure_at_some_calls_of_a_step_ends_the_rank(
+    home: str, clipping: str, job: Callable[[str, str], _Job]
+) -> None:
     found = job(home, clipping)
     for name, number in DEPTH.chance(f"{home} {clipping}").sample(found.calls(), SAMPLE):
         found.check(name, number)
 
 
-def test_a_commit_that_fails(job: Callable[[str, str], _Job]) -> None:
+def test_a_failed_commit_ends_the_rank(job: Callable[[str, str], _Job]) -> None:
     """Only rank 0 commits."""
     job("Host", "PerUnit").check("commit", 1, failing=0)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("home", "clipping"), JOBS)
-def test_every_failure_of_a_step(home: str, clipping: str, job: Callable[[str, str], _Job]) -> None:
+def test_a_failure_at_every_call_of_a_step_ends_the_rank(
+    home: str, clipping: str, job: Callable[[str, str], _Job]
+) -> None:
     found = job(home, clipping)
     calls = found.calls()
     # The snapshot copies may all be finished before the step starts.

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pseudoreal_trainer.engine.gradients import ReductionThread
 from pseudoreal_trainer.engine.passes import Passes
-from pseudoreal_trainer.engine.updates import ReductionThread
 from pseudoreal_trainer.plan.records import Agree
 
 from tests.support.forked import start_rank
@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 
 def _fail_after_agreeing() -> None:
     """Let rank 0 fail in its first forward pass after it has enqueued its first `Agree`."""
-    forward, agree, agreed = Passes.forward, ReductionThread.agree, list[Agree]()
+    forward, agree, agreed = Passes.forward, ReductionThread.request_agreement, list[Agree]()
 
     def agrees(reductions: ReductionThread, step: Agree, *loss: Any, **asked: Any) -> Any:
         agreed.append(step)
@@ -26,11 +26,13 @@ def _fail_after_agreeing() -> None:
             raise OSError("the disk has failed")
         forward(passes, *step)
 
-    ReductionThread.agree, Passes.forward = agrees, fails  # type: ignore[method-assign, assignment]
+    ReductionThread.request_agreement, Passes.forward = agrees, fails  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.parametrize("clipping", ["None", "PerUnit", "Global"])
-def test_it_does_not_wait_for_the_others(clipping: str, job_body: dict[str, Any], config: Any, tmp_path: Path) -> None:
+def test_a_failing_rank_does_not_wait_for_other_ranks(
+    clipping: str, job_body: dict[str, Any], config: Any, tmp_path: Path
+) -> None:
     """With clipping other than Global, the failing rank's reduction thread is waiting in the agreement collective.
     gloo's timeout is half an hour."""
     job_body["spec"]["optimizer"]["clipping"] = {"mode": clipping}

@@ -7,12 +7,12 @@ import pytest
 import torch
 from pseudoreal_trainer.data.documents import Counts
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.training.gauges import phase_gauges
+from pseudoreal_trainer.training.metrics import phase_gauges
 
 from tests.support.checkpoints import metrics
 
 
-def test_a_rate_is_that_of_each_rank(job_body: Any, config: Any) -> None:
+def test_teraflops_per_second_are_counted_per_rank(job_body: Any, config: Any) -> None:
     job_body["spec"]["phases"][1]["until"]["step"] = 20
     one = phase_gauges(config(0), Ranks(0, 1, torch.device("cpu")))
     two = phase_gauges(config(1), Ranks(0, 1, torch.device("cpu")))
@@ -24,7 +24,7 @@ def test_a_rate_is_that_of_each_rank(job_body: Any, config: Any) -> None:
     assert replace(one, peak=one.operations()).utilisation(2.0) == 0.5
 
 
-def test_only_attention_within_documents_counts(job_body: Any, config: Any) -> None:
+def test_operations_of_masked_attention_count_within_documents(job_body: Any, config: Any) -> None:
     """The job has steps of 6 sequences of 16 tokens, and 4 layers with 16 query features over all heads."""
     gauges = phase_gauges(config(0), Ranks(0, 1, torch.device("cpu")))
     assert gauges.operations(Counts(96, {None: 6 * 16**2})) == gauges.operations()
@@ -38,7 +38,7 @@ def test_only_attention_within_documents_counts(job_body: Any, config: Any) -> N
     assert windowed.operations(counts) == windowed.operations() < gauges.operations()
 
 
-def test_each_line_has_them(config: Any, train: Any) -> None:
+def test_each_line_of_the_metrics_has_speed_and_memory(config: Any, train: Any) -> None:
     train(config(0))
     gauges = phase_gauges(config(0), Ranks(0, 1, torch.device("cpu")))
     tokens = 6 * 16
@@ -49,7 +49,7 @@ def test_each_line_has_them(config: Any, train: Any) -> None:
         assert line["host_bytes"] > 50 << 20, "torch alone takes more than 50 MiB"
 
 
-def test_where_the_norm_is_not_needed_none_is_told(job_body: Any, config: Any, train: Any) -> None:
+def test_without_global_clipping_no_gradient_norm_is_reported(job_body: Any, config: Any, train: Any) -> None:
     job_body["spec"]["optimizer"]["clipping"] = {"mode": "PerUnit"}
     train(config(0))
     assert {line["gradient_norm"] for line in metrics(config(0))} == {None}

@@ -18,15 +18,15 @@ from pseudoreal_trainer.cli import pod, rank
 from pseudoreal_trainer.data.sources import MixedStream
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.state.disk import DiskState
-from pseudoreal_trainer.runtime.outcome import TERMINATION_LOG, ended_badly
+from pseudoreal_trainer.runtime.termination import TERMINATION_LOG, ended_badly
 from pseudoreal_trainer.training import metrics
-from pseudoreal_trainer.training.sinks.background import Background
+from pseudoreal_trainer.training.sinks import SinkThread
 
 from tests.support.forked import start_rank
 from tests.support.patience import PATIENCE_SECONDS, wait_for
 from tests.support.ports import free_port
 from tests.support.processes import Forked
-from tests.unit.trainer.data.written import write_native
+from tests.unit.trainer.data.support.written import write_native
 
 SECONDS = 2.0
 SAYS = "the main thread of this rank has failed"
@@ -68,7 +68,7 @@ def _sink(begun: threading.Event) -> None:
         threading.Thread(target=_hang, args=(begun,), daemon=False).start()
         return _HangingSink()
 
-    vars(metrics)["open_sinks"] = lambda *_: [Background("hanging", opened)]
+    vars(metrics)["open_sinks"] = lambda *_: [SinkThread("hanging", opened)]
 
 
 def _volume_of_metrics(begun: threading.Event) -> None:
@@ -195,7 +195,7 @@ def test_a_pod_says_why_it_failed_though_its_volume_does_not_tell_the_newest_che
     monkeypatch.setattr(pod, "store_of", hangs)
     message = ended_badly("Failed", config(0), SAYS)
     try:
-        assert pod._completed(message, config(0)) == message
+        assert pod._with_checkpoint_in_time(message, config(0)) == message
         assert asked.is_set()
         wait_for("the message", said.exists)
         assert SAYS in said.read_text()

@@ -16,7 +16,7 @@ from pseudoreal_trainer.data.token_corpus import end_of_document_of, open_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.model.transformer import Transformer, build_model
-from pseudoreal_trainer.training.gauges import phase_gauges
+from pseudoreal_trainer.training.metrics import phase_gauges
 from pseudoreal_trainer.training.schedule import learning_rate
 from torch import Tensor
 from torch.nn import functional as F
@@ -26,9 +26,9 @@ from tests.support.checkpoints import assert_same, metrics, newest_of
 from tests.support.forked import start_rank
 from tests.support.ports import free_port
 from tests.support.processes import succeed
-from tests.unit.trainer.data.cut import Pair, cut
-from tests.unit.trainer.data.slow_permutation import permuted
-from tests.unit.trainer.data.written import write_native
+from tests.unit.trainer.data.support.cut import Pair, cut
+from tests.unit.trainer.data.support.slow_permutation import permuted
+from tests.unit.trainer.data.support.written import write_native
 
 T, END = 16, 0
 """`model.sequenceLength` of `job_body`, and the token id that ends a document."""

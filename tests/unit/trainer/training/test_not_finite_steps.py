@@ -16,14 +16,14 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.units import KINDS
-from pseudoreal_trainer.training.ending import Rules
 from pseudoreal_trainer.training.progress import Progress
+from pseudoreal_trainer.training.schedule import EndConditions
 from pseudoreal_trainer.training.validation import Validation
 
 from tests.support.checkpoints import metrics
 from tests.support.forked import run_ranks
-from tests.unit.trainer.training import spoiling
-from tests.unit.trainer.training.spoiling import spoilt
+from tests.unit.trainer.training.support import spoiling
+from tests.unit.trainer.training.support.spoiling import spoilt
 
 CORPUS = CorpusIdentity(files=1, size=5, sha256="07" * 32)
 CLIPPINGS = ("Global", "PerUnit", "None")
@@ -158,7 +158,7 @@ def test_a_validation_loss_that_is_not_finite_ends_the_phase(
 
 def test_a_loss_that_is_no_number_is_not_reached(job_body: Any, config: Any) -> None:
     job_body["spec"]["phases"][0]["until"]["validationLoss"] = "1.5"
-    assert Rules(config(0)).after_loss(Progress(step=3, validation_loss=nan)).step is None
+    assert EndConditions(config(0)).after_loss(Progress(step=3, validation_loss=nan)).step is None
 
 
 @pytest.mark.parametrize("field", ["loss", "validation_loss", "start_validation_loss"])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pseudoreal_trainer.estimate.report import plan_phase
 
-from tests.unit.trainer.engine.state.fake_memory import pretend_gpu
+from tests.unit.trainer.engine.state.support.fake_memory import pretend_gpu
 
 
 @pytest.mark.parametrize(("home", "activations"), [("Device", "Host"), ("Host", "Host"), ("Disk", "Device")])

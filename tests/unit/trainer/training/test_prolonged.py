@@ -43,7 +43,7 @@ def _losses(config: PhaseConfig) -> list[tuple[int, float]]:
         ({"step": 6, "tokens": 9 * TOKENS_OF_A_STEP}, {"step": 11, "tokens": 20 * TOKENS_OF_A_STEP}),
     ],
 )
-def test_it_ends_as_if_it_had_been_as_long_from_its_start(
+def test_a_prolonged_phase_ends_like_one_that_had_its_length_from_the_start(
     before: Any, after: Any, phase: dict[str, Any], config: Any, train: Any
 ) -> None:
     phase["until"] = before

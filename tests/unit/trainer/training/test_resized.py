@@ -52,7 +52,9 @@ def _newest(config: PhaseConfig) -> Reader:
 
 
 @pytest.mark.parametrize("layout", ["shards", pytest.param("pipelines of all ranks", marks=pytest.mark.long)])
-def test_losses_and_weights_are_those_of_all_workers(layout: str, job_body: dict[str, Any], tmp_path: Path) -> None:
+def test_losses_and_weights_of_a_resized_phase_equal_an_undisturbed_phase(
+    layout: str, job_body: dict[str, Any], tmp_path: Path
+) -> None:
     spec = job_body["spec"]
     spec["phases"] = [spec["phases"][0] | ELASTIC | LAYOUTS[layout] | {"until": {"step": STEPS}}]
     job = PseudoRealJob.from_object(job_body)

@@ -11,7 +11,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
-from pseudoreal_trainer.training.same_corpus import agree_on_corpus
+from pseudoreal_trainer.training.start import agree_on_corpus
 
 from tests.support.forked import run_ranks
 

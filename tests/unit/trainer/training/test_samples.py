@@ -8,8 +8,7 @@ import pytest
 import structlog
 from pseudoreal_trainer.model.sampling import Sampling, generate
 from pseudoreal_trainer.model.transformer import Transformer
-from pseudoreal_trainer.training.kept_metrics import metrics_of
-from pseudoreal_trainer.training.metrics import forget_after
+from pseudoreal_trainer.training.metrics_file import metrics_of, truncate_after
 from pseudoreal_trainer.training.start import load_weights
 
 from tests.support.checkpoints import assert_same, metrics, newest_of
@@ -26,7 +25,7 @@ def prompted(job_body: Any) -> Any:
 
 
 @pytest.mark.usefixtures("prompted")
-def test_the_last_ones_are_what_the_checkpoint_writes(config: Any, train: Any) -> None:
+def test_the_last_samples_equal_those_generated_from_the_checkpoint(config: Any, train: Any) -> None:
     with structlog.testing.capture_logs() as said:
         train(config(0))
     lines = metrics(config(0))
@@ -44,7 +43,7 @@ def test_the_last_ones_are_what_the_checkpoint_writes(config: Any, train: Any) -
     assert [line["step"] for line in said if line["event"] == "samples"] == [4, 6]
 
 
-def test_they_change_nothing_else(prompted: Any, config: Any, train: Any) -> None:
+def test_samples_change_no_loss_and_no_weight(prompted: Any, config: Any, train: Any) -> None:
     train(config(0, "with"))
     del prompted["samples"]
     train(config(0, "without"))
@@ -55,7 +54,7 @@ def test_they_change_nothing_else(prompted: Any, config: Any, train: Any) -> Non
 
 
 @pytest.mark.usefixtures("prompted")
-def test_a_run_that_was_stopped_writes_the_same(config: Any, train: Any) -> None:
+def test_a_stopped_and_resumed_run_generates_the_same_samples(config: Any, train: Any) -> None:
     train(config(0, "undisturbed"))
     assert train(config(0), iter([False, False, False, True]).__next__).step == 4
     train(config(0, execution=2))
@@ -75,15 +74,15 @@ def test_ends_of_lines_in_a_text_cut_no_line_of_the_metrics(prompted: Any, confi
         assert [sample["prompt"] for sample in line["samples"]] == prompted["samples"]["prompts"]
 
 
-def test_lines_that_have_such_ends_stay(tmp_path: Path) -> None:
+def test_metrics_lines_with_unusual_line_ends_are_kept(tmp_path: Path) -> None:
     """Earlier releases wrote such lines unescaped; a crash may have cut off the last line."""
     file = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"step": step, "text": "a\u2028b\x85c"}, ensure_ascii=False) for step in (1, 2, 3)]
     file.write_text("\n".join([*lines, '{"step": 4, "te']))
     assert [*metrics_of(tmp_path)][:3] == lines
-    forget_after(file, 9)
+    truncate_after(file, 9)
     assert file.read_text() == "".join(line + "\n" for line in lines)
     file.write_text("\n".join(lines))
-    forget_after(file, 3)
-    forget_after(file, 2)
+    truncate_after(file, 3)
+    truncate_after(file, 2)
     assert [*metrics_of(tmp_path)] == lines[:2]

@@ -15,7 +15,7 @@ from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.runtime.lost_peer import has_lost_a_peer
+from pseudoreal_trainer.runtime.failures import has_lost_a_peer
 from pseudoreal_trainer.training.phase import train_phase
 from pseudoreal_trainer.training.saving import SavingFailed
 

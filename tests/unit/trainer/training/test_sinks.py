@@ -17,10 +17,8 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.logging import MLflow as Spec
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.training import metrics as training_metrics
-from pseudoreal_trainer.training.sinks import background, opening
-from pseudoreal_trainer.training.sinks.background import Background, finish
-from pseudoreal_trainer.training.sinks.mlflow import MLflow
-from pseudoreal_trainer.training.sinks.sink import Figures, Texts
+from pseudoreal_trainer.training import sinks
+from pseudoreal_trainer.training.sinks import Figures, MLflow, SinkThread, Texts, finish_sinks
 
 from tests.support.checkpoints import metrics
 from tests.support.patience import PATIENCE_SECONDS
@@ -69,7 +67,7 @@ def _all_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(training_metrics.Reporter, "__exit__", left)
     # On a busy machine a service may need longer than the time that a pod grants.
-    monkeypatch.setattr(background, "CLOSE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(sinks, "CLOSE_SECONDS", PATIENCE_SECONDS)
 
 
 def expected(phase: PhaseConfig) -> dict[str, dict[int, float]]:
@@ -153,7 +151,7 @@ def test_mlflow_has_each_step_once(
             assert Path(file).read_text() == text
 
 
-def test_a_run_that_goes_on_is_shown_as_running(
+def test_a_resumed_mlflow_run_is_shown_as_running(
     config: Callable[..., PhaseConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
@@ -245,7 +243,7 @@ def test_a_sink_that_fails_is_given_up_and_training_goes_on(
     job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_body["spec"]["logging"] = {"sinks": [{"type": "TensorBoard"}]}
-    monkeypatch.setattr(opening, "_maker", lambda *_: Broken)
+    monkeypatch.setattr(sinks, "_opener", lambda *_: Broken)
     with structlog.testing.capture_logs() as said:
         assert train(config(0)).outcome == "Succeeded"
     (given_up,) = [line for line in said if line["event"] == "sink_given_up"]
@@ -256,11 +254,11 @@ def test_a_sink_that_fails_is_given_up_and_training_goes_on(
 @pytest.mark.parametrize(("steps", "left_out"), [(3, []), (5, [2])])
 def test_only_steps_are_counted_that_a_sink_has_not_taken(steps: int, left_out: list[int]) -> None:
     """The sink fails at step 3 and takes no further step; later steps are dropped at once."""
-    sink = Background("broken", Broken)
+    sink = SinkThread("broken", Broken)
     with structlog.testing.capture_logs() as said:
         for step in range(1, steps + 1):
             sink.log(step, {}, {})
-        finish([sink])
+        finish_sinks([sink])
     assert [line["steps"] for line in said if line["event"] == "sink_left_steps_out"] == left_out
 
 
@@ -278,15 +276,15 @@ class Slow:
         self.taken.append(-1)
 
 
-def test_nobody_waits_for_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_does_not_wait_for_a_slow_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     slow = Slow(go)
-    sink = Background("slow", lambda: slow, most_waiting=3)
+    sink = SinkThread("slow", lambda: slow, most_waiting=3)
     with structlog.testing.capture_logs() as said:
         for step in range(1, 9):
             sink.log(step, {}, {})
-        monkeypatch.setattr(background, "CLOSE_SECONDS", 0.0)
-        finish([sink])
+        monkeypatch.setattr(sinks, "CLOSE_SECONDS", 0.0)
+        finish_sinks([sink])
     assert said[0]["event"] == "sink_left_steps_out"
     go.set()
     sink.join(time.monotonic() + 60)
@@ -299,7 +297,7 @@ def test_a_package_that_is_missing_is_named_before_the_first_step(
     job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_body["spec"]["logging"] = {"sinks": [{"type": "TensorBoard"}]}
-    monkeypatch.setattr(opening, "find_spec", lambda _: None)
+    monkeypatch.setattr(sinks, "find_spec", lambda _: None)
     with pytest.raises(InvalidJobError, match="TensorBoard needs the package tensorboardX, which this image does not"):
         train(config(0))
     assert not Path(config(0).work_directory).exists()

@@ -73,7 +73,7 @@ def test_a_rank_waits_until_it_sees_what_the_first_one_chose(saved: str, tmp_pat
     assert first == second
 
 
-def test_a_rank_that_never_sees_it_says_so(saved: str, tmp_path: Path) -> None:
+def test_a_rank_that_never_sees_the_checkpoint_fails_with_a_sentence(saved: str, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"terminated|exited"):
         run_ranks(_starts, 2, saved, str(tmp_path), True)
     said = (tmp_path / "1").read_text()

@@ -28,8 +28,8 @@ from torch.nn import functional as F
 
 from tests.support.adamw import adamw
 from tests.support.checkpoints import assert_same, metrics, newest_of
-from tests.unit.trainer.data.slow_permutation import permuted
-from tests.unit.trainer.data.written import write_native
+from tests.unit.trainer.data.support.slow_permutation import permuted
+from tests.unit.trainer.data.support.written import write_native
 
 T = 16
 """`model.sequenceLength` of `job_body`."""

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from tests.support.adamw import adamw
 from tests.support.checkpoints import assert_same, metrics, newest_of
 from tests.support.routers import Routers
-from tests.unit.trainer.checkpoint.by_hand import save
-from tests.unit.trainer.data.slow_permutation import permuted
+from tests.unit.trainer.checkpoint.support.by_hand import save
+from tests.unit.trainer.data.support.slow_permutation import permuted
 
 STEPS = 6
 

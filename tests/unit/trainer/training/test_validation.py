@@ -18,9 +18,9 @@ from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.training.validation import Validation
 
-from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.running import make_engine
-from tests.unit.trainer.plan.memory.allocations import allocated
+from tests.unit.trainer.engine.support.cases import Case
+from tests.unit.trainer.engine.support.running import make_engine
+from tests.unit.trainer.plan.memory.support.allocations import allocated
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"))
 CASES = [
@@ -42,7 +42,7 @@ def _windows(count: int, sequence: int) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_how_many_windows_pass_at_once_shows_in_no_bit(case: Case, tmp_path: Path) -> None:
+def test_the_validation_loss_does_not_depend_on_windows_at_once(case: Case, tmp_path: Path) -> None:
     engine = make_engine(case, ONE_RANK, tmp_path)
     windows = _windows(17, case.model.sequence_length)
     found = {Validation(windows, at_once).measure(engine) for at_once in (1, 2, 7, 17, 64)}
@@ -53,7 +53,7 @@ def test_how_many_windows_pass_at_once_shows_in_no_bit(case: Case, tmp_path: Pat
 @pytest.mark.parametrize(
     ("case", "count"), [*((case, 40) for case in CASES), (CASES[1], 600)], ids=lambda value: getattr(value, "name", "")
 )
-def test_it_takes_no_more_memory_than_the_plan_has_for_a_step(case: Case, count: int, tmp_path: Path) -> None:
+def test_validation_takes_no_more_memory_than_a_planned_step(case: Case, count: int, tmp_path: Path) -> None:
     """Not part of the plan: token ids of as many windows as a step has sequences, and one number per window."""
     sizes = _sizes(case, case.layers, 4)
     if case.precision == "bfloat16":
@@ -89,7 +89,7 @@ layouts = st.builds(
 
 @settings(deadline=None)
 @given(layouts, st.integers(1, 9))
-def test_it_is_the_most_that_fits_into_a_steps_memory(layout: Layout, width: int) -> None:
+def test_windows_at_once_are_the_most_that_fit_into_the_memory_of_a_step(layout: Layout, width: int) -> None:
     sizes = _sizes(Case(layers=layout.layers), layout.layers, width * layout.data)
     found = sequences_at_once(layout, sizes)
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from pseudoreal_trainer.data.tokenizer.named_tokens import named_token
 from pseudoreal_trainer.data.tokenizer.token_bytes import TokenBytes, token_bytes
-from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.optional_packages import from_extra
+from pseudoreal_trainer.errors import InvalidJobError, from_extra
 
 Tokens = NDArray[np.uint32]
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
-from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.optional_packages import from_extra
+from pseudoreal_trainer.errors import InvalidJobError, from_extra
 from pseudoreal_trainer.storage.durable import write_atomically
 
 BEGIN, END = "<|bos|>", "<|eos|>"

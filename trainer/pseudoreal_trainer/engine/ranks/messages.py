@@ -49,7 +49,7 @@ class Messages:
         assert work is not None, "this rank is part of the group"
         # The handle and the tensor live until the peer has everything: dropping a handle may leave the peer waiting.
         self._sent[record.flow, record.position, record.micro_batch] = (work, payload)
-        self._trace.move("pipeline", payload.nbytes)
+        self._trace.count_bytes("pipeline", payload.nbytes)
 
     def receive(self, record: Receive, shape: tuple[int, ...]) -> None:
         """Start to receive a tensor of this shape; `take` waits for it."""
@@ -75,9 +75,6 @@ class Messages:
                 self._forget_answered(incoming.record)
         self._trace.add("receive", incoming.begin, incoming.record)
         return incoming.buffer
-
-    def arrives(self, key: Key) -> bool:
-        return key in self._incoming
 
     def finish(self) -> None:
         """Wait until the other ranks have received everything that this rank sent."""

@@ -59,7 +59,7 @@ class ProcessGroups:
 
     layout: Layout
     ranks: Ranks
-    of_units: dict[tuple[Pool, Users], UnitGroups] = field(default_factory=dict)
+    of_units: Mapping[tuple[Pool, Users], UnitGroups] = field(default_factory=dict)
     """(pool, users) -> groups of the ranks that hold such a unit: for experts the ranks with the same experts, for
     other units all ranks of the users. Empty if there is one rank."""
     expert: Group | None = None
@@ -68,7 +68,7 @@ class ProcessGroups:
     """Ranks with the same experts, if experts are cut into groups. Main thread: agreement on which groups to fetch."""
     reduce_world: Group | None = None
     """All ranks. Reduction thread."""
-    reduce_users: dict[Users, Group | None] = field(default_factory=dict)
+    reduce_users: Mapping[Users, Group | None] = field(default_factory=dict)
     """All ranks of the pipeline ranks that use a unit. Reduction thread: norm of one unit. Empty if there is one
     rank."""
     checkpoint: Group | None = None
@@ -77,7 +77,7 @@ class ProcessGroups:
     """Pipeline ranks of this data rank, if gradients of layers are measured. Main thread."""
     router_counts: Group | None = None
     """Data ranks of this pipeline rank, which sum how often each expert was chosen in the step. Main thread."""
-    p2p: dict[Channel, Group | None] = field(default_factory=dict)
+    p2p: Mapping[Channel, Group | None] = field(default_factory=dict)
     """One group per directed channel to or from another pipeline rank; GPUs only. Main thread.
 
     NCCL ignores tags and runs the operations of a group in order: on a shared group, one pending receive would block
@@ -147,18 +147,18 @@ def _create(layout: Layout, ranks: Ranks) -> ProcessGroups:
     maker = _GroupMaker(ranks)
     columns = [*map(list, layout.mesh.groups("pipeline"))]
     world = [list(range(ranks.world))]
-    alike = [*map(list, layout.mesh.expert_groups("replica", "expert_shard"))]
+    same_experts = [*map(list, layout.mesh.expert_groups("replica", "expert_shard"))]
     return ProcessGroups(
         layout,
         ranks,
         of_units=_unit_groups(layout, maker),
-        expert=maker.mine([*map(list, layout.mesh.expert_groups("expert"))]),
-        same_experts=maker.mine(alike) if layout.expert_groups > 1 else None,
-        reduce_world=maker.mine(world),
+        expert=maker.own_group([*map(list, layout.mesh.expert_groups("expert"))]),
+        same_experts=maker.own_group(same_experts) if layout.expert_groups > 1 else None,
+        reduce_world=maker.own_group(world),
         reduce_users=_reduce_users(layout, maker),
-        checkpoint=maker.on_host(world),
-        probe=maker.mine(columns) if layout.measures else None,
-        router_counts=maker.mine([*map(list, layout.mesh.data_groups)]) if layout.balances_steps else None,
+        checkpoint=maker.own_gloo_group(world),
+        probe=maker.own_group(columns) if layout.measures else None,
+        router_counts=maker.own_group([*map(list, layout.mesh.data_groups)]) if layout.balances_steps else None,
         p2p=_channels(layout, maker) if maker.on_gpus else {},
     )
 
@@ -166,12 +166,12 @@ def _create(layout: Layout, ranks: Ranks) -> ProcessGroups:
 def _unit_groups(layout: Layout, maker: "_GroupMaker") -> dict[tuple[Pool, Users], UnitGroups]:
     # The ranks with one index in all replicas are the same for all units.
     replicas = [*map(list, layout.mesh.groups("replica"))]
-    inter, inter_reduce = maker.mine(replicas), maker.mine(replicas)
+    inter, inter_reduce = maker.own_group(replicas), maker.own_group(replicas)
     found: dict[tuple[Pool, Users], UnitGroups] = {}
     # Without expert parallelism, experts have the same holders as all other units.
     for pools in ([pool] for pool in POOLS) if layout.expert_ranks > 1 else [POOLS]:
         groups = partial(layout.groups_of_replica, pools[0])
-        for users, intra in _mine_of_each(layout, maker, _sets_of_users(layout, pools), groups).items():
+        for users, intra in _own_group_of_each(layout, maker, _sets_of_users(layout, pools), groups).items():
             (mine,) = (ranks for ranks in groups(users) if maker.ranks.rank in ranks)
             of_unit = UnitGroups(mine.index(maker.ranks.rank), len(mine), intra, inter, inter_reduce)
             found |= {(pool, users): of_unit for pool in pools}
@@ -179,7 +179,7 @@ def _unit_groups(layout: Layout, maker: "_GroupMaker") -> dict[tuple[Pool, Users
 
 
 def _reduce_users(layout: Layout, maker: "_GroupMaker") -> dict[Users, Group | None]:
-    return _mine_of_each(
+    return _own_group_of_each(
         layout, maker, _sets_of_users(layout, POOLS), partial(layout.mesh.at_each_pipeline, layout.mesh.data_groups)
     )
 
@@ -205,16 +205,16 @@ class _GroupMaker:
     def on_gpus(self) -> bool:
         return self.ranks.device.type == "cuda"
 
-    def mine(self, members: list[list[int]]) -> Group | None:
+    def own_group(self, members: list[list[int]]) -> Group | None:
         """Return this rank's group on the device's backend; `members` are disjoint sets of ranks. None for a rank that
         is alone in its set, or in none."""
         if not self.on_gpus:
-            return self.on_host(members)
+            return self.own_gloo_group(members)
         several = [one for one in members if len(one) > 1]
         # One collective call of all ranks creates all these groups together.
         return _own(dist.split_group(split_ranks=several, timeout=self.ranks.limit)) if several else None
 
-    def on_host(self, members: list[list[int]]) -> Group | None:
+    def own_gloo_group(self, members: list[list[int]]) -> Group | None:
         """Return this rank's gloo group; `members` are disjoint sets of ranks. One collective call per set."""
         made = [dist.new_group(one, backend="gloo", timeout=self.ranks.limit) for one in members if len(one) > 1]
         return next(filter(None, map(_own, made)), None)
@@ -232,10 +232,10 @@ def _channels(layout: Layout, maker: _GroupMaker) -> dict[Channel, Group | None]
         pairs[Flow.ACTIVATION, source, target] = (source, target)
         pairs[Flow.GRADIENT, target, source] = (source, target)
     # Each channel has one pair of ranks per data rank.
-    return _mine_of_each(layout, maker, pairs, partial(layout.mesh.at_each_pipeline, layout.mesh.groups()))
+    return _own_group_of_each(layout, maker, pairs, partial(layout.mesh.at_each_pipeline, layout.mesh.groups()))
 
 
-def _mine_of_each(
+def _own_group_of_each(
     layout: Layout, maker: _GroupMaker, sets: Mapping[_Name, Users], groups: Callable[[Users], Groups]
 ) -> dict[_Name, Group | None]:
     """Return this rank's group of each set that it is in, by name; None: it is alone in the set.
@@ -245,7 +245,7 @@ def _mine_of_each(
     found: dict[_Name, Group | None] = {}
     here = layout.mesh.coordinates(maker.ranks.rank).pipeline
     for together in _rounds(sets):
-        mine = maker.mine([[*ranks] for name in together for ranks in groups(sets[name])])
+        mine = maker.own_group([[*ranks] for name in together for ranks in groups(sets[name])])
         found |= {name: mine for name in together if here in sets[name]}
     return found
 
@@ -272,15 +272,11 @@ def _connect_channels(groups: ProcessGroups) -> None:
     one sorted order and need nothing else, so both ends of the first unconnected channel always arrive.
     """
     here = groups.pipeline_rank
-    for (_, source, target), group in sorted(groups.p2p.items(), key=lambda item: _sortable(item[0])):
-        number = torch.zeros(1, device=groups.device)
-        act, other = (dist.isend, target) if here == source else (dist.irecv, source)
-        work = act(number, groups.world_rank(other), group=group)
+    for (_, source, target), group in sorted(groups.p2p.items(), key=lambda item: (item[0][0].value, *item[0][1:])):
+        element = torch.zeros(1, device=groups.device)
+        transfer, peer = (dist.isend, target) if here == source else (dist.irecv, source)
+        work = transfer(element, groups.world_rank(peer), group=group)
         assert work is not None, "a rank keeps only the channels that it is an end of"
         work.wait()
         # On a GPU, wait() only orders the stream; reading the value makes the host wait.
-        number.item()
-
-
-def _sortable(channel: Channel) -> tuple[str, int, int]:
-    return (channel[0].value, *channel[1:])
+        element.item()

@@ -83,12 +83,12 @@ class RunAheadLimit:
 
     def __init__(self, streams: Streams, ahead: int | None) -> None:
         self._streams, self._ahead = streams, ahead
-        self._called: deque[Event] = deque()
+        self._passes: deque[Event] = deque()
 
-    def called(self) -> None:
+    def pass_launched(self) -> None:
         """Record that a pass was launched; wait for the pass launched `ahead` passes before it."""
         if self._ahead is None:
             return
-        self._called.append(self._streams.record_event())
-        if len(self._called) > self._ahead:
-            synchronize(self._called.popleft())
+        self._passes.append(self._streams.record_event())
+        if len(self._passes) > self._ahead:
+            synchronize(self._passes.popleft())

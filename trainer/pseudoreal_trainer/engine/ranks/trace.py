@@ -23,7 +23,7 @@ class _Executed:
     """Kernels that a GPU executes between two CUDA events."""
 
     lane: str
-    done: Record
+    record: Record
     step: int
     begin: Any
     end: Any
@@ -36,22 +36,22 @@ class Trace:
         """`folder`: where the file of the first steps is written. None: there is no file, and no event is kept."""
         self.rank, self._folder = rank, folder
         self.events: list[dict[str, Any]] = []
-        self.records = folder is not None
+        self.is_recording = folder is not None
         """Whether events are kept; bytes are always counted."""
         self.moved: Counter[Traffic] = Counter()
-        """Bytes that this rank has moved since the last `begin`."""
+        """Bytes that this rank has moved since the last `begin_step`."""
         # The main thread, the update thread, and the disk and checkpoint threads count copies. Without the lock two of
         # them could read the same sum, and one count would be lost.
         self._counting = threading.Lock()
         self._step, self._steps = 0, 0
-        self._under_way: list[_Executed] = []
+        self._pending: list[_Executed] = []
         """Kernels that the GPU had not yet finished at the last query."""
         self._zero: tuple[Any, int] | None = None
         """CUDA event, and its time in nanoseconds of time.perf_counter_ns."""
 
-    def begin(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Start the trace of a step: reset the byte counters, and write the file after the first steps."""
-        self._resolve()
+        self._append_finished()
         with self._counting:
             self._step, self.moved = step, Counter()
         self._steps += 1
@@ -60,28 +60,28 @@ class Trace:
 
     def close(self) -> None:
         """Write the file, unless it was written."""
-        if self._folder is not None and self.records:
-            self._resolve()
+        if self._folder is not None and self.is_recording:
+            self._append_finished()
             self._folder.mkdir(parents=True, exist_ok=True)
             name = {"name": "process_name", "ph": "M", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}
             content = {"traceEvents": [name, *list(self.events)], "displayTimeUnit": "ms"}
             (self._folder / f"rank-{self.rank:04d}.trace.json").write_text(json.dumps(content))
-            self.records = False
+            self.is_recording = False
 
     @contextmanager
-    def span(self, lane: str, done: Record | None, name: str = "", **facts: Any) -> Iterator[None]:
-        """Record the time of the context on a lane of the trace. `done`: plan record that the time belongs to."""
+    def span(self, lane: str, record: Record | None, name: str = "", **facts: Any) -> Iterator[None]:
+        """Record the time of the context on a lane of the trace. `record`: plan record that the time belongs to."""
         begin = time.perf_counter_ns()
         try:
             yield
         finally:
-            self.add(lane, begin, done, name, **facts)
+            self.add(lane, begin, record, name, **facts)
 
     @contextmanager
-    def executed(self, lane: str, done: Record, streams: Streams) -> Iterator[None]:
+    def gpu_span(self, lane: str, record: Record, streams: Streams) -> Iterator[None]:
         """Record the time in which the GPU executes the kernels launched in the context on the current stream."""
-        if not (self.records and streams.are_real):
-            with self.span(lane, done):
+        if not (self.is_recording and streams.are_real):
+            with self.span(lane, record):
                 yield
             return
         if self._zero is None:
@@ -90,35 +90,35 @@ class Trace:
             self._zero = zero, time.perf_counter_ns()
         begin = streams.record_timed_event()
         yield
-        self._under_way.append(_Executed(lane, done, self._step, begin, streams.record_timed_event()))
+        self._pending.append(_Executed(lane, record, self._step, begin, streams.record_timed_event()))
 
-    def _resolve(self) -> None:
+    def _append_finished(self) -> None:
         """Record the kernels that the GPU has finished. Waits for nothing, so that a failed rank can end at once."""
         left = []
-        for executed in self._under_way:
+        for executed in self._pending:
             if executed.end.query():
                 begin, end = (self._moment(event) for event in (executed.begin, executed.end))
-                self._note(executed.lane, (begin, end), executed.done, executed.step)
+                self._append_event(executed.lane, (begin, end), executed.record, executed.step)
             else:
                 left.append(executed)
-        self._under_way = left
+        self._pending = left
 
     def _moment(self, event: Any) -> int:
         assert self._zero is not None, "`_zero` is recorded before the first of these events"
         zero, at = self._zero
         return at + int(zero.elapsed_time(event) * 1e6)
 
-    def add(self, lane: str, begin: int, done: Record | None, name: str = "", **facts: Any) -> None:
+    def add(self, lane: str, begin: int, record: Record | None, name: str = "", **facts: Any) -> None:
         """Record the time from `begin`, in nanoseconds of time.perf_counter_ns, until now."""
-        if self.records:
-            self._note(lane, (begin, time.perf_counter_ns()), done, self._step, name, **facts)
+        if self.is_recording:
+            self._append_event(lane, (begin, time.perf_counter_ns()), record, self._step, name, **facts)
 
-    def _note(
-        self, lane: str, span: tuple[int, int], done: Record | None, step: int, name: str = "", **facts: Any
+    def _append_event(
+        self, lane: str, span: tuple[int, int], record: Record | None, step: int, name: str = "", **facts: Any
     ) -> None:
-        if done is not None:
-            name = name or type(done).__name__
-            facts |= {key: _plain(getattr(done, key)) for key in done.__slots__}
+        if record is not None:
+            name = name or type(record).__name__
+            facts |= {key: _plain(getattr(record, key)) for key in record.__slots__}
         begin, end = span
         self.events.append(
             {
@@ -132,7 +132,7 @@ class Trace:
             }
         )
 
-    def move(self, traffic: Traffic, size: int) -> None:
+    def count_bytes(self, traffic: Traffic, size: int) -> None:
         """Count bytes that this rank moves."""
         with self._counting:
             self.moved[traffic] += size

@@ -3,18 +3,97 @@
 import errno
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 from torch import Tensor
 
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
-from pseudoreal_trainer.engine.state.requests import Requests
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.memory.pinned_arena import PAGE
 from pseudoreal_trainer.plan.memory.tiers import aligned
 from pseudoreal_trainer.runtime.first_failure import FirstFailure
+
+DEPTH = 16
+"""Number of requests that one caller has in flight at a time."""
+_CALLERS = 2
+"""Number of threads that read or write chunks at the same time."""
+_STACK = 512 << 10
+"""Stack of a thread in bytes: the usual 8 MiB count as data of the process, if that is limited."""
+
+Request = Callable[[], None]
+
+
+class Requests:
+    """Threads that run disk requests, many at a time; started when first needed.
+
+    One after the other, requests would leave a fast disk idle most of the time.
+    """
+
+    def __init__(self) -> None:
+        self._given: SimpleQueue[tuple[Request, Future[None]] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Run all requests. Raises the first failure, once no request is in flight: their buffers are free in any
+        case."""
+        if len(requests) == 1:
+            requests[0]()
+            return
+        self._start()
+        under_way: deque[Future[None]] = deque()
+        failures: list[BaseException | None] = []
+        for request in requests:
+            if len(under_way) == DEPTH:
+                failures.append(under_way.popleft().exception())
+            if any(failures):
+                break
+            under_way.append(self._give(request))
+        failures += [future.exception() for future in under_way]
+        for failure in failures:
+            if failure is not None:
+                raise failure
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._given.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _give(self, request: Request) -> Future[None]:
+        done: Future[None] = Future()
+        self._given.put((request, done))
+        return done
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._threads:
+                return
+            usual = threading.stack_size(_STACK)
+            try:
+                for number in range(DEPTH * _CALLERS):
+                    thread = threading.Thread(target=self._work, name=f"disk-{number}", daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
+            finally:
+                threading.stack_size(usual)
+
+    def _work(self) -> None:
+        while (given := self._given.get()) is not None:
+            request, done = given
+            try:
+                request()
+            except BaseException as failure:
+                done.set_exception(failure)
+            else:
+                done.set_result(None)
+
 
 REQUEST_BYTES = 1 << 20
 """Largest request in bytes: enough for a disk to be fast, and few enough to cut a chunk into many requests."""
@@ -49,8 +128,10 @@ class DirectFile:
         self._requests, self._failure = Requests(), failure or FirstFailure()
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """Fill the memory of the pieces, with many requests at a time. After the return, or an error, no request is in
-        flight. Raises DiskError."""
+        """Fill the memory of the pieces, with many requests at a time. Raises DiskError.
+
+        The requests own the memory until the return; after an error, too, no request is in flight.
+        """
         self._requests.run([partial(self._read, *part) for part in _parts(pieces)])
 
     def write(self, pieces: Sequence[Piece]) -> None:

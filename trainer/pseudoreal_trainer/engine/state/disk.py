@@ -14,8 +14,8 @@ from torch import Tensor
 from pseudoreal_trainer.engine.ranks.streams import Event, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.direct_file import DirectFile, aligned_buffer
-from pseudoreal_trainer.engine.state.memory import AdamW, Extent, Purpose, Slices, State
-from pseudoreal_trainer.engine.state.pinned import PassingBuffers
+from pseudoreal_trainer.engine.state.memory import AdamW, Purpose, Shard, Slices, State
+from pseudoreal_trainer.engine.state.pinned import BounceBuffers
 from pseudoreal_trainer.plan.memory.pinned_arena import PAGE
 from pseudoreal_trainer.plan.memory.tiers import CHUNK_ELEMENTS, CHUNKS_AT_A_TIME, PORTION_ROOM, aligned
 from pseudoreal_trainer.plan.units import Kind
@@ -39,7 +39,7 @@ CHUNK = CHUNK_ELEMENTS
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _FileRange:
     """Range of the file that holds a section, or a chunk of a section."""
 
     offset: int
@@ -51,9 +51,9 @@ class _Stretch:
         """Size in bytes."""
         return self.length * self.dtype.itemsize
 
-    def chunk(self, begin: int) -> "_Stretch":
+    def chunk(self, begin: int) -> "_FileRange":
         """Return the range of the chunk that starts at element `begin`."""
-        return _Stretch(self.offset + begin * self.dtype.itemsize, min(CHUNK, self.length - begin), self.dtype)
+        return _FileRange(self.offset + begin * self.dtype.itemsize, min(CHUNK, self.length - begin), self.dtype)
 
     def view(self, buffer: Tensor) -> Tensor:
         """Return the section's vector, [length], as a view of the first bytes of `buffer`."""
@@ -61,7 +61,7 @@ class _Stretch:
 
 
 @dataclass(frozen=True)
-class _Figures:
+class _UpdateArguments:
     """Arguments of an update that are the same for all chunks."""
 
     spec: OptimizerSpec
@@ -74,7 +74,7 @@ class _Figures:
 class DiskBuffers:
     """Memory for units on disk; all of it is suitable for direct I/O."""
 
-    passing: PassingBuffers
+    passing: BounceBuffers
     """Bounce buffers, each for a unit's gradient, or another vector of the unit in the master dtype."""
     chunks: list[dict[Section, Tensor]]
     """Buffers for a chunk of every section of a unit; one entry per chunk in memory at a time."""
@@ -115,31 +115,31 @@ class Disk:
         # Three threads that wait for requests: one reads ahead, one reads chunks, one writes chunks.
         self.threads = ThreadPoolExecutor(3, "disk")
         self.passing, self.chunks = buffers.passing, buffers.chunks
-        self._portion = aligned_buffer(PORTION_ROOM)
+        self._part_buffer = aligned_buffer(PORTION_ROOM)
         self._open = 0
 
-    def read(self, pieces: Sequence[tuple[_Stretch, Tensor]]) -> list[Tensor]:
+    def read(self, pieces: Sequence[tuple[_FileRange, Tensor]]) -> list[Tensor]:
         """Read ranges of the file concurrently, each into its buffer. Return their vectors."""
         with self.trace.span("disk", None, "read"):
-            self.file.read([(stretch.offset, buffer[: aligned(stretch.size)]) for stretch, buffer in pieces])
-        self.trace.move("disk_read", sum(stretch.size for stretch, _ in pieces))
-        return [stretch.view(buffer) for stretch, buffer in pieces]
+            self.file.read([(file_range.offset, buffer[: aligned(file_range.size)]) for file_range, buffer in pieces])
+        self.trace.count_bytes("disk_read", sum(file_range.size for file_range, _ in pieces))
+        return [file_range.view(buffer) for file_range, buffer in pieces]
 
-    def write(self, pieces: Sequence[tuple[_Stretch, Tensor]]) -> None:
+    def write(self, pieces: Sequence[tuple[_FileRange, Tensor]]) -> None:
         """Write ranges of the file concurrently, from buffers that hold their vectors."""
         with self.trace.span("disk", None, "write"):
-            self.file.write([(stretch.offset, buffer[: aligned(stretch.size)]) for stretch, buffer in pieces])
-        self.trace.move("disk_write", sum(stretch.size for stretch, _ in pieces))
+            self.file.write([(file_range.offset, buffer[: aligned(file_range.size)]) for file_range, buffer in pieces])
+        self.trace.count_bytes("disk_write", sum(file_range.size for file_range, _ in pieces))
 
-    def portion(self, stretch: _Stretch, begin: int, end: int) -> Tensor:
+    def read_part(self, file_range: _FileRange, begin: int, end: int) -> Tensor:
         """Return the elements begin..end-1 of a range, [end - begin]. For one thread only; the result is valid until
         the next call."""
-        first, last = (index * stretch.dtype.itemsize for index in (begin, end))
+        first, last = (index * file_range.dtype.itemsize for index in (begin, end))
         start = first // PAGE * PAGE
         size = last - start
-        buffer = self._portion if size <= len(self._portion) else aligned_buffer(size)
-        (found,) = self.read([(_Stretch(stretch.offset + start, size, torch.uint8), buffer)])
-        return found[first - start :].view(stretch.dtype)
+        buffer = self._part_buffer if size <= len(self._part_buffer) else aligned_buffer(size)
+        (found,) = self.read([(_FileRange(file_range.offset + start, size, torch.uint8), buffer)])
+        return found[first - start :].view(file_range.dtype)
 
     def open(self) -> None:
         self._open += 1
@@ -155,9 +155,9 @@ class Disk:
 class DiskState(State):
     """State in a file on a disk. Updates read, compute and write chunk after chunk, with the next read in flight."""
 
-    def __init__(self, extent: Extent, disk: Disk, stretches: Mapping[Section, _Stretch], staging: Staging) -> None:
-        super().__init__(extent)
-        self._disk, self._stretches, self._staging = disk, stretches, staging
+    def __init__(self, shard: Shard, disk: Disk, file_ranges: Mapping[Section, _FileRange], staging: Staging) -> None:
+        super().__init__(shard)
+        self._disk, self._file_ranges, self._staging = disk, file_ranges, staging
         self._buffer: Tensor | None = None
         """Bounce buffer of the gradient, on its way to the update or to the disk."""
         self._reading: Future[tuple[Tensor, Tensor]] | None = None
@@ -167,35 +167,35 @@ class DiskState(State):
         buffer = self._disk.passing.take()
         sections: tuple[Section, ...] = (kind, "compute") if kind == "weights" else (kind,)
         for section in sections:
-            if section in self._stretches:
-                self._stretches[section].view(buffer).copy_(values)
-                self._disk.write([(self._stretches[section], buffer)])
+            if section in self._file_ranges:
+                self._file_ranges[section].view(buffer).copy_(values)
+                self._disk.write([(self._file_ranges[section], buffer)])
         self._disk.passing.give_back(buffer)
 
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
-        return self._disk.portion(self._stretches[kind], begin, end)
+        return self._disk.read_part(self._file_ranges[kind], begin, end)
 
     def read_ahead(self, after: Future[Any]) -> None:
-        self._reading = self._disk.threads.submit(self._stage, after)
+        self._reading = self._disk.threads.submit(self._read_weights, after)
 
     def compute_weights(self) -> Tensor:
         assert self._reading is not None, "the plan reads a unit before it fetches the unit"
         return self._reading.result()[0]
 
-    def is_read(self) -> bool:
+    def are_weights_ready(self) -> bool:
         return self._reading is None or self._reading.done()
 
-    def fetched(self, event: Event) -> None:
+    def release_weights(self, event: Event) -> None:
         assert self._reading is not None, "the plan reads a unit before it fetches the unit"
         self._staging.give_back(self._reading.result()[1], event)
         self._reading = None
 
     def keep_gradient(self, gradient: Tensor) -> None:
-        self._buffer, stays = self._disk.passing.take(), "gradient" in self._stretches
+        self._buffer, stays = self._disk.passing.take(), "gradient" in self._file_ranges
         # A gradient that is written to disk at once must have arrived: only a copy that stays may be asynchronous.
         self._in_buffer(self._buffer).copy_(gradient, non_blocking=not stays)
         if stays:
-            self._disk.write([(self._stretches["gradient"], self._buffer)])
+            self._disk.write([(self._file_ranges["gradient"], self._buffer)])
             self.drop_gradient()
 
     def drop_gradient(self) -> None:
@@ -205,23 +205,25 @@ class DiskState(State):
 
     def kept_bytes(self) -> dict[Purpose, int]:
         kept: Counter[Purpose] = Counter()
-        for section, stretch in self._stretches.items():
-            kept[_PURPOSES[section]] += stretch.size
+        for section, file_range in self._file_ranges.items():
+            kept[_PURPOSES[section]] += file_range.size
         return dict(kept)
 
     def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
-        figures = _Figures(spec, rate, scale, idle)
-        begins = [begin for begin in range(0, self.extent.length, CHUNK) if self._ranges(begin, idle)]
+        arguments = _UpdateArguments(spec, rate, scale, idle)
+        begins = [begin for begin in range(0, self.shard.length, CHUNK) if self._ranges(begin, idle)]
         reads: dict[int, Future[dict[Section, Tensor]]] = {}
         writes: dict[int, Future[None]] = {}
         try:
             # Recorded before waiting for requests in flight, which may hang.
             with self._disk.failure.noticed():
+                # The buffers of turn t belong to its read, then to AdamW, then to its write; the read of turn
+                # t + CHUNKS_AT_A_TIME takes them over once that write is done.
                 for turn, begin in enumerate(begins):
                     for ahead in range(turn, min(turn + 2, len(begins))):
                         if ahead not in reads:
                             reads[ahead] = self._start_read(begins[ahead], ahead, writes.get(ahead - CHUNKS_AT_A_TIME))
-                    self._update_chunk(turn, begin, reads[turn].result(), figures)
+                    self._update_chunk(turn, begin, reads[turn].result(), arguments)
                     writes[turn] = self._disk.threads.submit(self._write_chunk, begin, turn)
                 for written in writes.values():
                     written.result()
@@ -237,13 +239,15 @@ class DiskState(State):
 
     def _in_buffer(self, buffer: Tensor) -> Tensor:
         """Return the gradient in the buffer, [length]."""
-        return buffer.view(self.extent.master)[: self.extent.length]
+        return buffer.view(self.shard.master)[: self.shard.length]
 
-    def _stage(self, after: Future[Any]) -> tuple[Tensor, Tensor]:
+    def _read_weights(self, after: Future[Any]) -> tuple[Tensor, Tensor]:
         """Read the weights in the compute dtype. Return them and their buffer."""
         after.result()
+        # `take` waits until the device has read the previous content; this state owns the buffer until
+        # `release_weights`.
         buffer = self._staging.take()
-        (weights,) = self._disk.read([(self._stretches.get("compute", self._stretches["weights"]), buffer)])
+        (weights,) = self._disk.read([(self._file_ranges.get("compute", self._file_ranges["weights"]), buffer)])
         return weights, buffer
 
     def _start_read(self, begin: int, turn: int, written: Future[None] | None) -> Future[dict[Section, Tensor]]:
@@ -254,45 +258,47 @@ class DiskState(State):
 
     def _read_chunk(self, begin: int, turn: int) -> dict[Section, Tensor]:
         buffers = self._disk.chunks[turn % CHUNKS_AT_A_TIME]
-        sections = [section for section in _READ if section in self._stretches and not self._passes(section)]
-        found = self._disk.read([(self._stretches[section].chunk(begin), buffers[section]) for section in sections])
+        sections = [section for section in _READ if section in self._file_ranges and not self._is_in_memory(section)]
+        found = self._disk.read([(self._file_ranges[section].chunk(begin), buffers[section]) for section in sections])
         return dict(zip(sections, found, strict=True))
 
-    def _passes(self, section: Section) -> bool:
+    def _is_in_memory(self, section: Section) -> bool:
         """Return whether the section is in memory already and need not be read."""
         return section == "gradient" and self._buffer is not None
 
-    def _update_chunk(self, turn: int, begin: int, chunk: Mapping[Section, Tensor], figures: _Figures) -> None:
+    def _update_chunk(
+        self, turn: int, begin: int, chunk: Mapping[Section, Tensor], arguments: _UpdateArguments
+    ) -> None:
         weights = chunk["weights"]
         end, compute = begin + len(weights), None
         gradient = chunk["gradient"] if self._buffer is None else self._in_buffer(self._buffer)[begin:end]
-        if "compute" in self._stretches:
-            stretch = self._stretches["compute"].chunk(begin)
-            compute = stretch.view(self._disk.chunks[turn % CHUNKS_AT_A_TIME]["compute"])
-            if figures.idle:
+        if "compute" in self._file_ranges:
+            file_range = self._file_ranges["compute"].chunk(begin)
+            compute = file_range.view(self._disk.chunks[turn % CHUNKS_AT_A_TIME]["compute"])
+            if arguments.idle:
                 # The whole chunk is written, and its memory held another chunk; the update fills only elements that are
                 # not idle.
                 compute.copy_(weights)
-        ranges = self._ranges(begin, figures.idle)
+        ranges = self._ranges(begin, arguments.idle)
         slices = Slices(weights, chunk["first_moment"], chunk["second_moment"], gradient, compute, ranges)
-        self._disk.adamw.update(figures.spec, slices, self.steps, figures.rate, figures.scale)
+        self._disk.adamw.update(arguments.spec, slices, self.steps, arguments.rate, arguments.scale)
 
     def _ranges(self, begin: int, idle: Sequence[range]) -> tuple[UpdateRange, ...]:
         """Return the ranges of a chunk that are updated, relative to its first element."""
-        whole = cut(self.extent.ranges, begin, min(begin + CHUNK, self.extent.length))
-        return without(whole, idle, self.extent.begin + begin)
+        whole = cut(self.shard.ranges, begin, min(begin + CHUNK, self.shard.length))
+        return without(whole, idle, self.shard.begin + begin)
 
     def _write_chunk(self, begin: int, turn: int) -> None:
         buffers = self._disk.chunks[turn % CHUNKS_AT_A_TIME]
-        written = [section for section in _WRITTEN if section in self._stretches]
-        self._disk.write([(self._stretches[section].chunk(begin), buffers[section]) for section in written])
+        written = [section for section in _WRITTEN if section in self._file_ranges]
+        self._disk.write([(self._file_ranges[section].chunk(begin), buffers[section]) for section in written])
 
 
 def open_disk_states(
     folder: Path,
-    extents: Mapping[int, Extent],
+    shards: Mapping[int, Shard],
     staging: Mapping[int, Staging],
-    passing: PassingBuffers,
+    passing: BounceBuffers,
     adamw: AdamW,
     trace: Trace,
     *,
@@ -304,30 +310,30 @@ def open_disk_states(
     `keeps_gradients`: whether gradients are kept on the disk. `staging`: for each unit the buffers for weights on their
     way to the device. `failure`: where the rank's first failure is recorded. Raises DiskError if the file does not fit.
     """
-    stretches: dict[int, dict[Section, _Stretch]] = {}
+    file_ranges: dict[int, dict[Section, _FileRange]] = {}
     end = 0
-    for unit, extent in extents.items():
-        stretches[unit] = {}
-        for section, dtype in _sections(extent, keeps_gradient=keeps_gradients):
-            stretches[unit][section] = _Stretch(end, extent.length, dtype)
-            end += aligned(stretches[unit][section].size)
-    disk = Disk(folder, end, DiskBuffers(passing, _chunks(extents)), adamw, trace, failure)
-    return {unit: DiskState(extent, disk, stretches[unit], staging[unit]) for unit, extent in extents.items()}
+    for unit, shard in shards.items():
+        file_ranges[unit] = {}
+        for section, dtype in _sections(shard, keeps_gradient=keeps_gradients):
+            file_ranges[unit][section] = _FileRange(end, shard.length, dtype)
+            end += aligned(file_ranges[unit][section].size)
+    disk = Disk(folder, end, DiskBuffers(passing, _chunks(shards)), adamw, trace, failure)
+    return {unit: DiskState(shard, disk, file_ranges[unit], staging[unit]) for unit, shard in shards.items()}
 
 
-def _sections(extent: Extent, *, keeps_gradient: bool) -> Iterator[tuple[Section, torch.dtype]]:
+def _sections(shard: Shard, *, keeps_gradient: bool) -> Iterator[tuple[Section, torch.dtype]]:
     kinds: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
-    yield from ((kind, extent.master) for kind in kinds)
+    yield from ((kind, shard.master) for kind in kinds)
     if keeps_gradient:
-        yield "gradient", extent.master
-    if extent.compute != extent.master:
-        yield "compute", extent.compute
+        yield "gradient", shard.master
+    if shard.compute != shard.master:
+        yield "compute", shard.compute
 
 
-def _chunks(extents: Mapping[int, Extent]) -> list[dict[Section, Tensor]]:
-    length = min(max(extent.length for extent in extents.values()), CHUNK)
-    extent = next(iter(extents.values()))
-    sections = dict(_sections(extent, keeps_gradient=True))
+def _chunks(shards: Mapping[int, Shard]) -> list[dict[Section, Tensor]]:
+    length = min(max(shard.length for shard in shards.values()), CHUNK)
+    shard = next(iter(shards.values()))
+    sections = dict(_sections(shard, keeps_gradient=True))
     return [
         {section: aligned_buffer(length * dtype.itemsize) for section, dtype in sections.items()}
         for _ in range(CHUNKS_AT_A_TIME)

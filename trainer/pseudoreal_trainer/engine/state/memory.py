@@ -20,7 +20,7 @@ from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.streams import Event
-from pseudoreal_trainer.engine.state.pinned import PassingBuffers
+from pseudoreal_trainer.engine.state.pinned import BounceBuffers
 from pseudoreal_trainer.plan.memory.tiers import PIECE_ELEMENTS
 from pseudoreal_trainer.plan.units import VECTOR, Kind
 from pseudoreal_trainer.plan.update_ranges import UpdateRange, without
@@ -30,14 +30,14 @@ Purpose = Literal["weights", "moments", "gradients"]
 
 PIECE = PIECE_ELEMENTS
 """Elements of a piece. The scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one kernel to
-the next, and launching three kernels takes a few per cent of their time. tests/benchmarks/one_pass.py compares sizes.
+the next, and launching three kernels takes a few per cent of their time. benchmarks/one_pass.py compares sizes.
 The speedup depends on how many cores share the memory: between nothing and the ratio of the bytes, 1.4."""
 _LEAST_PIECE = 1 << 14
 """Fewest elements for which waking another thread is worth its time."""
 
 
 @dataclass(frozen=True)
-class Extent:
+class Shard:
     """The range of a unit's flat vector that a state covers, and its dtypes."""
 
     begin: int
@@ -57,8 +57,8 @@ class Extent:
 class State(ABC):
     """State of a unit in its home. While a step runs, only side threads change it."""
 
-    def __init__(self, extent: Extent) -> None:
-        self.extent = extent
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
         self.steps = torch.zeros(())
         """Number of updates done, a scalar."""
 
@@ -87,7 +87,7 @@ class State(ABC):
         None if there is no such memory."""
         return None
 
-    def is_read(self) -> bool:
+    def are_weights_ready(self) -> bool:
         """Return whether `compute_weights` would return without waiting."""
         return True
 
@@ -105,7 +105,7 @@ class State(ABC):
         """Start to read the compute weights once `after` is done; for homes with slow reads."""
         raise NotImplementedError(f"{type(self).__name__} has its weights in memory")
 
-    def fetched(self, event: Event) -> None:  # noqa: B027
+    def release_weights(self, event: Event) -> None:  # noqa: B027
         """Record that the result of `compute_weights` is no longer read after the event."""
 
     def close(self) -> None:  # noqa: B027
@@ -129,13 +129,13 @@ class Vectors:
 class MemoryState(State):
     """State in the memory of the device or of the host."""
 
-    def __init__(self, extent: Extent, vectors: Vectors, adamw: "AdamW", buffers: PassingBuffers) -> None:
-        super().__init__(extent)
+    def __init__(self, shard: Shard, vectors: Vectors, adamw: "AdamW", buffers: BounceBuffers) -> None:
+        super().__init__(shard)
         self._vectors, self._adamw, self._buffers = vectors, adamw, buffers
         self._buffer: Tensor | None = None
         """Bounce buffer of the gradient, from `keep_gradient` until the gradient is used."""
         device = vectors.weights.device
-        first, second = (torch.zeros(extent.length, dtype=extent.master, device=device) for _ in range(2))
+        first, second = (torch.zeros(shard.length, dtype=shard.master, device=device) for _ in range(2))
         self._kinds: dict[Kind, Tensor] = {
             "weights": vectors.weights,
             "first_moment": first,
@@ -165,7 +165,7 @@ class MemoryState(State):
         if self._vectors.gradient is not None:
             return self._vectors.gradient
         assert self._buffer is not None, "`keep_gradient` comes before each use of the gradient"
-        return self._buffer.view(self.extent.master)[: self.extent.length]
+        return self._buffer.view(self.shard.master)[: self.shard.length]
 
     def drop_gradient(self) -> None:
         if self._buffer is not None:
@@ -187,7 +187,7 @@ class MemoryState(State):
 
     def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
         weights, first, second = self._kinds.values()
-        ranges = without(self.extent.ranges, idle, self.extent.begin)
+        ranges = without(self.shard.ranges, idle, self.shard.begin)
         slices = Slices(weights, first, second, self.gradient(), self._own_copy, ranges)
         try:
             self._adamw.update(spec, slices, self.steps, rate, scale)

@@ -2,7 +2,7 @@
 
 A GPU copies from and to pinned memory by itself, while threads of this process continue. Each block is allocated once,
 with exactly the size of the plan; torch's allocator for pinned memory would round every vector up to a power of two.
-The largest block is the pinned arena (`Region`), through which state passes. Memory that depends on a batch, or serves
+The largest block is the pinned arena, through which state passes. Memory that depends on a batch, or serves
 checkpoints, has blocks of its own, which are allocated when their size is known.
 """
 
@@ -98,7 +98,7 @@ class Block:
             self._allocator.free(memory)
 
 
-class Region(Block):
+class PinnedArena(Block):
     """Pinned arena through which state passes; it lives as long as the engine. Each piece has one owner; only the owner
     knows when no copy uses the piece."""
 
@@ -118,7 +118,7 @@ class Region(Block):
         return [self.bytes_of(use, number) for number in range(self._crossing.count(use))]
 
 
-class PassingBuffers:
+class BounceBuffers:
     """Bounce buffers for reduced gradients on their way to an update or to the disk, each for one gradient at a time.
 
     With n buffers, a gradient is kept only after the update of the n-th gradient before it is done, so a buffer is
@@ -129,7 +129,7 @@ class PassingBuffers:
         self._free = list(buffers)
 
     def take(self) -> Tensor:
-        """Return a free buffer, as bytes."""
+        """Return a free buffer, as bytes; the caller owns it until `give_back`."""
         assert self._free, "an update is done before its buffer is needed again"
         return self._free.pop()
 

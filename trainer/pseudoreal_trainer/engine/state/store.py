@@ -12,10 +12,11 @@ from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
+from pseudoreal_trainer.engine.ranks.streams import Event, Updated, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
-from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, State, Vectors
-from pseudoreal_trainer.engine.state.pinned import PassingBuffers, Region, allocator_for
+from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
+from pseudoreal_trainer.engine.state.pinned import BounceBuffers, PinnedArena, allocator_for
 from pseudoreal_trainer.plan.layout import POOLS, Pool
 from pseudoreal_trainer.plan.memory.pinned_arena import STAGING_USE, arena_layout
 from pseudoreal_trainer.plan.orders import gradient_buffers
@@ -53,6 +54,37 @@ class GradientBuffers:
                 self._free.append(buffer)
 
 
+class NewestUpdates:
+    """Newest update of each unit of a rank. Main thread only; the update thread completes the futures."""
+
+    def __init__(self, units: Iterable[int]) -> None:
+        self._updates: dict[int, Updated] = {unit: _completed(None) for unit in units}
+
+    def of(self, unit: int) -> Updated:
+        """Return the future of the unit's newest update; it yields the event after which the new weights can be
+        read."""
+        return self._updates[unit]
+
+    def replace(self, unit: int, update: Updated) -> None:
+        """Record an update that was enqueued after all earlier updates of the unit."""
+        self._updates[unit] = update
+
+    def complete(self, unit: int, event: Event) -> None:
+        """Record that the unit's state is set after the event, without an update."""
+        self._updates[unit] = _completed(event)
+
+    def wait(self) -> None:
+        """Wait for all updates. Raises the error of an update that failed."""
+        for update in self._updates.values():
+            synchronize(update.result())
+
+
+def _completed(event: Event) -> Updated:
+    future: Updated = Future()
+    future.set_result(event)
+    return future
+
+
 class UnitStore:
     """A rank's memory for its units from step to step: the state of each unit in its home, resident working copies and
     gradients, and slots and buffers for streamed units. The layout decides which is which.
@@ -82,10 +114,12 @@ class UnitStore:
         self._sizes = Sizes(model, tuple(units), compute.itemsize, master.itemsize, micro_batch=1)
         self.memory = allocator_for(groups.device)
         """Allocator of host memory for copies to and from the device."""
-        self.region = Region(arena_layout(layout, self._sizes, self._rank), self.memory)
+        self.arena = PinnedArena(arena_layout(layout, self._sizes, self._rank), self.memory)
         """Pinned arena through which states cross the bus."""
-        self._passing, self._adamw = PassingBuffers(self.region.all_of("bounce")), AdamW()
-        self.resident = {unit: self._on_device(self._padded(unit), self._compute) for unit in self._staying}
+        self._passing, self._adamw = BounceBuffers(self.arena.all_of("bounce")), AdamW()
+        self.resident = {
+            unit: self._on_device(self._padded_numel(unit), self._compute) for unit in self._resident_units
+        }
         """Unit -> resident working copy, [padded numel], in the compute dtype."""
         self.whole_gradients: dict[int, Tensor] = {}
         """Unit -> resident whole gradient, [padded numel], in the master dtype."""
@@ -94,6 +128,7 @@ class UnitStore:
             **self._disk_states(folder, trace),
         }
         """Unit -> this rank's part of its state."""
+        self.updates = NewestUpdates(self.states)
         self.window = {pool: self._window(pool) for pool in POOLS}
         """Slots for streamed working copies, each [padded numel of the pool's largest unit], in the compute dtype."""
         self.gradient_buffers = {pool: self._gradient_buffers(pool) for pool in POOLS}
@@ -102,27 +137,27 @@ class UnitStore:
     def own_part(self, unit: int) -> Tensor:
         """Return this rank's part of a resident working copy, [length], as a view. If the unit's home is the device,
         its state uses the same memory."""
-        extent = self._extent(unit)
-        return self.resident[unit][extent.begin : extent.begin + extent.length]
+        shard = self._shard(unit)
+        return self.resident[unit][shard.begin : shard.begin + shard.length]
 
     def close(self) -> None:
         """Release resources that the process does not release by itself. Nothing may use them any more."""
         for state in self.states.values():
             state.close()
-        self.region.close()
+        self.arena.close()
 
     def _memory_state(self, unit: int) -> MemoryState:
         vectors = self._vectors_on_host(unit) if self._layout.home(unit) == "Host" else self._vectors_on_device(unit)
-        return MemoryState(self._extent(unit), vectors, self._adamw, self._passing)
+        return MemoryState(self._shard(unit), vectors, self._adamw, self._passing)
 
     def _disk_states(self, folder: Path, trace: Trace) -> dict[int, State]:
-        extents = {unit: self._extent(unit) for unit in self._local if self._layout.home(unit) == "Disk"}
-        if not extents:
+        shards = {unit: self._shard(unit) for unit in self._local if self._layout.home(unit) == "Disk"}
+        if not shards:
             return {}
-        staging = self._staging(extents)
+        staging = self._staging(shards)
         return open_disk_states(
             folder,
-            extents,
+            shards,
             staging,
             self._passing,
             self._adamw,
@@ -133,33 +168,33 @@ class UnitStore:
 
     def _staging(self, units: Iterable[int]) -> dict[int, Staging]:
         """Return unit -> buffers that it shares with the other units of its pool."""
-        shared = {pool: Staging(self.region.all_of(STAGING_USE[pool])) for pool in POOLS}
+        shared = {pool: Staging(self.arena.all_of(STAGING_USE[pool])) for pool in POOLS}
         return {unit: shared[self._layout.pool_of(unit)] for unit in units}
 
-    def _extent(self, unit: int) -> Extent:
+    def _shard(self, unit: int) -> Shard:
         described, layout = self.units[unit], self._layout
         shards = layout.shards(unit)
-        shard = described.shard(self._groups.part(unit) if shards > 1 else 0, shards)
-        ranges = cut(update_ranges(described, self._optimizer), shard.start, shard.stop)
-        return Extent(shard.start, len(shard), ranges, self._master, self._compute)
+        elements = described.shard(self._groups.part(unit) if shards > 1 else 0, shards)
+        ranges = cut(update_ranges(described, self._optimizer), elements.start, elements.stop)
+        return Shard(elements.start, len(elements), ranges, self._master, self._compute)
 
     def _vectors_on_host(self, unit: int) -> Vectors:
         """Return the vectors of a unit whose home is the host. Vectors that cross the bus are in the pinned arena;
         other vectors are ordinary memory."""
-        weights = self.region.vector("weights", unit, self._compute)
+        weights = self.arena.vector("weights", unit, self._compute)
         masters = weights if self._master == self._compute else torch.zeros(len(weights), dtype=self._master)
         keeps = self._layout.keeps_gradients
-        return Vectors(masters, weights, self.region.vector("gradient", unit, self._master) if keeps else None)
+        return Vectors(masters, weights, self.arena.vector("gradient", unit, self._master) if keeps else None)
 
     def _vectors_on_device(self, unit: int) -> Vectors:
         """Return the vectors of a unit whose home is the device. Its shards are parts of the working copy and of the
         gradient, if these are resident and whole."""
-        layout, extent, padded = self._layout, self._extent(unit), self._padded(unit)
-        own = slice(extent.begin, extent.begin + extent.length)
-        weights = self.own_part(unit) if unit in self.resident else self._on_device(extent.length, self._compute)
-        masters = weights if self._master == self._compute else self._on_device(extent.length, self._master)
+        layout, shard, padded = self._layout, self._shard(unit), self._padded_numel(unit)
+        own = slice(shard.begin, shard.begin + shard.length)
+        weights = self.own_part(unit) if unit in self.resident else self._on_device(shard.length, self._compute)
+        masters = weights if self._master == self._compute else self._on_device(shard.length, self._master)
         if layout.has_gradient_shard(unit):
-            gradient = self._on_device(extent.length, self._master)
+            gradient = self._on_device(shard.length, self._master)
         else:
             self.whole_gradients[unit] = self._on_device(padded, self._master)
             gradient = self.whole_gradients[unit][own]
@@ -172,19 +207,19 @@ class UnitStore:
         )
 
     @property
-    def _staying(self) -> list[int]:
+    def _resident_units(self) -> list[int]:
         return [unit for unit in self._local if not self._layout.moves(unit)]
 
     def _window(self, pool: Pool) -> list[Tensor]:
-        size = max(map(self._padded, self._layout.moving_units(self._rank, pool)), default=0)
+        size = max(map(self._padded_numel, self._layout.moving_units(self._rank, pool)), default=0)
         return [self._on_device(size, self._compute) for _ in range(self._layout.slots(self._rank, pool))]
 
     def _gradient_buffers(self, pool: Pool) -> GradientBuffers:
-        size = max(map(self._padded, self._layout.buffered_units(self._rank, pool)), default=0)
+        size = max(map(self._padded_numel, self._layout.buffered_units(self._rank, pool)), default=0)
         count = gradient_buffers(self._layout, self._rank, pool)
         return GradientBuffers(size, count, self._master, self._groups.device)
 
-    def _padded(self, unit: int) -> int:
+    def _padded_numel(self, unit: int) -> int:
         """Return the elements of all shards of a unit together, including padding after the last."""
         return self._sizes.whole(self._layout, unit)
 

@@ -7,7 +7,7 @@ longest time until the next step needs them, and their copies may stay in the wi
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pseudoreal_api.quantity import bytes_of
+from pseudoreal_api.quantity import bytes_of, readable_bytes
 from pseudoreal_api.spec.phase import Home, Offload, OffloadBudget
 
 from pseudoreal_trainer.plan.layout import Layout
@@ -16,7 +16,6 @@ from pseudoreal_trainer.plan.memory.activations import activation_peak
 from pseudoreal_trainer.plan.memory.tiers import Tiers, min_resident_device_bytes, resident_bytes, unit_state
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import EMBEDDING, HEAD, Unit, block_name, block_of
-from pseudoreal_trainer.quantity import readable_bytes
 
 
 @dataclass(frozen=True)

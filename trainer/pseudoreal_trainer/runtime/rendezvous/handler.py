@@ -1,17 +1,24 @@
-"""torchrun's rendezvous, in place of torch's own, which unpickles entries of a store that everybody can write to.
+"""torchrun with the project's own rendezvous. torch's own unpickles entries of a store that everybody can write to.
 
-Workers are known by number, and meet at worker 0. Only the listener of `Gate` is open to the network. torch's store,
-which serves every client, listens on the loopback interface.
+Workers are known by index, and meet at worker 0. Only the listener of `RendezvousServer` is open to the network.
+torch's store, which serves every client, listens on the loopback interface.
 """
 
+import asyncio
+import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
-from typing import TypeVar
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any, TypeVar
 
 import structlog
+from pseudoreal_api.resolved.config import read_phase_config
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
@@ -20,19 +27,55 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
+    rendezvous_handler_registry,
 )
+from torch.distributed.run import main
 
-from pseudoreal_trainer.runtime.rendezvous.background import Background
-from pseudoreal_trainer.runtime.rendezvous.gate import Answer, Gate
-from pseudoreal_trainer.runtime.rendezvous.guest import come
-from pseudoreal_trainer.runtime.rendezvous.seats import Seat
-from pseudoreal_trainer.runtime.rendezvous.tunnel import BACKLOG, LOOPBACK, lead_to_store
+from pseudoreal_trainer.logs import configure_logs
+from pseudoreal_trainer.runtime.rendezvous.client import join_rendezvous
+from pseudoreal_trainer.runtime.rendezvous.identity import rendezvous_key
+from pseudoreal_trainer.runtime.rendezvous.server import Answer, RendezvousServer
+from pseudoreal_trainer.runtime.rendezvous.tunnel import BACKLOG, LOOPBACK, forward_to_store
+from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription, group_ranks
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An asyncio loop in a daemon thread, for the connections of a process that has other work.
+
+    The state of a `RendezvousServer` belongs to this thread, so it needs no lock: the main thread hands in coroutines,
+    and otherwise only reads.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="rendezvous", daemon=True)
+        self._thread.start()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel all tasks and end the thread."""
+        with suppress(Exception):
+            self.begin(_cancel_all()).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
 
 BACKEND = "pseudoreal"
 """Name by which torchrun knows this rendezvous."""
-T = TypeVar("T")
-Numbering = Callable[[Sequence[Seat]], Sequence[int]]
-"""Returns a number for each worker, from the seats of all workers in order."""
+AssignGroupRanks = Callable[[Sequence[WorkerDescription]], Sequence[int]]
+"""Returns a number for each worker, from the descriptions of all workers in order."""
 _DEFAULT_SECONDS = 600
 _LOG_SECONDS = 60.0
 _STORE_SECONDS = 60.0
@@ -44,16 +87,22 @@ log = structlog.get_logger()
 
 
 class StaticRendezvous(RendezvousHandler):
-    """Rendezvous of `parameters.max_nodes` workers; it takes place once. `seat`: the worker of this process. `key`:
-    None for a worker that is the only one."""
+    """Rendezvous of `parameters.max_nodes` workers; it takes place once.
+
+    `description` is the worker of this process; `key` is None for a worker that is the only one.
+    """
 
     def __init__(
-        self, parameters: RendezvousParameters, seat: Seat, numbering: Numbering, key: bytes | None = None
+        self,
+        parameters: RendezvousParameters,
+        description: WorkerDescription,
+        assign: AssignGroupRanks,
+        key: bytes | None = None,
     ) -> None:
-        self._parameters, self._seat, self._numbering, self._key = parameters, seat, numbering, key
+        self._parameters, self._description, self._assign, self._key = parameters, description, assign, key
         self._workers = parameters.max_nodes
-        self._background: Background | None = None
-        self._gate: Gate | None = None
+        self._background: LoopThread | None = None
+        self._gate: RendezvousServer | None = None
         self._store: TCPStore | None = None
         """Kept here, because worker 0's server ends with this object."""
 
@@ -77,15 +126,17 @@ class StaticRendezvous(RendezvousHandler):
         return 0
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._seat.worker == 0:
-            store, number = self._hold()
+        if self._description.worker == 0:
+            store, number = self._run_worker_0()
         else:
-            store, number = self._come()
+            store, number = self._join_worker_0()
         self._store = store
         return RendezvousInfo(store, number, self._workers, RendezvousStoreInfo(LOOPBACK, store.port))
 
     def shutdown(self) -> bool:
         """Close the rendezvous once the other workers have the answers to their last requests to the store."""
+        # The tunnels carry these answers, so they close last. The end of a request is not visible here: wait until
+        # nothing has moved for a moment.
         if self._gate is not None:
             until = time.monotonic() + _MOST_QUIET_SECONDS
             while time.monotonic() < min(until, self._gate.moved + _QUIET_SECONDS):
@@ -95,10 +146,11 @@ class StaticRendezvous(RendezvousHandler):
             self._background = None
         return True
 
-    def _hold(self) -> tuple[TCPStore, int]:
+    def _run_worker_0(self) -> tuple[TCPStore, int]:
         """Run worker 0's side. Return the ranks' store, and this worker's number."""
         listener = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
         port = listener.getsockname()[1]
+        # The store takes over the listener: no other process can get the port in between.
         store = TCPStore(
             LOOPBACK,
             port,
@@ -110,40 +162,40 @@ class StaticRendezvous(RendezvousHandler):
         if self._workers == 1:
             return store, 0
         door = _listen(self._endpoint[1])
-        self._gate = Gate(door, self._required_key, self._workers, port)
-        background = self._begin()
+        self._gate = RendezvousServer(door, self._required_key, self._workers, port)
+        background = self._start_loop()
         background.begin(self._gate.run())
-        return store, self._give_numbers(background, self._gate)
+        return store, self._assign_group_ranks(background, self._gate)
 
-    def _give_numbers(self, background: Background, gate: Gate) -> int:
+    def _assign_group_ranks(self, background: LoopThread, gate: RendezvousServer) -> int:
         def missing() -> str:
-            return f"of {self._workers} workers these have not come: {_listed(gate.missing)}"
+            return f"of {self._workers} workers these have not come: {_list_workers(gate.missing)}"
 
         others = self._await(gate.complete, missing)
-        seats = [self._seat, *others]
+        descriptions = [self._description, *others]
         try:
-            answers = [Answer(number) for number in self._numbering(seats)]
+            answers = [Answer(number) for number in self._assign(descriptions)]
         except ValueError as error:
             # Every worker that waits for an answer gets one.
-            answers = [Answer(problem=str(error))] * len(seats)
+            answers = [Answer(problem=str(error))] * len(descriptions)
         background.begin(gate.answer(dict(enumerate(answers[1:], start=1))))
-        return _number(answers[0])
+        return _group_rank_of(answers[0])
 
-    def _come(self) -> tuple[TCPStore, int]:
+    def _join_worker_0(self) -> tuple[TCPStore, int]:
         """Run another worker's side. Return a client of the ranks' store, and this worker's number."""
-        key, background = self._required_key, self._begin()
-        coming = background.begin(come(self._endpoint, key, self._seat))
+        key, background = self._required_key, self._start_loop()
+        coming = background.begin(join_rendezvous(self._endpoint, key, self._description))
         answer, worker_0 = self._await(coming, lambda: "worker 0 has not given this worker a number")
-        number = _number(answer)
+        number = _group_rank_of(answer)
         listener = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
         listener.setblocking(False)
         port = listener.getsockname()[1]
-        background.begin(lead_to_store(listener, worker_0, key))
+        background.begin(forward_to_store(listener, worker_0, key))
         limit = timedelta(seconds=_STORE_SECONDS)
         return TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=limit), number
 
-    def _begin(self) -> Background:
-        self._background = Background()
+    def _start_loop(self) -> LoopThread:
+        self._background = LoopThread()
         return self._background
 
     def _await(self, awaited: "Future[T]", lack: Callable[[], str]) -> T:
@@ -167,12 +219,14 @@ class StaticRendezvous(RendezvousHandler):
         return self._key
 
 
-def static(seat: Seat, numbering: Numbering, key: bytes | None) -> Callable[[RendezvousParameters], RendezvousHandler]:
+def static(
+    description: WorkerDescription, assign: AssignGroupRanks, key: bytes | None
+) -> Callable[[RendezvousParameters], RendezvousHandler]:
     """Return the factory of handlers that torchrun calls for BACKEND."""
-    return lambda parameters: StaticRendezvous(parameters, seat, numbering, key)
+    return lambda parameters: StaticRendezvous(parameters, description, assign, key)
 
 
-def _number(answer: Answer) -> int:
+def _group_rank_of(answer: Answer) -> int:
     if answer.problem:
         raise RuntimeError(f"the workers have no numbers: {answer.problem}")
     return answer.number
@@ -189,6 +243,21 @@ def _listen(port: int) -> socket.socket:
         raise RendezvousConnectionError(f"worker 0 cannot hold the meeting at port {port}: {error}") from error
 
 
-def _listed(workers: Sequence[int]) -> str:
+def _list_workers(workers: Sequence[int]) -> str:
     shown = ", ".join(map(str, workers[:20]))
     return shown if len(workers) <= 20 else f"{shown} and {len(workers) - 20} more"
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run torchrun with its arguments; the last one is the configuration file of the phase."""
+    configure_logs()
+    config = read_phase_config(Path(arguments[-1]))
+    meets = int(os.environ.get("PET_NNODES", "1")) > 1
+    # All workers have equally many ranks, so the numbers of ranks follow from the numbers of workers; torchrun would
+    # take them from a store.
+    os.environ |= {"PET_RDZV_BACKEND": BACKEND, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"}
+    create = static(
+        WorkerDescription.of_pod(), partial(group_ranks, config=config), rendezvous_key() if meets else None
+    )
+    rendezvous_handler_registry.register(BACKEND, create)
+    main([*arguments])

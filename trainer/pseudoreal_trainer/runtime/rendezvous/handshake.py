@@ -7,9 +7,9 @@ either reads anything else. Runs in an asyncio loop.
     purpose, HMAC(key, "worker", greeting, b, purpose) ->
 
 All three messages have fixed sizes, and a peer without the key gets no further. Both nonces are fresh, so no proof can
-be used twice. The two roles sign different texts, so neither can be made to sign for the other. Later texts (`Seal`)
-carry an HMAC of their own. The traffic of a tunnel carries none: like the ranks' own connections, it is open to anyone
-who can read or change other people's packets.
+be used twice. The two roles sign different texts, so neither can be made to sign for the other. Later texts
+(`SignedTexts`) carry an HMAC of their own. The traffic of a tunnel carries none: like the ranks' own connections, it is
+open to anyone who can read or change other people's packets.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPC
 """With these values a peer whose machine is off is noticed after 30 s of silence."""
 
 
-class Stranger(Exception):
+class PeerRejected(Exception):
     """Raised for a peer that does not hold the key; the text says what the peer did."""
 
 
-class Left(Stranger):
+class PeerLeft(PeerRejected):
     """Raised if the peer closes the connection where a message could start."""
 
     def __init__(self) -> None:
         super().__init__("closed the connection")
 
 
-class Line:
+class Connection:
     """A connected socket, read to the byte, so that a tunnel can start after a handshake."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -55,12 +55,12 @@ class Line:
                 connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
     async def read(self, size: int) -> bytes:
-        """Return the next `size` bytes. Raises OSError and Stranger."""
+        """Return the next `size` bytes. Raises OSError and PeerRejected."""
         loop, found = asyncio.get_running_loop(), b""
         while len(found) < size:
             part = await loop.sock_recv(self.socket, size - len(found))
             if not part:
-                raise Stranger(f"closed the connection after {len(found)} of {size} bytes") if found else Left()
+                raise PeerRejected(f"closed the connection after {len(found)} of {size} bytes") if found else PeerLeft()
             found += part
         return found
 
@@ -78,31 +78,31 @@ class Line:
 
 
 @dataclass
-class Seal:
+class SignedTexts:
     """Signs and checks the texts of one connection. Each direction counts its texts."""
 
     key: bytes
-    line: Line
+    connection: Connection
     mine: bytes
     theirs: bytes
     _sent: int = field(default=0, init=False)
     _read: int = field(default=0, init=False)
 
     async def send(self, text: bytes) -> None:
-        assert len(text) <= TEXT_BYTES, "seats and answers are short"
+        assert len(text) <= TEXT_BYTES, "descriptions of workers and answers are short"
         size = len(text).to_bytes(2, "big")
-        await self.line.write(size + self._proof(self.mine, self._sent, text) + text)
+        await self.connection.write(size + self._proof(self.mine, self._sent, text) + text)
         self._sent += 1
 
     async def receive(self) -> bytes:
-        """Return the next text. Raises OSError and Stranger."""
-        head = await self.line.read(2 + PROOF_BYTES)
+        """Return the next text. Raises OSError and PeerRejected."""
+        head = await self.connection.read(2 + PROOF_BYTES)
         size = int.from_bytes(head[:2], "big")
         if size > TEXT_BYTES:
-            raise Stranger(f"sent a text of {size} bytes")
-        text = await self.line.read(size) if size else b""
+            raise PeerRejected(f"sent a text of {size} bytes")
+        text = await self.connection.read(size) if size else b""
         if not hmac.compare_digest(head[2:], self._proof(self.theirs, self._read, text)):
-            raise Stranger("sent a text without a proof")
+            raise PeerRejected("sent a text without a proof")
         self._read += 1
         return text
 
@@ -110,38 +110,38 @@ class Seal:
         return hmac.digest(self.key, side + count.to_bytes(8, "big") + text, "sha256")
 
 
-async def answer_worker(line: Line, key: bytes) -> tuple[bytes, Seal]:
-    """Run worker 0's side. Return the purpose of the connection, and the seal for later texts. Raises OSError and
-    Stranger."""
-    if await line.read(len(GREETING)) != GREETING:
-        raise Stranger("sent something else than a greeting")
-    greeting = GREETING + await line.read(_NONCE_BYTES)
+async def answer_worker(connection: Connection, key: bytes) -> tuple[bytes, SignedTexts]:
+    """Run worker 0's side. Return the purpose of the connection, and the signed texts that follow. Raises OSError and
+    PeerRejected."""
+    if await connection.read(len(GREETING)) != GREETING:
+        raise PeerRejected("sent something else than a greeting")
+    greeting = GREETING + await connection.read(_NONCE_BYTES)
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    await line.write(nonce + _sign(key, b"worker 0", greeting, nonce))
-    answer = await _proof_of_peer(line)
+    await connection.write(nonce + _sign(key, b"worker 0", greeting, nonce))
+    answer = await _proof_of_peer(connection)
     purpose, proof = answer[:1], answer[1:]
     if not hmac.compare_digest(proof, _sign(key, b"worker", greeting, nonce, purpose)):
-        raise Stranger("does not know the secret of this meeting")
-    return purpose, Seal(_sign(key, b"texts", greeting, nonce, purpose), line, b"0", b"w")
+        raise PeerRejected("does not know the secret of this meeting")
+    return purpose, SignedTexts(_sign(key, b"texts", greeting, nonce, purpose), connection, b"0", b"w")
 
 
-async def greet_worker_0(line: Line, key: bytes, purpose: bytes) -> Seal:
-    """Run another worker's side. Return the seal for later texts. Raises OSError and Stranger."""
+async def greet_worker_0(connection: Connection, key: bytes, purpose: bytes) -> SignedTexts:
+    """Run another worker's side. Return the signed texts that follow. Raises OSError and PeerRejected."""
     greeting = GREETING + secrets.token_bytes(_NONCE_BYTES)
-    await line.write(greeting)
-    answer = await line.read(_NONCE_BYTES + PROOF_BYTES)
+    await connection.write(greeting)
+    answer = await connection.read(_NONCE_BYTES + PROOF_BYTES)
     nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
     if not hmac.compare_digest(proof, _sign(key, b"worker 0", greeting, nonce)):
-        raise Stranger("does not know the secret of this meeting")
-    await line.write(purpose + _sign(key, b"worker", greeting, nonce, purpose))
-    return Seal(_sign(key, b"texts", greeting, nonce, purpose), line, b"w", b"0")
+        raise PeerRejected("does not know the secret of this meeting")
+    await connection.write(purpose + _sign(key, b"worker", greeting, nonce, purpose))
+    return SignedTexts(_sign(key, b"texts", greeting, nonce, purpose), connection, b"w", b"0")
 
 
-async def _proof_of_peer(line: Line) -> bytes:
+async def _proof_of_peer(connection: Connection) -> bytes:
     try:
-        return await line.read(1 + PROOF_BYTES)
-    except Left:
-        raise Stranger("left without a proof that it knows the secret of this meeting") from None
+        return await connection.read(1 + PROOF_BYTES)
+    except PeerLeft:
+        raise PeerRejected("left without a proof that it knows the secret of this meeting") from None
 
 
 def _sign(key: bytes, *parts: bytes) -> bytes:

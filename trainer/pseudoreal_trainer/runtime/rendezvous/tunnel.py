@@ -12,7 +12,13 @@ from typing import Any
 
 import structlog
 
-from pseudoreal_trainer.runtime.rendezvous.handshake import HANDSHAKE_SECONDS, STORE, Line, Stranger, greet_worker_0
+from pseudoreal_trainer.runtime.rendezvous.handshake import (
+    HANDSHAKE_SECONDS,
+    STORE,
+    Connection,
+    PeerRejected,
+    greet_worker_0,
+)
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
@@ -26,14 +32,14 @@ Address = tuple[socket.AddressFamily, Any]
 log = structlog.get_logger()
 
 
-class _End(asyncio.Protocol):
+class _RelayEnd(asyncio.Protocol):
     """One of the two connections of a tunnel: its received bytes are written to the other one.
 
     Bytes are kept until `begin`. `pause_reading` alone does not hold them back: before Python 3.11.4, asyncio starts to
     read after `connection_made`, even if reading was paused there.
     """
 
-    other: "_End"
+    other: "_RelayEnd"
 
     def __init__(self, moved: Callable[[], None]) -> None:
         self.transport: asyncio.Transport | None = None
@@ -79,13 +85,13 @@ class _End(asyncio.Protocol):
 
     @property
     def _open(self) -> asyncio.Transport:
-        assert self.transport is not None, "carry() has connected both ends"
+        assert self.transport is not None, "relay() has connected both ends"
         return self.transport
 
 
-async def carry(one: Line, another: Line, moved: Callable[[], None] = lambda: None) -> None:
-    """Start to carry bytes between two lines, until either end closes its own. `moved` is called for each piece."""
-    loop, first, second = asyncio.get_running_loop(), _End(moved), _End(moved)
+async def relay(one: Connection, another: Connection, moved: Callable[[], None] = lambda: None) -> None:
+    """Start to relay bytes between two connections, until either end closes its own. Calls `moved` for each piece."""
+    loop, first, second = asyncio.get_running_loop(), _RelayEnd(moved), _RelayEnd(moved)
     first.other, second.other = second, first
     await loop.connect_accepted_socket(lambda: first, one.give_up())
     await loop.connect_accepted_socket(lambda: second, another.give_up())
@@ -105,38 +111,38 @@ async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
             return connected, str(address[0]).removeprefix("::ffff:")
 
 
-async def connect(address: Address) -> Line:
+async def connect(address: Address) -> Connection:
     """Connect to an address. Raises OSError."""
     family, place = address
-    line = Line(socket.socket(family))
+    connection = Connection(socket.socket(family))
     try:
-        await asyncio.get_running_loop().sock_connect(line.socket, place)
+        await asyncio.get_running_loop().sock_connect(connection.socket, place)
     except BaseException:
-        line.close()
+        connection.close()
         raise
-    return line
+    return connection
 
 
-async def lead_to_store(listener: socket.socket, worker_0: Address, key: bytes) -> None:
+async def forward_to_store(listener: socket.socket, worker_0: Address, key: bytes) -> None:
     """Carry every connection of the listener to the store at worker 0, until cancelled. A connection that cannot be
     carried is closed: torch's store connects again."""
     tasks = set[asyncio.Task[None]]()
     while True:
         connected, _ = await accept(listener)
-        task = asyncio.create_task(_lead(connected, worker_0, key))
+        task = asyncio.create_task(_forward(connected, worker_0, key))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
 
-async def _lead(connected: socket.socket, worker_0: Address, key: bytes) -> None:
-    near = Line(connected)
+async def _forward(connected: socket.socket, worker_0: Address, key: bytes) -> None:
+    near = Connection(connected)
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             far = await connect(worker_0)
             with closing(far):
                 await greet_worker_0(far, key, STORE)
-                await carry(near, far)
-    except (OSError, Stranger) as error:  # TimeoutError is an OSError
+                await relay(near, far)
+    except (OSError, PeerRejected) as error:  # TimeoutError is an OSError
         log.warning("store_not_reached", worker_0=worker_0[1][0], error=str(error) or type(error).__name__)
     finally:
         near.close()

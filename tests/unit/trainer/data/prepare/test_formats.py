@@ -18,8 +18,8 @@ from pseudoreal_trainer.data.tokenizer.tokenizer import Tokenizer, load_tokenize
 from pseudoreal_trainer.errors import InvalidJobError
 
 from tests.unit.trainer.data.conftest import drawn_texts
-from tests.unit.trainer.data.prepare import corpora
-from tests.unit.trainer.data.prepare.silent import Silent
+from tests.unit.trainer.data.prepare.support import corpora
+from tests.unit.trainer.data.prepare.support.silent import Silent
 
 TEXTS = [*drawn_texts(120_000)]
 SETTINGS = Settings(shard_bytes=20_000)

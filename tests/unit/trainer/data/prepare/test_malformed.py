@@ -10,7 +10,7 @@ from pseudoreal_trainer.data.prepare.settings import Settings
 from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
-from tests.unit.trainer.data.prepare.silent import Silent
+from tests.unit.trainer.data.prepare.support.silent import Silent
 
 BAD = {
     b"{": r"it is not JSON \(Expecting",

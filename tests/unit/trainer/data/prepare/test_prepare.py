@@ -21,7 +21,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 
 from tests.support.patience import wait_for
 from tests.unit.trainer.data.conftest import drawn_texts
-from tests.unit.trainer.data.prepare import corpora
+from tests.unit.trainer.data.prepare.support import corpora
 
 PROGRAM = """
 import sys

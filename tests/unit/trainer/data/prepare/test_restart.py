@@ -9,10 +9,10 @@ from pseudoreal_trainer.data.prepare.group import RECORDS
 
 from tests.support import processes
 from tests.support.processes import Forked
-from tests.unit.trainer.data.prepare import corpora
-from tests.unit.trainer.data.prepare.small import TEXTS, prepare_small, prepare_until
+from tests.unit.trainer.data.prepare.support import corpora
+from tests.unit.trainer.data.prepare.support.small import TEXTS, prepare_small, prepare_until
 
-processes.preload("tests.unit.trainer.data.prepare.small")
+processes.preload("tests.unit.trainer.data.prepare.support.small")
 
 
 @pytest.fixture

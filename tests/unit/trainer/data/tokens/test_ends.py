@@ -13,7 +13,7 @@ from pseudoreal_trainer.data.tokens.opening import Format
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
 
-from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
+from tests.unit.trainer.data.tokens.support.golden import FIVE, MEGATRON_INDEX
 
 
 def _megatron(folder: Path, tokens: bytes) -> TokenFiles:

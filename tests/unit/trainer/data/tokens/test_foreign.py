@@ -18,7 +18,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.storage.path import StoragePath
 
 from tests.support.depth import DEPTH
-from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX, NUMPY_HEADER
+from tests.unit.trainer.data.tokens.support.golden import FIVE, MEGATRON_INDEX, NUMPY_HEADER
 
 Documents = list[list[int]]
 

@@ -18,9 +18,9 @@ from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.storage.path import ObjectPath
 from pseudoreal_trainer.storage.storage import storage_of
 
-from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
-from tests.unit.trainer.data.written import write_native
-from tests.unit.trainer.storage.object_server import Bucket
+from tests.unit.trainer.data.support.written import write_native
+from tests.unit.trainer.data.tokens.support.golden import FIVE, MEGATRON_INDEX
+from tests.unit.trainer.storage.support.object_server import Bucket
 
 BLOCK, AT_ONCE, MOST = 16, 5, 4
 """Bytes of a block, number of blocks requested at a time, and number of blocks cached."""

@@ -5,8 +5,8 @@ import pytest
 from pseudoreal_trainer.data.tokens.opening import Format, token_files
 from pseudoreal_trainer.errors import InvalidJobError
 
-from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX, NUMPY_HEADER
-from tests.unit.trainer.data.written import write_native
+from tests.unit.trainer.data.support.written import write_native
+from tests.unit.trainer.data.tokens.support.golden import FIVE, MEGATRON_INDEX, NUMPY_HEADER
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def layout_of(pipeline: int, data: int, **changes: Any) -> Layout:
 def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[ProcessGroups, Recorder]]]:
     """Returns the groups of each rank, and the recorder of its calls to torch."""
 
-    def of_all(layout: Layout, device: torch.device) -> list[tuple[ProcessGroups, Recorder]]:
+    def groups_of_all_ranks(layout: Layout, device: torch.device) -> list[tuple[ProcessGroups, Recorder]]:
         found = []
         for rank in range(layout.pipeline * layout.data):
             recorder = Recorder(rank)
@@ -62,7 +62,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Process
             found.append((process_groups._create(layout, ranks), recorder))
         return found
 
-    return of_all
+    return groups_of_all_ranks
 
 
 LAYOUTS = [
@@ -81,7 +81,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_all_ranks_make_the_same_groups_in_one_order_each_with_the_limit(
+def test_all_ranks_create_groups_in_one_order_with_the_collective_timeout(
     layout: Layout, device: torch.device, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
 ) -> None:
     """So no rank waits for a group that another rank creates later."""
@@ -93,7 +93,7 @@ def test_all_ranks_make_the_same_groups_in_one_order_each_with_the_limit(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_on_gpus_all_but_the_saving_group_are_on_the_network_of_the_gpus(
+def test_on_gpus_all_groups_but_checkpoint_use_nccl(
     layout: Layout, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
 ) -> None:
     for groups, _ in connect(layout, GPU):
@@ -111,7 +111,7 @@ def test_on_gpus_all_but_the_saving_group_are_on_the_network_of_the_gpus(
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
-def test_ranks_find_those_with_whom_they_share_a_block(
+def test_unit_groups_contain_the_ranks_that_share_a_block(
     layout: Layout, device: torch.device, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
 ) -> None:
     for groups, _ in connect(layout, device):
@@ -135,7 +135,7 @@ def test_ranks_find_those_with_whom_they_share_a_block(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_the_ranks_that_use_a_unit_have_all_of_its_parts(
+def test_ranks_that_use_a_unit_hold_all_of_its_shards(
     layout: Layout, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
 ) -> None:
     """Each part occurs once, or once for each part of the experts; neighbouring places have neighbouring parts."""
@@ -148,7 +148,7 @@ def test_the_ranks_that_use_a_unit_have_all_of_its_parts(
             assert groups.part(unit) // layout.replicas == groups.unit_groups(unit).rank_in_replica
 
 
-def test_the_ranks_of_a_replica_and_those_with_one_place_in_all_of_them(
+def test_intra_is_the_replica_and_inter_has_one_rank_of_each_replica(
     connect: Callable[..., list[tuple[ProcessGroups, Recorder]]],
 ) -> None:
     """Two pipeline ranks with six data ranks each; the ranks of a replica are neighbours."""
@@ -167,7 +167,7 @@ def test_the_ranks_of_a_replica_and_those_with_one_place_in_all_of_them(
         )
 
 
-def test_the_ranks_with_the_same_experts_and_those_that_have_all(
+def test_expert_groups_hold_all_experts_and_same_experts_groups_hold_the_same(
     connect: Callable[..., list[tuple[ProcessGroups, Recorder]]],
 ) -> None:
     """Two pipeline ranks with two replicas of four data ranks: two neighbours have all experts, and so have the other
@@ -185,7 +185,7 @@ def test_the_ranks_with_the_same_experts_and_those_that_have_all(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_every_message_has_a_channel_that_both_of_its_ranks_know(
+def test_every_message_has_a_p2p_channel_on_both_ranks(
     layout: Layout, connect: Callable[..., list[tuple[ProcessGroups, Recorder]]]
 ) -> None:
     for groups, _ in connect(layout, GPU):
@@ -202,7 +202,7 @@ def test_every_message_has_a_channel_that_both_of_its_ranks_know(
 
 
 @pytest.mark.parametrize(("pipeline", "data", "replicas"), [(2, 1, 1), (8, 2, 1), (16, 8, 2), (64, 16, 4)])
-def test_the_number_of_calls_does_not_grow_with_the_ranks(
+def test_group_creation_takes_a_constant_number_of_calls_on_gpus(
     pipeline: int, data: int, replicas: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = Recorder(0)
@@ -212,7 +212,7 @@ def test_the_number_of_calls_does_not_grow_with_the_ranks(
     assert len(recorder.calls) <= 12
 
 
-def test_a_number_goes_through_every_channel_in_one_order(
+def test_all_p2p_channels_are_connected_in_one_order(
     connect: Callable[..., list[tuple[ProcessGroups, Recorder]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks together reach the end if each waits in every call until its peer makes the matching call."""
@@ -230,10 +230,10 @@ def test_a_number_goes_through_every_channel_in_one_order(
         on_cpu = Ranks(groups.ranks.rank, groups.ranks.world, CPU)
         process_groups._connect_channels(ProcessGroups(layout, on_cpu, p2p=groups.p2p))
         calls.append(own)
-    _finish(calls)
+    _run_collectives(calls)
 
 
-def _finish(calls: list[list[tuple[str, frozenset[int]]]]) -> None:
+def _run_collectives(calls: list[list[tuple[str, frozenset[int]]]]) -> None:
     while any(calls):
         for rank, own in enumerate(calls):
             if own and (met := _partner(rank, own[0], calls)) is not None:

@@ -9,25 +9,24 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pseudoreal_trainer.engine import engine as engines
-from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.activation_offload import ActivationOffload
+from pseudoreal_trainer.engine.executor import StepExecutor
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.streams import RunAheadLimit, Stream
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.stash import StashedInputs
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
-from pseudoreal_trainer.engine.warm_up import warm_up
+from pseudoreal_trainer.engine.warm_up import WarmUp
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import PENDING_OFFLOADS, activation_peak, max_offloaded_activations
 from pseudoreal_trainer.plan.records import Flow, Forward, Receive, Send, Stash, Unstash
 
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.recorded import COMPUTE, RecordedEvent, RecordedStreams
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
-from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.recorded import COMPUTE, RecordedEvent, RecordedStreams
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
+from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
 
@@ -37,54 +36,54 @@ def streams() -> RecordedStreams:
     return RecordedStreams()
 
 
-def _synchronized(streams: RecordedStreams) -> list[Any]:
+def _synchronized_events(streams: RecordedStreams) -> list[Any]:
     return [who for what, who in streams.log if what == "synchronize"]
 
 
-def test_a_pass_is_called_when_the_one_two_before_it_has_ended(streams: RecordedStreams) -> None:
+def test_run_ahead_limit_waits_for_the_pass_two_passes_earlier(streams: RecordedStreams) -> None:
     limit, events = RunAheadLimit(streams, 2), []
     for number in range(5):
-        limit.called()
+        limit.pass_launched()
         events.append(streams.log[-1 if number < 2 else -2][1])
-        assert _synchronized(streams) == events[: max(0, number - 1)], (
+        assert _synchronized_events(streams) == events[: max(0, number - 1)], (
             "those of passes, in their order, and none too early"
         )
     assert {event.stream for event in events} == {COMPUTE}
 
 
-def test_without_stash_and_pipeline_there_is_no_limit_within_a_step(streams: RecordedStreams) -> None:
+def test_run_ahead_is_unlimited_without_offload_and_pipeline(streams: RecordedStreams) -> None:
     limit = RunAheadLimit(streams, None)
-    limit.called()
+    limit.pass_launched()
     assert not streams.log
 
 
-def _stash(streams: RecordedStreams, count: int) -> StashedInputs:
-    stashed = StashedInputs(streams, Trace(0), PlainMemory(), CPU)
+def _make_offload(streams: RecordedStreams, count: int) -> ActivationOffload:
+    stashed = ActivationOffload(streams, Trace(0), PlainMemory(), CPU)
     stashed.prepare(count, 4, torch.float32)
     return stashed
 
 
-def test_a_stashed_tensor_is_kept_until_it_is_copied_and_no_longer(streams: RecordedStreams) -> None:
-    stashed, tensors = _stash(streams, 6), []
+def test_activation_offload_keeps_a_tensor_until_its_copy_is_done(streams: RecordedStreams) -> None:
+    stashed, tensors = _make_offload(streams, 6), []
     for m in range(6):
         inputs = [torch.full((1, 2, 2), float(m))]
         tensors.append(weakref.ref(inputs[0]))
         stashed.stash(Stash(1, m), inputs.pop())
         gc.collect()
         assert sum(tensor() is not None for tensor in tensors) <= PENDING_OFFLOADS
-        assert len(_synchronized(streams)) == max(0, m + 1 - PENDING_OFFLOADS)
-    assert {event.stream for event in _synchronized(streams)} == {Stream.COPY_OUT.value}, (
+        assert len(_synchronized_events(streams)) == max(0, m + 1 - PENDING_OFFLOADS)
+    assert {event.stream for event in _synchronized_events(streams)} == {Stream.COPY_OUT.value}, (
         "it waits for copies, not for passes"
     )
     stashed.finish()
     assert not any(tensor() is not None for tensor in tensors)
 
 
-def test_a_stashed_tensor_is_there_while_its_copy_is_waited_for(
+def test_activation_offload_keeps_a_tensor_while_it_waits_for_the_copy(
     streams: RecordedStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the allocator would give the tensor's memory away, and the copy would read other content."""
-    stashed, tensors, alive = _stash(streams, 6), deque[Any](), []
+    stashed, tensors, alive = _make_offload(streams, 6), deque[Any](), []
     monkeypatch.setattr(RecordedEvent, "synchronize", lambda _: alive.append(tensors.popleft()() is not None))
     for m in range(6):
         inputs = [torch.full((1, 2, 2), float(m))]
@@ -94,14 +93,16 @@ def test_a_stashed_tensor_is_there_while_its_copy_is_waited_for(
     assert alive == [True] * 6
 
 
-def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy(streams: RecordedStreams) -> None:
-    stashed = _stash(streams, 1)
+def test_reloaded_activations_are_equal_and_their_host_buffer_is_reused_after_the_copy(
+    streams: RecordedStreams,
+) -> None:
+    stashed = _make_offload(streams, 1)
     for m in range(3):
         stashed.stash(Stash(1, m), torch.full((1, 2, 2), float(m)))
         stashed.unstash(Unstash(1, m))
         returned = next(who for what, who in reversed(streams.log) if what == "record_event")
         assert returned.stream == Stream.COPY_IN.value
-        again = stashed.returned((1, m))
+        again = stashed.take_reloaded((1, m))
         assert again is not None
         assert torch.equal(again, torch.full((1, 2, 2), float(m)))
         assert streams.log[-1] == ("wait_event", returned), "compute waits for the copy"
@@ -111,10 +112,10 @@ def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy
 
 
 @pytest.mark.parametrize("order", ["Layered", "1F1B", "GPipe"])
-def test_the_stash_takes_what_the_plan_says_from_the_first_step_on(order: str, tmp_path: Path) -> None:
+def test_activation_offload_allocates_the_planned_bytes_once(order: str, tmp_path: Path) -> None:
     case = Case(stash=True, order=order, micro_batches=4)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    stashed, (plan,) = engine._stashed, step_plan(case.layout)
+    stashed, (plan,) = engine._executor._offload, step_plan(case.layout)
     buffers: list[set[int]] = []
     for step in range(2):
         engine.train(CaseBatch(case, step, 0, CPU), Training(96, RATE, stop=False), step)
@@ -134,27 +135,27 @@ def _messages(completed: bool) -> tuple[Messages, Mock]:
     return Messages(groups, torch.float32, Trace(0)), work
 
 
-def _sent(messages: Messages, m: int, work: Mock, monkeypatch: pytest.MonkeyPatch) -> "weakref.ref[torch.Tensor]":
+def _send(messages: Messages, m: int, work: Mock, monkeypatch: pytest.MonkeyPatch) -> "weakref.ref[torch.Tensor]":
     monkeypatch.setattr(torch.distributed, "isend", lambda *_, **__: work)
     payload = torch.ones(1, 2, 2)
     messages.send(Send(Flow.ACTIVATION, 2, m, 1), payload)
     return weakref.ref(payload)
 
 
-def test_a_message_that_was_received_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_received_message_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL reports that a message was received."""
     messages, work = _messages(completed=True)
-    first = _sent(messages, 0, work, monkeypatch)
+    first = _send(messages, 0, work, monkeypatch)
     assert first() is not None
-    second = _sent(messages, 1, work, monkeypatch)
+    second = _send(messages, 1, work, monkeypatch)
     assert first() is None
     assert second() is not None
 
 
-def test_a_message_whose_gradient_came_back_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_is_freed_once_its_gradient_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     """gloo reports nothing before the message is waited for."""
     messages, work = _messages(completed=False)
-    tensors = [_sent(messages, m, work, monkeypatch) for m in range(2)]
+    tensors = [_send(messages, m, work, monkeypatch) for m in range(2)]
     assert all(tensor() is not None for tensor in tensors)
     monkeypatch.setattr(torch.distributed, "irecv", lambda *_, **__: Mock())
     messages.receive(Receive(Flow.GRADIENT, 2, 0, 1), (1, 2, 2))
@@ -163,7 +164,7 @@ def test_a_message_whose_gradient_came_back_is_let_go_of(monkeypatch: pytest.Mon
     work.wait.assert_called_once()
 
 
-def test_the_forecast_knows_that_answered_messages_are_gone() -> None:
+def test_memory_plan_excludes_answered_messages() -> None:
     """A first stage of 1F1B holds the messages in flight, not all messages that it ever sent."""
     peaks = []
     for count in (8, 16):
@@ -173,33 +174,34 @@ def test_the_forecast_knows_that_answered_messages_are_gone() -> None:
     assert peaks[0] == peaks[1]
 
 
-def test_passes_are_tried_before_the_first_message_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_warmed_up_before_the_first_receive() -> None:
     done: list[object] = []
-    monkeypatch.setattr(engines, "warm_up", lambda *_: done.append("warm"))
     rank = Mock(_layout=Case(pipeline=2).layout, _streams=RecordedStreams(real=True))
-    rank._prepare = lambda *arguments: Engine._prepare(rank, *arguments)
+    rank._warm_up.run = lambda *_: done.append("warm")
+    rank._prepare = lambda *arguments: StepExecutor._prepare(rank, *arguments)
     rank._execute = lambda record, _: done.append(record)
-    Engine._run(rank, (Receive(Flow.ACTIVATION, 2, 0, 0), Forward(2, 0)), Mock(training=None))
+    StepExecutor.execute(rank, (Receive(Flow.ACTIVATION, 2, 0, 0), Forward(2, 0)), Mock(training=None))
     assert done[0] == "warm"
     assert len(done) == 3
 
 
-def test_passes_through_spread_experts_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expert_parallel_passes_are_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank is one of two, and needs the other for nothing."""
     case = Case(data=2, expert_ranks=2, options="Mixtral")
     monkeypatch.setattr(
-        "tests.unit.trainer.engine.running.process_groups_of", lambda layout, ranks: ProcessGroups(layout, ranks)
+        "tests.unit.trainer.engine.support.running.process_groups_of",
+        lambda layout, ranks: ProcessGroups(layout, ranks),
     )
     engine = make_engine(case, Ranks(1, 2, CPU), tmp_path)
     batch = CaseBatch(case, 0, 1, CPU)
-    warm_up(engine._passes, batch, step_plan(case.layout)[0])
-    assert engine._passes.tried == {batch.shape(0)}
-    engine._reductions.close()
-    engine._updates.close()
+    warm_up = WarmUp(engine._executor._passes)
+    warm_up.run(batch, step_plan(case.layout)[0])
+    assert warm_up._done == {batch.shape(0)}
+    engine._executor.close()
 
 
 @pytest.mark.parametrize("case", [Case(precision="float32"), Case(precision="float32", experts=6, homes="h")])
-def test_what_is_tried_changes_nothing(case: Case, tmp_path: Path) -> None:
+def test_warming_up_changes_no_loss(case: Case, tmp_path: Path) -> None:
     losses: list[list[float]] = []
     for warm in (False, True):
         engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
@@ -207,8 +209,8 @@ def test_what_is_tried_changes_nothing(case: Case, tmp_path: Path) -> None:
         losses.append([])
         for step in range(2):
             if warm:
-                warm_up(engine._passes, batch, step_plan(case.layout)[0])
+                engine._executor._warm_up.run(batch, step_plan(case.layout)[0])
             losses[-1].append(engine.train(batch, Training(96, RATE, stop=False), step).loss_sum)
-        assert engine._passes.tried == ({batch.shape(0)} if warm else set())
+        assert engine._executor._warm_up._done == ({batch.shape(0)} if warm else set())
         engine.close()
     assert losses[0] == losses[1]

@@ -18,7 +18,7 @@ from pseudoreal_trainer.plan.records import Backward, Forward
 from tests.support.forked import start_rank
 from tests.support.ports import free_port
 from tests.support.processes import succeed
-from tests.unit.trainer.engine.recorded import RecordedStreams
+from tests.unit.trainer.engine.support.recorded import RecordedStreams
 
 STEPS = (2, 4)
 """Step at the end of each phase."""
@@ -63,7 +63,7 @@ def _passes_done(file: Path) -> dict[int, Counter[Pass]]:
     return done
 
 
-def test_every_pass_is_there_once_a_step(traces: Path, config: Callable[..., PhaseConfig]) -> None:
+def test_trace_has_every_pass_once_per_step(traces: Path, config: Callable[..., PhaseConfig]) -> None:
     for index, (before, end) in enumerate(zip((0, *STEPS), STEPS, strict=False)):
         phase = config(index)
         layout = phase_layout(phase, "cpu")
@@ -93,29 +93,29 @@ class _Slow(int):
         return int(self) + other
 
 
-def test_bytes_that_two_threads_move_at_a_time_are_both_counted() -> None:
+def test_trace_counts_bytes_of_concurrent_threads() -> None:
     trace = Trace(0)
-    other = threading.Thread(target=trace.move, args=("h2d", 1))
+    other = threading.Thread(target=trace.count_bytes, args=("h2d", 1))
 
     def meanwhile() -> None:
         other.start()
         # It either counts now, or has to wait for this thread; then this ends in vain.
         other.join(0.2)
 
-    trace.move("h2d", _Slow(2, meanwhile))
+    trace.count_bytes("h2d", _Slow(2, meanwhile))
     other.join()
     assert trace.moved["h2d"] == 3
 
 
-def test_passes_on_a_gpu_are_recorded_when_they_are_executed(tmp_path: Path) -> None:
+def test_trace_records_gpu_passes_at_their_execution_time(tmp_path: Path) -> None:
     """The time of a pass is that of its execution, which comes after its launch; and no launch waits for the
     execution."""
     trace, streams = Trace(0, tmp_path), RecordedStreams(real=True)
-    trace.begin(1)
+    trace.begin_step(1)
     for m in range(2):
-        with trace.executed("compute", Forward(1, m), streams):
+        with trace.gpu_span("compute", Forward(1, m), streams):
             streams.record_event()
-    trace.begin(2)
+    trace.begin_step(2)
     assert not trace.events, "the GPU has not come to them"
     reached = [who for what, who in streams.log if what == "synchronize"]
     assert len(reached) == 1, "only the first moment of all is waited for"
@@ -127,10 +127,10 @@ def test_passes_on_a_gpu_are_recorded_when_they_are_executed(tmp_path: Path) -> 
     assert {event["args"]["step"] for event in trace.events} == {1}
 
 
-def test_on_a_cpu_a_pass_is_executed_when_it_is_called() -> None:
+def test_trace_records_cpu_passes_at_their_call_time() -> None:
     trace, streams = Trace(0), RecordedStreams()
-    trace.records = True
-    with trace.executed("compute", Forward(1, 0), streams):
+    trace.is_recording = True
+    with trace.gpu_span("compute", Forward(1, 0), streams):
         pass
     assert [event["name"] for event in trace.events] == ["Forward"]
     assert not streams.log

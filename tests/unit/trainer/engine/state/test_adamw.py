@@ -32,7 +32,7 @@ def make(length: int, master: torch.dtype, compute: torch.dtype, decayed: int) -
     return Slices(weights, first, second.square_(), gradient, copy, ranges_of(length, decayed))
 
 
-def three_passes(slices: Slices, steps: int, scale: float) -> None:
+def update_in_three_passes(slices: Slices, steps: int, scale: float) -> None:
     """Clip, update and cast, each over the whole vector, with torch's public update."""
     gradient = slices.gradient * scale
     for one in slices.ranges:
@@ -73,7 +73,7 @@ def optimizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     [(7 * PIECE + 5, 3 * PIECE + 21), (PIECE, PIECE), (PIECE, 0), (100, 33), (3, 3)],
 )
 @pytest.mark.parametrize("types", [("float32", "bfloat16"), ("float32", "float32"), ("float64", "float64")])
-def test_bits_are_those_of_three_passes(
+def test_adamw_in_one_pass_equals_three_kernels_to_the_bit(
     types: tuple[str, str], length: int, decayed: int, scale: float, optimizer: AdamW
 ) -> None:
     master, compute = (getattr(torch, name) for name in types)
@@ -81,14 +81,16 @@ def test_bits_are_those_of_three_passes(
     before = one.gradient.clone()
     for step in range(3):
         optimizer.update(SPEC, one, torch.tensor(float(step)), RATE, scale)
-        three_passes(three, step, scale)
+        update_in_three_passes(three, step, scale)
     assert torch.equal(one.gradient, before), "only read"
     for name in ("weights", "first_moment", "second_moment", "compute"):
         mine, theirs = getattr(one, name), getattr(three, name)
         assert mine is theirs is None or torch.equal(mine, theirs), name
 
 
-def test_a_thread_that_fails_is_heard_of_when_all_have_ended(optimizer: AdamW, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adamw_raises_a_threads_failure_after_all_threads_have_ended(
+    optimizer: AdamW, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended = []
 
     def fail(slices: Any, gradient: Tensor, piece: UpdateRange) -> None:  # noqa: ARG001
@@ -101,7 +103,7 @@ def test_a_thread_that_fails_is_heard_of_when_all_have_ended(optimizer: AdamW, m
     assert len(ended) == optimizer._threads
 
 
-def test_threads_have_room_for_clipped_gradients_as_planned(optimizer: AdamW) -> None:
+def test_adamw_scratch_memory_has_the_planned_size(optimizer: AdamW) -> None:
     def scratch() -> int:
         return sum(room.nbytes for room in optimizer._scratch.values())
 
@@ -177,7 +179,7 @@ class _Memory:
         return self._bytes + BLOCK * sum(self._blocks.values())
 
 
-def touched(act: Callable[[], object], length: int) -> float:
+def count_touched_bytes_per_element(act: Callable[[], object], length: int) -> float:
     """Return the bytes of memory per element, with a cache for eight pieces of a vector."""
     memory = _Memory(8 * 4 * PIECE)
     with pytest.MonkeyPatch.context() as patch:
@@ -195,7 +197,7 @@ def one_thread() -> Iterator[AdamW]:
 
 
 @pytest.mark.parametrize(("compute", "most"), [("bfloat16", 30), ("float32", 28)])
-def test_bytes_of_memory_for_each_element(
+def test_adamw_in_one_pass_touches_the_fewest_bytes_per_element(
     compute: str, most: int, one_thread: AdamW, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers are for an update that clips. The ends of a piece lie in blocks that two pieces share, so the count
@@ -203,19 +205,23 @@ def test_bytes_of_memory_for_each_element(
     monkeypatch.setattr(memory, "PIECE", PIECE)
     length = 24 * PIECE
     slices = make(length, torch.float32, getattr(torch, compute), length)
-    counted = touched(lambda: one_thread.update(SPEC, slices, torch.tensor(0.0), RATE, SCALE), length)
+    counted = count_touched_bytes_per_element(
+        lambda: one_thread.update(SPEC, slices, torch.tensor(0.0), RATE, SCALE), length
+    )
     assert most <= counted < 1.02 * most
 
 
-def test_bytes_of_memory_in_three_passes() -> None:
+def test_three_kernels_touch_42_bytes_per_element() -> None:
     """Checks the counter against the known bytes of three passes."""
     length = 24 * PIECE
     slices = make(length, torch.float32, torch.bfloat16, length)
-    counted = touched(lambda: memory._whole(memory._Kernel(SPEC, torch.tensor(1.0), RATE, SCALE), slices), length)
+    counted = count_touched_bytes_per_element(
+        lambda: memory._whole(memory._Kernel(SPEC, torch.tensor(1.0), RATE, SCALE), slices), length
+    )
     assert 42 <= counted < 1.02 * 42
 
 
-def test_a_balancing_bias_grows_by_less_than_bfloat16_tells_apart() -> None:
+def test_a_balancing_bias_accumulates_changes_below_bfloat16_resolution() -> None:
     """The bias adds up in float32; the copy for the choice of experts is rounded. From 0.25 on, bfloat16 has steps of
     0.002, twice the rate."""
     steps, rate = 100, 0.001

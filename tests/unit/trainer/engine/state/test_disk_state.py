@@ -13,8 +13,8 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state import disk as disk_state
 from pseudoreal_trainer.engine.state.direct_file import aligned_buffer
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
-from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, State, Vectors
-from pseudoreal_trainer.engine.state.pinned import PassingBuffers
+from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
+from pseudoreal_trainer.engine.state.pinned import BounceBuffers
 from pseudoreal_trainer.plan.units import KINDS, Kind
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
@@ -52,15 +52,15 @@ def pairs(
 ) -> Iterator[list[Pair]]:
     """Three units in one file, with random weights and zero moments."""
     monkeypatch.setattr(disk_state, "CHUNK", CHUNK)
-    extents = {i: Extent(0, length, _ranges(length, DECAYED[i]), *dtypes) for i, length in enumerate(LENGTHS)}
+    extents = {i: Shard(0, length, _ranges(length, DECAYED[i]), *dtypes) for i, length in enumerate(LENGTHS)}
     largest = max(LENGTHS)
     staging = dict.fromkeys(extents, Staging(aligned_buffer(largest * dtypes[1].itemsize) for _ in range(2)))
     # Without them on disk, gradients of all units are kept before the first is updated.
-    passing = PassingBuffers(
+    passing = BounceBuffers(
         [aligned_buffer(largest * dtypes[0].itemsize) for _ in range(1 if request.param else len(LENGTHS))]
     )
     disks = open_disk_states(tmp_path, extents, staging, passing, AdamW(), Trace(0), keeps_gradients=request.param)
-    made = [Pair(disks[i], _in_memory(extent)) for i, extent in extents.items()]
+    made = [Pair(disks[i], _in_memory(shard)) for i, shard in extents.items()]
     for pair in made:
         weights = _random(pair, 1)
         for state in (pair.disk, pair.memory):
@@ -78,19 +78,19 @@ def _ranges(length: int, decayed: int) -> tuple[UpdateRange, ...]:
     return tuple(one for one in both if one.begin < one.end)
 
 
-def _in_memory(extent: Extent) -> MemoryState:
-    weights = torch.zeros(extent.length, dtype=extent.master)
-    compute = weights if extent.compute == extent.master else torch.zeros(extent.length, dtype=extent.compute)
-    return MemoryState(extent, Vectors(weights, compute, torch.zeros_like(weights)), AdamW(), PassingBuffers([]))
+def _in_memory(shard: Shard) -> MemoryState:
+    weights = torch.zeros(shard.length, dtype=shard.master)
+    compute = weights if shard.compute == shard.master else torch.zeros(shard.length, dtype=shard.compute)
+    return MemoryState(shard, Vectors(weights, compute, torch.zeros_like(weights)), AdamW(), BounceBuffers([]))
 
 
 def _random(pair: Pair, seed: int) -> Tensor:
-    extent = pair.memory.extent
-    return torch.randn(extent.length, dtype=extent.master, generator=torch.Generator().manual_seed(seed))
+    shard = pair.memory.shard
+    return torch.randn(shard.length, dtype=shard.master, generator=torch.Generator().manual_seed(seed))
 
 
 def _whole(state: State, kind: Kind) -> Tensor:
-    return state.part(kind, 0, state.extent.length)
+    return state.part(kind, 0, state.shard.length)
 
 
 def _compute_weights(state: State) -> Tensor:
@@ -98,11 +98,11 @@ def _compute_weights(state: State) -> Tensor:
     now.set_result(None)
     state.read_ahead(now)
     weights = state.compute_weights().clone()
-    state.fetched(None)
+    state.release_weights(None)
     return weights
 
 
-def test_updates_are_those_in_memory(pairs: list[Pair]) -> None:
+def test_disk_state_updates_like_memory_state(pairs: list[Pair]) -> None:
     for step in range(3):
         for pair in pairs:
             gradient = _random(pair, 10 + step)
@@ -116,12 +116,12 @@ def test_updates_are_those_in_memory(pairs: list[Pair]) -> None:
             assert _whole(pair.disk, kind).any()
 
 
-def test_weights_in_the_compute_type_follow_the_masters(pairs: list[Pair]) -> None:
+def test_compute_weights_on_disk_follow_the_master_weights(pairs: list[Pair]) -> None:
     for pair in pairs:
         for state in (pair.disk, pair.memory):
             state.keep_gradient(_random(pair, 10))
             state.update(Optimizer(), RATE, 1.0)
-        expected = _whole(pair.memory, "weights").to(pair.memory.extent.compute)
+        expected = _whole(pair.memory, "weights").to(pair.memory.shard.compute)
         assert torch.equal(pair.memory.compute_weights(), expected)
         assert torch.equal(_compute_weights(pair.disk), expected)
         for state in (pair.disk, pair.memory):
@@ -130,7 +130,7 @@ def test_weights_in_the_compute_type_follow_the_masters(pairs: list[Pair]) -> No
         assert pair.memory.compute_weights().eq(1).all()
 
 
-def test_an_update_is_that_of_torch(pairs: list[Pair]) -> None:
+def test_disk_state_updates_like_torch_adamw(pairs: list[Pair]) -> None:
     """The reference is torch.optim.AdamW, with decayed and other elements as two parameters."""
     for pair, decayed in zip(pairs, DECAYED, strict=True):
         spec = Optimizer()
@@ -147,7 +147,7 @@ def test_an_update_is_that_of_torch(pairs: list[Pair]) -> None:
         assert torch.equal(_whole(pair.disk, "weights"), torch.cat([part.detach() for part in parts]))
 
 
-def test_idle_elements_stay_as_they_are(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_update_leaves_idle_elements_unchanged(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     idle = (range(64, CHUNK + 128), range(3 * CHUNK, 5 * CHUNK))
     pair, read = pairs[0], list[int]()
     read_chunk = disk_state.DiskState._read_chunk
@@ -162,7 +162,7 @@ def test_idle_elements_stay_as_they_are(pairs: list[Pair], monkeypatch: pytest.M
         for state in (pair.disk, pair.memory):
             state.keep_gradient(_random(pair, 10 + step))
             state.update(Optimizer(), RATE, SCALE, idle)
-    stays = torch.zeros(pair.memory.extent.length, dtype=torch.bool)
+    stays = torch.zeros(pair.memory.shard.length, dtype=torch.bool)
     for gap in idle:
         stays[gap.start : gap.stop] = True
     for kind in KINDS:
@@ -170,26 +170,26 @@ def test_idle_elements_stay_as_they_are(pairs: list[Pair], monkeypatch: pytest.M
     changed = _whole(pair.memory, "weights") != before
     assert not changed[stays].any()
     assert changed[~stays].all()
-    expected = _whole(pair.memory, "weights").to(pair.memory.extent.compute)
+    expected = _whole(pair.memory, "weights").to(pair.memory.shard.compute)
     assert torch.equal(pair.memory.compute_weights(), expected)
     assert torch.equal(_compute_weights(pair.disk), expected)
     assert sorted(set(read)) == [0, CHUNK, 2 * CHUNK, 5 * CHUNK], "chunks that are idle as a whole are not read"
 
 
-def test_a_shard_that_is_padding_behind_a_balancing_bias_stays_as_it_is(tmp_path: Path) -> None:
-    extent = Extent(960, 32, (), torch.float32, torch.bfloat16)
-    passing = PassingBuffers([aligned_buffer(extent.length * 4)])
-    staging = {0: Staging([aligned_buffer(extent.length * 2)])}
-    state = open_disk_states(tmp_path, {0: extent}, staging, passing, AdamW(), Trace(0), keeps_gradients=False)[0]
+def test_a_disk_shard_of_padding_after_a_balancing_bias_stays_unchanged(tmp_path: Path) -> None:
+    shard = Shard(960, 32, (), torch.float32, torch.bfloat16)
+    passing = BounceBuffers([aligned_buffer(shard.length * 4)])
+    staging = {0: Staging([aligned_buffer(shard.length * 2)])}
+    state = open_disk_states(tmp_path, {0: shard}, staging, passing, AdamW(), Trace(0), keeps_gradients=False)[0]
     for kind in KINDS:
-        state.put(kind, torch.zeros(extent.length))
-    state.keep_gradient(torch.zeros(extent.length))
+        state.put(kind, torch.zeros(shard.length))
+    state.keep_gradient(torch.zeros(shard.length))
     state.update(Optimizer(), RATE, SCALE)
     assert not any(_whole(state, kind).any() for kind in KINDS)
     state.close()
 
 
-def test_reading_ahead_waits_for_the_update(pairs: list[Pair]) -> None:
+def test_disk_state_reads_ahead_after_the_update(pairs: list[Pair]) -> None:
     failed: Future[None] = Future()
     failed.set_exception(OSError("the disk is gone"))
     pairs[0].disk.read_ahead(failed)

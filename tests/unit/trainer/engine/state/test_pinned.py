@@ -9,11 +9,10 @@ import pytest
 import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.passes import Training
+from pseudoreal_trainer.engine.passes import TokenBuffer, Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.memory import MemoryState
-from pseudoreal_trainer.engine.state.pinned import Block, PassingBuffers, PinnedMemory, PlainMemory, Region
-from pseudoreal_trainer.engine.tokens import TokenBuffer
+from pseudoreal_trainer.engine.state.pinned import Block, BounceBuffers, PinnedArena, PinnedMemory, PlainMemory
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
@@ -22,19 +21,19 @@ from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.units import Kind
 from torch import Tensor
 
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.recorded import RecordedStreams
-from tests.unit.trainer.engine.running import CaseBatch, make_engine
-from tests.unit.trainer.engine.state.fake_memory import FakeMemory, pretend_gpu
-from tests.unit.trainer.plan.memory.large_model import PARAMETERS, SIZES, TOKENS, layout
-from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.engine.state.support.fake_memory import FakeMemory, pretend_gpu
+from tests.unit.trainer.engine.support.cases import RATE, Case
+from tests.unit.trainer.engine.support.recorded import RecordedStreams
+from tests.unit.trainer.engine.support.running import CaseBatch, make_engine
+from tests.unit.trainer.plan.memory.support.large_model import PARAMETERS, SIZES, TOKENS, layout
+from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
 
 
-def test_6_5_billion_parameters_ask_once_and_to_the_byte() -> None:
+def test_pinned_arena_of_6_5_billion_parameters_is_one_allocation_of_the_planned_size() -> None:
     planned, fake = arena_layout(layout("Host"), SIZES, 0), FakeMemory()
-    region = Region(planned, fake)
+    region = PinnedArena(planned, fake)
     vectors = [region.vector("weights", unit, torch.bfloat16) for unit in range(len(SIZES.units))]
     vectors += [region.vector("gradient", unit, torch.float32) for unit in range(len(SIZES.units))]
     assert fake.asked == [6 * PARAMETERS]
@@ -65,7 +64,7 @@ def train(engine: Engine, case: Case, steps: int = 2) -> list[float]:
     """Return the losses of some training steps."""
     batch = CaseBatch(case, 0, 0, CPU)
     losses = [engine.train(batch, Training(100, RATE, stop=False), step + 1).loss_sum for step in range(steps)]
-    engine.settle()
+    engine.state.wait_for_updates()
     return losses
 
 
@@ -75,18 +74,16 @@ class _Nowhere:
 
 
 def save_while_it_trains(engine: Engine, case: Case) -> None:
-    saved = engine.capture(spans_of(case.layout, engine.units, 0), _Nowhere(), RING)
+    saved = engine.state.capture(spans_of(case.layout, engine.units, 0), _Nowhere(), RING)
     train(engine, case)
     saved.result()
 
 
 @pytest.mark.parametrize("case", ENGINES, ids=lambda case: case.name)
-def test_an_engine_pins_what_the_plan_says_to_the_byte_and_nothing_else(
-    case: Case, memory: FakeMemory, tmp_path: Path
-) -> None:
+def test_engine_pins_exactly_the_planned_bytes(case: Case, memory: FakeMemory, tmp_path: Path) -> None:
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
     region = arena_layout(case.layout, sizes_of(case), 0).size
-    assert memory.pinned == engine.crossing_bytes() == region
+    assert memory.pinned == engine.state.memory_report().pinned_arena == region
     train(engine, case)
     sizes = replace(sizes_of(case), device="cuda")
     peak = activation_peak(case.layout, sizes, 0, step_plan(case.layout)[0])
@@ -98,16 +95,16 @@ def test_an_engine_pins_what_the_plan_says_to_the_byte_and_nothing_else(
     save_while_it_trains(engine, case)
     engine.evaluate(CaseBatch(case, 0, 0, CPU), case.micro_batches)
     saving = replace(sizes, checkpoint_buffer=RING)
-    assert memory.pinned == engine.pinned_bytes() == (resident_bytes(case.layout, saving, 0) + peak).pinned
+    assert (
+        memory.pinned == engine.state.memory_report().pinned == (resident_bytes(case.layout, saving, 0) + peak).pinned
+    )
     assert memory.asked == asked + [RING] * ("d" in case.homes)
     engine.close()
     assert memory.pinned == 0
 
 
 @pytest.mark.parametrize("case", ENGINES[4:], ids=lambda case: case.name)
-def test_what_passes_through_pinned_memory_is_what_went_in(
-    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_pinned_memory_changes_no_loss(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     losses = []
     for on_gpu in (False, True):
         if on_gpu:
@@ -118,25 +115,25 @@ def test_what_passes_through_pinned_memory_is_what_went_in(
     assert losses[0] == losses[1]
 
 
-def test_on_a_cpu_nothing_is_pinned_and_tokens_are_where_they_were(tmp_path: Path) -> None:
+def test_on_a_cpu_nothing_is_pinned_and_tokens_are_not_copied(tmp_path: Path) -> None:
     case = Case(homes="hd", stash=True)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
     save_while_it_trains(engine, case)
-    assert engine.pinned_bytes() == 0
-    assert engine._tokens._block.size == 0
+    assert engine.state.memory_report().pinned == 0
+    assert engine._executor._tokens._block.size == 0
     tokens = torch.ones(1, 7, dtype=torch.int64)
-    assert engine._tokens.bring(tokens) is tokens
+    assert engine._executor._tokens.to_device(tokens) is tokens
     engine.close()
 
 
-def test_tokens_of_a_run_overwrite_those_of_the_one_before_when_these_are_copied() -> None:
+def test_token_buffer_is_reused_after_the_copies_of_the_previous_run() -> None:
     streams, memory = RecordedStreams(real=True), FakeMemory(PlainMemory())
     room = TokenBuffer(streams, CPU, memory)
     for number in range(3):
         room.prepare([(2, 4), (1, 4)])
         copies = [event for what, event in streams.log if what == "record_event"]
         assert [who for what, who in streams.log if what == "synchronize"] == copies[1::2], "the last copy of each run"
-        brought = [room.bring(torch.full((b, 5), 10 * number + b)) for b in (2, 1)]
+        brought = [room.to_device(torch.full((b, 5), 10 * number + b)) for b in (2, 1)]
         assert [found.unique().tolist() for found in brought] == [[10 * number + 2], [10 * number + 1]]
     room.prepare([(1, 4)])
     assert memory.asked == [8 * 15], "made once"
@@ -147,12 +144,12 @@ def test_tokens_of_a_run_overwrite_those_of_the_one_before_when_these_are_copied
     assert memory.pinned == 0
 
 
-def test_copies_and_gradients_lie_in_the_region_and_masters_and_moments_do_not(tmp_path: Path) -> None:
+def test_pinned_arena_holds_compute_weights_and_gradients_but_no_masters_or_moments(tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes="h", clipping="Global")
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    memory = engine._store.region.memory
+    memory = engine.state._store.arena.memory
     region = range(memory.data_ptr(), memory.data_ptr() + len(memory))
-    for state in engine._store.states.values():
+    for state in engine.state._store.states.values():
         assert isinstance(state, MemoryState)
         assert state.compute_weights().data_ptr() in region
         assert state.gradient().data_ptr() in region
@@ -161,27 +158,27 @@ def test_copies_and_gradients_lie_in_the_region_and_masters_and_moments_do_not(t
 
 
 @pytest.mark.parametrize("clipping", ["PerUnit", "None"])
-def test_gradients_pass_through_the_buffers_of_the_plan(clipping: str, tmp_path: Path) -> None:
+def test_gradients_pass_through_the_planned_bounce_buffers(clipping: str, tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes="hD", clipping=clipping)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    count = len(engine._store.region.all_of("bounce"))
+    count = len(engine.state._store.arena.all_of("bounce"))
     assert count == 2
     train(engine, case)
-    buffers = {id(state._buffers) for state in engine._store.states.values() if isinstance(state, MemoryState)}
+    buffers = {id(state._buffers) for state in engine.state._store.states.values() if isinstance(state, MemoryState)}
     assert len(buffers) == 1
-    (state, *_) = (state for state in engine._store.states.values() if isinstance(state, MemoryState))
+    (state, *_) = (state for state in engine.state._store.states.values() if isinstance(state, MemoryState))
     assert len(state._buffers._free) == count, "all of them are given back"
-    assert engine.state_bytes()["gradients"] == 0
+    assert engine.state.memory_report().state["gradients"] == 0
     engine.close()
 
 
 @pytest.mark.parametrize("homes", ["h", "D"])
-def test_a_gradient_that_is_not_wanted_gives_its_buffer_back(homes: str, tmp_path: Path) -> None:
+def test_a_dropped_gradient_gives_its_bounce_buffer_back(homes: str, tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes=homes, clipping="None")
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    state: Any = engine._store.states[1]
-    buffers: PassingBuffers = state._buffers if homes == "h" else state._disk.passing
-    gradient = torch.ones(state.extent.length)
+    state: Any = engine.state._store.states[1]
+    buffers: BounceBuffers = state._buffers if homes == "h" else state._disk.passing
+    gradient = torch.ones(state.shard.length)
     for _ in range(3):
         state.keep_gradient(gradient)
         assert len(buffers._free) == 1
@@ -213,7 +210,7 @@ def cudart(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def test_pinned_memory_is_registered_once_and_no_copy_uses_it_when_it_ends(cudart: list[Any]) -> None:
+def test_pinned_memory_is_registered_once_and_freed_after_pending_copies(cudart: list[Any]) -> None:
     gpu, size = torch.device("cuda", 0), 3 * 4096 + 5
     memory = PinnedMemory(gpu)
     taken = memory.allocate(size)
@@ -227,13 +224,13 @@ def test_pinned_memory_is_registered_once_and_no_copy_uses_it_when_it_ends(cudar
     assert cudart[1:] == [("register", begin, size, 0), ("wait for", gpu), ("unregister", begin)]
 
 
-def test_memory_that_cannot_be_pinned_is_missed_with_its_size(cudart: list[Any]) -> None:
+def test_failure_to_pin_memory_names_its_size(cudart: list[Any]) -> None:
     cudart[0] = 2
     with pytest.raises(TrainingError, match=r"8,192 bytes of host memory cannot be pinned .* \(CUDA error 2\)"):
         PinnedMemory(torch.device("cuda", 0)).allocate(8192)
 
 
-def test_a_block_is_given_back_once() -> None:
+def test_a_block_is_freed_once() -> None:
     memory = FakeMemory()
     block = Block(10, memory)
     for _ in range(2):

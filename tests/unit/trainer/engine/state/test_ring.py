@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
-from pseudoreal_trainer.engine.state.ring import KeptRing, Ring
+from pseudoreal_trainer.engine.state.snapshot import Ring, SnapshotRing
 
 from tests.support.patience import wait_for
 
 
 @settings(deadline=None)
 @given(st.integers(16, 200), st.lists(st.floats(0.01, 1), min_size=1, max_size=60))
-def test_what_is_put_in_comes_out(size: int, shares: list[float]) -> None:
+def test_ring_returns_chunks_unchanged_and_in_order(size: int, shares: list[float]) -> None:
     ring = Ring(torch.empty(size, dtype=torch.uint8))
     sizes = [max(1, round(share * ring.largest)) for share in shares]
     full: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
@@ -47,7 +47,7 @@ def test_what_is_put_in_comes_out(size: int, shares: list[float]) -> None:
     thread.join(60)
 
 
-def test_it_waits_while_there_is_no_room() -> None:
+def test_ring_waits_while_it_is_full() -> None:
     ring = Ring(torch.empty(32, dtype=torch.uint8))
     ring.take(16)
     ring.take(16)
@@ -67,9 +67,9 @@ def test_it_waits_while_there_is_no_room() -> None:
 
 
 @pytest.mark.parametrize("size", [16, 17, 1000])
-def test_its_size_is_what_was_asked_for_and_is_kept(size: int) -> None:
-    room = KeptRing(PlainMemory())
-    ring = room.ring(size, crosses=False)
+def test_snapshot_ring_has_the_requested_size_and_is_reused(size: int) -> None:
+    room = SnapshotRing(PlainMemory())
+    ring = room.of_size(size, crosses_bus=False)
     assert ring.size == size
-    assert room.ring(size - 1, crosses=False) is ring
-    assert room.ring(size + 1, crosses=False).size == size + 1
+    assert room.of_size(size - 1, crosses_bus=False) is ring
+    assert room.of_size(size + 1, crosses_bus=False).size == size + 1

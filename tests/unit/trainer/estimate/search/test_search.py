@@ -24,7 +24,7 @@ from pseudoreal_trainer.estimate.time.timeline import timeline
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.from_config import fixed_layout, phase_sizes
 
-from tests.unit.trainer.estimate.time.profiles import profile, transfer
+from tests.unit.trainer.estimate.time.support.profiles import profile, transfer
 
 PHASE = 1
 GPUS: dict[str, Any] = {"flops": 1e9, "pass_seconds": 1e-6, "memory_bytes_per_second": 1e9}

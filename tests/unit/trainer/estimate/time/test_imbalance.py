@@ -9,8 +9,8 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.sizes import Sizes
 
-from tests.unit.trainer.estimate.time.profiles import profile
-from tests.unit.trainer.plan.cases import make_layout, make_sizes
+from tests.unit.trainer.estimate.time.support.profiles import profile
+from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
 
 
 def _prototypes(count: int, prototypes: int, factor: str) -> Sizes:

@@ -11,8 +11,8 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Backward, Fetch, Forward, Reduce
 from pseudoreal_trainer.plan.sizes import Sizes
 
-from tests.unit.trainer.estimate.time.profiles import profile
-from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
+from tests.unit.trainer.estimate.time.support.profiles import profile
+from tests.unit.trainer.plan.support.cases import everywhere, make_layout, make_sizes
 
 L, N = 6, 2
 SIZES = make_sizes(L)

@@ -15,35 +15,35 @@ from pseudoreal_trainer.plan.memory.activations import activation_peak
 from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.running import CaseBatch, Result, make_engine, want
-from tests.unit.trainer.plan.memory.allocations import allocated
-from tests.unit.trainer.plan.memory.pipeline_peak import measure
-from tests.unit.trainer.plan.memory.sizes_of_case import sizes_of
+from tests.unit.trainer.engine.support.cases import RATE, Case, each
+from tests.unit.trainer.engine.support.running import CaseBatch, Result, make_engine, want
+from tests.unit.trainer.plan.memory.support.allocations import allocated
+from tests.unit.trainer.plan.memory.support.pipeline_peak import measure
+from tests.unit.trainer.plan.memory.support.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
 EVEN = json.dumps({"experts": {"type": "TopK", "count": 4, "topK": {"perToken": 4, "size": 8}}})
 """Every token goes to all experts, so all ranks' experts get the same number of tokens."""
 LINKED = [
-    *(Case(homes=homes, clipping=clipping) for homes in ("h", "D") for clipping in ("Global", "PerUnit")),
+    *each(homes=["h", "D"], clipping=["Global", "PerUnit"]),
     Case(homes="hDd", precision="bfloat16", stash=True, micro_batches=3, window=3),
     Case(order="1F1B", homes="D", micro_batches=4, window=1),
-    *(Case(data=2, sharding=sharding, homes="dhD") for sharding in ("None", "Optimizer", "Gradients", "Full")),
+    *each(data=2, sharding=["None", "Optimizer", "Gradients", "Full"], homes="dhD"),
     Case(data=2, sharding="Full", precision="bfloat16", homes="dhD", clipping="Global"),
-    *(Case(data=4, replicas=2, sharding=sharding, homes="dhD") for sharding in ("Optimizer", "Full")),
+    *each(data=4, replicas=2, sharding=["Optimizer", "Full"], homes="dhD"),
     Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="Global"),
-    *(Case(pipeline=4, blocks=1, sharding=s, homes="dhD", precision="bfloat16") for s in ("None", "Full")),
+    *each(pipeline=4, blocks=1, sharding=["None", "Full"], homes="dhD", precision="bfloat16"),
     Case(pipeline=2, data=2, replicas=2, sharding="Full", blocks=1, homes="h", clipping="Global"),
     Case(pipeline=2, order="Interleaved", homes="hD", micro_batches=4, stash=True),
     Case(data=2, sharding="Full", homes="dhD", experts=6, prototypes=2, activation="SwiGLU"),
     Case(data=2, sharding="Full", homes="dhD", options="Qwen3MoE", clipping="Global"),
-    *(Case(data=2, expert_ranks=2, drawn=EVEN, homes="dhD", clipping=c) for c in ("Global", "PerUnit")),
+    *each(data=2, expert_ranks=2, drawn=EVEN, homes="dhD", clipping=["Global", "PerUnit"]),
     Case(data=2, expert_ranks=2, drawn=EVEN, recompute=False, order="1F1B", micro_batches=4, homes="D"),
-    *(Case(data=4, expert_ranks=2, drawn=EVEN, sharding=s, homes="dhD") for s in ("None", "Full")),
+    *each(data=4, expert_ranks=2, drawn=EVEN, sharding=["None", "Full"], homes="dhD"),
     Case(data=4, replicas=2, expert_ranks=2, drawn=EVEN, sharding="Full", homes="h", precision="bfloat16"),
     Case(pipeline=2, data=2, expert_ranks=2, drawn=EVEN, part="Experts", blocks=1, homes="D"),
-    *(Case(drawn=EVEN, expert_groups=g, homes="hD", window=1) for g in (2, 4)),
-    *(Case(data=2, expert_ranks=2, drawn=EVEN, expert_groups=2, homes="dhD", recompute=r) for r in (True, False)),
+    *each(drawn=EVEN, expert_groups=[2, 4], homes="hD", window=1),
+    *each(data=2, expert_ranks=2, drawn=EVEN, expert_groups=2, homes="dhD", recompute=[True, False]),
     Case(data=4, replicas=2, expert_ranks=2, drawn=EVEN, expert_groups=2, sharding="Full", homes="hd", stash=True),
     Case(data=2, drawn=EVEN, expert_groups=2, sharding="Full", homes="dhD", clipping="Global"),
     Case(tied=True, pipeline=2, homes="D", clipping="Global"),
@@ -54,7 +54,9 @@ CHOOSING = json.dumps({"experts": {"type": "TopK", "count": 9, "topK": {"perToke
 BALANCED = {"perToken": 4, "size": 8, "auxiliaryLoss": "0.2", "balanceOver": "Step", "biasUpdateRate": "0.1"}
 OVER_STEPS = json.dumps({"experts": {"type": "TopK", "count": 4, "topK": BALANCED, "denseLayers": [1]}})
 LINKED += [
-    *(Case(data=d, drawn=OVER_STEPS, sharding="Full", micro_batches=n, homes="h") for d, n in ((1, 2), (2, 2), (3, 4))),
+    Case(data=1, drawn=OVER_STEPS, sharding="Full", micro_batches=2, homes="h"),
+    Case(data=2, drawn=OVER_STEPS, sharding="Full", micro_batches=2, homes="h"),
+    Case(data=3, drawn=OVER_STEPS, sharding="Full", micro_batches=4, homes="h"),
     Case(data=4, replicas=2, expert_ranks=2, drawn=OVER_STEPS, sharding="Full"),
     Case(pipeline=2, data=2, expert_ranks=2, drawn=OVER_STEPS, order="GPipe"),
 ]
@@ -68,11 +70,11 @@ ONE_RANK = [
     Case(precision="float32", blocks=2, micro_batches=6, homes="h"),
     Case(precision="float32", clipping="PerUnit", layers=8, micro_batches=12),
     Case(precision="float32", micro_batches=6, homes="h", experts=6, prototypes=2),
-    *(Case(precision="float32", micro_batches=6, homes="hd", options=name) for name in ("Qwen2", "OLMo2", "Qwen3MoE")),
-    *(Case(precision="float32", micro_batches=12, homes="h", drawn=CHOOSING, recompute=r) for r in (True, False)),
+    *each(precision="float32", micro_batches=6, homes="hd", options=["Qwen2", "OLMo2", "Qwen3MoE"]),
+    *each(precision="float32", micro_batches=12, homes="h", drawn=CHOOSING, recompute=[True, False]),
     Case(precision="float32", micro_batches=12, homes="h", experts=8, prototypes=8),
     Case(precision="float32", micro_batches=6, homes="h", drawn=OVER_STEPS),
-    *(Case(precision="float32", micro_batches=6, homes="h", drawn=EVEN, expert_groups=g, window=1) for g in (2, 4)),
+    *each(precision="float32", micro_batches=6, homes="h", drawn=EVEN, expert_groups=[2, 4], window=1),
     Case(precision="float32", micro_batches=6, homes="h", drawn=EVEN, expert_groups=2, recompute=False),
     Case(precision="bfloat16", micro_batches=2, homes="h", experts=4, prototypes=4, expert_groups=4, window=1),
     Case(precision="float32", micro_batches=6, vocabulary=3000, loss_chunk=8),
@@ -104,11 +106,11 @@ def test_predicted_peak_equals_the_allocators_in_a_step(case: Case, tmp_path: Pa
 
     def step() -> None:
         engine.train(batch, Training(100, RATE, stop=False), 1)
-        engine.settle()
+        engine.state.wait_for_updates()
 
     step()
     most = allocated(step, tmp_path).tensors
-    crossing = engine.crossing_bytes()
+    crossing = engine.state.memory_report().pinned_arena
     engine.close()
     # Buffers of the threads that scale gradients are allocated at their first use.
     tiers = resident_bytes(case.layout, replace(sizes_of(case), threads=0), 0)
@@ -119,19 +121,21 @@ def test_predicted_peak_equals_the_allocators_in_a_step(case: Case, tmp_path: Pa
 
 
 SPREAD = [
-    *(
-        Case(data=2, expert_ranks=2, drawn=EVEN, precision=p, micro_batches=6, homes="h")
-        for p in ("float32", "bfloat16")
-    ),
+    *each(data=2, expert_ranks=2, drawn=EVEN, precision=["float32", "bfloat16"], micro_batches=6, homes="h"),
     Case(data=2, expert_ranks=2, drawn=EVEN, precision="float32", micro_batches=6, recompute=False),
     Case(data=2, expert_ranks=2, experts=4, prototypes=4, precision="float32", micro_batches=6, activation="SwiGLU"),
-    *(
-        Case(data=2, expert_ranks=2, drawn=EVEN, expert_groups=2, precision="float32", micro_batches=6, recompute=r)
-        for r in (True, False)
+    *each(
+        data=2,
+        expert_ranks=2,
+        drawn=EVEN,
+        expert_groups=2,
+        precision="float32",
+        micro_batches=6,
+        recompute=[True, False],
     ),
 ]
 PIPELINES = [
-    *(Case(pipeline=2, precision="float32", order=order, micro_batches=8) for order in ("Layered", "1F1B", "GPipe")),
+    *each(pipeline=2, precision="float32", order=["Layered", "1F1B", "GPipe"], micro_batches=8),
     Case(pipeline=2, precision="float32", recompute=False, order="1F1B", micro_batches=8),
 ]
 

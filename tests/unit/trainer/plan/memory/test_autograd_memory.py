@@ -10,9 +10,9 @@ from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from tests.unit.trainer.plan.memory.allocations import allocated
-from tests.unit.trainer.plan.memory.gpu import fake_cuda, most_tensor_bytes, operations_of_a_gpu, storage_of
-from tests.unit.trainer.plan.memory.passes import DTYPES, ON_GPUS, BlockPass, EndPasses, Shape, graphs
+from tests.unit.trainer.plan.memory.support.allocations import allocated
+from tests.unit.trainer.plan.memory.support.gpu import fake_cuda, most_tensor_bytes, operations_of_a_gpu, storage_of
+from tests.unit.trainer.plan.memory.support.passes import DTYPES, ON_GPUS, BlockPass, EndPasses, Shape, graphs
 
 SHAPES = [(64, 256, 2, 64), (64, 64, 1, 16), (128, 512, 1, 48), (128, 512, 4, 128), (128, 64, 2, 96)]
 """(hidden size, MLP size, sequences, tokens per sequence). Parameters outweigh activations or the reverse; in the last

@@ -15,7 +15,7 @@ from pseudoreal_trainer.plan.memory.homes import (
 from pseudoreal_trainer.plan.memory.tiers import resident_bytes, unit_state
 from pseudoreal_trainer.plan.sizes import Sizes
 
-from tests.unit.trainer.plan.cases import make_layout, make_sizes
+from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
 
 SIZES = make_sizes(8, hiddenSize=64, feedForward={"size": 256})
 ONE_RANK = make_layout(8, 1, 2)

@@ -11,7 +11,7 @@ from pseudoreal_trainer.plan.memory.pinned_arena import LINE, PAGE, PENDING_GRAD
 from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.units import units_of
 
-from tests.unit.trainer.plan.memory.large_model import LAYERS, MODEL, PARAMETERS, SIZES, TOKENS, layout
+from tests.unit.trainer.plan.memory.support.large_model import LAYERS, MODEL, PARAMETERS, SIZES, TOKENS, layout
 
 BLOCK = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096
 SCALED = 4 * 2**18

@@ -12,7 +12,7 @@ from pseudoreal_trainer.plan.memory.tiers import Tiers, resident_bytes, unit_sta
 from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.sizes import Device, Sizes
 
-from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
+from tests.unit.trainer.plan.support.cases import everywhere, make_layout, make_sizes
 
 D = 4
 """Number of data ranks; divides the parameters of a block."""

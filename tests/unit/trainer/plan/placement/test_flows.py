@@ -9,8 +9,8 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.placement.flows import bytes_between, flows_of
 
-from tests.unit.trainer.plan.cases import make_layout, make_sizes
-from tests.unit.trainer.plan.placement.clusters import counted, job, jobs, somewhere
+from tests.unit.trainer.plan.placement.support.clusters import counted, job, jobs, somewhere
+from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
 
 
 def test_flows_of_a_rank_add_up_to_its_traffic() -> None:

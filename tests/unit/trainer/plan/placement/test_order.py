@@ -9,7 +9,7 @@ from pseudoreal_trainer.plan.placement.flows import bytes_between
 from pseudoreal_trainer.plan.placement.order import Place, worker_order
 
 from tests.support.depth import DEPTH
-from tests.unit.trainer.plan.placement.clusters import Job, counted, job, jobs, somewhere
+from tests.unit.trainer.plan.placement.support.clusters import Job, counted, job, jobs, somewhere
 
 
 def found(each: Job, places: Sequence[Place]) -> tuple[int, ...]:

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 import pytest
-from pseudoreal_trainer.runtime.rendezvous.seats import Seat
+from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo, RendezvousTimeoutError
 
 from tests.support.patience import wait_for
-from tests.unit.trainer.runtime.rendezvous.meetings import coming, meeting
+from tests.unit.trainer.runtime.rendezvous.support.meetings import coming, meeting
 
 
-def backwards(seats: Sequence[Seat]) -> list[int]:
+def backwards(seats: Sequence[WorkerDescription]) -> list[int]:
     return [len(seats) - 1 - seat.worker for seat in seats]
 
 
@@ -21,7 +21,7 @@ def port_of(met: RendezvousInfo) -> int:
     return int(where.master_port)
 
 
-def test_eleven_workers_have_the_numbers_of_their_pods() -> None:
+def test_eleven_workers_get_the_group_ranks_of_their_indices() -> None:
     """The order of arrival does not matter."""
     with meeting(11) as held, coming(held) as come:
         guests = [come(worker) for worker in (10, 2, 1, *range(3, 10))]
@@ -31,7 +31,7 @@ def test_eleven_workers_have_the_numbers_of_their_pods() -> None:
         assert {met.result().world_size for met in (host, *guests)} == {11}
 
 
-def test_workers_have_the_numbers_that_are_given_out() -> None:
+def test_workers_get_the_assigned_group_ranks() -> None:
     with meeting(3, backwards) as held, coming(held) as come:
         assert [met.result().rank for met in [come(worker) for worker in range(3)]] == [2, 1, 0]
 
@@ -46,7 +46,7 @@ def test_all_workers_reach_one_store_by_their_own_loopback() -> None:
         assert [len(store.get("large 1")) for store in stores] == [2_000_000] * 3
 
 
-def test_one_worker_alone_holds_no_door() -> None:
+def test_a_single_worker_listens_on_no_open_port() -> None:
     with meeting(1) as held, coming(held) as come:
         met = come(0, None).result()
         assert (met.rank, met.world_size) == (0, 1)
@@ -66,8 +66,8 @@ def test_the_ranks_store_listens_on_the_loopback_interface_alone() -> None:
         assert found == [f"0100007F:{port:04X}"]
 
 
-def test_a_worker_that_cannot_be_numbered_tells_all() -> None:
-    def refuses(_: Sequence[Seat]) -> list[int]:
+def test_an_error_in_the_assignment_reaches_all_workers() -> None:
+    def refuses(_: Sequence[WorkerDescription]) -> list[int]:
         raise ValueError("there is no number for them")
 
     with meeting(3, refuses) as held, coming(held) as come:
@@ -76,7 +76,7 @@ def test_a_worker_that_cannot_be_numbered_tells_all() -> None:
                 met.result()
 
 
-def test_a_meeting_that_is_not_complete_in_time_names_who_is_missing() -> None:
+def test_an_incomplete_rendezvous_names_the_missing_workers() -> None:
     with meeting(4, seconds=1) as held, coming(held) as come:
         host, guest = come(0), come(2)
         with pytest.raises(RendezvousTimeoutError, match="of 4 workers these have not come: 1, 3"):
@@ -85,7 +85,7 @@ def test_a_meeting_that_is_not_complete_in_time_names_who_is_missing() -> None:
             guest.result()
 
 
-def test_a_port_that_another_job_has_is_said() -> None:
+def test_a_taken_rendezvous_port_is_named() -> None:
     """With hostNetwork, another job on the node may use the port."""
     with meeting(2) as held, coming(held) as come:
         come(0)
@@ -95,7 +95,7 @@ def test_a_port_that_another_job_has_is_said() -> None:
         come(1)
 
 
-def test_a_worker_whose_connection_broke_is_not_counted_and_may_come_again() -> None:
+def test_a_worker_with_a_broken_connection_is_not_counted_and_may_connect_again() -> None:
     with meeting(3) as held, coming(held) as come:
         host, lost = come(0), come(1)
         wait_for("worker 1", lambda: held.missing() == [2], lambda: str(held.missing()))
@@ -107,7 +107,7 @@ def test_a_worker_whose_connection_broke_is_not_counted_and_may_come_again() -> 
         assert [met.result().rank for met in others] == [2, 1]
 
 
-def test_of_two_pods_that_come_as_one_worker_the_first_ends() -> None:
+def test_the_first_of_two_pods_that_come_as_one_worker_ends() -> None:
     with meeting(3) as held, coming(held) as come:
         host, first = come(0), come(1)
         wait_for("worker 1", lambda: held.missing() == [2], lambda: str(held.missing()))
@@ -118,14 +118,14 @@ def test_of_two_pods_that_come_as_one_worker_the_first_ends() -> None:
         assert [met.result().rank for met in (host, second, third)] == [0, 1, 2]
 
 
-def test_a_worker_that_comes_when_all_have_met_gets_no_number() -> None:
+def test_a_worker_that_comes_after_the_rendezvous_gets_no_group_rank() -> None:
     with meeting(2, seconds=1) as held, coming(held) as come:
         assert [met.result().rank for met in [come(0), come(1)]] == [0, 1]
         with pytest.raises(RendezvousTimeoutError):
             come(1).result()
 
 
-def test_torchrun_is_told_that_nobody_joins_later() -> None:
+def test_the_rendezvous_tells_torchrun_that_no_worker_joins_later() -> None:
     with meeting(1) as held:
         handler = held.handler(0, None)
         assert (handler.use_agent_store, handler.num_nodes_waiting(), handler.is_closed()) == (True, 0, False)

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from pseudoreal_trainer.runtime.rendezvous.tunnel import _EARLY_BYTES, _End
+from pseudoreal_trainer.runtime.rendezvous.tunnel import _EARLY_BYTES, _RelayEnd
 
 
 class Connection(asyncio.Transport):
@@ -31,13 +31,13 @@ class Connection(asyncio.Transport):
 
 
 @pytest.fixture
-def ends() -> tuple[_End, _End]:
-    first, second = _End(lambda: None), _End(lambda: None)
+def ends() -> tuple[_RelayEnd, _RelayEnd]:
+    first, second = _RelayEnd(lambda: None), _RelayEnd(lambda: None)
     first.other, second.other = second, first
     return first, second
 
 
-def test_early_bytes_keep_their_order(ends: tuple[_End, _End]) -> None:
+def test_bytes_received_before_the_tunnel_starts_keep_their_order(ends: tuple[_RelayEnd, _RelayEnd]) -> None:
     first, second = ends
     near, far = Connection(), Connection()
     first.connection_made(near)
@@ -53,7 +53,7 @@ def test_early_bytes_keep_their_order(ends: tuple[_End, _End]) -> None:
     assert far.closed
 
 
-def test_an_end_that_is_lost_early_closes_the_other_after_its_bytes(ends: tuple[_End, _End]) -> None:
+def test_an_end_that_is_lost_early_closes_the_other_after_its_bytes(ends: tuple[_RelayEnd, _RelayEnd]) -> None:
     first, second = ends
     far = Connection()
     first.connection_made(Connection())
@@ -64,7 +64,7 @@ def test_an_end_that_is_lost_early_closes_the_other_after_its_bytes(ends: tuple[
     assert (far.written, far.closed) == (b"a", True)
 
 
-def test_early_bytes_are_bounded(ends: tuple[_End, _End]) -> None:
+def test_bytes_kept_before_the_tunnel_starts_are_bounded(ends: tuple[_RelayEnd, _RelayEnd]) -> None:
     first, _ = ends
     near = Connection()
     first.connection_made(near)

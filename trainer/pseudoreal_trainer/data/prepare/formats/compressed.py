@@ -5,8 +5,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.optional_packages import from_extra
+from pseudoreal_trainer.errors import InvalidJobError, from_extra
 
 _PORTION = 1 << 20
 """Most bytes that are read, or decompressed, at once."""

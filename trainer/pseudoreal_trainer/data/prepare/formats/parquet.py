@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from pseudoreal_trainer.data.prepare.formats.records import Malformed, Record, Text
 from pseudoreal_trainer.data.prepare.formats.text_files import pieces
-from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.optional_packages import from_extra
+from pseudoreal_trainer.errors import InvalidJobError, from_extra
 
 if TYPE_CHECKING:
     from pyarrow import Schema

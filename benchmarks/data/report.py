@@ -1,0 +1,285 @@
+"""The section of docs/benchmarks.md on text, token files, vocabularies and a trained model. Pure except for reading."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from textwrap import fill
+from typing import get_args
+
+from benchmarks.agreement import TOLERANCE
+from benchmarks.data.results import (
+    ALONE,
+    DATATROVE,
+    LONG,
+    MEGATRON,
+    ORDERED,
+    OURS,
+    PLAIN,
+    WHOLE,
+    Cell,
+    Cells,
+    Losses,
+    Preparing,
+    Reading,
+    Resident,
+    Results,
+    Temperature,
+    Training,
+    read,
+)
+from benchmarks.machine import Stamp
+from benchmarks.summary import MOST_SPREAD, Timing
+
+TITLE = "## Text, token files and vocabularies"
+_MIB = 2**20
+_TEXT = f"""Written by `make bench-data`. Stacks take turns in one run, each turn in a fresh process; every cell is the
+median of the turns, or of the timed steps of all turns, with the quartiles beside it. If the quartiles of a cell lie
+more than {MOST_SPREAD:.0%} of the median apart, the machine was not quiet: the cell shows the spread, and is excluded
+from comparisons. In brackets: how many times as fast as the stack pseudoreal is."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    what: str
+    limit: float
+    show: Callable[[float], str]
+    values: Sequence[float | None] | None
+    """All values must reach the limit. A value is None if its cell was not quiet; the whole is None without a
+    measurement."""
+    is_least: bool = True
+    """True if the limit is a minimum, False if it is a maximum."""
+
+    @property
+    def bound(self) -> str:
+        return f"{'at least' if self.is_least else 'less than'} {self.show(self.limit)}"
+
+    @property
+    def verdict(self) -> str:
+        if self.values is None:
+            return "not measured"
+        known = [value for value in self.values if value is not None]
+        if any(not self._reaches(value) for value in known):
+            return f"**not reached**: {self._shown(known)}"
+        if len(known) < len(self.values):
+            return "not measured on a quiet machine"
+        return f"reached: {self._shown(known)}"
+
+    def _reaches(self, value: float) -> bool:
+        return value >= self.limit if self.is_least else value < self.limit
+
+    def _shown(self, values: Sequence[float]) -> str:
+        return self.show(min(values) if self.is_least else max(values))
+
+
+def section(found: Results | None = None) -> str:
+    """Return the section as Markdown, by default of the newest results."""
+    results = found or read()
+    assert results is not None, "results of at least one part exist"
+    parts = [TITLE, _machine(results), _TEXT, _bars(results), *_parts(results), _noise(results)]
+    return "\n\n".join(_filled(part) for part in parts)
+
+
+def _parts(results: Results) -> Iterator[str]:
+    measured = partial(_measured, results.measured)
+    if results.preparing is not None:
+        yield _preparing(results.preparing) + measured("preparing")
+    if results.reading is not None:
+        yield _reading(results.reading) + measured("reading")
+    if results.resident is not None:
+        yield _resident(results.resident) + measured("resident")
+    if results.losses is not None:
+        yield _losses(results.losses) + measured("losses")
+    if results.training is not None:
+        yield _training(results.training) + measured("training")
+
+
+def _machine(results: Results) -> str:
+    machine = results.machine
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    return f"{machine.cores} cores ({machine.processor}), {machine.memory_gib} GiB of memory: {versions}."
+
+
+def _measured(stamps: dict[str, Stamp], part: str) -> str:
+    stamp = stamps.get(part, Stamp(date="an unknown day", commit="an unknown commit"))
+    return f"\n\nMeasured on {stamp.date}, at {stamp.commit}."
+
+
+def bars(results: Results) -> list[Bar]:
+    """Return all bars with their measured values."""
+    preparing, reading, training = results.preparing, results.reading, results.training
+    resident = None if results.resident is None else [results.resident.grown_bytes / _MIB]
+    return [
+        Bar("rate of `prepare`, of that of the tokenizer alone", 0.85, "{:.1%}".format, _ratios(preparing, ALONE)),
+        *_reading_bars(reading),
+        Bar("memory of a rank at 10^12 samples", 100.0, "{:.1f} MiB".format, resident, is_least=False),
+        Bar(
+            "share of a step that waits for data",
+            0.01,
+            "{:.2%}".format,
+            None if training is None else training.waited,
+            is_least=False,
+        ),
+    ]
+
+
+def _reading_bars(found: Reading | None) -> Iterator[Bar]:
+    for stack in (MEGATRON, LONG):
+        for case in get_args(Temperature):
+            what = f"windows a second, of those of {stack}, {case}"
+            yield Bar(what, 2.0, "{:.2f}×".format, _ratios(found, stack, case))
+
+
+def _ratios(part: Cells | None, stack: str, case: str | None = None) -> list[float | None] | None:
+    """Return how many times as fast ours is, in one case or in all."""
+    return None if part is None else [part.ratio(stack, each) for each in part.cases if case in (None, each)]
+
+
+def _bars(results: Results) -> str:
+    return _markdown(["bar", "", ""], [[bar.what, bar.bound, bar.verdict] for bar in bars(results)])
+
+
+def _preparing(found: Preparing) -> str:
+    amount, [case] = found.text_bytes / 1e6, found.cases
+    rows = [
+        [stack, _rate(found.cell(stack, case), amount, "{:,.2f}".format) + _times(found, stack, case)]
+        for stack in found.stacks
+    ]
+    return f"""### Preparation of text
+
+{amount:,.0f} MB of Python sources in {found.documents:,} documents, JSON lines; a byte-level BPE of
+{found.vocabulary:,} tokens. Each stack has one processor and one thread. *{ALONE}* is the library with which `prepare`
+encodes: here it encodes texts in memory, and discards the result. `prepare` reads, encodes, shuffles, writes and
+digests; its time includes the start of its process. Training the tokenizer takes {found.train_seconds:.1f} s.
+
+{_markdown(["", "MB of text a second"], rows)}"""
+
+
+def _reading(found: Reading) -> str:
+    rows = [
+        [
+            stack,
+            *(
+                _rate(found.cell(stack, case), found.windows[case], "{:,.0f}".format) + _times(found, stack, case)
+                for case in found.windows
+            ),
+        ]
+        for stack in found.stacks
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    counts = ", ".join(f"{count:,} {case}" for case, count in found.windows.items())
+    return f"""### Windows at random
+
+Windows of {found.window:,} tokens of two bytes from a file of {found.file_bytes / 2**30:.2g} GiB, in batches of 64,
+copied as 32-bit numbers to separate memory; {counts} in each turn. All stacks read the same windows of the same bytes;
+otherwise there would be no table. *{ORDERED}* also computes which windows to read; the other stacks are given the
+windows. *{MEGATRON}* is IndexedDataset with its memory map, in documents of 1,000 tokens on average, so a window
+consists of several pieces; *{LONG}*: in documents of 2^20 tokens, where a window is one piece, the best case of
+Megatron. Ours does not look at documents. *{DATATROVE}* is DatatroveFileDataset ({versions}). Warm: the file is in the
+page cache. Cold: before each turn the file is dropped from the page cache (`posix_fadvise`, DONTNEED); the cache of a
+virtual machine's host cannot be dropped.
+
+{_markdown(["windows a second", *found.windows], rows)}"""
+
+
+def _resident(found: Resident) -> str:
+    return f"""### Memory of a rank
+
+A process that has imported everything that a rank imports opens {found.samples:.2e} samples of {found.sequence} tokens,
+two sources in a mixture, {found.token_bytes / 1e12:.3g} TB in {found.files:,} native shards (files without content,
+which take no room on the disk). It reads {found.steps:,} steps of {found.batch:,} samples at the start of the first
+epoch and as many at its end. Its resident memory grows by {found.grown_bytes / _MIB:.1f} MiB at the peak, from
+{found.before_bytes / _MIB:,.0f} MiB that the imports take to {found.total_bytes / _MIB:,.0f} MiB."""
+
+
+def _losses(found: Losses) -> str:
+    rows = [
+        [
+            f"{case} tokens, {stack}",
+            _milliseconds(found.cell(stack, case)) + _times(found, stack, case),
+            _peak(found.cell(stack, case)),
+        ]
+        for case in found.cases
+        for stack in found.stacks
+    ]
+    return f"""### Loss of large vocabularies
+
+Norm, head, loss and all gradients of {found.tokens:,} tokens, hidden {found.hidden}, float32. Ours computes the logits
+of one chunk of tokens at a time, as in training; *{WHOLE}* is `F.linear` and `F.cross_entropy` on all tokens at once.
+Loss and norms of the gradients agree to {TOLERANCE:g} (relative); otherwise there would be no table. Memory: the peak,
+without weights and input.
+
+{_markdown(["vocabulary", "ms", "MiB"], rows)}"""
+
+
+def _training(found: Training) -> str:
+    [case] = found.cases
+    tokens = found.sequences * found.sequence_length
+    rows = [
+        [
+            stack,
+            _milliseconds(found.cell(stack, case)) + _times(found, stack, case),
+            _rate(found.cell(stack, case), tokens, "{:,.0f}".format),
+        ]
+        for stack in found.stacks
+    ]
+    return f"""### A Llama beside `transformers`
+
+{found.model}: {found.parameters / 1e6:.1f} M parameters, {found.sequences} sequences of
+{found.sequence_length:,} tokens a step, float32, AdamW with clipping, {found.threads} threads in one process. Ours is
+the trainer's own loop on token files of `pseudoreal data prepare`, with its metrics; *{PLAIN}* is a plain loop around
+`transformers`' own model, which starts from our export of the first weights and has all samples in memory. The losses
+of {found.steps} steps, from {found.first_loss:.4f} to {found.last_loss:.4f}, differ by {found.apart:.1e} at most
+(relative); beyond {TOLERANCE:g} there would be no table. Ours waited for data for {median(found.waited):.3%} of the
+steps' time, at most {max(found.waited):.3%} in a turn, the first step included.
+
+{_markdown(["", "ms a step", "tokens a second"], rows)}"""
+
+
+def _rate(cell: Cell, amount: float, show: Callable[[float], str]) -> str:
+    """Return the amount per second with quartiles, as text."""
+    timing = cell.timing
+    values = [show(1000 * amount / each) for each in (timing.milliseconds, timing.upper, timing.lower)]
+    return _shown(timing, *values)
+
+
+def _milliseconds(cell: Cell) -> str:
+    timing = cell.timing
+    return _shown(timing, *(f"{each:,.0f}" for each in (timing.milliseconds, timing.lower, timing.upper)))
+
+
+def _shown(timing: Timing, middle: str, lower: str, upper: str) -> str:
+    return f"{middle} [{lower}–{upper}]" if timing.is_quiet else f"not quiet ({timing.spread:.0%})"
+
+
+def _times(part: Cells, stack: str, case: str) -> str:
+    ratio = None if stack == OURS else part.ratio(stack, case)
+    return "" if ratio is None else f" ({ratio:.2f}×)"
+
+
+def _peak(cell: Cell) -> str:
+    return "–" if cell.peak_bytes is None else f"{cell.peak_bytes / _MIB:,.0f}"
+
+
+def _noise(results: Results) -> str:
+    spreads = sorted(cell.timing.spread for part in results.timed for cell in part.cells)
+    if not spreads:
+        return ""
+    left_out = sum(not cell.timing.is_quiet for part in results.timed for cell in part.cells)
+    return (
+        f"Noise: the quartiles of a cell lie {median(spreads):.0%} of its median apart (half of the cells: less), at"
+        f" worst {spreads[-1]:.0%}. Left out as not quiet: {left_out} of {len(spreads)} cells."
+    )
+
+
+def _filled(text: str) -> str:
+    """Return the text with paragraphs filled to 120 characters; headings and tables stay unchanged."""
+    return "\n\n".join(
+        part if part.startswith(("#", "|")) else fill(part, 120, break_on_hyphens=False, break_long_words=False)
+        for part in text.split("\n\n")
+    )
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = ["---", *("---:" for _ in head[1:])]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))

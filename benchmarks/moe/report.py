@@ -1,0 +1,55 @@
+"""The section of docs/benchmarks.md on mixtures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.method.lives import Life
+from benchmarks.method.summary import final_loss
+from benchmarks.moe import experiments as ex
+from benchmarks.results import RESULTS
+
+LIVES = RESULTS / "moe.jsonl"
+TITLE = "## Mixtures of experts: losses at equal tokens"
+_TEXT = f"""Written by `make bench-moe`. {ex.STEPS} steps of {ex.SEQUENCES} sequences of {ex.LENGTH} bytes of the King
+James Bible, 8 layers of width 64; validation loss in nats per byte over {ex.VALIDATION_SEQUENCES} sequences, as the
+mean of {len(ex.SEEDS)} seeds, with the lowest and the highest of them in brackets. In all models a token passes through
+the same number of rows of feed-forward matrices; experts have eight times as many parameters. Float32 on one thread of
+a CPU; times are the median steps of the last phase, as ratios. A model this small, trained on so few tokens, says
+nothing about large models."""
+
+
+def read(path: Path = LIVES) -> list[Life]:
+    return [Life.model_validate_json(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def section(lives: Sequence[Life] | None = None) -> str:
+    found = read() if lives is None else lives
+    by_name = {
+        experiment.name: [life for life in found if life.experiment == experiment.name] for experiment in ex.EXPERIMENTS
+    }
+    routings = _table("routing", ex.ROUTINGS, by_name)
+    sharings = _table(f"2 prototypes; shared for {ex.PSEUDO_STEPS} steps, or to the end", ex.SHARINGS, by_name)
+    newest = max(found, key=lambda life: life.date)
+    return "\n\n".join([TITLE, _TEXT, routings, sharings, f"Measured on {newest.date} at commit {newest.commit}."])
+
+
+def _table(title: str, experiments: Sequence[ex.Experiment], lives: dict[str, list[Life]]) -> str:
+    first = lives[experiments[0].name]
+    rows = [f"| {title} | loss | against the first | time of a step |", "|---|---|---|---|"]
+    for experiment in experiments:
+        losses, base = _losses(lives[experiment.name]), _losses(first)
+        ratio = _step(lives[experiment.name]) / _step(first)
+        rows.append(
+            f"| {experiment.name} | {mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f}) |"
+            f" {mean(losses) - mean(base):+.3f} | {ratio:.2f}× |"
+        )
+    return "\n".join(rows)
+
+
+def _losses(lives: Sequence[Life]) -> list[float]:
+    return [final_loss(life) for life in lives]
+
+
+def _step(lives: Sequence[Life]) -> float:
+    return mean(life.phases[-1].seconds_per_step for life in lives)

@@ -1,0 +1,165 @@
+"""Compared stacks: ours and Kubeflow's. Each has a kind of jobs and the controllers for it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pseudoreal_dev.neighbours import kubeflow
+
+from benchmarks.operator.beside.deployed import Deployment, running
+from benchmarks.operator.site import Site
+from tests.support.kubectl import Kubectl
+from tests.support.load.jobs import RESOURCE, one_phase, two_phases
+from tests.support.load.simulator import OURS, PodKind
+from tests.support.names import OPERATOR
+from tests.support.patience import wait_for
+
+Json = dict[str, Any]
+
+CLIENT_LIMIT = 500
+"""Requests per second of a controller that has such an option: the controller manager's limit here."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    title: str
+    jobs: str
+    """Group, version and plural of the jobs, separated by slashes."""
+    pods: PodKind
+    users: tuple[str, ...]
+    """User names of the controllers' requests."""
+    job: Callable[[str, int], Json]
+    """Returns a job with this name and number of pods."""
+    running: Callable[[Site], AbstractContextManager[tuple[int, ...]]]
+    """Context in which the controllers run; yields their process ids."""
+    decides: Callable[[str], bool] = lambda _pod: True
+    """Returns whether the job's end depends on the pod with this name."""
+
+
+@contextmanager
+def _ours(site: Site) -> Iterator[tuple[int, ...]]:
+    operator = site.start_operator()
+    wait_for("the operator", operator.is_ready, operator.said)
+    assert operator.process is not None, "start_operator was called"
+    yield (operator.process.pid,)
+
+
+def _limits() -> list[str]:
+    return [f"--kube-api-qps={CLIENT_LIMIT}", f"--kube-api-burst={CLIENT_LIMIT}"]
+
+
+def _served(port: int, health: int) -> list[str]:
+    found = [f"--health-probe-bind-address=127.0.0.1:{health}", "--metrics-bind-address=0"]
+    return [*found, f"--webhook-server-port={port}"]
+
+
+_TRAINING_OPERATOR = Deployment(
+    name="training-operator",
+    namespace="kubeflow",
+    service="training-operator",
+    secret="training-operator-webhook-cert",
+    webhooks={"ValidatingWebhookConfiguration": "validator.training-operator.kubeflow.org"},
+    options=lambda _folder, port, health: [*_served(port, health), *_limits()],
+)
+_TRAINER = Deployment(
+    name="trainer",
+    namespace="kubeflow-system",
+    service="kubeflow-trainer-controller-manager",
+    secret="kubeflow-trainer-webhook-cert",
+    webhooks={"ValidatingWebhookConfiguration": "validator.trainer.kubeflow.org"},
+    # The trainer has no options for limits: 20 requests per second and a burst of 30 are built in.
+    options=lambda _folder, port, health: _served(port, health),
+)
+_JOBSET_PODS = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
+
+
+def _jobset_options(folder: Path, port: int, health: int) -> list[str]:
+    config = {
+        "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
+        "kind": "Configuration",
+        "leaderElection": {"leaderElect": False},
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"port": port},
+        "clientConnection": {"qps": CLIENT_LIMIT, "burst": CLIENT_LIMIT},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return [f"--config={folder / 'config.yaml'}"]
+
+
+_JOBSET = Deployment(
+    name="jobset",
+    namespace="jobset-system",
+    service="jobset-webhook-service",
+    secret="jobset-webhook-server-cert",
+    webhooks={
+        "ValidatingWebhookConfiguration": "jobset-validating-webhook-configuration",
+        "MutatingWebhookConfiguration": "jobset-mutating-webhook-configuration",
+    },
+    options=_jobset_options,
+    selectors={"mpod.kb.io": _JOBSET_PODS, "vpod.kb.io": _JOBSET_PODS},
+)
+
+
+@contextmanager
+def _training_operator(site: Site) -> Iterator[tuple[int, ...]]:
+    with _deployed(_TRAINING_OPERATOR, kubeflow.training_operator(), site) as process:
+        yield (process,)
+
+
+@contextmanager
+def _trainer(site: Site) -> Iterator[tuple[int, ...]]:
+    with (
+        _deployed(_JOBSET, kubeflow.jobset(), site) as jobset,
+        _deployed(_TRAINER, kubeflow.trainer(), site) as trainer,
+    ):
+        Kubectl(site.control_plane.kubeconfig).said("apply", "-f", str(kubeflow.torch_runtime()))
+        yield trainer, jobset
+
+
+def _deployed(deployment: Deployment, controller: kubeflow.Controller, site: Site) -> AbstractContextManager[int]:
+    folder = site.control_plane.directory / deployment.name
+    return running(deployment, controller, site.control_plane, site.cluster.api, folder)
+
+
+def _pytorch_job(name: str, workers: int) -> Json:
+    containers = [{"name": "pytorch", "image": "trainer"}]
+
+    def replicas(count: int) -> Json:
+        return {"replicas": count, "restartPolicy": "Never", "template": {"spec": {"containers": containers}}}
+
+    others = {"Worker": replicas(workers - 1)} if workers > 1 else {}
+    specs = {"Master": replicas(1)} | others
+    spec = {"pytorchReplicaSpecs": specs}
+    return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": name}, "spec": spec}
+
+
+def _train_job(name: str, workers: int) -> Json:
+    spec = {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": workers, "image": "trainer"}}
+    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": spec}
+
+
+def _says_nothing(_labels: Json) -> str:
+    return ""
+
+
+_PYTORCH_PODS = PodKind("training.kubeflow.org/job-name", "pytorch", _says_nothing)
+_TRAIN_JOB_PODS = PodKind("jobset.sigs.k8s.io/jobset-name", "node", _says_nothing)
+_PYTORCH_JOBS, _TRAIN_JOBS = "kubeflow.org/v1/pytorchjobs", "trainer.kubeflow.org/v1alpha1/trainjobs"
+
+ONE_PHASE = Stack("pseudoreal", RESOURCE, OURS, (OPERATOR,), one_phase, _ours)
+TWO_PHASES = Stack("pseudoreal, two phases", RESOURCE, OURS, (OPERATOR,), two_phases, _ours)
+TRAINING_OPERATOR = Stack(
+    "training-operator",
+    _PYTORCH_JOBS,
+    _PYTORCH_PODS,
+    ("training-operator",),
+    _pytorch_job,
+    _training_operator,
+    decides=lambda pod: pod.endswith("-master-0"),
+)
+TRAINER = Stack("Trainer and JobSet", _TRAIN_JOBS, _TRAIN_JOB_PODS, ("trainer", "jobset"), _train_job, _trainer)
+STACKS = (ONE_PHASE, TRAINING_OPERATOR, TRAINER, TWO_PHASES)

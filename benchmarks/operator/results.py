@@ -1,0 +1,246 @@
+"""Results of the operator benchmark, its bars, and its section of the report. Pure except for reading."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from benchmarks.results import RESULTS
+from tests.support.load.audit import percentile
+
+OPERATOR = RESULTS / "operator.json"
+MOST_JOBS = 5000
+_MB = 1e6
+_QUIET = 0.1
+"""Processors that other programs may use on a quiet machine."""
+
+
+class Quantiles(BaseModel, frozen=True):
+    """Quantiles in seconds."""
+
+    count: int
+    p50: float
+    p99: float
+
+
+def quantiles(values: Iterable[float]) -> Quantiles:
+    found = [*values]
+    return Quantiles(count=len(found), p50=round(percentile(found, 0.5), 3), p99=round(percentile(found, 0.99), 3))
+
+
+class Flight(BaseModel, frozen=True):
+    """Figures from applying the jobs until all of them trained."""
+
+    seconds: float
+    processor_seconds: float
+
+
+class Quiet(BaseModel, frozen=True):
+    """Figures while jobs ran without changes: requests per second by verb and resource."""
+
+    seconds: float
+    for_jobs: dict[str, float]
+    lease: float
+    processor_share: float
+    """Share of one processor."""
+
+
+class StartUp(BaseModel, frozen=True):
+    """Start of a new operator while jobs run."""
+
+    lease_seconds: float
+    """Seconds until it held the Lease."""
+    drained_seconds: float
+    """Seconds until the initial list of all jobs was processed."""
+    processor_seconds: float
+    longest_gap: float
+    """Longest time between two Lease renewals, in seconds."""
+    lease_lost: int
+    transitions: int
+    """Transitions of the Lease after it was acquired."""
+
+    @property
+    def lease_kept(self) -> bool:
+        return self.lease_lost == self.transitions == 0
+
+
+class Bulk(BaseModel, frozen=True):
+    """Jobs whose pods all end as soon as they may."""
+
+    jobs: int
+    seconds: float
+    processor_seconds: float
+    reaction: Quantiles
+
+
+class Record(BaseModel, frozen=True):
+    jobs: int
+    date: str
+    commit: str
+    machine: str
+    others: float
+    """Processors used by unrelated programs in the same time."""
+    flight: Flight
+    quiet: Quiet
+    start_up: StartUp
+    requests_per_life: dict[str, float]
+    """By verb and resource, from a job's creation to its end, without the time in which it only ran."""
+    reaction: Quantiles
+    """Reaction at a steady rate of ends."""
+    job_controller: Quantiles
+    """Seconds of the reaction until the Job controller had reported the Job's end."""
+    answers: Quantiles
+    """Seconds in which the API server answered the operator at that rate."""
+    rate: float
+    """Jobs per second whose first pod ended."""
+    bulk: Bulk
+    peak_bytes: int
+    processor_seconds: float
+    """Processor seconds of both operators together over the whole course."""
+    complaints: dict[str, int] | None = None
+    """Number of each warning or error that the operators logged; None if not recorded."""
+
+    @property
+    def processor_seconds_per_life(self) -> float:
+        return self.flight.processor_seconds / self.jobs + self.bulk.processor_seconds / self.bulk.jobs
+
+
+class Records(BaseModel):
+    records: list[Record] = []
+
+    def with_record(self, record: Record) -> "Records":
+        """Return the records with this one in place of an older one with the same number of jobs."""
+        others = [known for known in self.records if known.jobs != record.jobs]
+        return Records(records=sorted([*others, record], key=lambda known: known.jobs))
+
+
+@dataclass(frozen=True)
+class Bar:
+    what: str
+    limit: float
+    unit: str
+    value: Callable[[Record], float]
+    at_most_jobs: bool = False
+    """True if the bar applies to MOST_JOBS only; otherwise it must hold for every number of jobs."""
+
+    def verdict(self, records: Sequence[Record]) -> str:
+        """Return "reached", "not reached" or "not measured". With fewer jobs, a figure that grows with them can only
+        fail."""
+        wanted = [record for record in records if not self.at_most_jobs or record.jobs >= MOST_JOBS]
+        bad = [record for record in records if self.value(record) > self.limit]
+        if bad:
+            return f"**not reached**: {self.shown(self.value(bad[-1]))} at {bad[-1].jobs:,} jobs"
+        if not wanted:
+            return f"not measured at {MOST_JOBS:,} jobs"
+        return f"reached: {self.shown(max(self.value(record) for record in wanted))}"
+
+    def shown(self, value: float) -> str:
+        return f"{value:.4g} {self.unit}".rstrip()
+
+
+BARS = (
+    Bar("requests for jobs while nothing changes", 0.0, "/s", lambda r: sum(r.quiet.for_jobs.values())),
+    Bar("peak memory at 5,000 jobs", 250.0, "MB", lambda r: r.peak_bytes / _MB, at_most_jobs=True),
+    Bar("start-up with 5,000 live jobs", 60.0, "s", lambda r: r.start_up.drained_seconds, at_most_jobs=True),
+    Bar("times the Lease was lost meanwhile", 0.0, "", lambda r: float(not r.start_up.lease_kept)),
+    Bar("p99 from a pod's end to the reaction", 2.0, "s", lambda r: r.reaction.p99),
+)
+
+_FIGURES: tuple[tuple[str, Callable[[Record], str]], ...] = (
+    ("requests in a job's life", lambda r: f"{sum(r.requests_per_life.values()):.1f}"),
+    ("requests a second while nothing changes, for jobs", lambda r: f"{sum(r.quiet.for_jobs.values()):.2f}"),
+    ("… for the Lease", lambda r: f"{r.quiet.lease:.2f}"),
+    ("processor while nothing changes", lambda r: f"{r.quiet.processor_share:.1%}"),
+    ("peak memory, MB", lambda r: f"{r.peak_bytes / _MB:,.0f}"),
+    ("processor for a job's life, ms", lambda r: f"{1000 * r.processor_seconds_per_life:,.0f}"),
+    ("processor in total, s", lambda r: f"{r.processor_seconds:,.1f}"),
+    ("all jobs train after, s", lambda r: f"{r.flight.seconds:,.1f}"),
+    ("start-up: every job looked at, s", lambda r: f"{r.start_up.drained_seconds:,.1f}"),
+    ("… processor, s", lambda r: f"{r.start_up.processor_seconds:,.1f}"),
+    ("… longest time between renewals of the Lease, s", lambda r: f"{r.start_up.longest_gap:,.1f}"),
+    ("jobs that come to their ends, per second", lambda r: f"{r.rate:g}"),
+    ("pod's end to reaction, p50 and p99, s", lambda r: _quantiles(r.reaction)),
+    ("… of it the Job controller, s", lambda r: _quantiles(r.job_controller)),
+    ("… the API server's answer to one request, s", lambda r: _quantiles(r.answers)),
+    ("jobs that come to their ends together", lambda r: f"{r.bulk.jobs:,}"),
+    ("… per second", lambda r: f"{r.bulk.jobs / r.bulk.seconds:,.1f}"),
+    ("… pod's end to reaction, p50 and p99, s", lambda r: _quantiles(r.bulk.reaction)),
+)
+
+_TEXT = """A real etcd, API server and controller manager run on one machine. The operator runs as a process, with the
+rights and the Lease of the chart. Every job has two phases with a delink between them, four pods in all. There are no
+nodes: a simulator of this project runs the pods and ends them with the termination message of a successful phase, which
+kwok cannot write; the pods send no reports. Requests and times come from the API server's audit log. All programs share
+the machine's processors, and the operator gets the rest.
+
+First all jobs are applied, and train. Then nothing changes for a while; then the operator is ended and another one is
+started. Then some jobs end at a steady rate, and finally some more jobs end together."""
+
+
+def read() -> Records:
+    return Records.model_validate_json(OPERATOR.read_bytes()) if OPERATOR.exists() else Records()
+
+
+def section(records: Sequence[Record] | None = None) -> str:
+    """Return the section as Markdown, by default of the newest results."""
+    found = read().records if records is None else records
+    parts = ["## Operator", _TEXT, _table(found), _bars(found), _kinds(found), _measured(found)]
+    return "\n\n".join(parts)
+
+
+def _table(records: Sequence[Record]) -> str:
+    head = ["jobs in flight", *(f"{record.jobs:,}" for record in records)]
+    rows = [[name, *(show(record) for record in records)] for name, show in _FIGURES]
+    return markdown(head, rows)
+
+
+def _bars(records: Sequence[Record]) -> str:
+    rows = [[bar.what, bar.shown(bar.limit), bar.verdict(records)] for bar in BARS]
+    return markdown(["bar", "at most", ""], rows) + _outlook(records)
+
+
+def _outlook(records: Sequence[Record]) -> str:
+    """Return the extrapolation to MOST_JOBS, on the line through the two largest measured numbers of jobs."""
+    if len(records) < 2 or records[-1].jobs >= MOST_JOBS:
+        return ""
+    ahead = MOST_JOBS
+    memory = on_line([(r.jobs, r.peak_bytes / _MB) for r in records[-2:]], ahead)
+    looks = on_line([(r.jobs, r.start_up.drained_seconds) for r in records[-2:]], ahead)
+    return (
+        f"\n\nOn a line through the two largest numbers of jobs, {ahead:,} would take {memory:,.0f} MB and be looked at"
+        f" after {looks:,.0f} s. That is no measurement."
+    )
+
+
+def on_line(points: Sequence[tuple[int, float]], at: int) -> float:
+    (x0, y0), (x1, y1) = points
+    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+
+
+def _kinds(records: Sequence[Record]) -> str:
+    kinds = dict.fromkeys(kind for record in records for kind in record.requests_per_life)
+    rows = [[kind, *(f"{record.requests_per_life.get(kind, 0.0):.2f}" for record in records)] for kind in kinds]
+    head = ["requests in a job's life", *(f"{record.jobs:,} jobs" for record in records)]
+    return markdown(head, rows)
+
+
+def _measured(records: Sequence[Record]) -> str:
+    lines = [
+        f"- {r.jobs:,} jobs: {r.date}, commit {r.commit}, {r.machine}; other programs took {r.others:.1f} processors."
+        for r in records
+    ]
+    for r in (r for r in records if r.complaints is not None):
+        said = ", ".join(f"{event} {count} times" for event, count in (r.complaints or {}).items())
+        lines.append(f"- Operators of {r.jobs:,} jobs complained: {said or 'of nothing'}.")
+    busy = any(r.others > _QUIET for r in records)
+    warning = "\n\n**The machine was not quiet**: do not quote seconds of these figures." if busy else ""
+    return "Measured:\n\n" + "\n".join(lines) + warning
+
+
+def _quantiles(found: Quantiles) -> str:
+    return f"{found.p50:.2f}, {found.p99:.2f}"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = ["---", *("---:" for _ in head[1:])]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))

@@ -1,0 +1,122 @@
+"""The report's section on step times: tables, wins and losses, plots."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_trainer.plan.units import units_of
+
+from benchmarks import plot
+from benchmarks.agreement import TOLERANCE
+from benchmarks.cases import MODELS, RANKS, BenchmarkModel, Case
+from benchmarks.results import Results
+from benchmarks.summary import MOST_SPREAD, Comparison, Timing, Timings, comparisons, timings
+
+_METHOD = f"""## Step times beside torch and DeepSpeed
+
+One training step in float32 on {RANKS} ranks (gloo over loopback, one thread each), with weights, gradients and
+optimizer state sharded over the ranks. All runs have the same first weights, the same batches, AdamW and no clipping.
+The losses of all runs of a model agree to {TOLERANCE:g} (relative); otherwise there would be no table. n is the number
+of micro-batches. Every cell is the median of the timed steps of fresh processes, with the quartiles beside it; in each
+round the stacks take turns, and warm-up steps are excluded. If the quartiles of a cell lie more than {MOST_SPREAD:.0%}
+of the median apart, the machine was not quiet: the cell shows the spread instead of a time, and is excluded from
+comparisons.
+
+- **pseudoreal**: this project's engine, with the state of the units on the device, on the host, or on disk.
+- **fully_shard**: a part of torch; each block is a group, and gradients are reduced with the last micro-batch. *Weights
+  kept*: `reshard_after_forward=False`, for machines with enough memory. Offload: `CPUOffloadPolicy`.
+- **DistributedDataParallel**: a part of torch, without shards; compared with our engine with `stateSharding: None`.
+- **DeepSpeed ZeRO-3**: its default settings except for clipping (off), with its own AdamW. Offload: parameters and
+  optimizer to the host.
+
+In brackets: the time of the stack divided by the time of pseudoreal with the state in the same place (for offload the
+host, else the device). Above 1, pseudoreal is faster. On a CPU, device and host are the same memory: the tables compare
+the work of the stacks, and not transfers to an accelerator."""
+
+
+def section(results: Results, images: Path) -> str:
+    """Return the section as Markdown, and draw the plots into `images`."""
+    found = timings(results.runs)
+    ratios = comparisons(found)
+    models = [_model(name, found, ratios, images) for name in MODELS if any(case.model == name for _, case in found)]
+    return "\n\n".join([_METHOD, *models, _wins_and_losses(ratios), _noise(found), *_crashes(results)])
+
+
+def _model(name: str, found: Timings, ratios: Sequence[Comparison], images: Path) -> str:
+    own = {key: timing for key, timing in found.items() if key[1].model == name}
+    picture = images / f"step-times-{name}.svg"
+    plot.step_times(own, picture)
+    tables = (
+        f"{heading}:\n\n{_table([key for key in own if key[1].recompute is recompute], found, ratios)}"
+        for recompute, heading in ((True, "Blocks recomputed in the backward pass"), (False, "Activations kept"))
+        if any(case.recompute is recompute for _, case in own)
+    )
+    return "\n\n".join([_heading(name, MODELS[name]), *tables, f"![Step times](images/{picture.name})"])
+
+
+def _heading(name: str, model: BenchmarkModel) -> str:
+    spec, effort = model.spec, model.effort
+    millions = sum(unit.numel for unit in units_of(spec, Sharing(blocks=spec.layers))) / 1e6
+    return (
+        f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers,"
+        f" hidden {spec.hidden_size}, feed-forward {spec.feed_forward.size}. A step has {model.sequences} sequences of"
+        f" {spec.sequence_length:,} bytes, or more, so that each rank has one in every micro-batch. Rounds:"
+        f" {effort.rounds}; in each, steps of warm-up: {effort.warm_up}, timed steps: {effort.timed}."
+    )
+
+
+def _table(keys: Sequence[tuple[str, Case]], found: Timings, ratios: Sequence[Comparison]) -> str:
+    """Return a table with a row per stack and a column per number of micro-batches."""
+    stacks, cases = list(dict.fromkeys(stack for stack, _ in keys)), list(dict.fromkeys(case for _, case in keys))
+    known = {(ratio.peer, ratio.case): ratio for ratio in ratios}
+    cells = {
+        (stack, case): _cell(found.get((stack, case)), known.get((stack, case)))
+        for stack, case in product(stacks, cases)
+    }
+    rows = [[stack, *(cells[stack, case] for case in cases)] for stack in stacks]
+    header = ["ms per step", *(f"n = {case.micro_batches}" for case in cases)]
+    rule = ["---", *("---:" for _ in cases)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
+
+
+def _cell(timing: Timing | None, ratio: Comparison | None) -> str:
+    if timing is None:
+        return "–"
+    if not timing.is_quiet:
+        return f"not quiet ({timing.spread:.0%})"
+    text = f"{timing.milliseconds:,.0f} [{timing.lower:,.0f}–{timing.upper:,.0f}]"
+    return text + (f" ({ratio.ratio:.2f}×)" if ratio else "")
+
+
+def _wins_and_losses(ratios: Sequence[Comparison]) -> str:
+    lost = sorted((ratio for ratio in ratios if not ratio.is_won), key=lambda ratio: ratio.ratio)
+    won = sorted(ratio.ratio for ratio in ratios if ratio.is_won)
+    lines = ["### Wins and losses", ""]
+    faster = f"pseudoreal is faster in {len(won)} of {len(ratios)} comparisons{_range(won)}"
+    lines.append(f"Where both were measured on a quiet machine, {faster}.")
+    lines += [f"\nIt is slower in {len(lost)}:\n"] if lost else []
+    lines += [f"- {ratio.peer}, {ratio.case.label}: {ratio.ratio:.2f}×" for ratio in lost]
+    return "\n".join(lines)
+
+
+def _range(sorted_ratios: Sequence[float]) -> str:
+    return f", by {sorted_ratios[0]:.2f}× to {sorted_ratios[-1]:.2f}×" if sorted_ratios else ""
+
+
+def _noise(found: Timings) -> str:
+    spreads = sorted(timing.spread for timing in found.values())
+    left_out = sum(not timing.is_quiet for timing in found.values())
+    return (
+        f"Noise: the quartiles of a cell's steps lie {spreads[len(spreads) // 2]:.0%} of its median apart (half of the"
+        f" cells: less), at worst {spreads[-1]:.0%}. Left out as not quiet: {left_out} of {len(found)} cells."
+    )
+
+
+def _crashes(results: Results) -> list[str]:
+    crashed = Counter(run.stack for run in results.runs if run.crashed_at_end)
+    if not crashed:
+        return []
+    stacks = ", ".join(f"{stack} {count}" for stack, count in crashed.items())
+    return [f"Runs that crashed when they ended, after their last step, and count all the same: {stacks}."]

@@ -1,0 +1,182 @@
+"""Reading of the observed state that a pass needs from the API server."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from pseudoreal_api.names import LABEL_JOB, claim_name
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.status.status import PseudoRealJobStatus
+
+from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.cluster.bounds import Unreadable
+from pseudoreal_operator.observe.reading import (
+    belongs_to,
+    has_no_pod_left,
+    is_of_another,
+    is_orphan,
+    read_job,
+    read_pod,
+)
+from pseudoreal_operator.observe.report_store import ReportingPod, ReportStore
+from pseudoreal_operator.observe.sightings import Sightings
+from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added_phases
+from pseudoreal_operator.observe.termination_messages import TerminationMessages
+from pseudoreal_operator.observe.view import ChildJob, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.worker_assignment import memberships, with_worker_indices
+
+Json = dict[str, Any]
+
+_POD_JOB = "batch.kubernetes.io/job-name"
+"""Label by which the Job controller knows its pods."""
+
+
+async def observe(
+    api: Api,
+    report_store: ReportStore,
+    termination_messages: TerminationMessages,
+    sightings: Sightings,
+    job: PseudoRealJob,
+    status: PseudoRealJobStatus,
+    now: datetime,
+    listed: Callable[[int], None] = lambda _: None,
+) -> Observed:
+    """Read a job's children. `listed` receives their number. Raises Unreadable for a child of the job that is beyond
+    the bounds; objects of others that are, whatever their labels, are left out."""
+    namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
+    # Jobs come first: if a Job has ended, its pods, which are read later, tell how.
+    found = _Found(uid)
+    async for body in api.each("Job", namespace, f"{LABEL_JOB}={name}", skipped=found.skip):
+        if found.is_own(body):
+            child = read_job(body)
+            found.jobs.append(child)
+            if has_no_pod_left(body):
+                found.finished.append(child)
+    jobs, others = found.jobs, found.of_deleted_job
+    selector = f"{LABEL_JOB}={name}{_without(found.finished, current_execution(job, status, jobs))}"
+    async for body in api.each("Pod", namespace, selector, skipped=found.skip):
+        if found.is_own(body):
+            found.pods.append(read_pod(body))
+        elif is_orphan(uid, body):
+            found.orphans.append(_name(body))
+    pods = found.pods
+    listed(found.count)
+    jobs, pods = sightings.with_bounded_times((namespace, uid), status, jobs, pods, now)
+    claims = []
+    if not has_claim(job, status, jobs) and (claim := claim_of(job)):
+        volume = await api.find("PersistentVolumeClaim", namespace, claim)
+        if volume and is_of_another(uid, volume):
+            others.append(claim)
+        elif volume is not None:
+            claims.append(claim)
+    deleted_pods = termination_messages.of_job((namespace, uid), [pod.name for pod in pods])
+    observed = build_observed(report_store, job, status, jobs, pods, now, deleted_pods)
+    return replace(
+        observed,
+        existing=observed.existing | {("PersistentVolumeClaim", claim) for claim in claims},
+        objects_of_deleted_job=tuple(others),
+        orphans=tuple(found.orphans),
+    )
+
+
+@dataclass
+class _Found:
+    """Children of a job, as far as a pass needs them: the raw objects may be large and many."""
+
+    uid: str
+    jobs: list[ChildJob] = field(default_factory=list)
+    finished: list[ChildJob] = field(default_factory=list)
+    """The elements of `jobs` whose pods have all ended."""
+    pods: list[Pod] = field(default_factory=list)
+    of_deleted_job: list[str] = field(default_factory=list)
+    """Names of children of a deleted job of the same name."""
+    orphans: list[str] = field(default_factory=list)
+    """Names of pods of the job without a Job."""
+    count: int = 0
+
+    def is_own(self, body: Json) -> bool:
+        """Count an object; return whether it is a child of the job."""
+        self.count += 1
+        if belongs_to(self.uid, body):
+            return True
+        if is_of_another(self.uid, body):
+            self.of_deleted_job.append(_name(body))
+        return False
+
+    def skip(self, body: Json, reason: Unreadable) -> None:
+        """Count an object that is beyond the bounds. Raises Unreadable with its reason for a child of the job:
+        without this child a pass would decide wrongly."""
+        if body["metadata"] and self.is_own(body):
+            raise Unreadable(reason.reason, f"{_name(body)}, which belongs to it, cannot be read: {reason}")
+
+
+def build_observed(
+    report_store: ReportStore,
+    job: PseudoRealJob,
+    status: PseudoRealJobStatus,
+    jobs: Sequence[ChildJob],
+    pods: Sequence[Pod],
+    now: datetime,
+    deleted_pods: tuple[Pod, ...] = (),
+) -> Observed:
+    """Return the observation of a job, its children and its pods' reports. From now on the report store follows the
+    pod of rank 0."""
+    key, execution = (job.metadata.namespace, job.metadata.uid), current_execution(job, status, jobs)
+    membership = memberships(status).get(execution) if execution else None
+    first = membership.pod_of(0) if membership else 0  # completion index of the pod of worker 0
+    pod = _reporting_pod(pods, execution, first)
+    report_store.set_rank_zero_pod(key, ReportingPod(key, pod.execution, first, pod.name) if pod else None, now)
+    executions = {pod.execution for pod in pods if pod.is_alive} | ({execution} if execution else set())
+    claim = claim_of(job)
+    claims = {("PersistentVolumeClaim", claim)} if claim and has_claim(job, status, jobs) else set()
+    observed = Observed(
+        job=job,
+        status=status,
+        jobs=tuple(jobs),
+        pods=tuple(pods),
+        existing=frozenset({("Job", one.name) for one in jobs} | claims),
+        last_reports=report_store.of_job(key, executions),
+        deleted_pods=deleted_pods,
+        silent_since=report_store.silent_since(key, now),
+        has_reported=report_store.has_reported(key),
+        path_is_cut=report_store.path_is_cut,
+    )
+    return with_worker_indices(observed)
+
+
+def has_claim(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> bool:
+    """Return whether the claim of the job is known to exist: it is created before the Job of the present execution."""
+    execution = current_execution(job, status, jobs)
+    return any(one.execution == execution for one in jobs)
+
+
+def current_execution(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> Execution | None:
+    """Return the present execution; None if no stage is left."""
+    stage = current_stage(with_added_phases(status.phases, job.spec))
+    return stage.execution(max([1, status.execution, *(job.execution.number for job in jobs)])) if stage else None
+
+
+def _without(finished: Sequence[ChildJob], present: Execution | None) -> str:
+    """Return a selector that leaves out pods of earlier executions whose pods have all ended: these are kept for
+    their logs, and may be thousands."""
+    names = sorted(job.name for job in finished if job.execution != present)
+    return f",{_POD_JOB} notin ({','.join(names)})" if names else ""
+
+
+def claim_of(job: PseudoRealJob) -> str | None:
+    """Return the name of the claim that the operator creates for the job; None if the job has no volume, or names an
+    existing claim."""
+    volume = job.spec.checkpoint.storage.mounted
+    return None if volume is None or volume.claim_name is not None else claim_name(job.metadata.name)
+
+
+def _reporting_pod(pods: Sequence[Pod], present: Execution | None, first: int) -> Pod | None:
+    """Return the pod of rank 0, which reports the progress, if it runs; else None."""
+    if present is None or present.kind is not StageKind.TRAIN:
+        return None
+    return next((p for p in pods if p.phase is PodPhase.RUNNING and p.execution == present and p.index == first), None)
+
+
+def _name(body: Json) -> str:
+    return str(body["metadata"]["name"])

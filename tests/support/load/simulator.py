@@ -1,0 +1,148 @@
+"""Simulated pods without nodes: they run as soon as they exist, and end with the termination message of a good phase.
+
+kwok could do the first part. The second part is this project's own contract, by which the operator learns a phase's
+result; so pods are simulated as a whole here.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+from pseudoreal_api.names import CONTAINER, LABEL_EXECUTION, LABEL_JOB, LABEL_PHASE, LABEL_STAGE
+from pseudoreal_api.wire.messages import TerminationMessage
+from pseudoreal_operator import clock
+
+from tests.support.cluster import CHECKPOINTS, RESULTS
+from tests.support.load.audit import SIMULATOR_END
+from tests.support.load.connection import MERGE, Connection
+
+Json = dict[str, Any]
+
+RUN_SECONDS = 5.0
+"""Minimum seconds that a pod runs, so that the operator's answer to its start is not mistaken for one to its end."""
+_AT_ONCE = 16
+_GONE = 404
+
+
+@dataclass(frozen=True)
+class PodKind:
+    """How to recognize the pods of one kind of jobs, and their termination message."""
+
+    job_label: str
+    """Label with the name of the job."""
+    container: str
+    message: Callable[[Json], str]
+    """Returns the termination message of a pod with these labels."""
+
+
+class Simulator:
+    """Simulates pods; pods of a job run without end until the job is released."""
+
+    def __init__(self, connection: Connection, namespace: str, kind: PodKind) -> None:
+        self._connection, self._kind = connection, kind
+        self._pods = f"/api/v1/namespaces/{namespace}/pods"
+        self._released: set[str] = set()
+        self._held: defaultdict[str, list[Json]] = defaultdict(list)
+        """Job -> its running pods."""
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.started = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self._begin(self._watch())
+        try:
+            yield
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+
+    def check(self) -> None:
+        """Raise the errors of background tasks."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    def release(self, job: str) -> None:
+        """Let the job's pods end; pods of later phases end after they ran for a while."""
+        self._released.add(job)
+        for pod in self._held.pop(job, []):
+            self._begin(self._end(pod))
+
+    async def _watch(self) -> None:
+        """Watch the pods, again whenever the API server ends the watch, as it does for slow clients.
+
+        The next watch starts with all existing pods.
+        """
+        known: set[str] = set()
+        while True:
+            async for change, pod in self._connection.watch(self._pods, self._kind.job_label):
+                if change == "ADDED" and pod["metadata"]["uid"] not in known:
+                    known.add(pod["metadata"]["uid"])
+                    self._begin(self._start(pod))
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: None if done.cancelled() or done.exception() else self._tasks.discard(done))
+
+    async def _start(self, pod: Json) -> None:
+        await self._patch(pod, running(self._kind), "pod-start")
+        self.started += 1
+        await asyncio.sleep(RUN_SECONDS)
+        job = pod["metadata"]["labels"][self._kind.job_label]
+        if job in self._released:
+            await self._end(pod)
+        else:
+            self._held[job].append(pod)
+
+    async def _end(self, pod: Json) -> None:
+        await self._patch(pod, ended(self._kind, pod["metadata"]["labels"], datetime.now(UTC)), SIMULATOR_END)
+
+    async def _patch(self, pod: Json, status: Json, manager: str) -> None:
+        path = f"{self._pods}/{pod['metadata']['name']}/status"
+        async with self._places:
+            try:
+                await self._connection.request("PATCH", path, {"status": status}, MERGE, fieldManager=manager)
+            except aiohttp.ClientResponseError as error:
+                # The pod was deleted.
+                if error.status != _GONE:
+                    raise
+
+
+def running(kind: PodKind) -> Json:
+    return _status("Running", kind, {"running": {"startedAt": clock.to_text(datetime.now(UTC))}}, ready=True)
+
+
+def ended(kind: PodKind, labels: Json, now: datetime) -> Json:
+    terminated = {"exitCode": 0, "reason": "Completed", "message": kind.message(labels)}
+    return _status("Succeeded", kind, {"terminated": terminated | {"finishedAt": clock.to_text(now)}}, ready=False)
+
+
+def _status(phase: str, kind: PodKind, state: Json, *, ready: bool) -> Json:
+    container = {"name": kind.container, "image": "trainer", "imageID": "", "restartCount": 0, "ready": ready}
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    return {"phase": phase, "conditions": conditions, "containerStatuses": [container | {"state": state}]}
+
+
+def _result(labels: Json) -> str:
+    """Return the result of the stage named by the labels."""
+    stage = "delink" if labels[LABEL_STAGE] == "delink" else labels[LABEL_PHASE]
+    message = TerminationMessage(
+        outcome="Succeeded",
+        phase=labels[LABEL_PHASE],
+        execution=int(labels[LABEL_EXECUTION]),
+        checkpoint=CHECKPOINTS[stage],
+        digest="0" * 64,
+        **RESULTS[stage],
+    )
+    return message.to_json()
+
+
+OURS = PodKind(LABEL_JOB, CONTAINER, _result)

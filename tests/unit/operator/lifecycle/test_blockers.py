@@ -1,0 +1,112 @@
+"""Blockers: why pods do not start, and what the job has to do with it."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_operator.lifecycle.blockers import describe_blocker, why_queued
+from pseudoreal_operator.observe.reading import read_pod
+from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import ChildJob, JobState, Pod
+
+from tests.unit.operator.lifecycle.support.steps import condition_message, condition_states
+from tests.unit.operator.support.world import World, make_job
+
+UNBOUND = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: not helpful"
+LATE = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'
+
+
+def world_with_scheduler_message(said: str, **changes: Any) -> World:
+    """Return a world in which the first pods of a job wait with this message of the scheduler."""
+    world = World(make_job(spec__checkpoint=changes.pop("checkpoint", {}), **changes))
+    world.settle()
+    world.control()
+    for pod in world.alive():
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+        pod["status"]["conditions"] = [condition]
+    world.settle()
+    assert condition_states(world)["Progressing"] == ("False", "Unschedulable")
+    return world
+
+
+@pytest.mark.parametrize("said", [UNBOUND, LATE])
+def test_unbound_claim_is_named_with_the_field_to_change(said: str) -> None:
+    text = condition_message(world_with_scheduler_message(said), "Progressing")
+    assert "Claim sim-checkpoints asks for ReadWriteMany" in text
+    assert "its class is the cluster's default" in text
+    assert "spec.checkpoint.storage.volume.claimTemplate.spec.storageClassName" in text
+    named = {"storage": {"volume": {"claimTemplate": {"spec": {"storageClassName": "gp3"}}}}}
+    assert "its class is gp3." in condition_message(world_with_scheduler_message(said, checkpoint=named), "Progressing")
+
+
+@pytest.mark.parametrize(
+    ("said", "changes"),
+    [
+        ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu", {}),
+        (UNBOUND, {"checkpoint": {"storage": {"volume": {"claimName": "mine"}}}}),
+        (UNBOUND, {"spec__phases__1__workers": 1}),
+    ],
+)
+def test_claim_is_not_mentioned_for_other_blockers(said: str, changes: dict[str, Any]) -> None:
+    assert "ReadWriteMany" not in condition_message(world_with_scheduler_message(said, **changes), "Progressing")
+
+
+def pending_pod(**status: Any) -> Pod:
+    labels = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/stage": "train", "pseudoreal.dev/execution": "3"}
+    return read_pod({"metadata": {"name": "p", "labels": labels}, "status": {"phase": "Pending", **status}})
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "says"),
+    [
+        (
+            {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no gpu"}
+                ]
+            },
+            "Unschedulable",
+            "free or add what the scheduler misses",
+        ),
+        (
+            {"containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
+            "ImagePullBackOff",
+            "correct spec.pod.image",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "trainer",
+                        "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no x"}},
+                    }
+                ]
+            },
+            "CreateContainerConfigError",
+            "no x",
+        ),
+        (
+            {"initContainerStatuses": [{"name": "i", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
+            "ErrImagePull",
+            "access to the registry",
+        ),
+    ],
+)
+def test_blocker_says_what_to_do(status: dict[str, Any], reason: str, says: str) -> None:
+    found = describe_blocker([pending_pod(**status)])
+    assert found
+    assert found.reason == reason
+    assert says in found.message
+    assert "kubectl describe pod p" in found.message
+
+
+def test_creation_of_containers_is_no_blocker() -> None:
+    waiting = [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]
+    scheduled = [{"type": "PodScheduled", "status": "True"}]
+    assert describe_blocker([pending_pod(containerStatuses=waiting, conditions=scheduled)]) is None
+
+
+def test_reason_of_a_queued_job_names_its_queue_and_workload() -> None:
+    job = ChildJob("the-job", Execution("real", StageKind.TRAIN, 3), JobState.ACTIVE, queued=True, uid="0f1e")
+    assert "until queue gpus admits it" in why_queued(job, "gpus")
+    assert "job-uid=0f1e" in why_queued(job, "gpus")
+    assert "a queue that spec.scheduling.queue does not name" in why_queued(job, None)

@@ -1,0 +1,116 @@
+"""Listed objects that belong to the job, and objects that do not."""
+
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.cluster.bounds import Unreadable
+from pseudoreal_operator.observe.fetch import observe
+from pseudoreal_operator.observe.report_store import ReportStore
+from pseudoreal_operator.observe.sightings import Sightings
+from pseudoreal_operator.observe.stages import pending_phases
+from pseudoreal_operator.observe.termination_messages import TerminationMessages
+from pseudoreal_operator.observe.view import Observed
+
+from tests.unit.operator.support.world import UID, make_job
+
+CLAIM = {"retentionPolicy": "Delete"}
+
+
+class Server:
+    """A fake API server with the given lists, and one claim."""
+
+    def __init__(self, claim: Json | None = None, **listed: list[Json]) -> None:
+        self._claim, self._listed = claim, listed
+        self.asked: list[str] = []
+        self.unreadable: list[Json] = []
+
+    async def find(self, kind: str, *_: str) -> Json | None:
+        self.asked.append(kind)
+        return self._claim
+
+    async def each(
+        self, kind: str, _namespace: str, selector: str, *, skipped: Callable[[Json, Unreadable], None]
+    ) -> AsyncIterator[Json]:
+        self.asked.append(f"{kind} {selector}")
+        for body in self.unreadable:
+            skipped(body, Unreadable("TooDeep", "it is deep"))
+        for body in self._listed.get(kind, []):
+            yield body
+
+
+async def observe_with(server: Server, status: PseudoRealJobStatus | None = None) -> Observed:
+    job = make_job(spec__checkpoint__storage={"volume": CLAIM})
+    at = status or PseudoRealJobStatus(execution=1, phases=pending_phases(job.spec))
+    return await observe(
+        cast(Api, server), ReportStore(), TerminationMessages(), Sightings(), job, at, datetime.now(UTC)
+    )
+
+
+def child_job(name: str, execution: int, **status: Any) -> Json:
+    labels = {"job-uid": UID, "phase": "pseudo", "stage": "train", "execution": str(execution)}
+    return labelled(name, **labels) | {"status": status}
+
+
+ENDED = [{"type": "Failed", "status": "True"}]
+
+
+def labelled(name: str, **labels: str) -> dict[str, Any]:
+    owners = [{"kind": "PseudoRealJob", "uid": labels.get("job-uid"), "controller": True}]
+    named = {f"pseudoreal.dev/{key}": value for key, value in labels.items()}
+    return {"metadata": {"name": name, "labels": named, "ownerReferences": owners}}
+
+
+async def test_existing_claim_is_used() -> None:
+    found = await observe_with(Server(claim={"metadata": {"name": "sim-checkpoints"}}))
+    assert ("PersistentVolumeClaim", "sim-checkpoints") in found.existing
+    assert found.objects_of_deleted_job == ()
+
+
+async def test_claim_of_a_deleted_job_is_reported() -> None:
+    found = await observe_with(Server(claim=labelled("sim-checkpoints", **{"job-uid": "another"})))
+    assert (found.existing, found.objects_of_deleted_job) == (frozenset(), ("sim-checkpoints",))
+
+
+async def test_labelled_object_of_others_is_no_child() -> None:
+    execution = {"phase": "real", "stage": "train", "execution": "1"}
+    own, old = labelled("own", **{"job-uid": UID}, **execution), labelled("old", **{"job-uid": "another"}, **execution)
+    found = await observe_with(Server(Job=[own, old, labelled("evaluation", **{"job-name": "sim"})]))
+    assert [job.name for job in found.jobs] == ["own"]
+    assert (found.existing, found.objects_of_deleted_job) == (frozenset({("Job", "own")}), ("old",))
+
+
+async def test_observing_a_running_job_takes_two_requests() -> None:
+    server = Server(Job=[child_job("sim-pseudo-e1", 1)])
+    found = await observe_with(server)
+    assert server.asked == ["Job pseudoreal.dev/job-name=sim", "Pod pseudoreal.dev/job-name=sim"]
+    assert ("PersistentVolumeClaim", "sim-checkpoints") in found.existing, "it was made before the Job"
+
+
+async def test_pods_of_ended_executions_are_not_listed() -> None:
+    over = child_job("sim-pseudo-e1", 1, conditions=ENDED)
+    ending = [child_job("sim-pseudo-e2", 2, conditions=ENDED, terminating=1), child_job("sim-pseudo-e3", 3, active=2)]
+    present = child_job("sim-pseudo-e4", 4, conditions=ENDED)
+    server = Server(Job=[over, *ending, present])
+    await observe_with(server, PseudoRealJobStatus(execution=4, phases=pending_phases(make_job().spec)))
+    selector = "pseudoreal.dev/job-name=sim,batch.kubernetes.io/job-name notin (sim-pseudo-e1)"
+    assert server.asked[1] == f"Pod {selector}"
+
+
+async def test_unreadable_object_of_others_is_ignored() -> None:
+    server = Server()
+    foreign = labelled("theirs", **{"job-uid": UID})
+    del foreign["metadata"]["ownerReferences"]
+    server.unreadable = [foreign, {"metadata": {}}, {"metadata": {"name": "bare"}}]
+    found = await observe_with(server)
+    assert (found.jobs, found.pods, found.objects_of_deleted_job) == ((), (), ())
+
+
+async def test_unreadable_child_of_the_job_raises() -> None:
+    server = Server()
+    server.unreadable = [child_job("sim-pseudo-e1", 1)]
+    with pytest.raises(Unreadable, match="sim-pseudo-e1, which belongs to it, cannot be read: it is deep"):
+        await observe_with(server)

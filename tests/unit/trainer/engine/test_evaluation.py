@@ -1,0 +1,74 @@
+"""Text that the model writes in training equals the text of a plain model with the same weights, in every layout and
+home."""
+
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pseudoreal_trainer.engine.evaluation import assign_sequences
+from pseudoreal_trainer.model.sampling import generate
+from pseudoreal_trainer.model.transformer import build_model, load_into
+
+from tests.unit.trainer.engine.support import reference
+from tests.unit.trainer.engine.support.cases import PROMPTS, SAMPLING, WRITTEN, Case
+from tests.unit.trainer.engine.support.running import Result, want
+
+ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
+DENSE = [
+    *(Case(homes=homes, window=window, stash=homes == "D") for homes in ("d", "hD") for window in (1, 2)),
+    Case(options="Llama3", blocks=2, homes="hD", recompute=False),
+    Case(options="Mistral", pipeline=2, homes="D"),
+    Case(vocabulary=300, soft_cap="2", loss_chunk=5, tied=True),
+    *(Case(data=2, sharding=sharding, homes="hDd") for sharding in ("None", "Full")),
+    *(Case(pipeline=2, order=order, micro_batches=8) for order in ORDERS),
+    Case(pipeline=2, tied=True, homes="h"),
+    Case(data=4, sharding="Full"),
+    *(Case(pipeline=2, data=2, sharding="Full", order=order, homes="dhD") for order in ("Layered", "1F1B")),
+]
+"""One of four data ranks has no prompt of its own."""
+WITH_EXPERTS = [
+    Case(options="Mixtral", data=2, sharding="Full"),
+    Case(experts=6, prototypes=2, pipeline=2, homes="hD"),
+]
+MASKED = [
+    Case(documents=True, homes="hD"),
+    Case(documents=True, pipeline=2, data=2, sharding="Full", options="Mistral"),
+    Case(documents=True, data=2, experts=6, prototypes=2),
+]
+"""Tokens after the end of a document do not see the tokens before it."""
+CASES = [*DENSE, *WITH_EXPERTS, *MASKED]
+want(CASES, written=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_engine_generates_the_text_of_a_plain_model(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    results = engine_results[case]
+    expected = reference.write(case, results[0].weights)
+    assert len({*chain.from_iterable(expected)}) > 3, "it is drawn at random"
+    for result in results:
+        assert result.written == expected, "the same on every rank"
+
+
+@pytest.mark.parametrize("case", [*DENSE, *WITH_EXPERTS], ids=lambda case: case.name)
+def test_engine_generates_the_text_of_sampling_from_a_checkpoint(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
+    """Padding after a text does not affect the text."""
+    model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
+    load_into(model, engine_results[case][0].weights)
+    for number, (prompt, found) in enumerate(zip(PROMPTS, engine_results[case][0].written, strict=True)):
+        sampling = replace(SAMPLING, seed=SAMPLING.seed + number)
+        assert found == generate(model, prompt, WRITTEN, case.model.sequence_length, sampling)
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 9))
+def test_every_sequence_counts_on_one_rank_and_all_ranks_run_equally_often(count: int, data: int, at_once: int) -> None:
+    ranks = [list(assign_sequences(count, data, rank, at_once)) for rank in range(data)]
+    counted = [sequence.index for runs in ranks for run in runs for sequence in run if sequence.counts]
+    assert sorted(counted) == list(range(count))
+    assert all(0 <= sequence.index < count for runs in ranks for run in runs for sequence in run)
+    assert len({tuple(map(len, runs)) for runs in ranks}) == 1, "as many in as many runs"
+    assert max(map(len, ranks[0])) <= at_once

@@ -1,0 +1,137 @@
+"""YAML with the line and column of each field. Pure.
+
+The text is parsed like kubectl does: `3e-4` is a number, a date is a string, and a repeated key is an error.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+_FLOAT = "tag:yaml.org,2002:float"
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_GO_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+_PATH = re.compile(r"\b(?:apiVersion|kind|metadata|spec)\b(?:\.[A-Za-z]\w*|\[[^\]\s]+\])*")
+_STEP = re.compile(r"([A-Za-z]\w*)|\[([^\]]+)\]")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Fault at a place of a file. `line` and `column` count from 1."""
+
+    line: int
+    column: int
+    sentence: str
+
+    def text(self, file: str) -> str:
+        return f"{file}:{self.line}:{self.column}: {self.sentence}"
+
+
+class UnreadableYaml(ValueError):
+    """The text is not YAML, or repeats a key."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        super().__init__("\n".join(fault.sentence for fault in faults))
+        self.faults = faults
+
+
+@dataclass(frozen=True)
+class Document:
+    """Document of a YAML file: its content, and its node tree with positions."""
+
+    body: Any
+    node: yaml.Node
+
+    def fault(self, sentence: str) -> Fault:
+        """Return the sentence as a fault at the first field path in its text: at the field's key, or the nearest
+        enclosing one."""
+        mark = self.node.start_mark
+        named = _PATH.search(sentence)
+        node: yaml.Node | None = self.node
+        for step in _STEP.finditer(named[0] if named else ""):
+            found = _child(node, step[1] or step[2])
+            if found is None:
+                break
+            mark, node = found
+        return Fault(mark.line + 1, mark.column + 1, sentence)
+
+
+def read_documents(text: str) -> list[Document]:
+    """Return the nonempty documents. Raises UnreadableYaml."""
+    try:
+        loader = _Loader(text)
+        documents = [*_each(loader)]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        raise UnreadableYaml([Fault(line, column, f"this is no YAML: {_problem(error)}")]) from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UnreadableYaml([Fault(1, 1, f"this is no YAML: {error}")]) from error
+    return documents
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    around = error.context_mark
+    where = f" {error.context} that begins in line {around.line + 1}" if around else ""
+    return f"{error.problem}{where}"
+
+
+def _each(loader: "_Loader") -> Iterator[Document]:
+    while loader.check_node():
+        node = loader.get_node()
+        assert node is not None, "check_node() is True only if there is a node"
+        repeated = [*_repeated(node)]
+        if repeated:
+            raise UnreadableYaml(repeated)
+        try:
+            body = loader.construct_document(node)
+        except (ValueError, LookupError, AttributeError) as error:  # a tag that does not suit its value, as in !!int x
+            mark = node.start_mark
+            raise UnreadableYaml([Fault(mark.line + 1, mark.column + 1, f"this is no YAML: {error}")]) from error
+        if body is not None:
+            yield Document(body, node)
+
+
+class _Loader(yaml.SafeLoader):
+    """Loader with Go's rules for plain scalars."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_FLOAT, _GO_FLOAT, list("-+.0123456789"))
+
+
+def _repeated(node: yaml.Node) -> Iterator[Fault]:
+    if isinstance(node, yaml.MappingNode):
+        keys = [key.value for key, _ in node.value]
+        for place, (key, value) in enumerate(node.value):
+            if isinstance(key, yaml.ScalarNode) and key.value in keys[:place]:
+                mark = key.start_mark
+                yield Fault(mark.line + 1, mark.column + 1, f"{key.value} stands here a second time; keep one of them")
+            yield from _repeated(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _repeated(item)
+
+
+def _child(node: yaml.Node | None, step: str) -> tuple[yaml.Mark, yaml.Node] | None:
+    """Return the position and value of a field or list item. A list item is named by its index, or by its `name`
+    field."""
+    if isinstance(node, yaml.MappingNode):
+        return next(((key.start_mark, value) for key, value in node.value if key.value == step), None)
+    if isinstance(node, yaml.SequenceNode):
+        if step.isdecimal():
+            items = node.value[int(step) : int(step) + 1]
+        else:
+            items = [item for item in node.value if _name(item) == step]
+        return (items[0].start_mark, items[0]) if items else None
+    return None
+
+
+def _name(item: yaml.Node) -> str | None:
+    found = _child(item, "name") if isinstance(item, yaml.MappingNode) else None
+    return str(found[1].value) if found else None

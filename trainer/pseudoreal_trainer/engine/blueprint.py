@@ -1,0 +1,26 @@
+"""Configuration of an engine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
+
+from pseudoreal_trainer.plan.units import Unit
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Configuration of an engine besides its layout."""
+
+    model: Model
+    optimizer: OptimizerSpec
+    units: tuple[Unit, ...]
+    """Units of the model, with all experts, whichever of them a rank holds."""
+    master: torch.dtype
+    compute: torch.dtype
+    compiled: bool
+    offload_directory: Path
+    end_of_document: int | None = None
+    """Token id that ends a document; attention stays within documents. None: attention spans whole sequences."""

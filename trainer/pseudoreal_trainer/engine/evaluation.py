@@ -1,0 +1,101 @@
+"""Evaluations during training: sequences for each data rank, and text that the model generates.
+
+Text is generated in any layout and with any homes. Each token takes one evaluation of all prompts, each prompt in a
+pass as long as a training sequence, like the windows of a validation. So generation needs no more memory than
+validation, compiles and tries no other shape, and the same weights generate the same tokens on any number of ranks.
+Padding after a prompt's last token cannot affect that token: attention is causal, and a full expert has accepted
+earlier tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.model.sampling import Sampling, draw
+from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
+
+
+@dataclass(frozen=True)
+class AssignedSequence:
+    """A sequence that a data rank evaluates in a run of the engine."""
+
+    index: int
+    """Index of the sequence."""
+    counts: bool
+    """Whether this rank's result counts; if not, another rank's does, and this rank only takes part in the
+    collectives."""
+
+
+def assign_sequences(count: int, data: int, data_rank: int, at_once: int) -> Iterator[list[AssignedSequence]]:
+    """Yield the sequences of one of `data` ranks, at most `at_once` per run. Every rank has as many runs, and as many
+    sequences in each. Each of the `count` sequences counts on one rank."""
+    own = [first + data_rank for first in range(0, count, data)]
+    for begin in range(0, len(own), at_once):
+        yield [AssignedSequence(min(index, count - 1), index < count) for index in own[begin : begin + at_once]]
+
+
+@dataclass(frozen=True)
+class _Contexts:
+    """Ends of texts for the evaluation of their next tokens, one text per micro-batch."""
+
+    texts: Sequence[Sequence[int]]
+    sequence: int
+    padding: int
+    """Padding token after the text."""
+
+    def shape(self, micro_batch: int) -> MicroBatchShape:  # noqa: ARG002
+        return 1, self.sequence
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        """Return the last tokens of a text, followed by padding: [1, T + 1]."""
+        seen = torch.tensor(self.texts[micro_batch][-self.sequence :])
+        return torch.nn.functional.pad(seen, (0, self.sequence + 1 - len(seen)), value=self.padding)[None]
+
+    @property
+    def lasts(self) -> list[int]:
+        """Index of each text's last token in its micro-batch."""
+        return [min(len(text), self.sequence) - 1 for text in self.texts]
+
+
+def generate(
+    engine: Engine, prompts: Sequence[Sequence[int]], count: int, sequence: int, sampling: Sampling, at_once: int
+) -> list[list[int]]:
+    """Return `count` tokens after each prompt of at least one token; the same on every rank. Every rank calls this.
+
+    `sequence`: length of a training sequence. `at_once`: prompts that a rank evaluates in one run of the engine.
+    """
+    texts = [[*prompt] for prompt in prompts]
+    # One generator per prompt, so that its text depends neither on other prompts nor on the number of ranks.
+    generators = [torch.Generator().manual_seed(sampling.seed + number) for number in range(len(texts))]
+    for _ in range(count):
+        for text, token in zip(
+            texts, _next_tokens(engine, texts, sequence, sampling, generators, at_once), strict=True
+        ):
+            text.append(token)
+    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def _next_tokens(
+    engine: Engine,
+    texts: Sequence[Sequence[int]],
+    sequence: int,
+    sampling: Sampling,
+    generators: Sequence[torch.Generator],
+    at_once: int,
+) -> list[int]:
+    """Return the next token of each text; the same on every rank."""
+    groups = engine.groups
+    # Not the end of a document: each end would add a document, which is computed separately.
+    padding = 1 if engine.blueprint.end_of_document == 0 else 0
+    drawn = torch.zeros(len(texts), dtype=torch.int64, device=groups.device)
+    for own in assign_sequences(len(texts), groups.layout.data, groups.data_rank, at_once):
+        contexts = _Contexts([texts[assigned.index] for assigned in own], sequence, padding)
+        for m, logits in engine.logits(contexts, contexts.lasts).items():
+            if own[m].counts:
+                drawn[own[m].index] = draw(logits, sampling, generators[own[m].index])
+    # Each entry is zero on all ranks but one: the sum shares out the drawn tokens.
+    tokens: list[int] = groups.ranks.sum_(drawn).tolist()
+    return tokens

@@ -1,0 +1,127 @@
+"""Distribution of tokens over experts in a step: sums over ranks, reported statistics, and the update of the balancing
+bias."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.model.experts import Choice, Tally
+from pseudoreal_trainer.plan.records import SumChoices
+
+NO_ROUTER_STATISTICS = torch.empty(0, 0, dtype=torch.float64)
+"""[layers with experts, sums] of a model without experts."""
+
+
+class ChoiceCounts:
+    """How often the tokens of a step choose each expert of a position, without balancing biases.
+
+    First this rank's counts, then the sums over ranks. Counts are whole numbers, so it does not matter how a batch is
+    cut. Main thread only.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, Tensor] = {}
+        self._under_way: dict[int, tuple[dist.Work, int]] = {}
+        """Position -> its pending all-reduce, and the start time in nanoseconds of time.perf_counter_ns."""
+
+    def add(self, position: int, choice: Choice) -> None:
+        """Add the choices of a micro-batch, if a loss needs them."""
+        if (counts := choice.unbiased_counts) is not None:
+            before = self._counts.get(position)
+            # Cloned: the all-reduce works in place, and the choice keeps its own counts.
+            self._counts[position] = counts.clone() if before is None else before + counts
+
+    def begin_sum(self, record: SumChoices, groups: ProcessGroups, trace: Trace) -> None:
+        """Launch the sum over the data ranks; `finish` waits for it.
+
+        `router_counts` is used only here, in plan order, which is the same for all data ranks of a pipeline rank.
+        """
+        if groups.router_counts is None:
+            return
+        counts, begin = self._counts[record.position], time.perf_counter_ns()
+        work = dist.all_reduce(counts, group=groups.router_counts, async_op=True)
+        assert work is not None, "this rank is part of the group"
+        self._under_way[record.position] = work, begin
+        trace.count_bytes("collective", 2 * (groups.layout.data - 1) * counts.nbytes // groups.layout.data)
+
+    def finish(self, position: int, groups: ProcessGroups, trace: Trace) -> None:
+        """Wait for the position's sum, if one was launched."""
+        if (under_way := self._under_way.pop(position, None)) is not None:
+            work, begin = under_way
+            with groups.ranks.heartbeat.waiting(f"sums the choices of experts at position {position}"):
+                work.wait()
+            trace.add("collective", begin, SumChoices(position))
+
+    def of(self, position: int) -> Tensor:
+        """Return the counts of a position, [experts]."""
+        return self._counts[position]
+
+
+def change_of_bias(counts: Tensor, rate: float) -> Tensor:
+    """Return the change of a block's balancing bias, [experts], float64, from the tokens of each expert in a step.
+
+    `rate` up for experts with fewer tokens than the mean, `rate` down for experts with more (Wang et al., arXiv
+    2408.15664, algorithm 1), minus the mean of these changes, as in TorchTitan. A shift of all biases does not change
+    the choice of experts, but without the subtraction biases would drift to where bfloat16 cannot tell them apart.
+
+    counts [experts]: sums of whole numbers, independent of the order of ranks and micro-batches.
+    """
+    tokens = counts.double()
+    # Whole numbers on both sides: the mean itself would be rounded.
+    signs = (tokens.sum() - len(tokens) * tokens).sign()
+    return rate * (signs - signs.mean())
+
+
+def choices_of(sums: Sequence[float], layers: int) -> list[list[float]]:
+    """Return how many tokens chose each expert, layer after layer with experts; `sums` as in `ExpertLoad.of`."""
+    return [[*row[: -Tally.OTHERS]] for row in _rows(sums, layers)]
+
+
+def _rows(sums: Sequence[float], layers: int) -> list[Sequence[float]]:
+    width = len(sums) // max(layers, 1)
+    return [sums[begin : begin + width] for begin in range(0, len(sums), max(width, 1))]
+
+
+@dataclass(frozen=True)
+class ExpertLoad:
+    """Distribution of a step's tokens over the experts of all layers."""
+
+    largest: float
+    """Tokens of the busiest expert as a multiple of the mean over its layer's experts; the largest value of all
+    layers."""
+    mean: float
+    """The same, averaged over the layers."""
+    idle: float
+    """Share of all experts that no token chose."""
+    dropped: float
+    """Share of the choices that experts refused because they were full."""
+    entropy: float
+    """Entropy of the router probabilities in nats, averaged over tokens, prototypes and layers."""
+    auxiliary_loss_sum: float
+    """Auxiliary losses of all layers with their factor, summed over the tokens of the batch, in nats."""
+
+    @classmethod
+    def of(cls, sums: Sequence[float], layers: int) -> "ExpertLoad | None":
+        """Return the load; None if no layer has experts. `sums`: `Tally.sums` of the step, layer after layer with
+        experts."""
+        if not layers:
+            return None
+        rows = _rows(sums, layers)
+        tokens = choices_of(sums, layers)
+        refused, entropies, auxiliary_losses = zip(*(row[-Tally.OTHERS :] for row in rows), strict=True)
+        choices = sum(map(sum, tokens))
+        violations = [max(row) * len(row) / sum(row) for row in tokens]
+        return cls(
+            largest=max(violations),
+            mean=sum(violations) / layers,
+            idle=sum(count == 0 for row in tokens for count in row) / sum(map(len, tokens)),
+            dropped=sum(refused) / choices,
+            entropy=sum(entropies) / choices,
+            auxiliary_loss_sum=sum(auxiliary_losses),
+        )

@@ -1,0 +1,191 @@
+"""Why a rank failed: out of memory, a lost peer, or a crash of the process, with sentences for users.
+
+The sentences are in the rank's own message, or in the message of its pod if the rank could leave none.
+"""
+
+import errno
+import faulthandler
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pseudoreal_api.quantity import readable_bytes
+from pseudoreal_api.resolved.config import PhaseConfig
+
+from pseudoreal_trainer.cgroups import MemoryUse, PodMemory
+from pseudoreal_trainer.errors import PeerFailed, causes
+
+_GPU_ERROR = "OutOfMemoryError"
+"""Name of torch's error type; a name, because torch may not be imported yet."""
+_GPU_SAYS = re.compile(
+    r"Tried to allocate (?P<asked>[\d.]+ \w+).*?total capacity of (?P<capacity>[\d.]+ \w+)"
+    r".*?this process has (?P<used>[\d.]+ \w+) memory in use",
+    re.DOTALL,
+)
+_CUDA_SAYS = ("CUDA error: out of memory", "Cuda failure 2 'out of memory'", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Out-of-memory phrases in errors of CUDA itself, NCCL and cuBLAS."""
+_HOST_SAYS = re.compile(r"can't allocate memory: you tried to allocate (?P<bytes>\d+) bytes")
+_ARRAY_SAYS = re.compile(r"Unable to allocate (?P<asked>[\d.]+ \w+)")
+
+
+@dataclass(frozen=True)
+class Lack:
+    on_gpu: bool
+    text: str
+    """Phrase on the requested amount, if known."""
+
+
+def lack_of_memory(error: BaseException) -> Lack | None:
+    """Return the lack of memory reported by an error or one of its causes; None for other errors."""
+    return next((found for found in map(_lack, causes(error)) if found is not None), None)
+
+
+def rank_sentence(lack: Lack, use: MemoryUse, config: PhaseConfig) -> str:
+    """Return the sentence of a rank without enough memory."""
+    facts = [lack.text] if lack.on_gpu else [lack.text, *_host_facts(use)]
+    return f"out of memory: {', '.join(facts)}; {advice(config, on_gpu=lack.on_gpu)}"
+
+
+def killed_sentence(ranks: Sequence[int], memory: PodMemory, config: PhaseConfig) -> str:
+    """Return the sentence of a pod with a process ended by the OOM killer. `ranks` are the local ranks without an
+    outcome."""
+    limit = "the memory of its node" if memory.limit is None else f"its limit of {readable_bytes(memory.limit)}"
+    peak = "" if memory.peak is None else f" (peak {readable_bytes(memory.peak)})"
+    return (
+        f"out of memory: the system ended local rank {', '.join(map(str, ranks))}, as the pod used more than"
+        f" {limit}{peak}; {advice(config, on_gpu=False)}"
+    )
+
+
+def advice(config: PhaseConfig, *, on_gpu: bool) -> str:
+    """Return advice on spec fields for reducing the need of memory."""
+    return "to need less, " + ", or ".join(_changes(config, on_gpu))
+
+
+def _lack(error: BaseException) -> Lack | None:
+    text = str(error)
+    if type(error).__name__ == _GPU_ERROR:
+        return Lack(True, _gpu_facts(text))
+    if said := [line for line in text.splitlines() if any(words in line for words in _CUDA_SAYS)]:
+        return Lack(True, said[0])
+    if found := _HOST_SAYS.search(text):
+        return Lack(False, f"asked for {readable_bytes(int(found['bytes']))}")
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        found = _ARRAY_SAYS.search(text)
+        return Lack(False, f"asked for {found['asked']}" if found else "the host has no more")
+    return None
+
+
+def _gpu_facts(text: str) -> str:
+    found = _GPU_SAYS.search(text)
+    if found is None:
+        return text.partition("\n")[0]
+    return f"asked for {found['asked']} on a GPU of {found['capacity']}, of which this rank used {found['used']}"
+
+
+def _host_facts(use: MemoryUse) -> Iterator[str]:
+    yield f"this rank used {readable_bytes(use.process)}"
+    if use.bound is not None:
+        yield f"and may have {readable_bytes(use.bound)} of data"
+    if use.pod.limit is not None and use.pod.used is not None:
+        yield f"its pod {readable_bytes(use.pod.used)} of {readable_bytes(use.pod.limit)}"
+
+
+def _changes(config: PhaseConfig, on_gpu: bool) -> Iterator[str]:
+    phase, offload = f"spec.phases[{config.phase}]", config.offload
+    if not on_gpu:
+        yield f"raise {phase}.resources.limits.memory"
+    if config.batch.micro_batches < config.batch.sequences:
+        yield f"raise {phase}.batch.microBatches (now {config.batch.micro_batches})"
+    if config.activations.keep == "All":
+        yield f"set {phase}.activations.keep: Inputs"
+    elif on_gpu and config.activations.home == "Device":
+        yield f"set {phase}.activations.home: Host"
+    if offload.home != "Disk":
+        yield f"set {phase}.offload.home: {'Host' if on_gpu and offload.home == 'Device' else 'Disk'}"
+    if offload.window > 1 and (offload.homes or offload.budget or offload.home != "Device"):
+        yield f"lower {phase}.offload.window (now {offload.window})"
+    if not on_gpu:
+        yield f"lower spec.checkpoint.bufferBytes (now {config.checkpoint.buffer_bytes})"
+
+
+_TYPES = ("DistNetworkError", "DistStoreError")
+"""Names of torch's error types for failures of the store used for rendezvous; names, because torch may not be imported
+yet."""
+_GLOO_SAYS = "gloo/transport/"
+_NCCL_SAYS = (
+    "ncclRemoteError",
+    "remote process exited",
+    "Connection closed by remote peer",
+    "collective operation timeout",
+    "NCCL operation timed out",
+)
+_TIMED_OUT = re.compile(r"tim(?:ed |e)out", re.IGNORECASE)
+_MILLISECONDS = re.compile(r"(\d+) ?(?:ms\b|milliseconds)")
+
+
+def has_lost_a_peer(error: BaseException) -> bool:
+    return any(_says_so(cause) for cause in causes(error))
+
+
+def timeout_sentence(error: BaseException) -> str:
+    """Return a sentence for a collective timed out because of absent ranks; empty for other errors."""
+    for cause in causes(error):
+        if _says_so(cause) and _TIMED_OUT.search(text := str(cause)):
+            limit = _MILLISECONDS.search(text)
+            after = f" after {int(limit[1]) / 1000:g} s" if limit else ""
+            return f"a collective timed out{after}, as some rank did not take part in it: "
+    return ""
+
+
+def _says_so(error: BaseException) -> bool:
+    text = str(error)
+    known = isinstance(error, PeerFailed) or type(error).__name__ in _TYPES
+    return known or any(words in text for words in (_GLOO_SAYS, *_NCCL_SAYS))
+
+
+_HEAD = "Fatal Python error: "
+_CRASHING = "Current thread "
+_FRAME = "  File "
+
+
+@dataclass(frozen=True)
+class Crash:
+    what: str
+    """Name of the fatal signal as faulthandler writes it: Aborted, Segmentation fault, Bus error, ..."""
+    where: str | None
+    """Innermost Python line of the crashed thread; None for a thread without Python."""
+
+    @property
+    def is_of_watchdog(self) -> bool:
+        """Whether NCCL's watchdog ended the process. The watchdog is a thread of torch; it aborts the process after a
+        collective times out."""
+        return self.what == "Aborted" and self.where is None
+
+
+def note_crashes(folder: Path, local_rank: int) -> None:
+    """Enable faulthandler for this process; a crash then leaves a file in the folder."""
+    # faulthandler keeps the file descriptor, so the file must stay open for the life of the process.
+    faulthandler.enable(_crash_file(folder, local_rank).open("wb"))
+
+
+def read_crashes(folder: Path, local_ranks: int) -> Mapping[int, Crash]:
+    """Return the crashes by local rank."""
+    found = {rank: _read_crash(_crash_file(folder, rank)) for rank in range(local_ranks)}
+    return {rank: crash for rank, crash in found.items() if crash is not None}
+
+
+def _crash_file(folder: Path, local_rank: int) -> Path:
+    return folder / f"{local_rank}.crash"
+
+
+def _read_crash(path: Path) -> Crash | None:
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    heads = [line.removeprefix(_HEAD) for line in lines if line.startswith(_HEAD)]
+    if not heads:
+        return None
+    begin = next((index for index, line in enumerate(lines) if line.startswith(_CRASHING)), None)
+    if begin is None:
+        return Crash(heads[0], None)
+    return Crash(heads[0], next((line.strip() for line in lines[begin:] if line.startswith(_FRAME)), "no frame"))

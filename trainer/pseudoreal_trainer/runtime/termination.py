@@ -1,0 +1,182 @@
+"""Outcomes of a pod's ranks, passed to the supervisor through small files, and the pod's termination message."""
+
+import os
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from pseudoreal_api.base import ApiModel
+from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
+from pseudoreal_api.wire.messages import TERMINATION_MESSAGE_BYTES, Outcome, TerminationMessage
+
+from pseudoreal_trainer.cgroups import PodMemory
+from pseudoreal_trainer.runtime.failures import Crash, killed_sentence
+
+OUTCOME_DIRECTORY = "PSEUDOREAL_OUTCOME_DIRECTORY"
+TERMINATION_LOG = "PSEUDOREAL_TERMINATION_LOG"
+
+_KUBERNETES_TERMINATION_LOG = "/dev/termination-log"
+
+
+class RankOutcome(ApiModel):
+    local_rank: int
+    time_ns: int
+    message: TerminationMessage
+
+
+def ended_badly(
+    outcome: Outcome,
+    config: PhaseConfig | DelinkConfig,
+    text: str,
+    suspect: int | None = None,
+    *,
+    peer_lost: bool = False,
+) -> TerminationMessage:
+    return TerminationMessage(
+        outcome=outcome,
+        phase=config.phase,
+        execution=config.execution,
+        message=text[:2000],
+        suspect=suspect,
+        peer_lost=peer_lost,
+    )
+
+
+def leave_outcome(folder: Path, local_rank: int, message: TerminationMessage) -> None:
+    outcome = RankOutcome(local_rank=local_rank, time_ns=time.time_ns(), message=message)
+    unfinished = folder / f"{local_rank}.outcome"
+    unfinished.write_text(outcome.to_json())
+    # Atomic: a rank that is killed during the write leaves no outcome.
+    unfinished.rename(_outcome_file(folder, local_rank))
+
+
+def read_outcome(folder: Path, local_rank: int) -> RankOutcome | None:
+    """Return the outcome of a rank; None if it has left none."""
+    path = _outcome_file(folder, local_rank)
+    return RankOutcome.model_validate_json(path.read_bytes()) if path.exists() else None
+
+
+def collect_outcomes(folder: Path) -> list[RankOutcome]:
+    return [RankOutcome.model_validate_json(path.read_bytes()) for path in folder.glob("*.json")]
+
+
+def _outcome_file(folder: Path, local_rank: int) -> Path:
+    return folder / f"{local_rank}.json"
+
+
+def has_failed(outcome: RankOutcome) -> bool:
+    return outcome.message.outcome in ("Failed", "InvalidJob", "OutOfMemory")
+
+
+def pod_outcome(
+    outcomes: list[RankOutcome],
+    config: PhaseConfig,
+    exit_code: int,
+    stopped: bool,
+    exhausted: PodMemory | None = None,
+    ended: Collection[int] = (),
+    crashes: Mapping[int, Crash] | None = None,
+) -> TerminationMessage:
+    """Return the one termination message for all ranks of the pod. Pure.
+
+    `exit_code` is torchrun's exit code. `stopped`: the pod was asked to stop. `exhausted` is the pod's memory if the
+    OOM killer has ended a process. `ended` are the local ranks killed by the pod itself after another rank was gone.
+    `crashes` are the crashes by local rank.
+
+    Among errors, one caused in the rank itself wins, then the earliest: later errors are of ranks with a lost peer. A
+    killed rank leaves no outcome.
+    """
+    errors = [o for o in outcomes if has_failed(o)]
+    silent = _silent(outcomes, config, ended)
+    # InvalidJob and OutOfMemory sort before Failed, then own errors before lost peers, then by time.
+    errors.sort(key=lambda o: (o.message.outcome == "Failed", o.message.peer_lost, o.time_ns))
+    first_error = errors[0].message if errors else None
+    if not silent and not outcomes:
+        return ended_badly("Failed", config, "its ranks were ended, as another pod had lost one", peer_lost=True)
+    if not silent:
+        return first_error or min(outcomes, key=lambda o: o.local_rank).message
+    crashed = {rank: crash for rank, crash in (crashes or {}).items() if rank in silent}
+    killed = [rank for rank in silent if rank not in crashed]
+    if killed and exhausted is not None:
+        return ended_badly("OutOfMemory", config, killed_sentence(killed, exhausted, config))
+    if stopped:
+        return ended_badly("Yielded", config, "asked to stop before anything could be saved")
+    if first_error is not None and first_error.outcome in ("InvalidJob", "OutOfMemory"):
+        return first_error
+    others = f"; another rank then said: {first_error.message}" if first_error else ""
+    return ended_badly(
+        "Failed",
+        config,
+        f"{_silent_sentence(killed, crashed, config, exit_code)}{others}",
+        first_error.suspect if first_error else None,
+        # A timed-out collective can be the fault of any rank, here or elsewhere; a killed rank is the fault of this
+        # pod.
+        peer_lost=not killed and all(crash.is_of_watchdog for crash in crashed.values()),
+    )
+
+
+def is_death(
+    message: TerminationMessage,
+    outcomes: list[RankOutcome],
+    config: PhaseConfig,
+    exit_code: int,
+    stopped: bool,
+    ended: Collection[int] = (),
+) -> bool:
+    """Return whether ranks ended because a process died, in this pod or in a connected one. Pure.
+
+    `message` is the result of `pod_outcome`. Out of memory, an error reported by a rank, and the end of torchrun itself
+    do not count as a death.
+    """
+    if stopped or exit_code < 0 or message.outcome != "Failed":
+        return False
+    return message.peer_lost or bool(_silent(outcomes, config, ended))
+
+
+def _silent(outcomes: list[RankOutcome], config: PhaseConfig, ended: Collection[int]) -> list[int]:
+    """Return the local ranks without an outcome, except the ranks killed by the pod."""
+    return sorted(set(range(config.processes_per_worker)) - {o.local_rank for o in outcomes} - set(ended))
+
+
+def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: PhaseConfig, exit_code: int) -> str:
+    """Return the sentence for ranks without an outcome, `crashed` or `killed`.
+
+    Killed ranks come first, as the cause.
+    """
+    told = []
+    if killed and exit_code < 0:
+        # The ranks may live on for a moment; the killer of torchrun need not have killed them too.
+        told.append(f"torchrun was killed (signal {-exit_code}), and with it local rank {_listed(killed)}")
+    elif killed:
+        told.append(
+            f"local rank {_listed(killed)} ended without a word, as a process does that is killed (for instance for"
+            f" using too much memory); torchrun's exit code is {exit_code}"
+        )
+    if waiting := [rank for rank, crash in crashed.items() if crash.is_of_watchdog]:
+        limit = "" if config.collective_seconds is None else f" after {config.collective_seconds} s"
+        told.append(
+            f"local rank {_listed(waiting)}: a collective timed out{limit} (NCCL watchdog), as some rank did not"
+            " take part in it"
+        )
+    for rank, crash in crashed.items():
+        if not crash.is_of_watchdog:
+            told.append(f"local rank {rank} crashed ({crash.what}) in {crash.where or 'a thread without Python'}")
+    return "; ".join(told)
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def write_termination(message: TerminationMessage) -> None:
+    """Write the message to the file read by the kubelet; outside of a cluster the file does not exist."""
+    named = os.environ.get(TERMINATION_LOG)
+    path = Path(named or _KUBERNETES_TERMINATION_LOG)
+    if named or path.exists():
+        path.write_text(_fitting(message).to_json())
+
+
+def _fitting(message: TerminationMessage) -> TerminationMessage:
+    while len(message.to_json().encode()) > TERMINATION_MESSAGE_BYTES:
+        message = message.model_copy(update={"message": message.message[: len(message.message) // 2]})
+    return message
