@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 from pseudoreal_api.spec.model import Model
-from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, Speeds, Transfer
+from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, Speeds, TransferSpeed
 from pseudoreal_trainer.measure import transfers
 from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
 
 _CPU = torch.device("cpu")
 _RANKS = 1
-_NOWHERE = Transfer(latency_seconds=0, bytes_per_second=1e12)
+_NOWHERE = TransferSpeed(latency_seconds=0, bytes_per_second=1e12)
 """Placeholder for networks: a single rank sends nothing."""
 
 

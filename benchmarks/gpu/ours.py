@@ -18,7 +18,7 @@ from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
 from pseudoreal_trainer.estimate.time.predict import predict
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.memory.homes import activation_peaks
-from pseudoreal_trainer.plan.memory.tiers import held
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import Kind, Unit, units_of
 from torch import Tensor
@@ -76,7 +76,7 @@ class Ours:
     def forecast(self, tokens: int, profile: HardwareProfile) -> Forecast:
         sequences = tokens // self.layout.micro_batches // self.model.sequence_length
         sizes = Sizes(self.model, self.units, 2, 4, sequences, device="cuda" if self._device.type == "cuda" else "cpu")
-        state = held(self.layout, sizes, 0)
+        state = resident_bytes(self.layout, sizes, 0)
         return Forecast(
             seconds=predict(self.layout, sizes, profile, "bfloat16").timeline.seconds,
             device_bytes=state.device + activation_peaks(self.layout, sizes)[0].device,

@@ -10,7 +10,7 @@ from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
-from pseudoreal_trainer.plan.memory.tiers import held
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.units import Kind
 from torch import Tensor
 
@@ -41,7 +41,7 @@ def test_pinned_bytes_equal_the_plan(homes: str, gpu: torch.device, figure: Figu
     engine.train(batch, Training(100, RATE, stop=False), 2)
     saved.result()
     sizes = replace(sizes_of(case), device="cuda", checkpoint_buffer=RING)
-    planned = held(case.layout, sizes, 0) + activation_peak(case.layout, sizes, 0, step_plan(case.layout)[0])
+    planned = resident_bytes(case.layout, sizes, 0) + activation_peak(case.layout, sizes, 0, step_plan(case.layout)[0])
     pinned = engine.state.memory_report().pinned
     by_torch = int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
     engine.close()

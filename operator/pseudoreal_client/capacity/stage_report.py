@@ -9,7 +9,7 @@ from pseudoreal_api.quantity import readable_bytes
 from pseudoreal_api.spec.pod import Topology
 from pseudoreal_trainer.cli.plan_display import EXCHANGES
 from pseudoreal_trainer.plan.mesh import Mesh
-from pseudoreal_trainer.plan.placement.flows import Exchange, Flow, crossing
+from pseudoreal_trainer.plan.placement.flows import Exchange, Flow, bytes_between
 from pseudoreal_trainer.plan.placement.order import Place, worker_order
 
 from pseudoreal_client.capacity.fit import Fit, PodSet
@@ -172,4 +172,4 @@ def traffic_levels(fit: Fit, topology: Topology | None, mesh: Mesh, flows: Seque
 
 
 def _level(places: str, of_ranks: Sequence[Hashable], flows: Sequence[Flow]) -> TrafficLevel:
-    return TrafficLevel(places, len(set(of_ranks)), crossing(flows, of_ranks))
+    return TrafficLevel(places, len(set(of_ranks)), bytes_between(flows, of_ranks))

@@ -131,9 +131,9 @@ def _allow(admin: client.ApiClient, name: str, rules: list[Json]) -> None:
         (("nothing",), 5, "there is no PseudoRealJob nothing"),
         (("over",), 1, "over has ended (Complete)"),
         (("llm", "--phase", "fake"), 5, "there is no phase fake; there are pseudo, real"),
-        (("llm", "--picture", "x.svg"), 2, "--picture is for a file alone"),
+        (("llm", "--trace", "x.json"), 2, "--trace is for a file alone"),
     ],
-    ids=["absent", "over", "phase", "picture"],
+    ids=["absent", "over", "phase", "trace"],
 )
 def test_unknown_ended_and_unreadable_jobs_are_errors(
     terminal: Terminal, make_job: MakeJob, words: tuple[str, ...], code: int, says: str

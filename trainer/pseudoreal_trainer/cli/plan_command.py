@@ -20,13 +20,12 @@ from pseudoreal_trainer.cli.fastest_layouts import FastestLayouts, fastest_layou
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_display import show, show_course
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.estimate.course import PhaseCourse
-from pseudoreal_trainer.estimate.picture import Panel, picture
 from pseudoreal_trainer.estimate.report import PlannedPhase, plan_phase
+from pseudoreal_trainer.estimate.schedule import PhaseDuration
 from pseudoreal_trainer.estimate.search.auto import device_of, is_auto, profile_of
 from pseudoreal_trainer.estimate.search.space import chosen
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile, read_profile
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.estimate.trace import trace_of
 from pseudoreal_trainer.plan.sizes import Device
 
 _SHOWN = 3
@@ -43,7 +42,9 @@ _JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 @click.option("--phase", help="Plan this phase alone.")
 @click.option("--hardware", type=click.Path(path_type=Path), help="Profile of a machine, for predictions in seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
-@click.option("--picture", type=click.Path(path_type=Path), help="SVG file to draw, with a step of each phase.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="File for a step of each phase, as a Chrome trace for Perfetto."
+)
 @click.option(
     "--days",
     type=click.FloatRange(0, min_open=True),
@@ -62,7 +63,7 @@ def plan(
     phase: str | None,
     hardware: Path | None,
     as_json: bool,
-    picture: Path | None,
+    trace: Path | None,
     days: float | None,
     fastest: int | None,
 ) -> None:
@@ -79,9 +80,9 @@ def plan(
     """
     is_name = _JOB_NAME.fullmatch(job) is not None and not Path(job).exists()
     if not is_name and not on_cluster:
-        _plan_file(Path(job), phase, hardware, picture, days, fastest, as_json=as_json)
+        _plan_file(Path(job), phase, hardware, trace, days, fastest, as_json=as_json)
         return
-    for name, value in {"hardware": hardware, "picture": picture, "days": days, "fastest": fastest}.items():
+    for name, value in {"hardware": hardware, "trace": trace, "days": days, "fastest": fastest}.items():
         if value is not None:
             raise click.UsageError(f"--{name} is for a file alone")
     plan_on_cluster = load("pseudoreal_client.commands.plan_on_cluster:plan_on_cluster", "plan")
@@ -92,7 +93,7 @@ def _plan_file(
     file: Path,
     phase: str | None,
     hardware: Path | None,
-    picture_file: Path | None,
+    trace: Path | None,
     days: float | None,
     fastest: int | None,
     *,
@@ -115,8 +116,10 @@ def _plan_file(
     _print_plan(planned, searched, as_json=as_json)
     if profile is not None and not as_json:
         show_course(Console(), _courses([config for config, _ in phases], planned), days)
-    if picture_file is not None:
-        picture_file.write_text(picture([_panel(phase, profile) for phase in planned]))
+    if trace is not None:
+        # Without a profile, the unit of time is the forward pass of a layer, shown as a millisecond.
+        steps = {phase.report.name: phase.timeline for phase in planned}
+        trace.write_text(json.dumps(trace_of(steps, microseconds=1e6 if profile else 1e3)))
     if not all(phase.report.fits for phase in planned):
         sys.exit(ExitCode.INVALID_JOB)
 
@@ -205,11 +208,11 @@ def _print_plan(planned: list[PlannedPhase], searched: list[FastestLayouts], *, 
         show(console, phase.report)
 
 
-def _courses(configs: list[PhaseConfig], planned: list[PlannedPhase]) -> list[PhaseCourse]:
+def _courses(configs: list[PhaseConfig], planned: list[PlannedPhase]) -> list[PhaseDuration]:
     """Return the duration of each planned phase. A phase planned alone starts at step 0."""
     begins = [0] * len(configs) if len(configs) == 1 else [0, *(config.phase_steps for config in configs[:-1])]
     return [
-        PhaseCourse(
+        PhaseDuration(
             config.phase,
             config.phase_steps - begin,
             phase.report.tokens_per_step,
@@ -218,22 +221,6 @@ def _courses(configs: list[PhaseConfig], planned: list[PlannedPhase]) -> list[Ph
         )
         for config, begin, phase in zip(configs, begins, planned, strict=True)
     ]
-
-
-def _panel(phase: PlannedPhase, profile: HardwareProfile | None) -> Panel:
-    layout = phase.layout
-    title = (
-        f"phase {phase.report.name}: {layout.layers} layers, {layout.micro_batches} micro-batches,"
-        f" {layout.pipeline} pipeline x {_data_ranks_text(layout)}, {layout.order}"
-    )
-    unit = f"seconds on {profile.name}" if profile else "forward passes of a layer; the numbers are micro-batches"
-    return Panel(title, phase.timeline, unit)
-
-
-def _data_ranks_text(layout: Layout) -> str:
-    if layout.replicas == 1:
-        return f"{layout.data} data ranks"
-    return f"{layout.replicas} replicas x {layout.mesh.shard} data ranks"
 
 
 @click.command("measure-hardware")

@@ -7,10 +7,10 @@ from pseudoreal_api.quantity import readable_bytes
 from rich.console import Console
 from rich.table import Table
 
-from pseudoreal_trainer.estimate.course import PhaseCourse, what_must_change
 from pseudoreal_trainer.estimate.report import ImbalanceReport, PhaseReport, RankReport
+from pseudoreal_trainer.estimate.schedule import PhaseDuration, changes_to_end_within
+from pseudoreal_trainer.plan.effects import TRAFFIC, Traffic
 from pseudoreal_trainer.plan.placement.flows import Exchange
-from pseudoreal_trainer.plan.traffic import TRAFFIC, Traffic
 
 _TRAFFIC_NAMES: dict[Traffic, str] = {
     "h2d": "host to device",
@@ -59,7 +59,7 @@ def show(console: Console, report: PhaseReport) -> None:
     say("")
 
 
-def show_course(console: Console, courses: Sequence[PhaseCourse], days: float | None) -> None:
+def show_course(console: Console, courses: Sequence[PhaseDuration], days: float | None) -> None:
     """Print the duration of the phases and compare their steps; with `days`, also print the changes needed to end in
     time."""
     table = Table("phase", "steps", "tokens", "seconds of a step", "of the first phase's", "days", title="the job")
@@ -77,7 +77,7 @@ def show_course(console: Console, courses: Sequence[PhaseCourse], days: float | 
         )
         table.add_row(course.name, *figures)
     console.print(table)
-    for sentence in [] if days is None else what_must_change(courses, days):
+    for sentence in [] if days is None else changes_to_end_within(courses, days):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 

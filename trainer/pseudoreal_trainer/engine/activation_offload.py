@@ -9,7 +9,7 @@ from torch import Tensor
 from pseudoreal_trainer.engine.ranks.streams import Event, Stream, Streams, synchronize
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block
-from pseudoreal_trainer.plan.memory.activations import LEAVING
+from pseudoreal_trainer.plan.memory.activations import PENDING_OFFLOADS
 from pseudoreal_trainer.plan.records import Stash, Unstash
 
 Key = tuple[int, int]
@@ -114,7 +114,7 @@ class ActivationOffload:
         offload.
         """
         self._leaving.append(moving)
-        if len(self._leaving) > LEAVING:
+        if len(self._leaving) > PENDING_OFFLOADS:
             self._release_oldest()
 
     def _release_oldest(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.model.sampling import Sampling, draw
-from pseudoreal_trainer.plan.memory.pinned_arena import Shape
+from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Contexts:
     padding: int
     """Padding token after the text."""
 
-    def shape(self, micro_batch: int) -> Shape:  # noqa: ARG002
+    def shape(self, micro_batch: int) -> MicroBatchShape:  # noqa: ARG002
         return 1, self.sequence
 
     def tokens(self, micro_batch: int) -> Tensor:

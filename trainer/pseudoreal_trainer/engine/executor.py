@@ -23,8 +23,8 @@ from pseudoreal_trainer.model.experts import RouterStatistics
 from pseudoreal_trainer.model.head import logit_soft_cap
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.modules import Modules
-from pseudoreal_trainer.plan.memory.activations import most_stashed
-from pseudoreal_trainer.plan.memory.pinned_arena import takes_tokens
+from pseudoreal_trainer.plan.memory.activations import max_offloaded_activations
+from pseudoreal_trainer.plan.memory.pinned_arena import needs_tokens
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
@@ -187,7 +187,7 @@ class StepExecutor:
             self._warm_up.run(run.batch, plan)
         stashes = self._layout.stash and run.training is not None
         masks = self._blueprint.end_of_document is not None
-        takes = self._streams.are_real and takes_tokens(self._layout, self._groups.pipeline_rank, masks_documents=masks)
+        takes = self._streams.are_real and needs_tokens(self._layout, self._groups.pipeline_rank, masks_documents=masks)
         if not (takes or stashes):
             return
         shapes = [run.batch.shape(m) for m in {record.micro_batch for record in plan if isinstance(record, Forward)}]
@@ -195,7 +195,7 @@ class StepExecutor:
             self._tokens.prepare(shapes)
         if stashes:
             numel = max(sequences * length for sequences, length in shapes) * self._blueprint.model.hidden_size
-            self._offload.prepare(most_stashed(plan), numel, self._blueprint.compute)
+            self._offload.prepare(max_offloaded_activations(plan), numel, self._blueprint.compute)
 
     def _router_statistics(self, run: PlanRun) -> Tensor:
         """Return the router statistics of this rank's passes, [layers with experts, experts + RouterStatistics.OTHERS].

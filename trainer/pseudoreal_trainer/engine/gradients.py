@@ -59,7 +59,7 @@ from pseudoreal_trainer.engine.worker_thread import WorkerThread
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.model.modules import Modules
-from pseudoreal_trainer.plan.memory.pinned_arena import KEPT_GRADIENTS
+from pseudoreal_trainer.plan.memory.pinned_arena import PENDING_GRADIENTS
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
 from pseudoreal_trainer.plan.units import block_of
 from pseudoreal_trainer.plan.update_ranges import elements_of
@@ -463,7 +463,7 @@ class UpdateThread:
         self._spec, self._store, self._reductions = spec, store, reductions
         self._streams, self._trace, self._heartbeat = streams, trace, groups.ranks.heartbeat
         self._thread = WorkerThread("updates", self._heartbeat.failure, streams.enter_thread)
-        self._newest_updates: deque[Future[Event]] = deque(maxlen=KEPT_GRADIENTS)
+        self._newest_updates: deque[Future[Event]] = deque(maxlen=PENDING_GRADIENTS)
         self._captures: dict[int, Future[None]] = {}
         """Unit -> capture that must be done before the unit's next update."""
         self.capture_wait_seconds = 0.0
@@ -475,7 +475,7 @@ class UpdateThread:
 
         Read it after all earlier updates were enqueued and before the next one is: it counts updates in plan order.
         """
-        return self._newest_updates[0] if len(self._newest_updates) == KEPT_GRADIENTS else None
+        return self._newest_updates[0] if len(self._newest_updates) == PENDING_GRADIENTS else None
 
     def update(self, record: Update, rate: float) -> Future[Event]:
         """Enqueue the unit's update with this learning rate. The future yields the event after which the new weights

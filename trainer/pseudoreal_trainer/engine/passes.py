@@ -24,14 +24,14 @@ from pseudoreal_trainer.model.experts import RouterStatistics, SavedDecision
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.memory.pinned_arena import Shape, token_bytes
+from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape, token_bytes
 from pseudoreal_trainer.plan.records import Backward, Flow, Forward, Record
 
 
 class Batch(Protocol):
     """One data rank's part of a batch."""
 
-    def shape(self, micro_batch: int) -> Shape: ...
+    def shape(self, micro_batch: int) -> MicroBatchShape: ...
 
     def tokens(self, micro_batch: int) -> Tensor:
         """Return the inputs and, shifted by one token, the targets of a micro-batch: [B, T + 1], on host or device.
@@ -141,7 +141,7 @@ class TokenBuffer:
         self._copied: Event = None
         """Event after which the copies of all runs so far are done."""
 
-    def prepare(self, shapes: Sequence[Shape]) -> None:
+    def prepare(self, shapes: Sequence[MicroBatchShape]) -> None:
         """Allocate memory for micro-batches of these shapes, unless there is enough.
 
         Call this before the first pass of a run: pinning memory waits for all kernels of the device, and one of them

@@ -14,7 +14,7 @@ from pseudoreal_trainer.engine.passes import Batch, Passes
 from pseudoreal_trainer.model.attention import Documents, find_documents
 from pseudoreal_trainer.model.experts import RouterStatistics
 from pseudoreal_trainer.model.modules import Modules
-from pseudoreal_trainer.plan.memory.pinned_arena import Shape
+from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
 
@@ -23,7 +23,7 @@ class WarmUp:
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
-        self._done: set[Shape] = set()
+        self._done: set[MicroBatchShape] = set()
         """Shapes of micro-batches for which passes were run on zeros."""
 
     def run(self, batch: Batch, plan: RankPlan) -> None:
@@ -53,7 +53,7 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
     return list(kinds.values())
 
 
-def _run_on_zeros(passes: Passes, position: int, shape: Shape) -> None:
+def _run_on_zeros(passes: Passes, position: int, shape: MicroBatchShape) -> None:
     """Run a position's forward and backward pass on zeros of this shape."""
     modules, device = passes.modules, passes.streams.device
     # All groups of experts have the kernels, and the module, of the first group.
@@ -94,7 +94,7 @@ def _expert_parallel_block(
     return [routed.add_expert_output(made), routed.routes.weights]
 
 
-def _documents(end: int, shape: Shape, device: torch.device) -> Documents:
+def _documents(end: int, shape: MicroBatchShape, device: torch.device) -> Documents:
     """Return documents for warming up: in each sequence a document of one token and a long document, because with
     windows each kind has its own kernels."""
     tokens = torch.full((shape[0], shape[1] + 1), end + 1)

@@ -7,23 +7,21 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.phase import Home
 from pydantic import BaseModel, ConfigDict
 
-from pseudoreal_trainer.estimate.shortfalls import kernel_scratch, shortfalls
+from pseudoreal_trainer.estimate.fit import kernel_scratch, violations
 from pseudoreal_trainer.estimate.time.costs import Load, UnitTime
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
-from pseudoreal_trainer.estimate.time.imbalance import most_rows, seconds_at_most
-from pseudoreal_trainer.estimate.time.predict import idle_share, predict
+from pseudoreal_trainer.estimate.time.predict import idle_share, max_imbalance, predict, seconds_at_max_imbalance
 from pseudoreal_trainer.estimate.time.timeline import Timeline, timeline
 from pseudoreal_trainer.plan.check import check_plan
-from pseudoreal_trainer.plan.chunks import chunk_length
+from pseudoreal_trainer.plan.effects import TRAFFIC, Traffic, traffic_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.from_config import fixed_layout, phase_sizes, placed_layout
 from pseudoreal_trainer.plan.memory.homes import Peaks, activation_peaks
-from pseudoreal_trainer.plan.memory.tiers import held
-from pseudoreal_trainer.plan.placement.flows import EXCHANGES, Exchange, Flow, crossing, flows_of
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes
+from pseudoreal_trainer.plan.placement.flows import EXCHANGES, Exchange, Flow, bytes_between, flows_of
 from pseudoreal_trainer.plan.records import Fetch, Plan, Reduce
-from pseudoreal_trainer.plan.sizes import Device, Sizes
-from pseudoreal_trainer.plan.traffic import TRAFFIC, Traffic, traffic_bytes
+from pseudoreal_trainer.plan.sizes import Device, Sizes, loss_chunk_length
 
 
 class _Model(BaseModel):
@@ -136,7 +134,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
     ranks, flows = _ranks(layout, sizes, plan, peaks), flows_of(layout, sizes, plan)
     prediction = predict(layout, sizes, profile, config.precision.compute) if profile else None
     line = prediction.timeline if prediction else timeline(layout, plan, unit_time(layout))
-    reasons = shortfalls(config, layout, sizes, peaks, profile)
+    reasons = violations(config, layout, sizes, peaks, profile)
     report = PhaseReport(
         name=config.phase,
         parameters=sum(unit.numel * _parts(layout, index) for index, unit in enumerate(sizes.units)),
@@ -151,7 +149,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         fetches_per_unit=_most(plan, Fetch),
         reductions_per_unit=_most(plan, Reduce),
         idle_share=prediction.idle_share if prediction else idle_share(line, layout.pipeline),
-        loss_chunk=chunk_length(sizes.most_tokens(layout.data), layout.loss_chunk),
+        loss_chunk=loss_chunk_length(sizes.max_tokens(layout.data), layout.loss_chunk),
         tokens_per_step=config.batch.sequences * config.model.sequence_length,
         step_seconds=prediction.timeline.seconds if prediction else None,
         imbalance=_imbalance(config, layout, sizes, plan, profile),
@@ -171,8 +169,8 @@ def _imbalance(
 ) -> ImbalanceReport | None:
     if layout.expert_ranks == 1:
         return None
-    seconds = seconds_at_most(layout, sizes, plan, profile, config.precision.compute) if profile else None
-    return ImbalanceReport(most_rows=most_rows(sizes, layout.expert_ranks), step_seconds=seconds)
+    seconds = seconds_at_max_imbalance(layout, sizes, plan, profile, config.precision.compute) if profile else None
+    return ImbalanceReport(most_rows=max_imbalance(sizes, layout.expert_ranks), step_seconds=seconds)
 
 
 def _parts(layout: Layout, unit: int) -> int:
@@ -193,7 +191,7 @@ def unit_time(layout: Layout) -> UnitTime:
 def _ranks(layout: Layout, sizes: Sizes, plan: Plan, peaks: Peaks) -> list[RankReport]:
     reports = []
     for rank, peak in enumerate(peaks):
-        through, moved = held(layout, sizes, rank), traffic_bytes(layout, sizes, plan[rank])
+        through, moved = resident_bytes(layout, sizes, rank), traffic_bytes(layout, sizes, plan[rank])
         most = through + peak
         reports.append(
             RankReport(
@@ -207,7 +205,7 @@ def _ranks(layout: Layout, sizes: Sizes, plan: Plan, peaks: Peaks) -> list[RankR
 
 
 def _exchanges(flows: list[Flow], workers: int, processes: int) -> dict[Exchange, ExchangeReport]:
-    between = crossing(flows, [rank // processes for rank in range(workers * processes)])
+    between = bytes_between(flows, [rank // processes for rank in range(workers * processes)])
     found = {}
     for exchange in EXCHANGES:
         of_kind = [flow for flow in flows if flow.exchange == exchange]

@@ -16,14 +16,14 @@ from torch import multiprocessing
 
 from pseudoreal_trainer.cgroups import threads_of, usable_processors
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.estimate.time.hardware import Collectives, HardwareProfile, PassSpeed, Speeds, Transfer
+from pseudoreal_trainer.estimate.time.hardware import Collectives, HardwareProfile, PassSpeed, Speeds, TransferSpeed
 from pseudoreal_trainer.measure import transfers
 from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import is_slow, measure_cell, rows
 
 Say = Callable[[str], None]
 _CPU = torch.device("cpu")
-_NOWHERE = Transfer(latency_seconds=0, bytes_per_second=1e12)
+_NOWHERE = TransferSpeed(latency_seconds=0, bytes_per_second=1e12)
 """Speed of messages for a single rank, which sends none."""
 
 
@@ -100,7 +100,7 @@ def _passes(ranks: Ranks, say: Say) -> list[PassSpeed]:
     return found
 
 
-def _measure_messages(ranks: Ranks) -> tuple[list[Collectives], Transfer, float]:
+def _measure_messages(ranks: Ranks) -> tuple[list[Collectives], TransferSpeed, float]:
     if ranks.world == 1:
         return [], _NOWHERE, 0.0
     return [transfers.collectives(ranks)], transfers.point_to_point(ranks), transfers.agree_seconds(ranks)

@@ -19,7 +19,7 @@ from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.head import Head
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.rotary import rotary
-from pseudoreal_trainer.plan.memory.graphs import Graphs
+from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
@@ -136,7 +136,7 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
         # The lower bound guards against noise in the difference of two measurements.
         block_backward_flops_per_second=2 * flops / max(both - once, both / 3),
         head_flops_per_second=6 * spec.vocabulary_size * cell.hidden * cell.tokens / whole,
-        scratch_share=scratch_share(backward, device, Graphs(sizes, cell.tokens).block_backward),
+        scratch_share=scratch_share(backward, device, AutogradMemory(sizes, cell.tokens).block_backward),
     )
 
 

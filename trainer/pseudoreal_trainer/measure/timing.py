@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.estimate.time.hardware import Transfer
+from pseudoreal_trainer.estimate.time.hardware import TransferSpeed
 
 _LEAST_SECONDS = 0.06
 _LEAST_TIMES, _MOST_TIMES = 2, 200
@@ -34,11 +34,11 @@ def seconds_together(act: Callable[[], object], ranks: Ranks) -> float:
     return float(ranks.sum_(torch.tensor(statistics.median(times[1:]), device=ranks.device)).item()) / ranks.world
 
 
-def line_through(small: tuple[int, float], large: tuple[int, float]) -> Transfer:
+def line_through(small: tuple[int, float], large: tuple[int, float]) -> TransferSpeed:
     """Return latency and speed from two (bytes, seconds) measurements."""
     (size, seconds), (more, longer) = small, large
     pace = max(longer - seconds, 1e-9) / (more - size)
-    return Transfer(latency_seconds=max(0.0, seconds - size * pace), bytes_per_second=1 / pace)
+    return TransferSpeed(latency_seconds=max(0.0, seconds - size * pace), bytes_per_second=1 / pace)
 
 
 def _timed(act: Callable[[], object], device: torch.device) -> float:

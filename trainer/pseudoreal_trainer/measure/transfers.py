@@ -15,7 +15,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state.direct_file import DirectFile, Piece, aligned_buffer
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.engine.state.pinned import allocator_for
-from pseudoreal_trainer.estimate.time.hardware import Collectives, Transfer
+from pseudoreal_trainer.estimate.time.hardware import Collectives, TransferSpeed
 from pseudoreal_trainer.measure.timing import line_through, seconds_of, seconds_together
 from pseudoreal_trainer.plan.update_ranges import UpdateRange
 
@@ -63,7 +63,7 @@ def update_seconds_per_element(device: torch.device, ranks: int) -> float:
     return seconds_of(lambda: adamw.update(Optimizer(), slices, steps, 1e-3, _CLIP), device) / elements
 
 
-def copies(source: torch.device, target: torch.device, ranks: int) -> Transfer:
+def copies(source: torch.device, target: torch.device, ranks: int) -> TransferSpeed:
     """Return the speed of copies between the device and host memory, which is pinned if the device is a GPU."""
     device = target if source == _CPU else source
     host = allocator_for(device)
@@ -80,14 +80,14 @@ def copies(source: torch.device, target: torch.device, ranks: int) -> Transfer:
     return line
 
 
-def disk() -> tuple[Transfer, Transfer]:
+def disk() -> tuple[TransferSpeed, TransferSpeed]:
     """Return the speeds of reading and writing a file in the folder for temporary files, bypassing the page cache if
     the file system can."""
     with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
         file = DirectFile(Path(folder), DISK_BYTES)
         small, large = aligned_buffer(_SMALL), aligned_buffer(DISK_BYTES)
 
-        def line(act: Callable[[Sequence[Piece]], None]) -> Transfer:
+        def line(act: Callable[[Sequence[Piece]], None]) -> TransferSpeed:
             times = [(len(buffer), seconds_of(partial(act, [(0, buffer)]), _CPU)) for buffer in (small, large)]
             return line_through(*times)
 
@@ -101,7 +101,7 @@ def collectives(ranks: Ranks) -> Collectives:
     world, large = ranks.world, _COLLECTIVE_BYTES[ranks.device.type]
     part = (world - 1) / world
 
-    def line(act: Callable[[Tensor, Tensor], object], share: float) -> Transfer:
+    def line(act: Callable[[Tensor, Tensor], object], share: float) -> TransferSpeed:
         """Return the speed of a collective. `act` gets a whole vector and a shard of it; each rank sends `share` of the
         whole."""
 
@@ -120,7 +120,7 @@ def collectives(ranks: Ranks) -> Collectives:
     )
 
 
-def point_to_point(ranks: Ranks) -> Transfer:
+def point_to_point(ranks: Ranks) -> TransferSpeed:
     """Return the speed of messages from each rank to the next in a ring, all at the same time."""
     after, before = (ranks.rank + 1) % ranks.world, (ranks.rank - 1) % ranks.world
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pseudoreal_trainer.model.head import Head, TiedEmbeddingHead, apply_soft_cap
-from pseudoreal_trainer.plan.chunks import chunk_length
+from pseudoreal_trainer.plan.sizes import loss_chunk_length
 
 IGNORED = -100
 """Target of a token without a part in the loss, as in `F.cross_entropy`."""
@@ -117,7 +117,7 @@ class Loss:
 
     def _cut(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Return the chunks of a tensor with one entry per token, [N, ...]; without tokens, one empty chunk."""
-        return torch.split(tokens, chunk_length(len(tokens), self.chunk))
+        return torch.split(tokens, loss_chunk_length(len(tokens), self.chunk))
 
 
 def sum_of(losses: Sequence[Losses]) -> Losses:

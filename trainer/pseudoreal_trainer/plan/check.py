@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from itertools import combinations, zip_longest
 from typing import Any
 
+from pseudoreal_trainer.plan.expert_parallel import units_accumulated, units_read
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.progress import stuck
+from pseudoreal_trainer.plan.progress import find_deadlock
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
@@ -36,7 +37,6 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
     Update,
 )
-from pseudoreal_trainer.plan.spread import units_grown, units_used
 
 _MOST_FETCHES = 2
 """Most fetches of a group of experts for the tokens of one position: one forward, one backward."""
@@ -247,14 +247,14 @@ class _RankState:
         layout = self.layout
         _require(layout.rank_of(record.position) == self.rank, "its position is on another rank")
         _require(record.micro_batch < layout.micro_batches, "there is no such micro-batch")
-        for unit in units_used(layout, record):
+        for unit in units_read(layout, record):
             _require(unit not in self.updated, "its unit's update has started")
             needs_copy = layout.moves(unit) or layout.refreshed(unit)
             _require(not needs_copy or unit in self.resident, "its unit has no working copy")
             wanted_by = self.resident[unit].wanted_by if unit in self.resident else None
             is_wanted_here = wanted_by in (None, record.position)
             _require(is_wanted_here, f"its unit was fetched for the tokens of position {wanted_by}")
-        _require(self.reduced.isdisjoint(units_grown(layout, record)), "its unit's gradient is reduced already")
+        _require(self.reduced.isdisjoint(units_accumulated(layout, record)), "its unit's gradient is reduced already")
         self.passes[record] += 1
         _require(self.passes[record] == 1, "it has been already")
 
@@ -420,5 +420,5 @@ def _word(layout: Layout, pair: set[int], records: RankPlan) -> list[Record]:
 
 
 def _check_that_it_ends(layout: Layout, plan: Plan) -> None:
-    waiting = stuck(layout, plan)
+    waiting = find_deadlock(layout, plan)
     _require(not waiting, f"it never ends: {'; '.join(f'rank {r} waits in {record}' for r, record in waiting.items())}")

@@ -23,7 +23,7 @@ Users = tuple[int, ...]
 MODULAR: tuple[Schedule, ...] = ("Layered", "Interleaved")
 """Schedules that assign layers to pipeline ranks round-robin; in the others each rank has neighbouring layers."""
 _OF_LAYERS = (
-    *("units", "_first_experts", "_behind_experts", "_sets", "_units_of", "_layers_of"),
+    *("units", "_first_experts", "_after_experts", "_sets", "_units_of", "_layers_of"),
     *("_ranks", "_positions", "_local_units", "users"),
 )
 """Cached properties that depend only on the layers of the pipeline ranks."""
@@ -88,7 +88,7 @@ class Layout:
     @cached_property
     def units(self) -> int:
         """Number of units: embedding, blocks, experts, and the head unless it is in one unit with the embedding."""
-        return self._behind_experts + (0 if self.ends_are_one else 1)
+        return self._after_experts + (0 if self.ends_are_one else 1)
 
     @cached_property
     def _first_experts(self) -> int:
@@ -96,7 +96,7 @@ class Layout:
         return max(self.layer_blocks) + 2
 
     @cached_property
-    def _behind_experts(self) -> int:
+    def _after_experts(self) -> int:
         """Index of the unit after the last experts."""
         return self._first_experts + len(self._sets) * self.expert_groups
 
@@ -113,7 +113,7 @@ class Layout:
         return range(first, first + self.expert_groups)
 
     def pool_of(self, unit: int) -> Pool:
-        return "Experts" if self._first_experts <= unit < self._behind_experts else "Blocks"
+        return "Experts" if self._first_experts <= unit < self._after_experts else "Blocks"
 
     def group_of(self, unit: int) -> int:
         """Return the index of the unit's group among the groups of a layer's experts."""
@@ -123,10 +123,10 @@ class Layout:
         """Return the unit's index among the units of the model, where experts are not cut into groups."""
         if self.pool_of(unit) == "Experts":
             return self._first_experts + (unit - self._first_experts) // self.expert_groups
-        return unit if unit < self._first_experts else unit - self._behind_experts + self._behind_whole_experts
+        return unit if unit < self._first_experts else unit - self._after_experts + self._after_whole_experts
 
     @property
-    def _behind_whole_experts(self) -> int:
+    def _after_whole_experts(self) -> int:
         return self._first_experts + len(self._sets)
 
     def units_of(self, position: int) -> tuple[int, ...]:
@@ -273,7 +273,11 @@ class Layout:
     def data_holders(self, unit: int) -> int:
         """Return the number of a pipeline rank's data ranks that hold the unit: all of them; for spread experts, the
         ranks with the same experts."""
-        return self.data // self.expert_ranks if self.pool_of(unit) == "Experts" else self.data
+        return self.pool_holders(self.pool_of(unit))
+
+    def pool_holders(self, pool: Pool) -> int:
+        """Return the same for any unit of a pool."""
+        return self.data // self.expert_ranks if pool == "Experts" else self.data
 
     def holders(self, unit: int) -> int:
         """Return the number of ranks that hold the unit, on all pipeline ranks that use it."""

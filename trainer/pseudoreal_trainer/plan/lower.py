@@ -4,6 +4,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from pseudoreal_trainer.plan.effects import awaited_message
+from pseudoreal_trainer.plan.expert_parallel import (
+    PassPart,
+    is_first_reuse_of_input,
+    is_first_use_of_input,
+    split_passes,
+    units_accumulated,
+)
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.orders import compute_order, evaluation_order
 from pseudoreal_trainer.plan.records import (
@@ -24,14 +32,6 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
     Update,
 )
-from pseudoreal_trainer.plan.spread import (
-    Part,
-    takes_gradient,
-    takes_input,
-    takes_input_again,
-    units_grown,
-    with_parts,
-)
 from pseudoreal_trainer.plan.window import window_records
 
 
@@ -40,17 +40,17 @@ def step_plan(layout: Layout) -> Plan:
     return _with_messages(layout, [training_order(layout, rank) for rank in range(layout.pipeline)])
 
 
-def training_order(layout: Layout, rank: int) -> list[Part]:
+def training_order(layout: Layout, rank: int) -> list[PassPart]:
     """Return the passes of a training step, with expert-parallel passes in their parts."""
-    return with_parts(layout, compute_order(layout, rank))
+    return split_passes(layout, compute_order(layout, rank))
 
 
 def measuring_plan(layout: Layout) -> Plan:
     """Return the plan of a training step that measures the gradients of single layers, for each pipeline rank."""
-    return tuple(tuple(_measured(layout, records)) for records in step_plan(layout))
+    return tuple(tuple(_with_measures(layout, records)) for records in step_plan(layout))
 
 
-def _measured(layout: Layout, records: RankPlan) -> Iterator[Record]:
+def _with_measures(layout: Layout, records: RankPlan) -> Iterator[Record]:
     lasts = {record.position: index for index, record in enumerate(records) if isinstance(record, Backward)}
     for index, record in enumerate(records):
         yield record
@@ -61,50 +61,54 @@ def _measured(layout: Layout, records: RankPlan) -> Iterator[Record]:
 def evaluation_plan(layout: Layout) -> Plan:
     """Return the plan of forward passes to the loss, for each pipeline rank."""
     orders = (evaluation_order(layout, rank) for rank in range(layout.pipeline))
-    return _with_messages(layout, [with_parts(layout, order) for order in orders])
+    return _with_messages(layout, [split_passes(layout, order) for order in orders])
 
 
-def _with_messages(layout: Layout, orders: list[list[Part]]) -> Plan:
+def _with_messages(layout: Layout, orders: list[list[PassPart]]) -> Plan:
     sent = [[message for compute in order for message in _sends(layout, compute)] for order in orders]
     receives = [_receives(layout, rank, orders[rank], sent) for rank in range(layout.pipeline)]
-    return tuple(tuple(_lowered(layout, r, orders[r], receives[r])) for r in range(layout.pipeline))
+    return tuple(tuple(_lower_rank(layout, r, orders[r], receives[r])) for r in range(layout.pipeline))
 
 
-def _lowered(layout: Layout, rank: int, order: list[Part], receives: dict[int, list[Receive]]) -> Iterator[Record]:
+def _lower_rank(
+    layout: Layout, rank: int, order: list[PassPart], receives: dict[int, list[Receive]]
+) -> Iterator[Record]:
     copies = window_records(layout, order)
-    last = {unit: index for index, compute in enumerate(order) for unit in units_grown(layout, compute)}
-    stashes = _Stashes(layout, order)
+    last = {unit: index for index, compute in enumerate(order) for unit in units_accumulated(layout, compute)}
+    offloads = _Offloads(layout, order)
     agrees = _early_agreement(layout, order)
     last_choices = _last_choices(layout, order)
     for index, compute in enumerate(order):
         yield from copies.get(index, ())
         yield from receives.get(index, ())
-        yield from stashes.before(index)
+        yield from offloads.before(index)
         yield compute
         yield from _sends(layout, compute)
-        yield from stashes.after(index)
+        yield from offloads.after(index)
         if index in last_choices:
             yield SumChoices(last_choices[index])
         if index == agrees:
             yield Agree()
-        for unit in units_grown(layout, compute):
+        for unit in units_accumulated(layout, compute):
             if last[unit] == index and not layout.is_common(unit):
-                yield from _reduced(layout, unit)
+                yield from _reduction(layout, unit)
     yield from copies.get(len(order), ())
     if last:
-        yield from _ending(layout, rank)
+        yield from _records_at_end(layout, rank)
 
 
-def _last_choices(layout: Layout, order: Sequence[Part]) -> dict[int, int]:
+def _last_choices(layout: Layout, order: Sequence[PassPart]) -> dict[int, int]:
     """Return index into `order` of a position's last pass that chooses experts -> the position; in training, if a loss
     depends on all choices of the step."""
     if not any(isinstance(compute, Backward) for compute in order):
         return {}
-    choosing = ((i, c) for i, c in enumerate(order) if takes_input(c, layout) and layout.sums_choices(c.position))
+    choosing = (
+        (i, c) for i, c in enumerate(order) if is_first_use_of_input(c, layout) and layout.sums_choices(c.position)
+    )
     return {index: position for position, index in {c.position: i for i, c in choosing}.items()}
 
 
-def _early_agreement(layout: Layout, order: Sequence[Part]) -> int | None:
+def _early_agreement(layout: Layout, order: Sequence[PassPart]) -> int | None:
     """Return the index into `order` of the pass after which a rank agrees with the others that the loss is finite; None
     if the ranks agree at the end, or in an evaluation.
 
@@ -117,25 +121,25 @@ def _early_agreement(layout: Layout, order: Sequence[Part]) -> int | None:
     return max(head, default=0)
 
 
-def _reduced(layout: Layout, unit: int) -> Iterator[Record]:
+def _reduction(layout: Layout, unit: int) -> Iterator[Record]:
     """Yield the reduction of a unit; without global clipping, its update follows at once."""
     yield Reduce(unit)
     if not layout.keeps_gradients:
         yield Update(unit)
 
 
-def _ending(layout: Layout, rank: int) -> Iterator[Record]:
+def _records_at_end(layout: Layout, rank: int) -> Iterator[Record]:
     # In one order on all ranks, as their backward passes may end in different orders.
     common = layout.common_units(rank)
     for unit in common:
-        yield from _reduced(layout, unit)
+        yield from _reduction(layout, unit)
     if layout.keeps_gradients:
         yield Agree()
         # In the order in which the next step needs the units.
         yield from map(Update, dict.fromkeys([*common, *layout.local_units(rank)]))
 
 
-def _sends(layout: Layout, compute: Part) -> list[Send]:
+def _sends(layout: Layout, compute: PassPart) -> list[Send]:
     match compute:
         case Forward(position, m):
             if position == layout.head or layout.rank_of(position + 1) == layout.rank_of(position):
@@ -148,23 +152,7 @@ def _sends(layout: Layout, compute: Part) -> list[Send]:
     return []
 
 
-def needed(layout: Layout, record: Record) -> Receive | None:
-    """Return the message from another rank that this record is the first to need; None if it needs none."""
-    if takes_input(record, layout):
-        return _message(layout, Flow.ACTIVATION, record.position, record.micro_batch)
-    if takes_gradient(record, layout):
-        return _message(layout, Flow.GRADIENT, record.position + 1, record.micro_batch)
-    return None
-
-
-def _message(layout: Layout, flow: Flow, boundary: int, micro_batch: int) -> Receive | None:
-    """Return the message over the boundary before a position; None if both sides are on one rank."""
-    if boundary == 0 or (below := layout.rank_of(boundary - 1)) == (above := layout.rank_of(boundary)):
-        return None
-    return Receive(flow, boundary, micro_batch, below if flow is Flow.ACTIVATION else above)
-
-
-def _receives(layout: Layout, rank: int, order: Sequence[Part], sent: list[list[Send]]) -> dict[int, list[Receive]]:
+def _receives(layout: Layout, rank: int, order: Sequence[PassPart], sent: list[list[Send]]) -> dict[int, list[Receive]]:
     """Return index into `order` -> receives that start before that pass.
 
     Receives start one pass ahead of their use, so that messages travel while the rank computes. Each channel, a flow
@@ -176,7 +164,7 @@ def _receives(layout: Layout, rank: int, order: Sequence[Part], sent: list[list[
     placed: dict[int, list[Receive]] = {}
     ahead = 0
     for index, record in enumerate(order):
-        if (need := needed(layout, record)) is not None:
+        if (need := awaited_message(layout, record)) is not None:
             channel, until = (need.flow, need.peer), ordinals[need] + 1
             placed.setdefault(ahead, []).extend(channels[channel][started[channel] : until])
             started[channel] = max(started[channel], until)
@@ -196,20 +184,20 @@ def _incoming(rank: int, sent: list[list[Send]]) -> dict[tuple[Flow, int], list[
     return channels
 
 
-class _Stashes:
+class _Offloads:
     """Records of activation offload: an input leaves right after its forward pass, and returns one pass ahead of its
     use."""
 
-    def __init__(self, layout: Layout, order: Sequence[Part]) -> None:
+    def __init__(self, layout: Layout, order: Sequence[PassPart]) -> None:
         self._before: dict[int, list[Record]] = {}
         self._after: dict[int, list[Record]] = {}
         if not layout.stash or not any(isinstance(c, Backward) for c in order):
             return
         for index, (ahead, record) in enumerate(pairwise([order[0], *order])):
-            if takes_input(record, layout) and record.position > 0:
+            if is_first_use_of_input(record, layout) and record.position > 0:
                 self._after[index] = [Stash(record.position, record.micro_batch)]
-            elif takes_input_again(record, layout) and 0 < record.position < layout.head:
-                before = index if takes_input(ahead, layout) else index - 1
+            elif is_first_reuse_of_input(record, layout) and 0 < record.position < layout.head:
+                before = index if is_first_use_of_input(ahead, layout) else index - 1
                 self._before.setdefault(before, []).append(Unstash(record.position, record.micro_batch))
 
     def before(self, index: int) -> list[Record]:

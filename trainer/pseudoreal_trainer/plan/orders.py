@@ -1,15 +1,18 @@
-"""The order of forward and backward passes on each pipeline rank. Pure.
+"""The order of forward and backward passes on each pipeline rank, and the gradient buffers that it needs. Pure.
 
 layered: breadth-first, with modular placement (Lamy-Poirier, arXiv 2106.02679 and 2211.05953). gpipe: Huang et al.,
 arXiv 1811.06965. 1f1b: Narayanan et al., arXiv 2006.09503. interleaved: Narayanan et al., arXiv 2104.04473.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
 from itertools import chain, zip_longest
 
 from pseudoreal_api.resolved.resolve import check_interleaved
 
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.expert_parallel import split_passes, units_accumulated
+from pseudoreal_trainer.plan.layout import Layout, Pool
 from pseudoreal_trainer.plan.records import Backward, Compute, Forward
 
 
@@ -44,23 +47,23 @@ def _one_forward_one_backward(layout: Layout, rank: int) -> Iterator[Compute]:
     positions, count = layout.positions(rank), layout.micro_batches
     forward = [list(_forward(layout, positions, m)) for m in range(count)]
     backward = [list(_backward(positions, m)) for m in range(count)]
-    return _one_by_one(forward, backward, warmup=layout.pipeline - 1 - rank)
+    return _alternate(forward, backward, warmup=layout.pipeline - 1 - rank)
 
 
 def _interleaved(layout: Layout, rank: int) -> Iterator[Compute]:
     """Yield the order Interleaved: rounds of micro-batches; in each round all chunks of the rank, one after the other.
     A chunk is one layer."""
     check_interleaved(layout.layers, layout.pipeline, layout.micro_batches)
-    chunks = _chunks(layout, rank)
+    chunks = _model_chunks(layout, rank)
     width = layout.micro_batches // max(1, layout.micro_batches // layout.pipeline)
     rounds = [range(first, first + width) for first in range(0, layout.micro_batches, width)]
     forward = [list(_forward(layout, chunk, m)) for part in rounds for chunk in chunks for m in part]
     backward = [list(_backward(chunk, m)) for part in rounds for chunk in reversed(chunks) for m in part]
     warmup = (len(chunks) - 1) * width + 2 * (layout.pipeline - 1 - rank)
-    return _one_by_one(forward, backward, warmup)
+    return _alternate(forward, backward, warmup)
 
 
-def _chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
+def _model_chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
     """Return the positions of the rank's chunks, one layer each. The embedding belongs to the first layer's chunk, the
     head to the last layer's."""
     chunks: list[tuple[int, ...]] = [(p,) for p in layout.positions(rank) if 0 < p < layout.head]
@@ -71,7 +74,7 @@ def _chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
     return chunks
 
 
-def _one_by_one(forward: list[list[Compute]], backward: list[list[Compute]], warmup: int) -> Iterator[Compute]:
+def _alternate(forward: list[list[Compute]], backward: list[list[Compute]], warmup: int) -> Iterator[Compute]:
     """Yield `warmup` entries forward, then one forward and one backward in turn, and finally the rest backward."""
     yield from chain.from_iterable(forward[:warmup])
     for ahead, back in zip_longest(forward[warmup:], backward, fillvalue=()):
@@ -84,3 +87,25 @@ def _forward(layout: Layout, positions: Iterable[int], micro_batch: int) -> Iter
 
 def _backward(positions: tuple[int, ...], micro_batch: int) -> Iterator[Compute]:
     return (Backward(p, micro_batch) for p in reversed(positions))
+
+
+def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
+    """Return the number of gradient buffers that units of a pool share: for the gradients that accumulate at the same
+    time, and one that is being reduced meanwhile."""
+    ranges = _accumulation_ranges(replace(layout, homes=(), sharding="None", replicas=1), rank)
+    sharing = [ranges[unit] for unit in layout.buffered_units(rank, pool)]
+    overlapping = max((sum(one.start in other for other in sharing) for one in sharing), default=0)
+    return min(overlapping + 1, len(sharing))
+
+
+@lru_cache
+def _accumulation_ranges(layout: Layout, rank: int) -> dict[int, range]:
+    """Return unit -> range of the rank's passes in which its gradient accumulates."""
+    ranges: dict[int, range] = {}
+    parts = split_passes(layout, compute_order(layout, rank))
+    for index, record in enumerate(parts):
+        for unit in units_accumulated(layout, record):
+            # The gradient of a cross-stage unit is reduced after all passes.
+            end = len(parts) if layout.is_common(unit) else index + 1
+            ranges[unit] = range(ranges[unit].start if unit in ranges else index, end)
+    return ranges

@@ -40,11 +40,11 @@ class Part:
         return self.shape if self.begin == 0 and self.end == prod(self.shape) else flat
 
 
-def parts_of(unit: Unit, span: range) -> list[Part]:
+def parts_of(unit: Unit, elements: range) -> list[Part]:
     """Return the parts of the unit's tensors inside a range of its flat vector."""
     found, start = [], 0
     for parameter in unit.parameters:
-        begin, end = max(span.start, start), min(span.stop, start + parameter.numel)
+        begin, end = max(elements.start, start), min(elements.stop, start + parameter.numel)
         if begin < end:
             first = parameter.begin - start
             found.append(Part(parameter.name, parameter.whole, first + begin, first + end, begin))

@@ -1,8 +1,8 @@
 """Deadlock check: runs a plan without work, on both threads of all ranks. Pure.
 
-The first thread of a rank, the main thread, waits for messages, for working copies that other pipeline ranks gather
-with it, and for a gradient buffer. The second, the reduction thread, finishes reductions, which frees the buffer, and
-waits for the other ranks where they sum or agree. Where a rank exchanges tokens or sums choices, it waits only for
+The main thread of a rank waits for messages, for working copies that other pipeline ranks gather with it, and for a
+gradient buffer. The reduction thread finishes reductions, which frees the buffer, and waits for the other ranks where
+they sum or agree. Where a rank exchanges tokens or sums choices, it waits only for
 ranks of its own pipeline rank; these have the same plan and are as far as the rank itself.
 """
 
@@ -11,21 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pseudoreal_trainer.plan.buffers import gradient_buffers
+from pseudoreal_trainer.plan.effects import Effects, Resource, effects_of
+from pseudoreal_trainer.plan.expert_parallel import units_read
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
-from pseudoreal_trainer.plan.lower import needed
+from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.records import (
-    Agree,
     Fetch,
     Flow,
     Measure,
     Plan,
     Record,
-    Reduce,
     Send,
-    Update,
 )
-from pseudoreal_trainer.plan.spread import units_grown, units_used
 
 _Message = tuple[Flow | Literal["layer", "gather"], int, int]
 """Something that a main thread has started and other ranks wait for: a flow, a position and a micro-batch; the whole
@@ -36,95 +33,92 @@ gradient of a layer, for the next layer below that shares units with it; or the 
 class _Rank:
     """State of a rank in the run: the records that its two threads have not yet executed."""
 
-    first: deque[Record]
-    free: dict[Pool, int]
+    main: deque[Record]
+    """Records for the main thread, in plan order."""
+    free_buffers: dict[Pool, int]
     """Number of free gradient buffers."""
-    second: deque[Record] = field(default_factory=deque)
-    growing: set[int] = field(default_factory=set)
+    reduction: deque[Record] = field(default_factory=deque)
+    """Records that the main thread has handed to the reduction thread."""
+    accumulating: set[int] = field(default_factory=set)
+    """Units that have a gradient buffer."""
 
 
-def stuck(layout: Layout, plan: Plan) -> dict[int, Record]:
+def find_deadlock(layout: Layout, plan: Plan) -> dict[int, Record]:
     """Return rank -> the record in which it waits forever; empty if the plan ends."""
-    ranks = [_Rank(deque(records), _buffers(layout, rank)) for rank, records in enumerate(plan)]
+    ranks = [_Rank(deque(records), _all_buffers(layout, rank)) for rank, records in enumerate(plan)]
     sent: set[_Message] = set()
-    while any([*_firsts(layout, ranks, sent), _seconds(layout, ranks)]):
+    while any([*_advance_main_threads(layout, ranks, sent), _advance_reduction_threads(layout, ranks)]):
         pass
-    waiting = {rank: [*state.first, *state.second] for rank, state in enumerate(ranks)}
+    waiting = {rank: [*state.main, *state.reduction] for rank, state in enumerate(ranks)}
     return {rank: records[0] for rank, records in waiting.items() if records}
 
 
-def _buffers(layout: Layout, rank: int) -> dict[Pool, int]:
+def _all_buffers(layout: Layout, rank: int) -> dict[Pool, int]:
     return {pool: gradient_buffers(layout, rank, pool) for pool in POOLS}
 
 
-def _firsts(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable[bool]:
+def _advance_main_threads(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable[bool]:
     """Advance each main thread as far as possible. Yield for each rank whether it advanced."""
     for rank, state in enumerate(ranks):
-        before = len(state.first)
-        while state.first and _begins(layout, state, sent):
-            record = state.first.popleft()
+        before = len(state.main)
+        while state.main and _try_start(layout, state, sent):
+            record = state.main.popleft()
             if isinstance(record, Send):
                 sent.add((record.flow, record.position, record.micro_batch))
             elif isinstance(record, Measure):
                 sent.add(("layer", record.position, 0))
             elif isinstance(record, Fetch):
                 sent.add(("gather", record.unit, rank))
-            elif isinstance(record, Reduce | Agree | Update):
-                state.second.append(record)
-        yield len(state.first) < before
+            if Resource.UPDATE in effects_of(layout, record).resources:
+                state.reduction.append(record)
+        yield len(state.main) < before
 
 
-def _begins(layout: Layout, state: _Rank, sent: set[_Message]) -> bool:
+def _try_start(layout: Layout, state: _Rank, sent: set[_Message]) -> bool:
     """Return whether the main thread can start its next record; if so, take the gradient buffers for the record."""
-    record = state.first[0]
-    if not _awaited(layout, record) <= sent:
+    record = state.main[0]
+    effects = effects_of(layout, record)
+    if not _awaited(layout, record, effects) <= sent:
         return False
-    units = [u for u in units_grown(layout, record) if layout.has_gradient_shard(u) and u not in state.growing]
-    if not all(state.free[layout.pool_of(unit)] for unit in units):
+    units = [unit for unit in effects.accumulates if unit not in state.accumulating]
+    if not all(state.free_buffers[layout.pool_of(unit)] for unit in units):
         return False
     for unit in units:
-        state.free[layout.pool_of(unit)] -= 1
-        state.growing.add(unit)
+        state.free_buffers[layout.pool_of(unit)] -= 1
+        state.accumulating.add(unit)
     return True
 
 
-def _awaited(layout: Layout, record: Record) -> set[_Message]:
-    common = filter(layout.is_common, units_used(layout, record))
+def _awaited(layout: Layout, record: Record, effects: Effects) -> set[_Message]:
+    common = filter(layout.is_common, units_read(layout, record))
     awaited: set[_Message] = {("gather", unit, user) for unit in common for user in layout.users[unit]}
-    if (message := needed(layout, record)) is not None:
+    if (message := effects.message) is not None:
         awaited.add((message.flow, message.position, message.micro_batch))
     if isinstance(record, Measure) and (above := layout.position_above(record.position)) is not None:
         awaited.add(("layer", above, 0))
     return awaited
 
 
-def _seconds(layout: Layout, ranks: list[_Rank]) -> bool:
+def _advance_reduction_threads(layout: Layout, ranks: list[_Rank]) -> bool:
     """Advance the reduction threads as far as possible. Return whether one of them advanced."""
-    before = sum(len(state.second) for state in ranks)
+    before = sum(len(state.reduction) for state in ranks)
     for state in ranks:
-        while state.second and _together(layout, state.second[0]) is None:
-            _finish(layout, state, state.second.popleft())
+        while state.reduction and not effects_of(layout, state.reduction[0]).partners:
+            _finish(layout, state, state.reduction.popleft())
     for state in ranks:
-        if state.second and (together := _together(layout, state.second[0])) is not None:
-            _meet(layout, [ranks[rank] for rank in together], state.second[0])
-    return sum(len(state.second) for state in ranks) < before
-
-
-def _together(layout: Layout, record: Record) -> Iterable[int] | None:
-    """Return the ranks whose reduction threads execute the record together; None: each alone."""
-    if isinstance(record, Agree):
-        return range(layout.pipeline)
-    return layout.users[record.unit] if isinstance(record, Reduce) and layout.is_common(record.unit) else None
+        if state.reduction and (partners := effects_of(layout, state.reduction[0]).partners):
+            _finish_together(layout, [ranks[rank] for rank in partners], state.reduction[0])
+    return sum(len(state.reduction) for state in ranks) < before
 
 
 def _finish(layout: Layout, state: _Rank, record: Record) -> None:
-    if isinstance(record, Reduce) and record.unit in state.growing:
-        state.growing.remove(record.unit)
-        state.free[layout.pool_of(record.unit)] += 1
+    for unit in state.accumulating.intersection(effects_of(layout, record).frees):
+        state.accumulating.remove(unit)
+        state.free_buffers[layout.pool_of(unit)] += 1
 
 
-def _meet(layout: Layout, ranks: list[_Rank], joint: Record) -> None:
+def _finish_together(layout: Layout, ranks: list[_Rank], joint: Record) -> None:
     """Advance ranks past a record that they execute together, once all of them have reached it."""
-    if all(state.second and state.second[0] == joint for state in ranks):
+    if all(state.reduction and state.reduction[0] == joint for state in ranks):
         for state in ranks:
-            _finish(layout, state, state.second.popleft())
+            _finish(layout, state, state.reduction.popleft())

@@ -24,7 +24,7 @@ and a micro-batch, the other records have a unit:
     Update(0) Update(1) Update(2) Update(3)
 
 If a layer's experts are spread over ranks, its passes have parts, between which tokens travel to their experts and back
-(`plan.spread` defines the order):
+(`plan.expert_parallel` defines the order):
 
     Route(1, 0) Route(1, 1) Count(1, 0, 2)                      attention and router; counts of tokens
     Exchange(dispatch, 1, 0) Exchange(dispatch, 1, 1)           the second travels under the experts of the first

@@ -15,6 +15,11 @@ Device = Literal["cpu", "cuda"]
 MOMENTS = 2
 """Vectors of AdamW's moments for each vector of master weights."""
 
+LOGIT_BYTES = 256 << 20
+"""Most bytes of logits in memory at a time, in the dtype of the loss. Several tensors of this size exist at once
+(`plan.memory.autograd_memory`). More bytes would mean fewer chunks; each chunk costs a sum over the head's whole
+matrix."""
+
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 _ALLOCATED = {"cpu": 1, "cuda": 512}
 """Allocation granularity in bytes: 1 on the CPU; on a GPU the smallest block of torch's caching allocator
@@ -46,13 +51,13 @@ class Sizes:
         """True if working copies differ in type from the master weights."""
         return self.compute_bytes != self.master_bytes
 
-    def most_sequences(self, data_ranks: int) -> int:
+    def max_sequences(self, data_ranks: int) -> int:
         """Return the most sequences of a micro-batch on a data rank; see `stream.rank_parts`."""
         return -(-self.micro_batch // data_ranks)
 
-    def most_tokens(self, data_ranks: int) -> int:
+    def max_tokens(self, data_ranks: int) -> int:
         """Return the most tokens of a micro-batch that a data rank takes as inputs."""
-        return self.most_sequences(data_ranks) * self.model.sequence_length
+        return self.max_sequences(data_ranks) * self.model.sequence_length
 
     def allocated(self, size: int) -> int:
         """Return the device bytes that a tensor of `size` bytes takes."""
@@ -61,9 +66,9 @@ class Sizes:
 
     def boundary(self, tokens: int) -> int:
         """Return the device bytes of the tensor passed from position to position, [B, T, H]."""
-        return self.allocated(self.boundary_on_host(tokens))
+        return self.allocated(self.boundary_unrounded(tokens))
 
-    def boundary_on_host(self, tokens: int) -> int:
+    def boundary_unrounded(self, tokens: int) -> int:
         return tokens * self.model.hidden_size * self.compute_bytes
 
     def block_flops(self, tokens: int, layer: int = 0, twice_the_pairs: int | None = None) -> int:
@@ -117,7 +122,7 @@ class Sizes:
         assert self.model.experts is not None, "the model has experts"
         return self.model.experts.count
 
-    def rows(self, tokens: int, leg: Leg) -> int:
+    def exchange_bytes(self, tokens: int, leg: Leg) -> int:
         """Return the bytes of the rows that `tokens` tokens exchange with their experts: one row per choice, with one
         more element for the weight if gradients travel."""
         gradients = leg in (Leg.COMBINE_GRADIENT, Leg.DISPATCH_GRADIENT)
@@ -166,3 +171,16 @@ def compute_bytes(compute: str) -> int:
 def master_bytes(compute: str) -> int:
     """Return the bytes of an element of a master weight: float32, or float64 if the compute type is float64."""
     return max(4, _COMPUTE_BYTES[compute])
+
+
+def loss_chunk_limit(vocabulary: int, width: int) -> int:
+    """Return the most tokens of a chunk, for logits of `width` bytes each."""
+    return max(1, LOGIT_BYTES // (vocabulary * width))
+
+
+def loss_chunk_length(tokens: int, most: int | None) -> int:
+    """Return the tokens of each chunk; the last chunk may be shorter. Chunks are as few as possible, and equal. At
+    least 1, even without tokens. `most`: None is no bound."""
+    if most is None or tokens <= most:
+        return max(1, tokens)
+    return -(-tokens // -(-tokens // most))

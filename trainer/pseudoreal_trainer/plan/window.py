@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
+from pseudoreal_trainer.plan.expert_parallel import PassPart, units_read
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.records import Count, Drop, Fetch, Read, Record
-from pseudoreal_trainer.plan.spread import Part, units_used
 
 
 @dataclass
@@ -30,7 +30,7 @@ class _Run:
     last: int
 
 
-def window_records(layout: Layout, order: Sequence[Part]) -> dict[int, list[Record]]:
+def window_records(layout: Layout, order: Sequence[PassPart]) -> dict[int, list[Record]]:
     """Return index into `order` -> changes of working copies before that pass; index len(order): at the end."""
     before: dict[int, list[Record]] = {}
     for pool in POOLS:
@@ -45,9 +45,9 @@ def _is_refreshed_alone(layout: Layout, unit: int) -> bool:
     return layout.refreshed(unit) and not layout.is_common(unit)
 
 
-def _common(layout: Layout, order: Sequence[Part]) -> Iterator[Record]:
+def _common(layout: Layout, order: Sequence[PassPart]) -> Iterator[Record]:
     """Yield the gathers of cross-stage units, before anything that waits for another rank."""
-    used = {unit for record in order for unit in units_used(layout, record)}
+    used = {unit for record in order for unit in units_read(layout, record)}
     for unit in filter(layout.is_common, sorted(used)):
         if layout.home(unit) == "Disk":
             yield Read(unit)
@@ -108,14 +108,14 @@ def _insert_refreshes(runs: list[_Run], before: dict[int, list[Record]]) -> None
         before.setdefault(index, []).append(Fetch(unit))
 
 
-def _runs(layout: Layout, pool: Pool, order: Sequence[Part], counts: Callable[[int], bool]) -> list[_Run]:
+def _runs(layout: Layout, pool: Pool, order: Sequence[PassPart], counts: Callable[[int], bool]) -> list[_Run]:
     """Return the runs of passes that use a unit of the pool for which `counts` is true."""
     found: list[_Run] = []
     counted: dict[int, int] = {}
     for index, record in enumerate(order):
         if isinstance(record, Count):
             counted[record.position] = index + 1
-        for unit in units_used(layout, record):
+        for unit in units_read(layout, record):
             if layout.pool_of(unit) != pool or not counts(unit):
                 continue
             is_optional = layout.is_optional(unit)

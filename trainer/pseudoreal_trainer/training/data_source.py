@@ -23,7 +23,7 @@ from pseudoreal_trainer.data.stream import Part, Stream, rank_parts
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.data.tokens.reader import Tokens
 from pseudoreal_trainer.engine.ranks.process_groups import ProcessGroups
-from pseudoreal_trainer.plan.memory.pinned_arena import Shape
+from pseudoreal_trainer.plan.memory.pinned_arena import MicroBatchShape
 from pseudoreal_trainer.training.progress import Progress
 
 
@@ -209,7 +209,7 @@ class StreamBatch:
     parts: list[tuple[int, int]]
     """Half-open ranges of sample cursors [first, end), one per micro-batch."""
 
-    def shape(self, micro_batch: int) -> Shape:
+    def shape(self, micro_batch: int) -> MicroBatchShape:
         first, end = self.parts[micro_batch]
         return end - first, self.samples.sequence
 
@@ -224,7 +224,7 @@ class WindowBatch:
     windows: list[NDArray[Any]]
     """Windows of [T + 1] tokens each."""
 
-    def shape(self, micro_batch: int) -> Shape:
+    def shape(self, micro_batch: int) -> MicroBatchShape:
         return 1, len(self.windows[micro_batch]) - 1
 
     def tokens(self, micro_batch: int) -> Tensor:

@@ -28,7 +28,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.model.reference import Transformer, generate
 from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.memory.evaluation import sequences_at_once
+from pseudoreal_trainer.plan.memory.activations import sequences_at_once
 from pseudoreal_trainer.plan.memory.from_config import phase_sizes
 from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.training.data_source import WindowBatch

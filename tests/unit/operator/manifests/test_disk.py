@@ -9,7 +9,7 @@ from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_operator.manifests.disk import claim_size, size_limit
 from pseudoreal_trainer.plan.memory.from_config import fixed_layout, phase_sizes, placed_layout
 from pseudoreal_trainer.plan.memory.homes import activation_peaks
-from pseudoreal_trainer.plan.memory.tiers import held
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.units import units_of
 
 from tests.unit.operator.support.world import make_job
@@ -51,7 +51,7 @@ def test_size_limit_is_just_above_the_planned_bytes(changes: dict[str, Any], com
     sizes = phase_sizes(config, "cpu")
     layout = placed_layout(config, sizes, activation_peaks(fixed_layout(config, sizes), sizes))
     ranks = config.processes_per_worker
-    needed = ranks * max(held(layout, sizes, rank).disk for rank in range(layout.pipeline))
+    needed = ranks * max(resident_bytes(layout, sizes, rank).disk for rank in range(layout.pipeline))
     allowed = bytes_of(size_limit(job.spec, job.spec.phases[1]))
     assert 2 * needed <= allowed
     assert "budget" in str(changes) or allowed <= 5 * needed + 2 * 2**30

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -213,24 +212,30 @@ def test_plan_hints_at_sharing_in_a_pipeline(
 
 
 @pytest.mark.parametrize("hardware", [False, True])
-def test_picture_has_every_pass_of_every_rank(job: dict[str, Any], file: Path, tmp_path: Path, hardware: bool) -> None:
+def test_trace_contains_every_pass_of_every_rank_once(
+    job: dict[str, Any], file: Path, tmp_path: Path, hardware: bool
+) -> None:
     job["spec"]["model"]["layers"] = 8
     batch = {"sequences": 16, "microBatches": 8}
     job["spec"]["phases"] = [
         {"name": "real", "until": {"step": 1}, "workers": 4, "batch": batch, "parallelism": {"pipeline": 4}}
     ]
-    drawing = tmp_path / "plan.svg"
+    trace = tmp_path / "plan.trace.json"
     options = ["--hardware", str(EXAMPLES / "hardware" / "gpu-cluster.yaml")] if hardware else []
-    assert plan(job, file, "--picture", str(drawing), *options).exit_code == 0
-    root = ElementTree.parse(drawing).getroot()
-    titles = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
-    for kind in ("Forward", "Backward"):
-        for layer in range(1, 9):
-            for m in range(8):
-                assert sum(f"{kind} position {layer}, micro_batch {m}:" in title for title in titles) == 1
-    words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {f"rank {rank}" for rank in range(4)} <= set(words)
-    assert {"forward", "backward", "fetch, read", "update"} <= set(words)
+    result = plan(job, file, "--trace", str(trace), "--json", *options)
+    assert result.exit_code == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["ph"] == "M"]
+    assert names == [f"phase real, pipeline rank {rank}" for rank in range(4)]
+    spans = [event for event in events if event["ph"] == "X"]
+    passes = [(e["name"], e["args"]["position"], e["args"]["micro_batch"]) for e in spans if e["tid"] == "compute"]
+    layers = [one for one in passes if 0 < one[1] < 9]
+    assert sorted(layers) == [(k, p, m) for k in ("Backward", "Forward") for p in range(1, 9) for m in range(8)]
+    if hardware:
+        (phase,) = phases(result)
+        assert {"collective", "update"} & {event["tid"] for event in spans}
+        last = max(e["ts"] + e["dur"] for e in spans if e["tid"] == "compute")
+        assert last <= phase["step_seconds"] * 1e6 * 1.001
 
 
 def test_plan_prints_tables_and_hints(job: dict[str, Any], file: Path) -> None:

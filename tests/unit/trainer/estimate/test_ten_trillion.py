@@ -81,7 +81,7 @@ def test_on_v100_the_experts_of_the_real_phase_need_the_disk_and_on_h200_they_do
     assert real["bytes"]["host"] > 100 * GB
 
 
-def test_the_course_says_what_must_change() -> None:
+def test_schedule_estimate_says_what_must_change() -> None:
     """One phase only, to keep the test short."""
     arguments = [str(EXAMPLES / "m6-10t.yaml"), "--phase", "pseudo", "--hardware", str(EXAMPLES / "hardware/v100.yaml")]
     said = CliRunner().invoke(plan, [*arguments, "--days", "7"]).stdout

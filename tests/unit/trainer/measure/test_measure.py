@@ -13,7 +13,7 @@ from pseudoreal_trainer.estimate.time.hardware import Precision, pass_speed, rea
 from pseudoreal_trainer.measure import machine, passes, transfers
 from pseudoreal_trainer.measure.passes import Cell, measure_cell, most_on_cpu, scratch_share
 from pseudoreal_trainer.measure.timing import line_through, seconds_of
-from pseudoreal_trainer.plan.memory.graphs import Graphs
+from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 
 from tests.support.processes import Forked, preload, succeed
 from tests.unit.trainer.estimate.time.support.profiles import profile
@@ -70,7 +70,7 @@ def test_bytes_of_a_pass_that_was_not_measured_are_within_a_tenth(compute: Preci
     speeds = profile().speeds[0].model_copy(update={"passes": measured})
     cell = Cell(compute, hidden=96, tokens=128)
     share = pass_speed(speeds, compute, cell.hidden, cell.tokens).scratch_share
-    planned = Graphs(cell.sizes, cell.tokens).block_backward
+    planned = AutogradMemory(cell.sizes, cell.tokens).block_backward
     actual = (1 + measure_cell(cell, CPU).scratch_share) * planned
     assert (1 + share) * planned == pytest.approx(actual, rel=0.1)
 

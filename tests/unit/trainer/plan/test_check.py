@@ -456,7 +456,7 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_is_refused(name: str) -> None:
+def test_checker_refuses_each_defective_plan(name: str) -> None:
     layout, rank, edit, fault = DEFECTS[name]
     good = measuring_plan(layout) if layout.measures else step_plan(layout)
     check_plan(layout, good)
@@ -484,7 +484,7 @@ def test_common_units_are_gathered_first_and_reduced_last_in_one_order() -> None
                 assert found == [*common] == [*dict.fromkeys(found)]
 
 
-def test_ranks_that_wait_for_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checker_refuses_ranks_that_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 needs the second layer's output of micro-batch 0 before it computes micro-batch 1, with which rank 1
     starts."""
     layout, orders = make_layout(), compute_order

@@ -69,7 +69,7 @@ def test_experts_fold_over_the_ranks_of_one_pipeline_rank(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_parts_are_those_of_a_scatter_over_shards_and_then_over_replicas(mesh: Mesh) -> None:
+def test_shard_index_is_that_of_a_scatter_within_and_then_across_replicas(mesh: Mesh) -> None:
     whole = np.arange(mesh.data)
     for rank in range(RANKS):
         here = mesh.coordinates(rank)
@@ -80,18 +80,18 @@ def test_parts_are_those_of_a_scatter_over_shards_and_then_over_replicas(mesh: M
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_the_same_place_on_another_pipeline_rank(mesh: Mesh) -> None:
+def test_at_pipeline_changes_the_pipeline_coordinate_only(mesh: Mesh) -> None:
     columns = mesh.groups("pipeline")
     for column in columns:
         for rank in column:
             assert tuple(mesh.at_pipeline(rank, other) for other in range(mesh.pipeline)) == column
 
 
-def test_a_dimension_without_ranks_is_refused_by_its_name() -> None:
+def test_mesh_with_an_empty_dimension_is_refused_by_its_name() -> None:
     with pytest.raises(ValueError, match=r"^replica is 0: a dimension has at least 1 rank; leave it out for 1$"):
         Mesh(pipeline=2, replica=0)
 
 
-def test_experts_that_do_not_fold_are_refused() -> None:
+def test_mesh_whose_experts_do_not_divide_a_replica_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^expert 4 does not divide the 2 ranks of a replica of"):
         Mesh(pipeline=4, replica=6, shard=2, expert=4)

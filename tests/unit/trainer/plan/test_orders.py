@@ -25,7 +25,7 @@ def overhead(layout: Layout, backward: float) -> float:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_modular_pipeline_in_400_configurations(part: int) -> None:
+def test_modular_pipeline_idle_time_matches_its_formula_in_400_configurations(part: int) -> None:
     """Formula of method.md 2.4: [(P-1) + (v-1) max(0, P-n)] / (v n)."""
     sample = random.Random(2106).sample(_GRID, 400)[part::4]
     for p, v, n in sample:
@@ -36,17 +36,17 @@ def test_modular_pipeline_in_400_configurations(part: int) -> None:
 
 @pytest.mark.parametrize("order", ["GPipe", "1F1B"])
 @pytest.mark.parametrize(("p", "v", "n"), random.Random(1811).sample(_GRID, 15))
-def test_contiguous_pipelines(order: str, p: int, v: int, n: int) -> None:
+def test_idle_time_of_contiguous_pipelines_matches_its_formula(order: str, p: int, v: int, n: int) -> None:
     assert overhead(make_layout(p * v, p, n, order=order), 2.0) == pytest.approx((p - 1) / n)
 
 
 @pytest.mark.parametrize(("p", "v", "rounds"), [(2, 1, 1), (2, 3, 4), (3, 4, 2), (4, 2, 2), (4, 6, 1), (8, 2, 2)])
-def test_interleaved_pipeline(p: int, v: int, rounds: int) -> None:
+def test_idle_time_of_an_interleaved_pipeline_matches_its_formula(p: int, v: int, rounds: int) -> None:
     layout = make_layout(p * v, p, p * rounds, order="Interleaved")
     assert overhead(layout, 2.0) == pytest.approx((p - 1) / (v * layout.micro_batches))
 
 
-def test_idle_share_is_the_part_of_the_whole() -> None:
+def test_idle_share_is_idle_time_divided_by_step_time() -> None:
     layout = make_layout(8, 4, 8)
     extra = overhead(layout, 3.0)
     line = timeline(layout, step_plan(layout), UnitTime(layout, 3.0))

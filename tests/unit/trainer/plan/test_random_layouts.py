@@ -70,7 +70,7 @@ def _is_possible(layout: Layout) -> bool:
 
 @settings(max_examples=DEPTH.of(300, 10_000))
 @given(layouts())
-def test_a_plan_passes_its_checker_and_ends(layout: Layout) -> None:
+def test_plan_of_any_layout_passes_the_checker_and_ends(layout: Layout) -> None:
     plan = step_plan(layout)
     check_plan(layout, plan)
     check_plan(layout, measuring_plan(layout))

@@ -4,10 +4,10 @@ import re
 from dataclasses import replace
 
 from pseudoreal_trainer.plan import records
+from pseudoreal_trainer.plan.expert_parallel import PassPart
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
 from pseudoreal_trainer.plan.records import Leg, Record
-from pseudoreal_trainer.plan.spread import Part
 
 
 def _shown() -> tuple[list[Record], list[Record], list[Record]]:
@@ -29,12 +29,12 @@ def _field(word: str) -> object:
     return int(word) if word.isdigit() else Leg(word)
 
 
-def test_the_plan_in_the_docstring_is_the_plan_that_is_made() -> None:
+def test_documented_plan_equals_the_plan_that_is_made() -> None:
     layout = Layout((0, 1), pipeline=1, data=2, micro_batches=2, sharding="Full")
     assert _shown()[0] == list(step_plan(layout)[0])
 
 
-def test_so_is_the_pass_through_spread_experts() -> None:
+def test_documented_expert_parallel_pass_equals_the_pass_that_is_made() -> None:
     layout = Layout((0,), pipeline=1, data=2, micro_batches=2, layer_experts=(0,), expert_ranks=2)
     assert _shown()[1] == _parts(layout)
     assert _shown()[2] == _parts(replace(layout, expert_groups=2))
@@ -42,4 +42,4 @@ def test_so_is_the_pass_through_spread_experts() -> None:
 
 def _parts(layout: Layout) -> list[Record]:
     """Return the parts of the first layer's pass."""
-    return [record for record in evaluation_plan(layout)[0] if isinstance(record, Part) and record.position == 1]
+    return [record for record in evaluation_plan(layout)[0] if isinstance(record, PassPart) and record.position == 1]

@@ -144,7 +144,7 @@ def test_a_range_of_experts_is_a_range_of_each_stacked_tensor(feed_forward: dict
             assert all(part.shape == tensors[part.name].shape for part in found)
 
 
-def test_ranks_have_neighbouring_experts_of_what_there_is() -> None:
+def test_each_rank_holds_its_range_of_neighbouring_experts() -> None:
     whole = units_of(model(SMALL, experts={"count": 12}), Sharing(blocks=1))[2]
     assert [whole.of_rank(rank, 3).experts for rank in range(3)] == [range(4), range(4, 8), range(8, 12)]
     some = whole.of_experts(range(4, 8))

@@ -49,7 +49,7 @@ multipliers = st.dictionaries(st.sampled_from([*PATTERNS]), st.tuples(numbers, n
 
 
 @given(st.sampled_from(UNITS), multipliers, st.sets(st.sampled_from(["Embedding", "Head"])))
-def test_each_element_has_the_figures_of_its_tensor(
+def test_update_range_has_learning_rate_and_decay_of_its_tensor(
     units: tuple[Unit, ...], chosen: dict[str, tuple[str, str]], excluded: set[str]
 ) -> None:
     spec = _optimizer(chosen, *sorted(excluded))
@@ -81,7 +81,9 @@ BALANCED = _units({"experts": {"type": "TopK", "count": 5, "topK": {"perToken": 
 
 
 @given(st.integers(1, 80), st.integers(1, 100), multipliers)
-def test_shards_in_chunks_are_those_of_the_whole(ranks: int, chunk: int, chosen: dict[str, tuple[str, str]]) -> None:
+def test_update_ranges_of_chunks_join_to_those_of_the_whole_shard(
+    ranks: int, chunk: int, chosen: dict[str, tuple[str, str]]
+) -> None:
     """With many ranks, the last ones have only padding. After a balancing bias, no range updates padding."""
     whole = update_ranges(BALANCED, _optimizer(chosen))
     assert whole[-1] == UpdateRange(BALANCED.trained, BALANCED.numel, is_balancing=True)
@@ -97,7 +99,7 @@ def test_shards_in_chunks_are_those_of_the_whole(ranks: int, chunk: int, chosen:
 
 
 @given(st.data(), multipliers)
-def test_a_cut_has_what_the_whole_has_there(data: st.DataObject, chosen: dict[str, tuple[str, str]]) -> None:
+def test_cut_ranges_equal_the_whole_ranges_there(data: st.DataObject, chosen: dict[str, tuple[str, str]]) -> None:
     """Padding after the end belongs to the last range."""
     ranges = update_ranges(UNITS[2][1], _optimizer(chosen))
     whole = _by_element(ranges)
@@ -108,7 +110,7 @@ def test_a_cut_has_what_the_whole_has_there(data: st.DataObject, chosen: dict[st
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.sets(st.integers(0, 40)), st.integers(0, 9))
-def test_what_lies_in_gaps_is_in_no_range(lengths: list[int], idle: set[int], begin: int) -> None:
+def test_elements_in_gaps_are_in_no_range(lengths: list[int], idle: set[int], begin: int) -> None:
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
     ranges = [UpdateRange(end - n, end, rate=float(i)) for i, (n, end) in enumerate(zip(lengths, ends, strict=True))]
     left = without(ranges, [range(one, one + 1) for one in sorted(idle)], begin)

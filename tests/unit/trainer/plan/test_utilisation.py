@@ -21,7 +21,7 @@ WINDOW = Window(size=7, layers=[1])
 @pytest.mark.parametrize("embeddings", ["Separate", "Tied"])
 @pytest.mark.parametrize("window", [None, WINDOW])
 @pytest.mark.parametrize("heads", [Attention(heads=2), Attention(heads=4, key_value_heads=2, head_size=12)])
-def test_they_are_those_that_torch_counts_but_for_pairs_that_do_not_count(
+def test_step_operations_equal_torchs_count_without_masked_pairs(
     heads: Attention, window: Window | None, embeddings: Literal["Separate", "Tied"], activation: str
 ) -> None:
     """A matrix shared by embedding and head counts once."""
@@ -64,5 +64,5 @@ def test_they_are_those_that_torch_counts_but_for_pairs_that_do_not_count(
         ("NVIDIA GeForce RTX 5090", None),
     ],
 )
-def test_the_peak_of_a_device(name: str, peak: float | None) -> None:
+def test_peak_operations_are_known_by_device_name(name: str, peak: float | None) -> None:
     assert peak_operations(name) == peak

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
-from pseudoreal_trainer.plan.memory.activations import activation_peak
-from pseudoreal_trainer.plan.memory.evaluation import evaluation_peak, sequences_at_once
+from pseudoreal_trainer.plan.memory.activations import activation_peak, evaluation_peak, sequences_at_once
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.training.validation import Validation

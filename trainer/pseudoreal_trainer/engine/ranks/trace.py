@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pseudoreal_trainer.engine.ranks.streams import Streams, synchronize
+from pseudoreal_trainer.plan.effects import Traffic
 from pseudoreal_trainer.plan.records import Record
-from pseudoreal_trainer.plan.traffic import Traffic
 
 _STEPS = 50
 """Number of training steps in a file: enough to look at, and few enough to load."""

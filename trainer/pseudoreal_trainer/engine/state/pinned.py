@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.plan.memory.pinned_arena import Crossing, Use
+from pseudoreal_trainer.plan.memory.pinned_arena import ArenaLayout, ArenaUse
 
 
 class Allocator(Protocol):
@@ -102,18 +102,18 @@ class PinnedArena(Block):
     """Pinned arena through which state passes; it lives as long as the engine. Each piece has one owner; only the owner
     knows when no copy uses the piece."""
 
-    def __init__(self, crossing: Crossing, allocator: Allocator) -> None:
+    def __init__(self, crossing: ArenaLayout, allocator: Allocator) -> None:
         super().__init__(crossing.size, allocator)
         self._crossing = crossing
 
-    def bytes_of(self, use: Use, number: int) -> Tensor:
+    def bytes_of(self, use: ArenaUse, number: int) -> Tensor:
         piece = self._crossing.ranges[use, number]
         return self.memory[piece.start : piece.stop]
 
-    def vector(self, use: Use, number: int, dtype: torch.dtype) -> Tensor:
+    def vector(self, use: ArenaUse, number: int, dtype: torch.dtype) -> Tensor:
         return self.bytes_of(use, number).view(dtype)
 
-    def all_of(self, use: Use) -> list[Tensor]:
+    def all_of(self, use: ArenaUse) -> list[Tensor]:
         """Return all pieces of a use, in their order, as bytes."""
         return [self.bytes_of(use, number) for number in range(self._crossing.count(use))]
 

@@ -17,9 +17,9 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, MemoryState, Shard, State, Vectors
 from pseudoreal_trainer.engine.state.pinned import BounceBuffers, PinnedArena, allocator_for
-from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import POOLS, Pool
-from pseudoreal_trainer.plan.memory.pinned_arena import STAGING, crossing
+from pseudoreal_trainer.plan.memory.pinned_arena import STAGING_USE, arena_layout
+from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import Unit
 from pseudoreal_trainer.plan.update_ranges import cut, update_ranges
@@ -114,9 +114,9 @@ class UnitStore:
         self._sizes = Sizes(model, tuple(units), compute.itemsize, master.itemsize, micro_batch=1)
         self.memory = allocator_for(groups.device)
         """Allocator of host memory for copies to and from the device."""
-        self.arena = PinnedArena(crossing(layout, self._sizes, self._rank), self.memory)
+        self.arena = PinnedArena(arena_layout(layout, self._sizes, self._rank), self.memory)
         """Pinned arena through which states cross the bus."""
-        self._passing, self._adamw = BounceBuffers(self.arena.all_of("passing")), AdamW()
+        self._passing, self._adamw = BounceBuffers(self.arena.all_of("bounce")), AdamW()
         self.resident = {
             unit: self._on_device(self._padded_numel(unit), self._compute) for unit in self._resident_units
         }
@@ -168,7 +168,7 @@ class UnitStore:
 
     def _staging(self, units: Iterable[int]) -> dict[int, Staging]:
         """Return unit -> buffers that it shares with the other units of its pool."""
-        shared = {pool: Staging(self.arena.all_of(STAGING[pool])) for pool in POOLS}
+        shared = {pool: Staging(self.arena.all_of(STAGING_USE[pool])) for pool in POOLS}
         return {unit: shared[self._layout.pool_of(unit)] for unit in units}
 
     def _shard(self, unit: int) -> Shard:

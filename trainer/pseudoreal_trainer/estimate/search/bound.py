@@ -10,6 +10,8 @@ from functools import cached_property
 from itertools import accumulate
 
 from pseudoreal_trainer.estimate.time.costs import Costs
+from pseudoreal_trainer.plan.effects import Resource
+from pseudoreal_trainer.plan.expert_parallel import split_passes
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.records import (
     Agree,
@@ -27,30 +29,31 @@ from pseudoreal_trainer.plan.records import (
     Update,
 )
 from pseudoreal_trainer.plan.sizes import Sizes
-from pseudoreal_trainer.plan.spread import with_parts
+
+_UnitRecord = type[Fetch] | type[Reduce] | type[Update]
 
 _ROUNDING = 1e-9
 """Relative slack: a simulation adds the same numbers in another order and may round below their sum."""
 
 
-def least_seconds(layout: Layout, sizes: Sizes, costs: Costs) -> float:
+def min_step_seconds(layout: Layout, sizes: Sizes, costs: Costs) -> float:
     """Return a lower bound on the mean seconds of a step over many steps: the load of the busiest lane of a rank; if
     steps end with global clipping, also the latency of a micro-batch through all layers."""
-    return max(_bounds(_Least(layout, sizes, costs))) * (1 - _ROUNDING)
+    return max(_bounds(_LowerBounds(layout, sizes, costs))) * (1 - _ROUNDING)
 
 
-def _bounds(least: "_Least") -> Iterator[float]:
+def _bounds(least: "_LowerBounds") -> Iterator[float]:
     layout, costs = least.layout, least.costs
     ranks = range(layout.pipeline)
     computes, mains, waits = ([*map(part, ranks)] for part in (least.compute, least.main, least.waits))
     lanes = [*map(least.collectives, ranks), *map(least.exchanges, ranks), *map(least.side, ranks), *least.messages]
     yield from lanes
     yield from mains
-    # Where copies do not overlap passes, they run while the first thread waits.
+    # Where copies do not overlap passes, they run while the main thread waits.
     yield from (compute + wait for compute, wait in zip(computes, waits, strict=True))
     yield from map(least.copies, ranks)
     if costs.cores is not None:
-        # While the first thread waits, other lanes work.
+        # While the main thread waits, other resources work.
         yield (sum(mains) + sum(lanes)) / costs.cores
     if layout.clipping == "Global":
         yield least.turn + max(map(sum, zip(least.ways, computes, waits, strict=True)))
@@ -71,7 +74,7 @@ class _Passes:
 
 
 @dataclass(frozen=True)
-class _Least:
+class _LowerBounds:
     """Lower bounds on the seconds of the lanes of a layout's ranks in a step."""
 
     layout: Layout
@@ -83,13 +86,13 @@ class _Least:
         return self._of_micro_batches(rank, lambda passes: passes.compute)
 
     def main(self, rank: int) -> float:
-        """Return the seconds of the first thread: passes, and copies if they do not overlap."""
+        """Return the seconds of the main thread: passes, and copies if they do not overlap."""
         return self.compute(rank) + (0.0 if self.costs.overlaps else self.copies(rank))
 
     def waits(self, rank: int) -> float:
-        """Return the seconds in which the first thread waits with nothing else to do."""
+        """Return the seconds in which the main thread waits with nothing else to do."""
         spread = [position for position in self.layout.positions(rank) if self.layout.spreads(position)]
-        counts = sum(self.costs.network(Count(position, 0, 1)) for position in spread)
+        counts = sum(self.costs.seconds(Count(position, 0, 1), Resource.EXPERTS) for position in spread)
         # With groups, the next micro-batch's gradients travel during a backward pass: only the first exchange is waited
         # for.
         times = 1 if self.layout.expert_groups > 1 else self.layout.micro_batches
@@ -102,19 +105,19 @@ class _Least:
         """Return the seconds of the collectives: each gradient is reduced, and sharded units are gathered."""
         refreshed = filter(self.layout.refreshed, self.layout.local_units(rank))
         return (
-            self._sum(self._summed, self.layout.local_units(rank))
-            + self._sum(self._gathered, refreshed)
-            + (self._fetched(rank, self._gathered))
+            self._sum(Reduce, Resource.COLLECTIVE, self.layout.local_units(rank))
+            + self._sum(Fetch, Resource.COLLECTIVE, refreshed)
+            + self._fetched(rank, Resource.COLLECTIVE)
         )
 
     def copies(self, rank: int) -> float:
-        return self._fetched(rank, self._copy)
+        return self._fetched(rank, Resource.COPY_IN)
 
     def side(self, rank: int) -> float:
-        """Return the seconds of the second thread, which finishes the reductions of a step after the updates of the
+        """Return the seconds of the update thread, which finishes the reductions of a step after the updates of the
         step before."""
         units = self.layout.local_units(rank)
-        return self._sum(self._settled, units) + self._sum(self._updated, units)
+        return self._sum(Reduce, Resource.UPDATE, units) + self._sum(Update, Resource.UPDATE, units)
 
     @cached_property
     def messages(self) -> list[float]:
@@ -126,10 +129,12 @@ class _Least:
         """Seconds from the end of one step to the start of the next, if no rank starts before all have ended: the
         gradient of the first unit is reduced last, all ranks agree, and the unit is updated and fetched."""
         layout, (unit,) = self.layout, self.layout.units_of(0)
-        begin = self._updated(unit)
+        seconds = self.costs.seconds
+        start = seconds(Update(unit), Resource.UPDATE)
         if layout.moves(unit) or layout.refreshed(unit):
-            begin += self._copy(unit) + self._gathered(unit)
-        return self._summed(unit) + self._settled(unit) + self.costs.network(Agree()) + begin
+            start += seconds(Fetch(unit), Resource.COPY_IN) + seconds(Fetch(unit), Resource.COLLECTIVE)
+        reduced = seconds(Reduce(unit), Resource.COLLECTIVE) + seconds(Reduce(unit), Resource.UPDATE)
+        return reduced + seconds(Agree(), Resource.UPDATE) + start
 
     @property
     def ways(self) -> list[float]:
@@ -142,21 +147,25 @@ class _Least:
         to_position = [*accumulate(legs, initial=0.0)]
         return [to_position[min(layout.positions(rank))] for rank in range(layout.pipeline)]
 
-    def _fetched(self, rank: int, cost: Callable[[int], float]) -> float:
+    def _fetched(self, rank: int, resource: Resource) -> float:
         """Return the seconds of fetches: streamed units are fetched for the forward and for the backward pass, except
         those that stay in the window in between; the head has one pass."""
-        return sum(self._fetched_in(rank, pool, cost) for pool in POOLS)
+        return sum(self._fetched_in(rank, pool, resource) for pool in POOLS)
 
-    def _fetched_in(self, rank: int, pool: Pool, cost: Callable[[int], float]) -> float:
+    def _fetched_in(self, rank: int, pool: Pool, resource: Resource) -> float:
         layout = self.layout
-        once = [self._of_unit(cost, unit) for unit in layout.moving_units(rank, pool)]
+        once = [self._of_unit(Fetch, resource, unit) for unit in layout.moving_units(rank, pool)]
         of_head = layout.units_of(layout.head)
-        twice = [self._of_unit(cost, unit) for unit in layout.moving_units(rank, pool) if unit not in of_head]
+        twice = [
+            self._of_unit(Fetch, resource, unit) for unit in layout.moving_units(rank, pool) if unit not in of_head
+        ]
         return sum(once) + sum(sorted(twice)[: max(0, len(twice) - layout.window)])
 
     @cached_property
     def _message(self) -> float:
-        return self.costs.network(Send(Flow.ACTIVATION, 1, 0, 0)) if self.layout.pipeline > 1 else 0.0
+        return (
+            self.costs.seconds(Send(Flow.ACTIVATION, 1, 0, 0), Resource.MESSAGES) if self.layout.pipeline > 1 else 0.0
+        )
 
     def _of_micro_batches(self, rank: int, part: Callable[[_Passes], float]) -> float:
         return self.layout.micro_batches * sum(part(self._passes[position]) for position in self.layout.positions(rank))
@@ -176,44 +185,30 @@ class _Least:
     def _first_passes(self, position: int) -> _Passes:
         # The head's backward pass includes its forward pass.
         passes = [Forward(position, 0)] if position != self.layout.head else []
-        parts = with_parts(self.layout, [*passes, Backward(position, 0)])
-        exchanges = [part for part in parts if isinstance(part, Exchange)]
-        compute = sum(self.costs.compute(part) for part in parts if isinstance(part, Pass))
-        early = sum(self.costs.compute(part) for part in parts if isinstance(part, Recompute))
-        # The gradients of tokens are waited for; see `plan/spread.py`.
-        wait = sum(self.costs.network(one) for one in exchanges if one.leg is Leg.DISPATCH_GRADIENT)
-        return _Passes(compute, sum(map(self.costs.network, exchanges)), wait, compute - early + wait)
+        parts = split_passes(self.layout, [*passes, Backward(position, 0)])
+        compute = sum(self.costs.seconds(part, Resource.COMPUTE) for part in parts if isinstance(part, Pass))
+        early = sum(self.costs.seconds(part, Resource.COMPUTE) for part in parts if isinstance(part, Recompute))
+        exchanges = {one: self.costs.seconds(one, Resource.EXPERTS) for one in parts if isinstance(one, Exchange)}
+        # The gradients of tokens are waited for; see `plan/expert_parallel.py`.
+        wait = sum(seconds for one, seconds in exchanges.items() if one.leg is Leg.DISPATCH_GRADIENT)
+        return _Passes(compute, sum(exchanges.values()), wait, compute - early + wait)
 
     def _kind(self, position: int) -> Hashable:
         kind = self.sizes.kind(position - 1) if 0 < position < self.layout.head else position
         return kind, tuple(self.sizes.units[unit].numel for unit in self.layout.units_of(position))
 
-    def _sum(self, cost: Callable[[int], float], units: Iterable[int]) -> float:
-        return sum(self._of_unit(cost, unit) for unit in units)
+    def _sum(self, kind: _UnitRecord, resource: Resource, units: Iterable[int]) -> float:
+        return sum(self._of_unit(kind, resource, unit) for unit in units)
 
-    def _of_unit(self, cost: Callable[[int], float], unit: int) -> float:
+    def _of_unit(self, kind: _UnitRecord, resource: Resource, unit: int) -> float:
+        """Return the seconds of a unit's record; computed once for units of the same size, home and users."""
         layout = self.layout
         home, pool, users = layout.home(unit), layout.pool_of(unit), layout.users[unit]
         # The distance matters: pipeline ranks that are further apart may be on different machines.
-        key = (cost.__name__, self.sizes.units[unit].numel, home, pool, len(users), users[-1] - users[0])
+        key = (kind, resource, self.sizes.units[unit].numel, home, pool, len(users), users[-1] - users[0])
         if key not in self._of_units:
-            self._of_units[key] = cost(unit)
+            self._of_units[key] = self.costs.seconds(kind(unit), resource)
         return self._of_units[key]
-
-    def _summed(self, unit: int) -> float:
-        return self.costs.network(Reduce(unit))
-
-    def _gathered(self, unit: int) -> float:
-        return self.costs.network(Fetch(unit))
-
-    def _copy(self, unit: int) -> float:
-        return self.costs.copy(Fetch(unit))
-
-    def _settled(self, unit: int) -> float:
-        return self.costs.settle(Reduce(unit))
-
-    def _updated(self, unit: int) -> float:
-        return self.costs.update(Update(unit))
 
     @cached_property
     def _of_units(self) -> dict[Hashable, float]:

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.phase import Home
 
-from pseudoreal_trainer.estimate.search.bound import least_seconds
-from pseudoreal_trainer.estimate.search.fit import activations_fit, least_state_fits, state_fits
+from pseudoreal_trainer.estimate.fit import activations_fit, least_state_fits, state_fits, violations
+from pseudoreal_trainer.estimate.search.bound import min_step_seconds
 from pseudoreal_trainer.estimate.search.space import Choice, StateChoice, choices, chosen
-from pseudoreal_trainer.estimate.shortfalls import shortfalls
 from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
 from pseudoreal_trainer.estimate.time.predict import STEPS
@@ -72,18 +71,18 @@ class Search:
     def fastest(self) -> Iterator[Found]:
         """Yield the layouts that fit, fastest first; among equally fast ones, the simplest first. Raises ValueError if
         the profile lacks a figure that the phase needs."""
-        waiting = [entry for choice in choices(self._config) if (entry := self._begun(choice)) is not None]
+        waiting = [entry for choice in choices(self._config) if (entry := self._first_entry(choice)) is not None]
         heapq.heapify(waiting)
         while waiting:
             entry = heapq.heappop(waiting)
             if entry.simulated:
                 yield Found(entry.choice, entry.seconds)
-            elif (further := self._further(entry)) is not None:
+            elif (further := self._next_entry(entry)) is not None:
                 heapq.heappush(waiting, further)
             else:
                 self.counts.too_large += 1
 
-    def _begun(self, choice: Choice) -> "_Entry | None":
+    def _first_entry(self, choice: Choice) -> "_Entry | None":
         """Return a choice with its first bound; None if it cannot fit."""
         self.counts.layouts += 1
         state = choice.of_state
@@ -95,7 +94,7 @@ class Search:
             return None
         sizes = self._sizes_of(choice)
         layout = self._fixed_layout(choice).with_homes(homes)
-        bound = least_seconds(layout, sizes, self._costs(layout, sizes, self._least))
+        bound = min_step_seconds(layout, sizes, self._costs(layout, sizes, self._least))
         return _Entry(bound, choice.simplicity, choice)
 
     def _nearest_homes(self, choice: Choice) -> Homes | None:
@@ -105,25 +104,25 @@ class Search:
             return None
         return layout.homes if offload.budget is None else nearest_homes(offload, layout, sizes)
 
-    def _further(self, entry: "_Entry") -> "_Entry | None":
+    def _next_entry(self, entry: "_Entry") -> "_Entry | None":
         """Return the entry after its next step: own homes and their bound, or the simulation. None if the layout does
         not fit."""
         if entry.layout is not None:
             return self._simulated(entry, entry.layout)
-        layout = self._fitting(entry.choice)
+        layout = self._fitting_layout(entry.choice)
         if layout is None:
             return None
         if self._config.offload.budget is None:
             return self._simulated(entry, layout)
         sizes = self._sizes_of(entry.choice)
-        bound = least_seconds(layout, sizes, self._costs(layout, sizes, self._profile))
+        bound = min_step_seconds(layout, sizes, self._costs(layout, sizes, self._profile))
         return replace(entry, seconds=max(bound, entry.seconds), layout=layout)
 
     def _fixed_layout(self, choice: Choice) -> Layout:
         layout = fixed_layout(chosen(self._config, choice), self._sizes_of(choice))
         return layout.as_in(self._alike.setdefault((choice.pipeline, choice.is_modular), layout))
 
-    def _fitting(self, choice: Choice) -> Layout | None:
+    def _fitting_layout(self, choice: Choice) -> Layout | None:
         """Return the layout of a choice; None if it does not fit."""
         # Bytes do not depend on the number of replicas.
         of_bytes = replace(choice, replicas=1)
@@ -143,7 +142,7 @@ class Search:
         if not activations_fit(config, fixed, sizes, peaks, self._profile):
             return None
         layout = fixed.with_homes(choose_homes(config.offload, fixed, sizes, peaks))
-        return None if shortfalls(config, layout, sizes, peaks, self._profile) else layout.homes
+        return None if violations(config, layout, sizes, peaks, self._profile) else layout.homes
 
     def _simulated(self, entry: "_Entry", layout: Layout) -> "_Entry":
         self.counts.simulated += 1

@@ -58,8 +58,8 @@ def choices(config: PhaseConfig) -> Iterator[Choice]:
         data = config.ranks // pipeline
         for micro_batches in _divisors(config.batch.sequences, config.batch.sequences // data):
             for schedule in _schedules_of(config, pipeline, micro_batches):
-                for replicas, sharding in _cuts(data):
-                    for experts in _spreads(config, data // replicas):
+                for replicas, sharding in _shardings(data):
+                    for experts in _expert_rank_choices(config, data // replicas):
                         for keep in keeps:
                             yield Choice(pipeline, micro_batches, schedule, sharding, keep, replicas, experts)
 
@@ -86,7 +86,7 @@ def _divisors(number: int, most: int) -> list[int]:
     return [divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0]
 
 
-def _cuts(data: int) -> Iterator[tuple[int, StateSharding]]:
+def _shardings(data: int) -> Iterator[tuple[int, StateSharding]]:
     """Yield (replicas, sharding). As many replicas as data ranks equal a single unsharded replica, so that case is left
     out."""
     yield 1, "None"
@@ -94,7 +94,7 @@ def _cuts(data: int) -> Iterator[tuple[int, StateSharding]]:
         yield from ((replicas, sharding) for sharding in _SHARDINGS if sharding != "None")
 
 
-def _spreads(config: PhaseConfig, of_replica: int) -> list[int]:
+def _expert_rank_choices(config: PhaseConfig, of_replica: int) -> list[int]:
     """Return the possible numbers of ranks over which a layer's experts are spread."""
     model = config.model
     if model.experts is None or model.norm.placement != "Pre":

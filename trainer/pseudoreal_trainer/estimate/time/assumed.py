@@ -6,7 +6,7 @@ from pseudoreal_trainer.estimate.time.hardware import (
     PassSpeed,
     Precision,
     Speeds,
-    Transfer,
+    TransferSpeed,
 )
 from pseudoreal_trainer.plan.sizes import Device
 
@@ -32,7 +32,7 @@ def _passes(speeds: dict[Precision, float]) -> list[PassSpeed]:
 
 
 def _collectives(ranks: int, latency: float, speed: float) -> Collectives:
-    once, twice = (Transfer(latency_seconds=seconds, bytes_per_second=speed) for seconds in (latency, 2 * latency))
+    once, twice = (TransferSpeed(latency_seconds=seconds, bytes_per_second=speed) for seconds in (latency, 2 * latency))
     return Collectives(ranks=ranks, all_gather=once, reduce_scatter=once, all_reduce=twice)
 
 
@@ -49,19 +49,19 @@ _GPUS = HardwareProfile(
             memory_bytes_per_second=2.5e12,
             update_on_device_seconds_per_element=1.1e-11,
             update_on_host_seconds_per_element=5.6e-10,
-            h2d=Transfer(latency_seconds=1e-5, bytes_per_second=5.5e10),
-            d2h=Transfer(latency_seconds=1e-5, bytes_per_second=5.5e10),
-            disk_read=Transfer(latency_seconds=1e-4, bytes_per_second=3.4e9),
-            disk_write=Transfer(latency_seconds=1e-4, bytes_per_second=1.4e9),
-            point_to_point=Transfer(latency_seconds=2e-5, bytes_per_second=4.5e10),
+            h2d=TransferSpeed(latency_seconds=1e-5, bytes_per_second=5.5e10),
+            d2h=TransferSpeed(latency_seconds=1e-5, bytes_per_second=5.5e10),
+            disk_read=TransferSpeed(latency_seconds=1e-4, bytes_per_second=3.4e9),
+            disk_write=TransferSpeed(latency_seconds=1e-4, bytes_per_second=1.4e9),
+            point_to_point=TransferSpeed(latency_seconds=2e-5, bytes_per_second=4.5e10),
             collectives=[_collectives(8, 3e-5, 3e11), _collectives(64, 2e-4, 4e10)],
             agree_seconds=5e-4,
         )
     ],
 )
 
-_MEMORY = Transfer(latency_seconds=1e-6, bytes_per_second=1e10)
-_DISK = Transfer(latency_seconds=1e-4, bytes_per_second=1e9)
+_MEMORY = TransferSpeed(latency_seconds=1e-6, bytes_per_second=1e10)
+_DISK = TransferSpeed(latency_seconds=1e-4, bytes_per_second=1e9)
 
 _CPU = HardwareProfile(
     name="assumed CPUs",
@@ -80,7 +80,7 @@ _CPU = HardwareProfile(
             d2h=_MEMORY,
             disk_read=_DISK,
             disk_write=_DISK,
-            point_to_point=Transfer(latency_seconds=1e-4, bytes_per_second=1e9),
+            point_to_point=TransferSpeed(latency_seconds=1e-4, bytes_per_second=1e9),
             collectives=[_collectives(2, 1e-4, 1e9)],
             agree_seconds=2e-4,
         )

@@ -18,7 +18,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Transfer(_Model):
+class TransferSpeed(_Model):
     latency_seconds: Seconds
     bytes_per_second: Rate
 
@@ -30,9 +30,9 @@ class Collectives(_Model):
     """Speeds of collectives among `ranks` ranks, all active at the same time."""
 
     ranks: int = Field(ge=2)
-    all_gather: Transfer = Field(description="For the bytes that each rank sends, as in bytes_moved_per_step.")
-    reduce_scatter: Transfer
-    all_reduce: Transfer
+    all_gather: TransferSpeed = Field(description="For the bytes that each rank sends, as in bytes_moved_per_step.")
+    reduce_scatter: TransferSpeed
+    all_reduce: TransferSpeed
 
 
 class PassSpeed(_Model):
@@ -61,11 +61,11 @@ class Speeds(_Model):
     memory_bytes_per_second: Rate = Field(description="Device memory, read and written.")
     update_on_device_seconds_per_element: Seconds = Field(description="Clipping, AdamW and the cast to bfloat16.")
     update_on_host_seconds_per_element: Seconds
-    h2d: Transfer
-    d2h: Transfer
-    disk_read: Transfer
-    disk_write: Transfer
-    point_to_point: Transfer
+    h2d: TransferSpeed
+    d2h: TransferSpeed
+    disk_read: TransferSpeed
+    disk_write: TransferSpeed
+    point_to_point: TransferSpeed
     collectives: list[Collectives]
     agree_seconds: Seconds = Field(description="A sum of a few numbers over all ranks.")
 

@@ -1,4 +1,4 @@
-"""Discrete-event simulation of tasks on lanes that depend on each other and share cores. Pure."""
+"""Discrete-event simulation of tasks on streams, which depend on each other and share cores. Pure."""
 
 import heapq
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from pseudoreal_trainer.plan.records import Record
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task. It starts when its predecessor on the lane and all tasks in `follows` have ended."""
+    """A task. It starts when its predecessor on the stream and all tasks in `follows` have ended."""
 
-    lane: tuple[int, str]
-    """Rank and lane. A lane runs one task at a time, in the order of the list."""
+    stream: tuple[int, str]
+    """Rank and stream. A stream runs one task at a time, in the order of the list."""
     seconds: float
     follows: tuple[int, ...]
     """Indices of the tasks that must end first."""
@@ -38,17 +38,17 @@ class _Simulation:
 
     def __init__(self, tasks: Sequence[Task], cores: float | None) -> None:
         self._tasks, self._cores = tasks, cores
-        self._followers, self._missing = _followers(tasks)
+        self._dependents, self._missing = _dependents(tasks)
         self._begin, self._end = [0.0] * len(tasks), [-1.0] * len(tasks)
         self._now = self._shared_clock = 0.0
-        self._own: list[tuple[float, int]] = []
+        self._alone: list[tuple[float, int]] = []
         """Tasks that run on their own: (time of the end, task)."""
         self._sharing: list[tuple[float, int]] = []
         """Tasks that share cores: (shared clock at the end, task)."""
 
     def run(self) -> list[Span]:
         self._start([index for index, missing in enumerate(self._missing) if missing == 0])
-        while self._own or self._sharing:
+        while self._alone or self._sharing:
             self._start(self._next_to_end())
         stuck = [task for task, end in zip(self._tasks, self._end, strict=True) if end < 0]
         if stuck:
@@ -66,41 +66,41 @@ class _Simulation:
             elif task.needs_core and self._cores is not None:
                 heapq.heappush(self._sharing, (self._shared_clock + task.seconds, index))
             else:
-                heapq.heappush(self._own, (self._now + task.seconds, index))
+                heapq.heappush(self._alone, (self._now + task.seconds, index))
 
     def _next_to_end(self) -> list[int]:
         """Advance to the next end of a task; return the tasks that may start then."""
         pace = min(1.0, self._cores / len(self._sharing)) if self._cores is not None and self._sharing else 1.0
         shared_end = self._now + (self._sharing[0][0] - self._shared_clock) / pace if self._sharing else float("inf")
-        own_end = self._own[0][0] if self._own else float("inf")
+        own_end = self._alone[0][0] if self._alone else float("inf")
         now = min(shared_end, own_end)
         if shared_end <= own_end:
             self._shared_clock, index = heapq.heappop(self._sharing)
         else:
             self._shared_clock += (now - self._now) * pace
-            _, index = heapq.heappop(self._own)
+            _, index = heapq.heappop(self._alone)
         self._now = now
         return self._ended(index)
 
     def _ended(self, index: int) -> list[int]:
         self._end[index] = self._now
         free = []
-        for follower in self._followers[index]:
+        for follower in self._dependents[index]:
             self._missing[follower] -= 1
             if self._missing[follower] == 0:
                 free.append(follower)
         return free
 
 
-def _followers(tasks: Sequence[Task]) -> tuple[list[list[int]], list[int]]:
+def _dependents(tasks: Sequence[Task]) -> tuple[list[list[int]], list[int]]:
     """Return for each task the tasks that wait for it, and the number of tasks that it waits for."""
-    followers: list[list[int]] = [[] for _ in tasks]
+    dependents: list[list[int]] = [[] for _ in tasks]
     missing = [0] * len(tasks)
     last: dict[tuple[int, str], int] = {}
     for index, task in enumerate(tasks):
-        awaited = {*task.follows, *([last[task.lane]] if task.lane in last else [])}
+        awaited = {*task.follows, *([last[task.stream]] if task.stream in last else [])}
         missing[index] = len(awaited)
         for before in awaited:
-            followers[before].append(index)
-        last[task.lane] = index
-    return followers, missing
+            dependents[before].append(index)
+        last[task.stream] = index
+    return dependents, missing

@@ -1,62 +1,31 @@
-"""From a plan to tasks on the lanes of its ranks, and their simulated times. Pure.
+"""Estimated timeline of a step: the tasks of a plan on the resources of its ranks, and their simulated times. Pure.
 
-A rank's first thread executes the plan and computes; its second thread finishes reductions and updates, in plan order;
-copies, collectives and messages have lanes of their own. All data ranks of a pipeline rank do the same, so one of them
-is simulated.
+A rank's main thread executes the plan and computes; its reduction and update threads finish reductions and updates, in
+plan order; copies, collectives, messages and the disk work beside them. All data ranks of a pipeline rank do the same,
+so one of them is simulated. What a record waits for and where it runs is in `plan.effects`.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pseudoreal_trainer.estimate.time.costs import Costs
 from pseudoreal_trainer.estimate.time.simulation import Span, Task, simulate
-from pseudoreal_trainer.plan.buffers import gradient_buffers
+from pseudoreal_trainer.plan.effects import Effects, Resource, effects_of, result
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
-from pseudoreal_trainer.plan.lower import needed
+from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.records import (
     Agree,
-    Backward,
     Count,
-    Exchange,
-    ExpertBackward,
-    ExpertForward,
     Fetch,
-    Forward,
-    Leg,
     Pass,
     Plan,
     Read,
     Receive,
-    Recompute,
     Record,
-    Reduce,
     Send,
-    Stash,
-    SumChoices,
-    Unstash,
     Update,
 )
-from pseudoreal_trainer.plan.spread import units_grown, units_used
-
-COMPUTE, SIDE, COPY_IN, COPY_OUT, COLLECTIVE, EXCHANGE, MESSAGE, DISK = (
-    "compute",
-    "side",
-    "copy in",
-    "copy out",
-    "collective",
-    "exchange",
-    "message",
-    "disk",
-)
-
-_TAKEN: dict[type, tuple[Leg, ...]] = {
-    ExpertForward: (Leg.DISPATCH,),
-    Forward: (Leg.COMBINE,),
-    ExpertBackward: (Leg.DISPATCH_AGAIN, Leg.COMBINE_GRADIENT),
-    Backward: (Leg.DISPATCH_GRADIENT,),
-}
-"""Passes -> the exchanges that they wait for, if experts are spread."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +62,7 @@ class _Builder:
 
     def __init__(self) -> None:
         self._drafts: list[tuple[tuple[int, str], float, list[int], Record | None]] = []
-        """Drafts of tasks: lane, seconds, dependencies, record."""
+        """Drafts of tasks: stream, seconds, dependencies, record."""
         self._named: dict[Hashable, int] = {}
         self._awaited: list[tuple[int, Hashable]] = []
 
@@ -102,7 +71,7 @@ class _Builder:
 
     def add(
         self,
-        lane: tuple[int, str],
+        stream: tuple[int, str],
         seconds: float,
         follows: Iterable[int | None],
         record: Record | None = None,
@@ -110,7 +79,7 @@ class _Builder:
         awaits: Iterable[Hashable] = (),
     ) -> int:
         index = len(self._drafts)
-        self._drafts.append((lane, seconds, [before for before in follows if before is not None], record))
+        self._drafts.append((stream, seconds, [before for before in follows if before is not None], record))
         self._awaited += [(index, name) for name in awaits]
         return index
 
@@ -121,160 +90,138 @@ class _Builder:
         for index, name in self._awaited:
             self._drafts[index][2].append(self._named[name])
         return [
-            Task(lane, seconds, tuple(follows), needs_core=lane[1] != DISK, record=record)
-            for lane, seconds, follows, record in self._drafts
+            Task(stream, seconds, tuple(follows), needs_core=stream[1] != Resource.DISK, record=record)
+            for stream, seconds, follows, record in self._drafts
         ]
 
 
 class _Rank:
+    """Adds the tasks of one rank, record by record."""
+
     def __init__(self, builder: _Builder, layout: Layout, rank: int, costs: Costs) -> None:
         self._builder, self._layout, self._rank, self._costs = builder, layout, rank, costs
         self._number = 0
+        """Number of the step."""
         self._main: int | None = None
-        """The newest task of the first thread."""
-        self._updated: dict[int, int] = {}
-        self._read: dict[int, int] = {}
-        self._fetched: dict[int, int] = {}
-        self._unstashed: dict[tuple[int, int], int] = {}
-        self._exchanged: dict[Exchange, int] = {}
-        self._summed: dict[int, int] = {}
-        self._growing: set[int] = set()
-        self._taken: Counter[Pool] = Counter()
-        self._given_back: dict[Pool, list[int]] = {pool: [] for pool in POOLS}
+        """The newest task of the main thread."""
+        self._done: dict[Record, int] = {}
+        """Newest task of each record, named as by `result`, in this step or an earlier one."""
+        self._accumulating: set[int] = set()
+        """Units that have a gradient buffer."""
+        self._buffers_taken: Counter[Pool] = Counter()
+        self._buffers_freed: dict[Pool, list[int]] = {pool: [] for pool in POOLS}
+        """Tasks that freed a gradient buffer, in order."""
         self._buffers = {pool: gradient_buffers(layout, rank, pool) for pool in POOLS}
         self._to_finish: list[int] = []
+        """Tasks that must end for the step to end."""
 
     def step(self, number: int, plan: Iterable[Record]) -> int:
         """Add the tasks of a step; return the task that ends it."""
         self._number, self._to_finish = number, []
         for record in plan:
-            self._add(record)
+            self._add(record, effects_of(self._layout, record))
         return self._wait(self._to_finish)
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: Record, effects: Effects) -> None:
+        if isinstance(record, Receive):
+            self._builder.name(("posted", self._number, *_message(record)), self._here())
+            return
+        if not effects.resources:
+            return
+        ready = [self._done.get(earlier) for earlier in effects.after]
+        awaits = [("sent", self._number, *_message(effects.message))] if effects.message is not None else []
         match record:
-            case Count():
-                self._wait([self._task(EXCHANGE, self._costs.network(record), [self._main], record)])
-            case SumChoices(position):
-                self._summed[position] = self._task(COLLECTIVE, self._costs.network(record), [self._main], record)
-            case Exchange():
-                self._exchange(record)
             case _ if isinstance(record, Pass):
-                self._compute(record)
-            case Read(unit):
-                self._read[unit] = self._task(DISK, self._costs.read(record), [self._updated.get(unit)], record)
-            case Fetch():
-                self._fetch(record)
+                ready += [self._take_buffer(unit) for unit in effects.accumulates if unit not in self._accumulating]
+                last = self._task(record, Resource.COMPUTE, ready, awaits)
+            case Read():
+                last = self._task(record, Resource.DISK, ready)
+            case Update():
+                # It starts when the update thread has finished the reductions and the agreement before it.
+                last = self._task(record, Resource.UPDATE, ready)
             case Send():
-                self._send(record)
-            case Receive():
-                self._builder.name(("posted", self._number, *_message(record)), self._here())
-            case Stash():
-                self._task(self._copies(COPY_OUT), self._costs.copy(record), [self._main], record)
-            case Unstash():
-                key = (record.position, record.micro_batch)
-                self._unstashed[key] = self._task(self._copies(COPY_IN), self._costs.copy(record), [self._main], record)
-            case Reduce():
-                self._reduce(record)
+                last = self._send(record)
             case Agree():
-                self._to_finish.append(self._agree(record))
-            case Update(unit):
-                self._updated[unit] = self._task(SIDE, self._costs.update(record), [], record)
+                # The main thread hands the record over; the reduction threads of all ranks wait for each other.
+                arrived = self._builder.add((self._rank, Resource.UPDATE), 0.0, [self._main])
+                last = self._joint_task(record, Resource.UPDATE, effects, arrived)
+                self._to_finish.append(last)
+            case _:
+                last = self._in_turn(record, effects, ready, awaits)
+        if isinstance(record, Count):
+            # The host reads the counts.
+            self._wait([last])
+        self._done[result(record)] = last
+        for unit in self._accumulating.intersection(effects.frees):
+            self._accumulating.remove(unit)
+            self._buffers_freed[self._layout.pool_of(unit)].append(last)
 
-    def _task(self, lane: str, seconds: float, follows: Iterable[int | None], record: Record) -> int:
-        index = self._builder.add((self._rank, lane), seconds, follows, record)
-        if lane == COMPUTE:
+    def _in_turn(
+        self, record: Record, effects: Effects, ready: Sequence[int | None], awaits: Sequence[Hashable]
+    ) -> int:
+        """Add a record's task on each of its resources in turn, while the main thread continues."""
+        if awaits:
+            # The main thread waits for the message, then starts the exchange. The other ranks of the exchange have the
+            # same plan, so they start it at the same time.
+            self._wait([self._main], awaits)
+        ready = [self._here(), *ready]
+        if effects.partners and isinstance(record, Fetch):
+            # For a unit that several pipeline ranks gather together, the main thread waits until the unit is ready.
+            ready = [self._wait(ready)]
+        for resource in effects.resources:
+            if effects.partners and resource is Resource.COLLECTIVE:
+                (before,) = ready
+                assert before is not None, "a collective of several pipeline ranks follows a task of this rank"
+                ready = [self._joint_task(record, resource, effects, before)]
+            else:
+                ready = [self._task(record, resource, ready)]
+        (last,) = ready
+        assert last is not None, "each resource has a task"
+        return last
+
+    def _task(
+        self, record: Record, resource: Resource, follows: Iterable[int | None], awaits: Iterable[Hashable] = ()
+    ) -> int:
+        seconds = self._costs.seconds(record, resource)
+        if resource in (Resource.COPY_IN, Resource.COPY_OUT) and not self._costs.overlaps:
+            resource = Resource.COMPUTE
+        index = self._builder.add((self._rank, resource), seconds, follows, record, awaits=awaits)
+        if resource is Resource.COMPUTE:
             self._main = index
         return index
 
-    def _wait(self, follows: Iterable[int | None]) -> int:
-        """Make the first thread wait; return the task with which it continues."""
-        self._main = self._builder.add((self._rank, COMPUTE), 0.0, follows)
+    def _joint_task(self, record: Record, resource: Resource, effects: Effects, follows: int) -> int:
+        """Return the task of a record that its partners execute together. It starts when the task before it has ended
+        on all of them."""
+        name = ("ready", self._number, record)
+        self._builder.name((*name, self._rank), follows)
+        awaits = [(*name, partner) for partner in effects.partners]
+        seconds = self._costs.seconds(record, resource)
+        return self._builder.add((self._rank, resource), seconds, [], record, awaits=awaits)
+
+    def _send(self, record: Send) -> int:
+        message, stream = (self._number, *_message(record)), (self._rank, f"{Resource.MESSAGES} {record.peer}")
+        seconds = self._costs.seconds(record, Resource.MESSAGES)
+        sent = self._builder.add(stream, seconds, [self._main], record, awaits=[("posted", *message)])
+        self._builder.name(("sent", *message), sent)
+        self._to_finish.append(sent)
+        return sent
+
+    def _take_buffer(self, unit: int) -> int | None:
+        """Return the reduction that freed the buffer's previous use; None if the buffer is new."""
+        self._accumulating.add(unit)
+        pool = self._layout.pool_of(unit)
+        before = self._buffers_taken[pool] - self._buffers[pool]
+        self._buffers_taken[pool] += 1
+        return self._buffers_freed[pool][before] if before >= 0 else None
+
+    def _wait(self, follows: Iterable[int | None], awaits: Iterable[Hashable] = ()) -> int:
+        """Make the main thread wait; return the task with which it continues."""
+        self._main = self._builder.add((self._rank, Resource.COMPUTE), 0.0, follows, awaits=awaits)
         return self._main
 
     def _here(self) -> int:
         return self._wait([]) if self._main is None else self._main
-
-    def _copies(self, lane: str) -> str:
-        return lane if self._costs.overlaps else COMPUTE
-
-    def _compute(self, record: Pass) -> None:
-        layout, key = self._layout, (record.position, record.micro_batch)
-        follows = [self._exchanged.pop(Exchange(leg, *key), None) for leg in _TAKEN.get(type(record), ())]
-        if isinstance(record, Recompute | Backward):
-            follows.append(self._unstashed.pop(key, None))
-        if isinstance(record, Backward):
-            follows.append(self._summed.get(record.position))
-        for unit in units_used(layout, record):
-            kept = self._fetched if layout.moves(unit) or layout.refreshed(unit) else self._updated
-            follows.append(kept.get(unit))
-        for unit in units_grown(layout, record):
-            if layout.has_gradient_shard(unit) and unit not in self._growing:
-                follows.append(self._take_buffer(unit))
-        self._main = self._builder.add(
-            (self._rank, COMPUTE), self._costs.compute(record), follows, record, awaits=self._awaited(record)
-        )
-
-    def _exchange(self, record: Exchange) -> None:
-        """The other ranks of the exchange have the same plan, so they start the exchange at the same time."""
-        awaits = self._awaited(record)
-        if awaits:
-            # The first thread waits for the message, then starts the exchange.
-            self._main = self._builder.add((self._rank, COMPUTE), 0.0, [self._main], awaits=awaits)
-        self._exchanged[record] = self._task(EXCHANGE, self._costs.network(record), [self._main], record)
-
-    def _awaited(self, record: Record) -> list[Hashable]:
-        message = needed(self._layout, record)
-        return [] if message is None else [("sent", self._number, *_message(message))]
-
-    def _take_buffer(self, unit: int) -> int | None:
-        """Return the reduction that freed the buffer's previous use; None if the buffer is new."""
-        self._growing.add(unit)
-        pool = self._layout.pool_of(unit)
-        before = self._taken[pool] - self._buffers[pool]
-        self._taken[pool] += 1
-        return self._given_back[pool][before] if before >= 0 else None
-
-    def _fetch(self, record: Fetch) -> None:
-        # A fetch starts when its unit is ready, while the first thread continues. For a unit that several pipeline
-        # ranks gather together, the first thread continues only once the unit is ready.
-        ready = [self._here(), self._updated.get(record.unit), self._read.get(record.unit)]
-        if self._layout.is_common(record.unit):
-            ready = [self._wait(ready)]
-        copied = self._task(self._copies(COPY_IN), self._costs.copy(record), ready, record)
-        self._fetched[record.unit] = self._collective(record, copied)
-
-    def _collective(self, record: Fetch | Reduce, follows: int) -> int:
-        """Return the task of a gather or a sum. It starts when its predecessor has ended on all pipeline ranks that use
-        the unit."""
-        if not self._layout.is_common(record.unit):
-            return self._task(COLLECTIVE, self._costs.network(record), [follows], record)
-        name = ("ready", self._number, record)
-        self._builder.name((*name, self._rank), follows)
-        awaits = [(*name, user) for user in self._layout.users[record.unit]]
-        lane = (self._rank, COLLECTIVE)
-        return self._builder.add(lane, self._costs.network(record), [], record, awaits=awaits)
-
-    def _send(self, record: Send) -> None:
-        message = (self._number, *_message(record))
-        lane = (self._rank, f"{MESSAGE} {record.peer}")
-        sent = self._builder.add(lane, self._costs.network(record), [self._main], record, awaits=[("posted", *message)])
-        self._builder.name(("sent", *message), sent)
-        self._to_finish.append(sent)
-
-    def _reduce(self, record: Reduce) -> None:
-        summed = self._collective(record, self._here())
-        settled = self._task(SIDE, self._costs.settle(record), [summed], record)
-        if record.unit in self._growing:
-            self._growing.remove(record.unit)
-            self._given_back[self._layout.pool_of(record.unit)].append(settled)
-
-    def _agree(self, record: Agree) -> int:
-        """Make the second threads of all pipeline ranks wait for each other."""
-        arrived = self._builder.add((self._rank, SIDE), 0.0, [self._main])
-        self._builder.name(("arrived", self._number, self._rank), arrived)
-        awaited = [("arrived", self._number, rank) for rank in range(self._layout.pipeline)]
-        return self._builder.add((self._rank, SIDE), self._costs.network(record), [], record, awaits=awaited)
 
 
 def _message(record: Send | Receive) -> tuple[Hashable, ...]:

@@ -1,11 +1,17 @@
-"""Bytes of activations over a step: a walk through a rank's plan. Pure."""
+"""Bytes of activations over a step, and over a validation: walks through a rank's plan. Pure.
 
+Independent of `plan.effects` and of allocation: the walk knows the tensors that a pass leaves, not their buffers.
+"""
+
+from bisect import bisect_right
 from dataclasses import replace
 from itertools import accumulate
 
+from pseudoreal_trainer.plan.expert_parallel import PassPart
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.memory.expert_parallel import Change, SpreadBytes
-from pseudoreal_trainer.plan.memory.graphs import graphs_by_position
+from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
+from pseudoreal_trainer.plan.memory.autograd_memory import autograd_memory_by_position
+from pseudoreal_trainer.plan.memory.expert_parallel import Change, ExpertParallelBytes
 from pseudoreal_trainer.plan.memory.tiers import Tiers
 from pseudoreal_trainer.plan.records import (
     Backward,
@@ -19,13 +25,12 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
 )
 from pseudoreal_trainer.plan.sizes import Sizes
-from pseudoreal_trainer.plan.spread import Part
 
-LEAVING = 2
+PENDING_OFFLOADS = 2
 """Number of boundary activations on a GPU whose copy to the host is still pending, besides the newest one."""
 
 
-def most_stashed(records: RankPlan) -> int:
+def max_offloaded_activations(records: RankPlan) -> int:
     """Return the most boundary activations that are on the host at a time."""
     changes = (isinstance(record, Stash) - isinstance(record, Unstash) for record in records)
     return max(accumulate(changes), default=0)
@@ -34,20 +39,20 @@ def most_stashed(records: RankPlan) -> int:
 def activation_peak(layout: Layout, sizes: Sizes, rank: int, records: RankPlan) -> Tiers:
     """Return the peak bytes of activations, including the temporary tensors of a running pass, on the data rank with
     the largest part of a micro-batch."""
-    tokens = sizes.most_tokens(layout.data)
+    tokens = sizes.max_tokens(layout.data)
     walk = _Walk(layout, sizes, tokens, rank)
     for record in records:
         walk.take(record)
-    leaving = LEAVING * sizes.boundary(tokens) if layout.stash and sizes.device == "cuda" else 0
-    on_host = most_stashed(records) * sizes.boundary_on_host(tokens)
+    leaving = PENDING_OFFLOADS * sizes.boundary(tokens) if layout.stash and sizes.device == "cuda" else 0
+    on_host = max_offloaded_activations(records) * sizes.boundary_unrounded(tokens)
     return Tiers(walk.peak + leaving, on_host, pinned=on_host if sizes.device == "cuda" else 0)
 
 
 class _Walk:
     def __init__(self, layout: Layout, sizes: Sizes, tokens: int, rank: int) -> None:
         self._layout, self._rank, self._boundary = layout, rank, sizes.boundary(tokens)
-        self._graphs = graphs_by_position(sizes, tokens, layout.loss_chunk)
-        self._changes: dict[tuple[int, Part], Change] = {}
+        self._graphs = autograd_memory_by_position(sizes, tokens, layout.loss_chunk)
+        self._changes: dict[tuple[int, PassPart], Change] = {}
         """Bytes changed by the parts of a pass through expert-parallel experts, by kind of layer and part."""
         self._held = self.peak = 0
         """Device bytes held now, and their maximum so far."""
@@ -61,11 +66,15 @@ class _Walk:
                 self._hold(-change.freed)
             case Forward():
                 # The output is the next position's input, or a message that lives until its gradient arrives.
-                self._hold(self._boundary + self._kept_graph(record.position) + self._kept_choice(record.position))
+                self._hold(
+                    self._boundary
+                    + self._saved_graph_bytes(record.position)
+                    + self._saved_routing_bytes(record.position)
+                )
             case Backward():
                 # Recomputation saves the routing decision again as part of the new graph, so the copy kept since the
                 # forward pass is freed.
-                self._hold(-self._answered(record.position) - self._kept_choice(record.position))
+                self._hold(-self._answered(record.position) - self._saved_routing_bytes(record.position))
                 self._hold(0, briefly=self._during_backward(record.position))
                 self._hold(-self._freed_by_backward(record.position))
             case SumChoices(position):
@@ -77,13 +86,13 @@ class _Walk:
 
     def _of_spread(self, record: Record) -> Change | None:
         """Return the bytes changed by a part of a pass through expert-parallel experts; None for any other record."""
-        if not isinstance(record, Part) or isinstance(record, Count) or not self._layout.spreads(record.position):
+        if not isinstance(record, PassPart) or isinstance(record, Count) or not self._layout.spreads(record.position):
             return None
-        graphs, keeps_graph = self._graphs[record.position], self._keeps_graph(record.position)
+        graphs, saves_graph = self._graphs[record.position], self._saves_graph(record.position)
         # Layers of one kind share one graphs object.
         kind = id(graphs), replace(record, position=0, micro_batch=0)
         if kind not in self._changes:
-            spread = SpreadBytes(graphs, keeps_graph, self._layout.expert_ranks, self._layout.expert_groups)
+            spread = ExpertParallelBytes(graphs, saves_graph, self._layout.expert_ranks, self._layout.expert_groups)
             self._changes[kind] = spread.change(record)
         change = self._changes[kind]
         if isinstance(record, Backward):
@@ -100,36 +109,73 @@ class _Walk:
         if position == self._layout.head:
             return self._graphs[position].head_backward
         return self._graphs[position].block_backward - (
-            self._kept_graph(position) + self._boundary if self._keeps_graph(position) else 0
+            self._saved_graph_bytes(position) + self._boundary if self._saves_graph(position) else 0
         )
 
     def _answered(self, position: int) -> int:
         """Return the bytes of an output that was sent to another rank, unless it is part of a graph."""
         was_sent = position < self._layout.head and not self._is_here(position + 1)
-        return self._boundary if was_sent and not self._keeps_graph(position) else 0
+        return self._boundary if was_sent and not self._saves_graph(position) else 0
 
     def _freed_by_backward(self, position: int) -> int:
         """Return the bytes that the backward pass of a position frees: its graph, its input and the gradient of its
         output, minus the new gradient of its input."""
         inputs = int(position > 0)
-        if position > 0 and self._is_here(position - 1) and self._keeps_graph(position - 1):
+        if position > 0 and self._is_here(position - 1) and self._saves_graph(position - 1):
             # The input is also the output saved in the graph of the position before.
             inputs -= 1
-        if self._keeps_graph(position):
+        if self._saves_graph(position):
             inputs += 1
         gradients = int(position < self._layout.head) - int(position > 0)
-        return self._kept_graph(position) + (inputs + gradients) * self._boundary
+        return self._saved_graph_bytes(position) + (inputs + gradients) * self._boundary
 
-    def _kept_graph(self, position: int) -> int:
-        return self._graphs[position].block if self._keeps_graph(position) else 0
+    def _saved_graph_bytes(self, position: int) -> int:
+        return self._graphs[position].block if self._saves_graph(position) else 0
 
-    def _kept_choice(self, position: int) -> int:
+    def _saved_routing_bytes(self, position: int) -> int:
         """Return the bytes of the routing decision that a pass keeps for its recomputation."""
-        is_kept = self._layout.has_experts(position) and not self._keeps_graph(position)
-        return self._graphs[position].choice if is_kept else 0
+        is_kept = self._layout.has_experts(position) and not self._saves_graph(position)
+        return self._graphs[position].routing if is_kept else 0
 
-    def _keeps_graph(self, position: int) -> bool:
+    def _saves_graph(self, position: int) -> bool:
         return not self._layout.recompute and 0 < position < self._layout.head
 
     def _is_here(self, position: int) -> bool:
         return self._layout.rank_of(position) == self._rank
+
+
+def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
+    """Return the most sequences, each in a pass of its own, whose evaluation takes no more device memory on any rank
+    than the activations of a training step. At least 1, at most a data rank's sequences in a step."""
+    at_home = replace(layout, homes=(), sharding="None")
+    peaks = [activation_peak(at_home, sizes, rank, records).device for rank, records in enumerate(step_plan(at_home))]
+
+    def exceeds(sequences: int) -> bool:
+        plan = evaluation_plan(replace(at_home, micro_batches=sequences))
+        return any(evaluation_peak(at_home, sizes, records) > peak for records, peak in zip(plan, peaks, strict=True))
+
+    most = sizes.max_tokens(layout.data) // sizes.model.sequence_length * layout.micro_batches
+    return max(1, bisect_right(range(1, most + 1), False, key=exceeds))
+
+
+def evaluation_peak(layout: Layout, sizes: Sizes, records: RankPlan) -> int:
+    """Return the peak bytes of a rank's activations in an evaluation plan whose micro-batches are single sequences."""
+    tokens = sizes.model.sequence_length
+    graphs, boundary = autograd_memory_by_position(sizes, tokens, layout.loss_chunk), sizes.boundary(tokens)
+    held = peak = 0
+    for record in records:
+        match record:
+            case Receive():
+                held += boundary
+            case Forward(position=0):
+                held += boundary
+                peak = max(peak, held)
+            case Forward(position=position):
+                is_head = position == layout.head
+                # A backward pass includes its forward pass by recomputation, so its peak bounds that of the forward
+                # pass.
+                bound = graphs[position].head_backward if is_head else graphs[position].block_backward
+                peak = max(peak, held + bound)
+                # The output replaces the input. Sent tensors live until the end of the plan.
+                held -= boundary if is_head else 0
+    return peak

@@ -11,7 +11,8 @@ refuses any: a rank whose experts receive twice as many needs twice the bytes of
 from dataclasses import dataclass
 from functools import cached_property
 
-from pseudoreal_trainer.plan.memory.graphs import Graphs
+from pseudoreal_trainer.plan.expert_parallel import PassPart
+from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 from pseudoreal_trainer.plan.records import (
     Backward,
     Exchange,
@@ -22,7 +23,6 @@ from pseudoreal_trainer.plan.records import (
     Recompute,
     Route,
 )
-from pseudoreal_trainer.plan.spread import Part
 
 _INDEX_BYTES = 8
 
@@ -40,20 +40,20 @@ class Change:
 
 
 @dataclass(frozen=True)
-class SpreadBytes:
+class ExpertParallelBytes:
     """The parts of passes of a layer over some tokens."""
 
-    graphs: Graphs
-    keeps_graph: bool
+    graphs: AutogradMemory
+    saves_graph: bool
     ranks: int
     """Number of ranks over which the experts are spread."""
     groups: int
     """Number of groups of a rank's experts."""
 
-    def change(self, record: Part) -> Change:
+    def change(self, record: PassPart) -> Change:
         match record:
             case Route():
-                return Change(held=self._routed + self.graphs.choice + (self._dense if self.keeps_graph else 0))
+                return Change(held=self._routed + self.graphs.routing + (self._dense if self.saves_graph else 0))
             case Exchange(leg):
                 return self._exchanged(leg)
             case ExpertForward(group=group):
@@ -70,7 +70,7 @@ class SpreadBytes:
                     briefly=max(0, self._during_dense - self._dense),
                     # The input and the gradient of the output are freed; the gradient of the input replaces one of
                     # them.
-                    freed=self._copies * self._weighted_rows + self._dense + self.graphs.choice + self._boundary,
+                    freed=self._copies * self._weighted_rows + self._dense + self.graphs.routing + self._boundary,
                 )
         return Change()
 
@@ -87,11 +87,11 @@ class SpreadBytes:
 
     def _forward_of(self, group: int) -> Change:
         # The group's rows in the order of the experts, and the experts' outputs, in parts and concatenated.
-        briefly = (3 * self._rows + self._inner) // self.groups
+        briefly = (3 * self._rows + self._mlp_intermediates) // self.groups
         return self._while_groups_compute(group, came=self._rows, back=self._rows, briefly=briefly, kept=self._mixed)
 
     def _backward_of(self, group: int) -> Change:
-        came = self._weighted_rows + (0 if self.keeps_graph else self._rows)
+        came = self._weighted_rows + (0 if self.saves_graph else self._rows)
         briefly = self._during_experts - self._mixed // self.groups
         return self._while_groups_compute(group, came, self._weighted_rows, briefly, kept=-self._mixed)
 
@@ -115,13 +115,13 @@ class SpreadBytes:
     def _rows(self) -> int:
         """Bytes of the rows, [rows, H]."""
         sizes = self.graphs.sizes
-        return sizes.allocated(sizes.rows(self.graphs.tokens, Leg.DISPATCH))
+        return sizes.allocated(sizes.exchange_bytes(self.graphs.tokens, Leg.DISPATCH))
 
     @property
     def _weighted_rows(self) -> int:
         """Bytes of the rows with a weight each, [rows, H + 1]."""
         sizes = self.graphs.sizes
-        return sizes.allocated(sizes.rows(self.graphs.tokens, Leg.DISPATCH_GRADIENT))
+        return sizes.allocated(sizes.exchange_bytes(self.graphs.tokens, Leg.DISPATCH_GRADIENT))
 
     @property
     def _indices(self) -> int:
@@ -143,21 +143,21 @@ class SpreadBytes:
         return sizes.allocated(max(4, sizes.compute_bytes) * sizes.choices * self.graphs.tokens)
 
     @cached_property
-    def _inner(self) -> int:
+    def _mlp_intermediates(self) -> int:
         """Bytes that experts save for backward in addition to their rows."""
-        return self.graphs.sizes.choices * self.graphs.kept_of_experts
+        return self.graphs.sizes.choices * self.graphs.expert_intermediates
 
     @cached_property
     def _mixed(self) -> int:
         """Bytes of the graph of a pass of experts, if it is kept from the forward pass: input rows, output rows,
         intermediates, and row indices."""
-        return self._inner + 2 * self._rows + self._indices if self.keeps_graph else 0
+        return self._mlp_intermediates + 2 * self._rows + self._indices if self.saves_graph else 0
 
     @cached_property
     def _dense(self) -> int:
         """Bytes saved for backward up to the experts, with the weights of rows before and after they are sorted by
         expert."""
-        return self.graphs.kept_up_to_experts + 2 * self._weights
+        return self.graphs.saved_up_to_experts + 2 * self._weights
 
     @cached_property
     def _during_experts(self) -> int:
@@ -166,8 +166,8 @@ class SpreadBytes:
         sizes, layer = self.graphs.sizes, self.graphs.layer
         experts = next(unit for unit in sizes.units_of_layer(layer) if unit.is_experts)
         gradients = sizes.allocated(experts.numel * sizes.compute_bytes)
-        first = sizes.choices * self.graphs.first_gradients_of_experts
-        return (5 * self._rows + self._inner + first) // self.groups + gradients
+        first = sizes.choices * self.graphs.expert_first_gradients
+        return (5 * self._rows + self._mlp_intermediates + first) // self.groups + gradients
 
     @cached_property
     def _during_dense(self) -> int:

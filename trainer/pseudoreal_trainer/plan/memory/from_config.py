@@ -5,18 +5,17 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
 
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.plan.chunks import most_tokens
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.memory.homes import (
     Peaks,
     activation_peaks,
-    bounds_of,
-    budget_shortfalls,
+    budget_bounds,
+    budget_violations,
     choose_homes,
-    named_homes,
+    homes_from_spec,
 )
 from pseudoreal_trainer.plan.parts import own_units
-from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, loss_chunk_limit, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
 
@@ -25,7 +24,7 @@ def phase_layout(config: PhaseConfig, device: Device) -> Layout:
     sizes = phase_sizes(config, device)
     peaks = activation_peaks(fixed_layout(config, sizes), sizes)
     layout = placed_layout(config, sizes, peaks)
-    reasons = budget_shortfalls(layout, sizes, peaks, bounds_of(config.offload.budget))
+    reasons = budget_violations(layout, sizes, peaks, budget_bounds(config.offload.budget))
     if reasons:
         raise InvalidJobError("; ".join(reasons))
     return layout
@@ -50,7 +49,7 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         replicas=config.parallelism.replicas,
         expert_ranks=config.parallelism.expert_ranks,
         expert_groups=config.offload.expert_groups,
-        homes=named_homes(config.offload, sizes),
+        homes=homes_from_spec(config.offload, sizes),
         order=config.parallelism.schedule,
         sharding=config.parallelism.state_sharding,
         window=config.offload.window,
@@ -58,7 +57,7 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         stash=config.activations.home == "Host",
         clipping=config.optimizer.clipping.mode,
         ends_are_one=config.model.embeddings == "Tied",
-        loss_chunk=most_tokens(config.model.vocabulary_size, master_bytes(config.precision.compute)),
+        loss_chunk=loss_chunk_limit(config.model.vocabulary_size, master_bytes(config.precision.compute)),
         measures=config.measure is not None or config.until.gradient_correlation is not None,
         balances_steps=config.model.balances_steps,
     )

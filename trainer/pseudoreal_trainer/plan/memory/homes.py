@@ -13,7 +13,7 @@ from pseudoreal_api.spec.phase import Home, Offload, OffloadBudget
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
-from pseudoreal_trainer.plan.memory.tiers import Tiers, held, least_held, unit_state
+from pseudoreal_trainer.plan.memory.tiers import Tiers, min_resident_device_bytes, resident_bytes, unit_state
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import EMBEDDING, HEAD, Unit, block_name, block_of
 
@@ -26,7 +26,7 @@ class Bounds:
     host: int | None = None
 
 
-def bounds_of(budget: OffloadBudget | None) -> Bounds:
+def budget_bounds(budget: OffloadBudget | None) -> Bounds:
     if budget is None:
         return Bounds()
     return Bounds(*(None if bound is None else bytes_of(bound) for bound in (budget.device, budget.host)))
@@ -43,7 +43,7 @@ def activation_peaks(layout: Layout, sizes: Sizes) -> Peaks:
     return tuple(activation_peak(layout, sizes, rank, records) for rank, records in enumerate(step_plan(at_home)))
 
 
-def named_homes(offload: Offload, sizes: Sizes) -> tuple[Home, ...]:
+def homes_from_spec(offload: Offload, sizes: Sizes) -> tuple[Home, ...]:
     """Return the home of each unit from `homes`, else from `home`. An entry for a block also applies to the experts of
     the same number, unless they have an entry of their own."""
     if not offload.homes:
@@ -60,8 +60,10 @@ def _block_name(unit: Unit) -> str:
 
 def choose_homes(offload: Offload, layout: Layout, sizes: Sizes, peaks: Peaks) -> tuple[Home, ...]:
     """Return the home of each unit: the named home, or a farther one if the budget forces the unit out."""
-    taken = [peak.device for peak in peaks]
-    return _moved(offload, layout, sizes, taken, lambda now, rank: held(now, sizes, rank).device)
+    activation_bytes = [peak.device for peak in peaks]
+    return _move_units(
+        offload, layout, sizes, activation_bytes, lambda moved, rank: resident_bytes(moved, sizes, rank).device
+    )
 
 
 def nearest_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
@@ -72,24 +74,29 @@ def nearest_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home,
     units, one rank may move a unit and thereby make room on another: then only the named homes are certain.
     """
     if any(len(users) > 1 for users in layout.users):
-        return named_homes(offload, sizes)
-    return _moved(offload, layout, sizes, [0] * layout.pipeline, lambda now, rank: least_held(now, sizes, rank))
+        return homes_from_spec(offload, sizes)
+    return _move_units(
+        offload, layout, sizes, [0] * layout.pipeline, lambda now, rank: min_resident_device_bytes(now, sizes, rank)
+    )
 
 
-def _moved(
-    offload: Offload, layout: Layout, sizes: Sizes, taken: Sequence[int], needs: Callable[[Layout, int], int]
+def _move_units(
+    offload: Offload, layout: Layout, sizes: Sizes, activation_bytes: Sequence[int], needs: Callable[[Layout, int], int]
 ) -> tuple[Home, ...]:
-    """`taken`: device bytes of activations on each pipeline rank. `needs`: returns all other device bytes that a rank
-    needs."""
+    """Return the home of each unit after the budget has moved units. `activation_bytes`: device bytes of activations on
+    each pipeline rank. `needs`: returns all other device bytes that a rank needs."""
     named = {entry.unit for entry in offload.homes}
     movable = [
         unit
-        for unit in _moving_order(layout, sizes)
+        for unit in _order_of_moving(layout, sizes)
         if named.isdisjoint({sizes.units[unit].name, _block_name(sizes.units[unit])})
     ]
-    choice, bounds = _Choice(layout, sizes, movable, [*named_homes(offload, sizes)]), bounds_of(offload.budget)
+    choice, bounds = (
+        _HomeChoice(layout, sizes, movable, [*homes_from_spec(offload, sizes)]),
+        budget_bounds(offload.budget),
+    )
     if bounds.device is not None:
-        room = [bounds.device - size for size in taken]
+        room = [bounds.device - size for size in activation_bytes]
         choice.move("Device", "Host", room, lambda state: state.device, needs)
     if bounds.host is not None:
         choice.move("Host", "Disk", [bounds.host] * layout.pipeline, lambda state: state.host)
@@ -97,7 +104,7 @@ def _moved(
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _HomeChoice:
     layout: Layout
     sizes: Sizes
     movable: list[int]
@@ -139,27 +146,29 @@ def host_state(layout: Layout, sizes: Sizes, rank: int) -> int:
     return sum(unit_state(layout, sizes, unit).host for unit in layout.local_units(rank))
 
 
-def budget_shortfalls(layout: Layout, sizes: Sizes, peaks: Peaks, budget: Bounds) -> list[str]:
+def budget_violations(layout: Layout, sizes: Sizes, peaks: Peaks, budget: Bounds) -> list[str]:
     """Return a sentence for each limit of the budget that some rank exceeds, about the rank that exceeds it most. On
     the host, a budget limits only the state."""
     state = [host_state(layout, sizes, rank) for rank in range(layout.pipeline)]
     return [
-        *_too_much(
-            [most.device for most in _most(layout, sizes, peaks)],
+        *_violations(
+            [peak.device for peak in _peak_bytes(layout, sizes, peaks)],
             budget.device,
             "offload.budget.device",
             _device_remedy(layout),
         ),
-        *_too_much(state, budget.host, "offload.budget.host", _HOST),
+        *_violations(state, budget.host, "offload.budget.host", _HOST),
     ]
 
 
-def machine_shortfalls(layout: Layout, sizes: Sizes, peaks: Peaks, machine: Bounds) -> list[str]:
+def machine_violations(layout: Layout, sizes: Sizes, peaks: Peaks, machine: Bounds) -> list[str]:
     """Return a sentence for each limit of the machine that some rank exceeds. On the host, buffers count as well."""
-    needs, profile = _most(layout, sizes, peaks), "the hardware profile's"
+    needs, profile = _peak_bytes(layout, sizes, peaks), "the hardware profile's"
     return [
-        *_too_much([most.device for most in needs], machine.device, f"{profile} device_bytes", _device_remedy(layout)),
-        *_too_much([most.host for most in needs], machine.host, f"{profile} host_bytes", _HOST),
+        *_violations(
+            [peak.device for peak in needs], machine.device, f"{profile} device_bytes", _device_remedy(layout)
+        ),
+        *_violations([peak.host for peak in needs], machine.host, f"{profile} host_bytes", _HOST),
     ]
 
 
@@ -175,12 +184,12 @@ def _device_remedy(layout: Layout) -> str:
 _HOST = "let units move to disk (offload.budget, offload.homes), or take more ranks"
 
 
-def _most(layout: Layout, sizes: Sizes, peaks: Peaks) -> list[Tiers]:
+def _peak_bytes(layout: Layout, sizes: Sizes, peaks: Peaks) -> list[Tiers]:
     """Return the peak bytes of each pipeline rank, by tier."""
-    return [held(layout, sizes, rank) + peak for rank, peak in enumerate(peaks)]
+    return [resident_bytes(layout, sizes, rank) + peak for rank, peak in enumerate(peaks)]
 
 
-def _too_much(needs: Sequence[int], bound: int | None, source: str, remedy: str) -> list[str]:
+def _violations(needs: Sequence[int], bound: int | None, source: str, remedy: str) -> list[str]:
     if bound is None:
         return []
     rank = max(range(len(needs)), key=needs.__getitem__)
@@ -192,7 +201,7 @@ def _too_much(needs: Sequence[int], bound: int | None, source: str, remedy: str)
     ]
 
 
-def _moving_order(layout: Layout, sizes: Sizes) -> list[int]:
+def _order_of_moving(layout: Layout, sizes: Sizes) -> list[int]:
     """Return the units in the order in which they move: experts, latest first use first; blocks in the same order; then
     the two small units at the ends. Experts have the most bytes, and each token needs few of them."""
     positions = reversed(range(layout.head + 1))

@@ -1,10 +1,10 @@
-"""Layout of the host arena of a rank: the memory through which everything passes that crosses the bus to its device;
-pinned if the device is a GPU. Pure.
+"""Layout of a rank's host arena: the memory through which everything passes that crosses the bus to the rank's device.
+Pinned if the device is a GPU. Pure.
 
 All state that crosses the bus shares one arena, so that one call pins it to the exact byte: torch's own allocator for
 pinned memory rounds every tensor up to a power of two. Master weights and moments never cross the bus and are outside
-the arena. Offloaded activations, tokens, and checkpoints of units on the device pass through separate memory, pinned to
-the byte as well.
+the arena. Offloaded activations, tokens, and checkpoints of units on the device have separate memory, pinned to the
+byte as well.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from typing import Literal
 from pseudoreal_trainer.plan.layout import Layout, Pool
 from pseudoreal_trainer.plan.sizes import Sizes
 
-KEPT_GRADIENTS = 2
+PENDING_GRADIENTS = 2
 """Number of reduced gradients held at a time: the gradient of the running update, and the next."""
 PAGE = 4096
 """Alignment in bytes for direct I/O with a disk."""
@@ -25,21 +25,21 @@ LINE = 64
 TOKEN_BYTES = 8
 """Bytes of a token's id."""
 
-Shape = tuple[int, int]
+MicroBatchShape = tuple[int, int]
 """A micro-batch on a rank: number of sequences, and tokens per sequence."""
-Use = Literal["staging", "staging of experts", "passing", "weights", "gradient"]
+ArenaUse = Literal["staging", "staging of experts", "bounce", "weights", "gradient"]
 """Use of a piece of the arena.
 
 - staging: weights of a unit on disk, on their way to the device; numbered, per pool
-- passing: a reduced gradient on its way to its update or to the disk; numbered
+- bounce: a reduced gradient on its way to its update or to the disk; numbered
 - weights, gradient: of the unit with this number, whose home is the host
 """
-STAGING: dict[Pool, Use] = {"Blocks": "staging", "Experts": "staging of experts"}
+STAGING_USE: dict[Pool, ArenaUse] = {"Blocks": "staging", "Experts": "staging of experts"}
 
 
 @dataclass(frozen=True)
 class Piece:
-    use: Use
+    use: ArenaUse
     number: int
     size: int
     """Size in bytes."""
@@ -47,15 +47,15 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class ArenaLayout:
     """The pieces of the arena, in order of their addresses."""
 
     pieces: tuple[Piece, ...]
 
     @cached_property
-    def ranges(self) -> dict[tuple[Use, int], range]:
+    def ranges(self) -> dict[tuple[ArenaUse, int], range]:
         """Range of bytes in the arena of each piece."""
-        ranges: dict[tuple[Use, int], range] = {}
+        ranges: dict[tuple[ArenaUse, int], range] = {}
         end = 0
         for piece in self.pieces:
             begin = _aligned(end, piece.alignment)
@@ -68,49 +68,49 @@ class Crossing:
         """Bytes of the arena."""
         return max((piece.stop for piece in self.ranges.values()), default=0)
 
-    def count(self, use: Use) -> int:
+    def count(self, use: ArenaUse) -> int:
         return sum(piece.use == use for piece in self.pieces)
 
 
-def crossing(layout: Layout, sizes: Sizes, rank: int) -> Crossing:
+def arena_layout(layout: Layout, sizes: Sizes, rank: int) -> ArenaLayout:
     """Return the arena's layout on each data rank of a pipeline rank."""
-    return Crossing((*_buffers(layout, sizes, rank), *_of_units(layout, sizes, rank)))
+    return ArenaLayout((*_shared_buffers(layout, sizes, rank), *_unit_pieces(layout, sizes, rank)))
 
 
-def token_bytes(shapes: Iterable[Shape]) -> int:
+def token_bytes(shapes: Iterable[MicroBatchShape]) -> int:
     """Return the bytes of the token ids of micro-batches with their last targets, [B, T + 1] each."""
     return TOKEN_BYTES * sum(sequences * (tokens + 1) for sequences, tokens in shapes)
 
 
-def takes_tokens(layout: Layout, rank: int, *, masks_documents: bool) -> bool:
+def needs_tokens(layout: Layout, rank: int, *, masks_documents: bool) -> bool:
     """Return True if a pipeline rank needs tokens: for the embedding (inputs), for the head (targets), or, on every
     rank with a block, to find documents in them."""
     return masks_documents or rank in (layout.rank_of(0), layout.rank_of(layout.head))
 
 
-def captures_from_device(layout: Layout, rank: int) -> bool:
+def has_state_on_device(layout: Layout, rank: int) -> bool:
     """Return True if some of the state that a pipeline rank saves is copied from the device."""
     return any(layout.home(unit) == "Device" for unit in layout.local_units(rank))
 
 
-def _buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
+def _shared_buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
     on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "Disk"]
-    for pool, use in STAGING.items():
+    for pool, use in STAGING_USE.items():
         units = [unit for unit in on_disk if layout.pool_of(unit) == pool]
         largest = max((sizes.shard(layout, unit) for unit in units), default=0) * sizes.compute_bytes
         # One buffer per pending fetch, and one for the unit that is read ahead. Resident units are fetched one by one.
         under_way = layout.window if any(map(layout.moves, units)) else 0
         for number in range(under_way + 1) if units else ():
             yield Piece(use, number, _aligned(largest, PAGE), PAGE)
-    away = [unit for unit in layout.local_units(rank) if layout.home(unit) != "Device"]
-    passing, through = ([], on_disk) if layout.keeps_gradients else (away, [])
-    largest = max((sizes.shard(layout, unit) for unit in (*passing, *through)), default=0) * sizes.master_bytes
+    off_device = [unit for unit in layout.local_units(rank) if layout.home(unit) != "Device"]
+    bounce, kept_on_disk = ([], on_disk) if layout.keeps_gradients else (off_device, [])
+    largest = max((sizes.shard(layout, unit) for unit in (*bounce, *kept_on_disk)), default=0) * sizes.master_bytes
     # One gradient at a time is on its way to or from the disk, where it is kept.
-    for number in range(min(KEPT_GRADIENTS, len(passing)) + bool(through)):
-        yield Piece("passing", number, _aligned(largest, PAGE), PAGE)
+    for number in range(min(PENDING_GRADIENTS, len(bounce)) + bool(kept_on_disk)):
+        yield Piece("bounce", number, _aligned(largest, PAGE), PAGE)
 
 
-def _of_units(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
+def _unit_pieces(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
     for unit in layout.local_units(rank):
         if layout.home(unit) == "Host":
             shard = sizes.shard(layout, unit)

@@ -21,7 +21,7 @@ _INDEX_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedTensors:
     """Tensors saved for backward by passes of a block over `tokens` tokens."""
 
     sizes: Sizes
@@ -32,21 +32,24 @@ class Kept:
     @cached_property
     def block(self) -> int:
         """Bytes saved for backward by a block's forward pass, without its input, its output and its weights."""
-        return total(self._kept_until_attention, self._kept_between, self._feed_forward, self._norm_behind)
+        return total(self._saved_until_attention, self._saved_between, self._feed_forward, self._post_norm)
 
     @cached_property
-    def kept_up_to_experts(self) -> int:
+    def saved_up_to_experts(self) -> int:
         """Bytes saved for backward up to expert-parallel experts."""
-        return total(self._kept_until_attention, self._kept_between, self._router, self._of_shared)
+        return total(self._saved_until_attention, self._saved_between, self._router, self._shared_experts)
 
     @cached_property
-    def kept_of_experts(self) -> int:
-        """Bytes of the experts' MLP intermediates for N rows, one per token, without their input and output rows."""
-        return total(self._inner)
+    def expert_intermediates(self) -> int:
+        """Bytes of the experts' MLP intermediates for N rows, one per token; multiply by the experts per token.
+
+        `ExpertParallelBytes` counts their input and output rows.
+        """
+        return total(self._mlp_intermediates)
 
     @cached_property
-    def choice(self) -> int:
-        """Bytes of a routing decision, kept so that the recomputed pass routes identically.
+    def routing(self) -> int:
+        """Bytes of a routing decision, saved so that the recomputed pass routes identically.
 
         Expert index and row order (int64 per choice); refusals (1 byte per choice, prototypes only); tokens per expert,
         twice if a balance loss also needs the counts without the balancing bias.
@@ -67,64 +70,67 @@ class Kept:
         return Tensors(self.sizes, self.tokens, self.layer)
 
     @property
-    def _kept_until_attention(self) -> Table:
-        return self._norm_before | self._input_of_attention | self._heads | self._side_by_side
+    def _saved_until_attention(self) -> Table:
+        return self._pre_norm | self._attention_input | self._heads | self._contiguous_heads
 
     @property
-    def _kept_between(self) -> Table:
+    def _saved_between(self) -> Table:
         """Tensors saved after attention and before the MLP."""
         t = self._tensors
         before = {"sum of input and attention [B, T, H]": t.hidden}
-        if self._has_norm_before:
+        if self._has_pre_norm:
             before = {"sum of input and attention [B, T, H], of the norm's type": t.normed_hidden} | self._norm
-        return before | {f"{name}, of attention": size for name, size in self._norm_behind.items()}
+        return before | {f"{name}, of attention": size for name, size in self._post_norm.items()}
 
     @property
-    def _norm_before(self) -> Table:
-        return self._cast_input | self._norm if self._has_norm_before else {}
+    def _pre_norm(self) -> Table:
+        return self._upcast_norm_input | self._norm if self._has_pre_norm else {}
 
     @property
-    def _norm_behind(self) -> Table:
+    def _post_norm(self) -> Table:
         """Tensors saved by a post-norm."""
-        if not self._has_norm_behind:
+        if not self._has_post_norm:
             return {}
-        kept = {f"{name}, of the norm behind": size for name, size in self._norm.items()}
-        return kept | {"output before the norm [B, T, H], of the norm's type": self._tensors.normed_hidden}
+        saved = {f"{name}, of the post-norm": size for name, size in self._norm.items()}
+        return saved | {"output before the norm [B, T, H], of the norm's type": self._tensors.normed_hidden}
 
     @property
-    def _cast_input(self) -> Table:
-        """Copy of its input made by the first or the final norm. The input itself belongs to the block or the head, and
-        is not counted."""
-        return {"input of the norm [B, T, H], wide": self._tensors.wide_hidden} if self._tensors.norm_casts else {}
+    def _upcast_norm_input(self) -> Table:
+        """Copy in the accumulation type that the first or the final norm (CPU, bfloat16) makes of its input. The
+        block or the head owns the input itself."""
+        t = self._tensors
+        return {"input of the norm [B, T, H], accumulation": t.hidden_accumulation} if t.norm_casts else {}
 
     @property
-    def _input_of_attention(self) -> Table:
-        """Empty if it is the block's input."""
-        return {"input of attention [B, T, H]": self._tensors.hidden} if self._has_norm_before else {}
+    def _attention_input(self) -> Table:
+        """Output of the pre-norm; empty without a pre-norm, where attention reads the block's input."""
+        return {"input of attention [B, T, H]": self._tensors.hidden} if self._has_pre_norm else {}
 
     @property
     def _norm(self) -> Table:
         t = self._tensors
-        kept = {"inverse root of the mean square [B, T, 1], wide": t.inverse_root}
-        return kept if t.is_fused else kept | {"features before the weight [B, T, H], wide": t.wide_hidden}
+        saved = {"inverse root of the mean square [B, T, 1], accumulation": t.inverse_root}
+        if not t.is_fused:
+            saved["features before the weight [B, T, H], accumulation"] = t.hidden_accumulation
+        return saved
 
     @property
     def _heads(self) -> Table:
         t = self._tensors
         return (
-            self._norms_of_queries_and_keys
-            | self._rotation_of_tokens
+            self._query_and_key_norms
+            | self._document_rotation
             | {
                 "query, rotated [B, heads, T, Q / heads]": t.query,
                 "key, rotated [B, key heads, T, K / key heads]": t.key,
                 "value [B, key heads, T, K / key heads]": t.key,
                 "mixed values [B, heads, T, Q / heads]": t.query,
-                "log-sum-exp of the scores [B, heads, T], wide": t.log_sum_exp,
+                "log-sum-exp of the scores [B, heads, T], accumulation": t.log_sum_exp,
             }
         )
 
     @property
-    def _rotation_of_tokens(self) -> Table:
+    def _document_rotation(self) -> Table:
         """Rotary tables of masked documents, whose positions differ from sequence to sequence. Without masking, all
         sequences share one resident table."""
         if not self.sizes.masks_documents:
@@ -133,24 +139,26 @@ class Kept:
         return {"cosines of tokens [B, T, Q / heads / 2]": part, "sines of tokens [B, T, Q / heads / 2]": part}
 
     @property
-    def _norms_of_queries_and_keys(self) -> Table:
-        return self._norm_of_heads("query") | self._norm_of_heads("key")
+    def _query_and_key_norms(self) -> Table:
+        return self._head_norm("query") | self._head_norm("key")
 
-    def _norm_of_heads(self, name: Literal["query", "key"]) -> Table:
+    def _head_norm(self, name: Literal["query", "key"]) -> Table:
         t, model = self._tensors, self.sizes.model
         if model.attention.query_key_norm == "None":
             return {}
         features = model.query_size if name == "query" else model.key_size
         heads = features // model.head_size if model.attention.query_key_norm == "PerHead" else 1
-        kept = {
+        saved = {
             f"{name} before its norm, of the norm's type": t.normed(features),
-            f"inverse root of the mean square of each {name}, wide": t.of(self.tokens * heads, t.wide_bytes),
+            f"inverse root of the mean square of each {name}, accumulation": t.of(
+                self.tokens * heads, t.accumulation_bytes
+            ),
         }
-        wide = t.of(self.tokens * features, t.wide_bytes)
-        return kept if t.is_fused else kept | {f"{name} before the weight, wide": wide}
+        wide = t.of(self.tokens * features, t.accumulation_bytes)
+        return saved if t.is_fused else saved | {f"{name} before the weight, accumulation": wide}
 
     @property
-    def _side_by_side(self) -> Table:
+    def _contiguous_heads(self) -> Table:
         t = self._tensors
         are_there = t.has_efficient_attention and not self.sizes.masks_documents
         return {} if are_there else {"mixed values, heads side by side [B, T, Q]": t.query}
@@ -159,23 +167,23 @@ class Kept:
     def _feed_forward(self) -> Table:
         if self._is_mixture:
             return self._mixture
-        source = {"input of the feed-forward part [B, T, H]": self._tensors.hidden} if self._has_norm_before else {}
-        return source | self._inner
+        source = {"input of the feed-forward part [B, T, H]": self._tensors.hidden} if self._has_pre_norm else {}
+        return source | self._mlp_intermediates
 
     @property
-    def _inner(self) -> Table:
-        return self._inner_of(self._tensors.inner)
+    def _mlp_intermediates(self) -> Table:
+        return self._mlp_intermediates_of(self._tensors.intermediate)
 
-    def _inner_of(self, inner: int) -> Table:
-        """Return the MLP intermediates. `inner`: bytes of [B, T, F]."""
+    def _mlp_intermediates_of(self, intermediate: int) -> Table:
+        """Return the MLP intermediates. `intermediate`: bytes of [B, T, F]."""
         if self._is_gated:
             return {
-                "gate [B, T, F]": inner,
-                "its activation [B, T, F]": inner,
-                "up [B, T, F]": inner,
-                "product of the last two [B, T, F]": inner,
+                "gate [B, T, F]": intermediate,
+                "its activation [B, T, F]": intermediate,
+                "up [B, T, F]": intermediate,
+                "product of the last two [B, T, F]": intermediate,
             }
-        return {"up [B, T, F]": inner, "its activation [B, T, F]": inner}
+        return {"up [B, T, F]": intermediate, "its activation [B, T, F]": intermediate}
 
     @property
     def _mixture(self) -> Table:
@@ -183,22 +191,26 @@ class Kept:
         experts = self.sizes.model.experts
         assert experts is not None, "only a mixture has a router and experts"
         routed = self._prototypes if experts.top_k is None else self._top_k(experts.top_k)
-        return self._router | self._ends | routed
+        return self._router | self._row_offsets | routed
 
     @property
     def _router(self) -> Table:
         t, model, experts = self._tensors, self.sizes.model, self.sizes.model.experts
         assert experts is not None, "only a mixture has a router"
-        casts = t.wide_bytes != self.sizes.compute_bytes
+        upcasts = t.accumulation_bytes != self.sizes.compute_bytes
         return {
             # Without a pre-norm and a cast, the input is the sum of input and attention, already counted.
-            "input of the router [B, T, H], wide": t.wide_hidden if casts or self._has_norm_before else 0,
-            "router [experts, H], wide": t.of(experts.count * model.hidden_size, t.wide_bytes) if casts else 0,
-            "probabilities [B, T, experts], wide": t.of(self.tokens * experts.count, t.wide_bytes),
+            "input of the router [B, T, H], accumulation": t.hidden_accumulation
+            if upcasts or self._has_pre_norm
+            else 0,
+            "router [experts, H], accumulation": t.of(experts.count * model.hidden_size, t.accumulation_bytes)
+            if upcasts
+            else 0,
+            "probabilities [B, T, experts], accumulation": t.of(self.tokens * experts.count, t.accumulation_bytes),
         }
 
     @property
-    def _ends(self) -> Table:
+    def _row_offsets(self) -> Table:
         """Row offsets that torch's grouped matrix product saves."""
         t, experts = self._tensors, self.sizes.model.experts
         assert experts is not None, "only a mixture has experts"
@@ -206,7 +218,7 @@ class Kept:
         return {"ends of the rows of each expert [experts], int32": t.of(experts.count, 4)} if is_grouped else {}
 
     @property
-    def _outputs_of_experts(self) -> Table:
+    def _expert_outputs(self) -> Table:
         """Outputs of experts that are saved until the backward pass of their sum."""
         t, experts = self._tensors, self.sizes.model.experts
         assert experts is not None, "only a mixture has experts"
@@ -217,7 +229,8 @@ class Kept:
 
     @property
     def _prototypes(self) -> Table:
-        """Each prototype processes all N tokens once, and so has as much of `_inner` as a block without experts."""
+        """Each prototype processes all N tokens once, and so saves as many MLP intermediates as a block without
+        experts."""
         t = self._tensors
         of_prototype = {
             "tokens in the order of the experts [N, H]": t.hidden,
@@ -225,18 +238,18 @@ class Kept:
             "choices [N], indices": t.of(self.tokens, _INDEX_BYTES),
             "order [N], indices": t.of(self.tokens, _INDEX_BYTES),
         }
-        table = {name: self.sizes.choices * size for name, size in (of_prototype | self._inner).items()}
-        return self._tally | self._outputs_of_experts | table
+        table = {name: self.sizes.choices * size for name, size in (of_prototype | self._mlp_intermediates).items()}
+        return self._router_statistics | self._expert_outputs | table
 
     @property
-    def _tally(self) -> Table:
+    def _router_statistics(self) -> Table:
         t, experts = self._tensors, self.sizes.model.experts
         assert experts is not None, "only a mixture has router statistics"
-        return {"what is learned of the experts [experts + 3], float64": t.of(experts.count + 3, 8)}
+        return {"router statistics [experts + 3], float64": t.of(experts.count + 3, 8)}
 
     def _top_k(self, spec: TopK) -> Table:
         """Each of the k choices processes all N tokens once, and shared experts once more."""
-        t, compute, wide = self._tensors, self.sizes.compute_bytes, self._tensors.wide_bytes
+        t, compute, wide = self._tensors, self.sizes.compute_bytes, self._tensors.accumulation_bytes
         of_choice = {
             "tokens in the order of the experts [N, H]": t.hidden,
             "weights [N]": t.of(self.tokens, compute),
@@ -245,20 +258,23 @@ class Kept:
             "order back [N], indices": t.of(self.tokens, _INDEX_BYTES),
         }
         if spec.weights == "Renormalised":
-            of_choice["scores [N], wide"] = t.of(self.tokens, wide)
-        table = {name: spec.per_token * size for name, size in (of_choice | self._inner).items()}
+            of_choice["scores [N], accumulation"] = t.of(self.tokens, wide)
+        table = {name: spec.per_token * size for name, size in (of_choice | self._mlp_intermediates).items()}
         if spec.weights == "Renormalised":
-            table["sums of the scores [N, 1], wide"] = t.of(self.tokens, wide)
-        return table | self._outputs_of_experts | self._balance(spec) | self._of_shared
+            table["sums of the scores [N, 1], accumulation"] = t.of(self.tokens, wide)
+        return table | self._expert_outputs | self._balance(spec) | self._shared_experts
 
     @property
-    def _of_shared(self) -> Table:
+    def _shared_experts(self) -> Table:
         """Tensors saved by shared experts, which process all tokens."""
         t = self._tensors
         if self.sizes.model.shared_expert is None:
             return {}
-        shared = {f"{name}, of shared experts": size for name, size in self._inner_of(t.shared_inner).items()}
-        if t.wide_bytes != self.sizes.compute_bytes:
+        shared = {
+            f"{name}, of shared experts": size
+            for name, size in self._mlp_intermediates_of(t.shared_intermediate).items()
+        }
+        if t.accumulation_bytes != self.sizes.compute_bytes:
             shared["input of shared experts [B, T, H]"] = t.hidden
         return shared
 
@@ -266,16 +282,18 @@ class Kept:
         """Return the tensors saved by the router statistics and the auxiliary loss."""
         t, experts = self._tensors, self.sizes.model.experts
         assert experts is not None, "only a mixture has router statistics"
-        table = self._tally
+        table = self._router_statistics
         if float(spec.router_z_loss):
-            table["outputs of the router [B, T, experts], wide"] = t.of(self.tokens * experts.count, t.wide_bytes)
-            table["logarithms of their sums [B, T], wide"] = t.of(self.tokens, t.wide_bytes)
+            table["outputs of the router [B, T, experts], accumulation"] = t.of(
+                self.tokens * experts.count, t.accumulation_bytes
+            )
+            table["logarithms of their sums [B, T], accumulation"] = t.of(self.tokens, t.accumulation_bytes)
         if float(spec.auxiliary_loss):
             of_steps, sequences = spec.balance_over == "Step", self.tokens // self.sizes.model.sequence_length
             name = "sums of the probabilities [experts]" if of_steps else "shares of choices [B, experts]"
-            table[f"{name}, wide"] = t.of((1 if of_steps else sequences) * experts.count, t.wide_bytes)
+            table[f"{name}, accumulation"] = t.of((1 if of_steps else sequences) * experts.count, t.accumulation_bytes)
             if spec.score == "Sigmoid":
-                table["sums of all scores [N, 1], wide"] = t.of(self.tokens, t.wide_bytes)
+                table["sums of all scores [N, 1], accumulation"] = t.of(self.tokens, t.accumulation_bytes)
         return table
 
     @property
@@ -283,11 +301,11 @@ class Kept:
         return self.sizes.model.has_experts(self.layer)
 
     @property
-    def _has_norm_before(self) -> bool:
+    def _has_pre_norm(self) -> bool:
         return self.sizes.model.norm.placement != "Post"
 
     @property
-    def _has_norm_behind(self) -> bool:
+    def _has_post_norm(self) -> bool:
         return self.sizes.model.norm.placement != "Pre"
 
     @property

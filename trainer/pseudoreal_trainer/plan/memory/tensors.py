@@ -15,8 +15,8 @@ class Tensors:
     """Device bytes of each tensor of a pass over B sequences of T tokens, with H hidden features, F MLP intermediates,
     Q features in all queries and K in all keys.
 
-    Three types: `compute`, for the passes; `wide`, the accumulation type of norms, routers and sums of attention, at
-    least float32; and `master`, for the loss and for gradient accumulation.
+    Three types: `compute`, for the passes; `accumulation`, for norms, routers and sums of attention, at least
+    float32; and `master`, for the loss and for gradient accumulation.
     """
 
     sizes: Sizes
@@ -31,9 +31,9 @@ class Tensors:
         return self.sizes.boundary(self.tokens)
 
     @property
-    def wide_hidden(self) -> int:
-        """[B, T, H], wide."""
-        return self.of(self.tokens * self.sizes.model.hidden_size, self.wide_bytes)
+    def hidden_accumulation(self) -> int:
+        """[B, T, H], accumulation."""
+        return self.of(self.tokens * self.sizes.model.hidden_size, self.accumulation_bytes)
 
     @property
     def query(self) -> int:
@@ -52,38 +52,38 @@ class Tensors:
 
     def normed(self, features: int) -> int:
         """[B, T, features], in a norm's type."""
-        return self.of(self.tokens * features, self.wide_bytes if self.norm_casts else self.sizes.compute_bytes)
+        return self.of(self.tokens * features, self.accumulation_bytes if self.norm_casts else self.sizes.compute_bytes)
 
     @property
-    def inner(self) -> int:
+    def intermediate(self) -> int:
         """[B, T, F], compute; for an expert, as if it received all tokens."""
-        return self.of(self.tokens * self.inner_size, self.sizes.compute_bytes)
+        return self.of(self.tokens * self.intermediate_size, self.sizes.compute_bytes)
 
     @property
-    def inner_size(self) -> int:
+    def intermediate_size(self) -> int:
         """F"""
         model = self.sizes.model
         return (model.expert if model.has_experts(self.layer) else model.feed_forward).size
 
     @property
-    def shared_inner(self) -> int:
+    def shared_intermediate(self) -> int:
         """[B, T, F of all shared experts], compute."""
         shared = self.sizes.model.shared_expert
         return self.of(self.tokens * shared.size, self.sizes.compute_bytes) if shared else 0
 
     @property
     def inverse_root(self) -> int:
-        """[B, T, 1], wide: a norm's factor for each token."""
-        return self.of(self.tokens, self.wide_bytes)
+        """[B, T, 1], accumulation: a norm's factor for each token."""
+        return self.of(self.tokens, self.accumulation_bytes)
 
     @property
     def log_sum_exp(self) -> int:
-        """[B, heads, T], wide: log-sum-exp of each token's scores. Torch's efficient attention pads T to whole
+        """[B, heads, T], accumulation: log-sum-exp of each token's scores. Torch's efficient attention pads T to whole
         blocks."""
         model, tokens = self.sizes.model, self.tokens
         if self.has_efficient_attention:
             tokens = tokens // model.sequence_length * _multiple(model.sequence_length, _EFFICIENT_BLOCK)
-        return self.of(tokens * model.attention.heads, self.wide_bytes)
+        return self.of(tokens * model.attention.heads, self.accumulation_bytes)
 
     @property
     def compute_logits(self) -> int:
@@ -111,25 +111,25 @@ class Tensors:
         return sum(self.of(p.numel, self.sizes.compute_bytes) for p in self._parameters if counts(p.name))
 
     @property
-    def cast(self) -> int:
+    def upcast_gradient(self) -> int:
         """The gradient of the layer's largest parameter, master, as the CPU casts it before adding. 0 on a GPU, which
         casts while adding."""
-        return self._cast(max(parameter.numel for parameter in self._parameters))
+        return self._upcast(max(parameter.numel for parameter in self._parameters))
 
     @property
     def _parameters(self) -> list[Parameter]:
         return [parameter for unit in self.sizes.units_of_layer(self.layer) for parameter in unit.parameters]
 
     @property
-    def cast_vocabulary(self) -> int:
-        """[V, H], master, cast like `cast`."""
-        return self._cast(self.sizes.model.vocabulary_size * self.sizes.model.hidden_size)
+    def upcast_vocabulary_gradient(self) -> int:
+        """[V, H], master, cast like `upcast_gradient`."""
+        return self._upcast(self.sizes.model.vocabulary_size * self.sizes.model.hidden_size)
 
-    def _cast(self, elements: int) -> int:
+    def _upcast(self, elements: int) -> int:
         return 0 if self.is_fused or not self.sizes.has_own_copies else elements * self.sizes.master_bytes
 
     @property
-    def wide_bytes(self) -> int:
+    def accumulation_bytes(self) -> int:
         return max(4, self.sizes.compute_bytes)
 
     @property
@@ -140,7 +140,7 @@ class Tensors:
     @property
     def norm_casts(self) -> bool:
         """True if a norm copies its input into its own type."""
-        return not self.is_fused and self.wide_bytes != self.sizes.compute_bytes
+        return not self.is_fused and self.accumulation_bytes != self.sizes.compute_bytes
 
     @property
     def has_efficient_attention(self) -> bool:

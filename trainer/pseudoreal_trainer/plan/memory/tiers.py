@@ -2,9 +2,15 @@
 
 from dataclasses import dataclass
 
-from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
-from pseudoreal_trainer.plan.memory.pinned_arena import PAGE, captures_from_device, crossing, takes_tokens, token_bytes
+from pseudoreal_trainer.plan.memory.pinned_arena import (
+    PAGE,
+    arena_layout,
+    has_state_on_device,
+    needs_tokens,
+    token_bytes,
+)
+from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes
 
 CHUNK_ELEMENTS = 2**20
@@ -35,30 +41,30 @@ class Tiers:
         )
 
 
-def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+def resident_bytes(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Return the bytes, without activations, held by the most loaded data rank of a pipeline rank."""
     state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
-    passing = Tiers(
+    working = Tiers(
         device=sum(
             _window(layout, sizes, rank, pool)
             + _gradient_buffers(layout, sizes, rank, pool)
-            + _measuring(layout, sizes, rank, pool)
+            + _measuring_buffers(layout, sizes, rank, pool)
             for pool in POOLS
         )
         + sizes.mask
     )
-    updating = Tiers(host=_chunks(layout, sizes, rank) + _scaled_gradients(layout, sizes, rank))
-    region, tokens = _crossing_buffers(layout, sizes, rank), _tokens(layout, sizes, rank)
-    return state + passing + region + tokens + _checkpoint_ring(layout, sizes, rank) + updating
+    updating = Tiers(host=_update_chunks(layout, sizes, rank) + _scaled_gradients(layout, sizes, rank))
+    arena, tokens = _arena_buffers(layout, sizes, rank), _token_buffers(layout, sizes, rank)
+    return state + working + arena + tokens + _checkpoint_ring(layout, sizes, rank) + updating
 
 
-def least_held(layout: Layout, sizes: Sizes, rank: int) -> int:
+def min_resident_device_bytes(layout: Layout, sizes: Sizes, rank: int) -> int:
     """Return the device bytes that do not depend on the order of passes: state, the window, and two gradient buffers,
-    one being reduced while the other accumulates. A lower bound of `held`."""
+    one being reduced while the other accumulates. A lower bound of `resident_bytes`."""
     state = sum(unit_state(layout, sizes, unit).device for unit in layout.local_units(rank))
     return state + sum(
         _window(layout, sizes, rank, pool)
-        + _of_buffers(layout, sizes, rank, pool, min(2, len(layout.buffered_units(rank, pool))))
+        + _buffer_bytes(layout, sizes, rank, pool, min(2, len(layout.buffered_units(rank, pool))))
         for pool in POOLS
     )
 
@@ -91,15 +97,15 @@ def _window(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
 
 
 def _gradient_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
-    return _of_buffers(layout, sizes, rank, pool, gradient_buffers(layout, rank, pool))
+    return _buffer_bytes(layout, sizes, rank, pool, gradient_buffers(layout, rank, pool))
 
 
-def _of_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool, buffers: int) -> int:
+def _buffer_bytes(layout: Layout, sizes: Sizes, rank: int, pool: Pool, buffers: int) -> int:
     largest = max((sizes.whole(layout, unit) for unit in layout.buffered_units(rank, pool)), default=0)
     return buffers * largest * sizes.master_bytes
 
 
-def _measuring(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
+def _measuring_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
     """Return the bytes that a measuring step needs: whole gradients of all layers in flight, and for each shared unit
     four reduced ones: of the layer, of the layer above, and two sums."""
     shared = [unit for position in layout.positions(rank) for unit in layout.shared_units(position)]
@@ -111,25 +117,25 @@ def _measuring(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
     return (under_way + _MEASURING_PARTS * len(set(uses))) * largest * sizes.master_bytes
 
 
-def _crossing_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+def _arena_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Return the bytes of the arena without the state of units: shared buffers and padding for alignment. Pinned bytes
     count the whole arena."""
-    region = crossing(layout, sizes, rank)
-    of_units = sum(piece.size for piece in region.pieces if piece.use in ("weights", "gradient"))
-    return Tiers(host=region.size - of_units, pinned=region.size if sizes.device == "cuda" else 0)
+    arena = arena_layout(layout, sizes, rank)
+    of_units = sum(piece.size for piece in arena.pieces if piece.use in ("weights", "gradient"))
+    return Tiers(host=arena.size - of_units, pinned=arena.size if sizes.device == "cuda" else 0)
 
 
-def _tokens(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+def _token_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Return the bytes of the tokens of a step, on their way to a GPU."""
-    if sizes.device == "cpu" or not takes_tokens(layout, rank, masks_documents=sizes.masks_documents):
+    if sizes.device == "cpu" or not needs_tokens(layout, rank, masks_documents=sizes.masks_documents):
         return Tiers()
-    shape = (sizes.most_sequences(layout.data), sizes.model.sequence_length)
+    shape = (sizes.max_sequences(layout.data), sizes.model.sequence_length)
     size = token_bytes([shape] * layout.micro_batches)
     return Tiers(host=size, pinned=size)
 
 
 def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    crosses = sizes.device == "cuda" and captures_from_device(layout, rank)
+    crosses = sizes.device == "cuda" and has_state_on_device(layout, rank)
     return Tiers(host=sizes.checkpoint_buffer, pinned=sizes.checkpoint_buffer if crosses else 0)
 
 
@@ -139,7 +145,7 @@ def _scaled_gradients(layout: Layout, sizes: Sizes, rank: int) -> int:
     return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if on_host and layout.clipping != "None" else 0
 
 
-def _chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
+def _update_chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
     """Return the bytes of host memory through which updates and checkpoints of units on disk pass, independent of the
     number of units."""
     on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "Disk"]

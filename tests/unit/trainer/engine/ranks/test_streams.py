@@ -20,7 +20,7 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
 from pseudoreal_trainer.engine.warm_up import WarmUp
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.memory.activations import LEAVING, activation_peak, most_stashed
+from pseudoreal_trainer.plan.memory.activations import PENDING_OFFLOADS, activation_peak, max_offloaded_activations
 from pseudoreal_trainer.plan.records import Flow, Forward, Receive, Send, Stash, Unstash
 
 from tests.unit.trainer.engine.support.cases import RATE, Case
@@ -70,8 +70,8 @@ def test_activation_offload_keeps_a_tensor_until_its_copy_is_done(streams: Recor
         tensors.append(weakref.ref(inputs[0]))
         stashed.stash(Stash(1, m), inputs.pop())
         gc.collect()
-        assert sum(tensor() is not None for tensor in tensors) <= LEAVING
-        assert len(_synchronized_events(streams)) == max(0, m + 1 - LEAVING)
+        assert sum(tensor() is not None for tensor in tensors) <= PENDING_OFFLOADS
+        assert len(_synchronized_events(streams)) == max(0, m + 1 - PENDING_OFFLOADS)
     assert {event.stream for event in _synchronized_events(streams)} == {Stream.COPY_OUT.value}, (
         "it waits for copies, not for passes"
     )
@@ -124,7 +124,7 @@ def test_activation_offload_allocates_the_planned_bytes_once(order: str, tmp_pat
         assert held == activation_peak(case.layout, sizes_of(case), 0, plan).host
     engine.close()
     assert buffers[0] == buffers[1], "made once"
-    assert len(buffers[0]) == most_stashed(plan)
+    assert len(buffers[0]) == max_offloaded_activations(plan)
 
 
 def _messages(completed: bool) -> tuple[Messages, Mock]:

@@ -16,8 +16,8 @@ from pseudoreal_trainer.engine.state.pinned import Block, BounceBuffers, PinnedA
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
-from pseudoreal_trainer.plan.memory.pinned_arena import crossing
-from pseudoreal_trainer.plan.memory.tiers import held
+from pseudoreal_trainer.plan.memory.pinned_arena import arena_layout
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 from pseudoreal_trainer.plan.units import Kind
 from torch import Tensor
 
@@ -32,12 +32,12 @@ CPU = torch.device("cpu")
 
 
 def test_pinned_arena_of_6_5_billion_parameters_is_one_allocation_of_the_planned_size() -> None:
-    planned, fake = crossing(layout("Host"), SIZES, 0), FakeMemory()
+    planned, fake = arena_layout(layout("Host"), SIZES, 0), FakeMemory()
     region = PinnedArena(planned, fake)
     vectors = [region.vector("weights", unit, torch.bfloat16) for unit in range(len(SIZES.units))]
     vectors += [region.vector("gradient", unit, torch.float32) for unit in range(len(SIZES.units))]
     assert fake.asked == [6 * PARAMETERS]
-    assert held(layout("Host"), SIZES, 0).pinned == 6 * PARAMETERS + TOKENS
+    assert resident_bytes(layout("Host"), SIZES, 0).pinned == 6 * PARAMETERS + TOKENS
     assert sum(vector.nbytes for vector in vectors) == fake.asked[0]
     assert [len(vector) for vector in vectors] == 2 * [unit.numel for unit in SIZES.units]
 
@@ -82,12 +82,12 @@ def save_while_it_trains(engine: Engine, case: Case) -> None:
 @pytest.mark.parametrize("case", ENGINES, ids=lambda case: case.name)
 def test_engine_pins_exactly_the_planned_bytes(case: Case, memory: FakeMemory, tmp_path: Path) -> None:
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    region = crossing(case.layout, sizes_of(case), 0).size
+    region = arena_layout(case.layout, sizes_of(case), 0).size
     assert memory.pinned == engine.state.memory_report().pinned_arena == region
     train(engine, case)
     sizes = replace(sizes_of(case), device="cuda")
     peak = activation_peak(case.layout, sizes, 0, step_plan(case.layout)[0])
-    assert memory.pinned == (held(case.layout, sizes, 0) + peak).pinned
+    assert memory.pinned == (resident_bytes(case.layout, sizes, 0) + peak).pinned
     tokens = 8 * case.micro_batches * 4 * 7
     asked = [size for size in (region, tokens, peak.host) if size]
     assert memory.asked == asked
@@ -95,7 +95,9 @@ def test_engine_pins_exactly_the_planned_bytes(case: Case, memory: FakeMemory, t
     save_while_it_trains(engine, case)
     engine.evaluate(CaseBatch(case, 0, 0, CPU), case.micro_batches)
     saving = replace(sizes, checkpoint_buffer=RING)
-    assert memory.pinned == engine.state.memory_report().pinned == (held(case.layout, saving, 0) + peak).pinned
+    assert (
+        memory.pinned == engine.state.memory_report().pinned == (resident_bytes(case.layout, saving, 0) + peak).pinned
+    )
     assert memory.asked == asked + [RING] * ("d" in case.homes)
     engine.close()
     assert memory.pinned == 0
@@ -159,7 +161,7 @@ def test_pinned_arena_holds_compute_weights_and_gradients_but_no_masters_or_mome
 def test_gradients_pass_through_the_planned_bounce_buffers(clipping: str, tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes="hD", clipping=clipping)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    count = len(engine.state._store.arena.all_of("passing"))
+    count = len(engine.state._store.arena.all_of("bounce"))
     assert count == 2
     train(engine, case)
     buffers = {id(state._buffers) for state in engine.state._store.states.values() if isinstance(state, MemoryState)}

@@ -14,7 +14,7 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Keep, Schedule, StateSharding
 from pseudoreal_dev.machine import paths
 from pseudoreal_trainer.estimate.report import plan_phase
-from pseudoreal_trainer.estimate.search.bound import least_seconds
+from pseudoreal_trainer.estimate.search.bound import min_step_seconds
 from pseudoreal_trainer.estimate.search.search import Search
 from pseudoreal_trainer.estimate.search.space import Choice, choices, chosen
 from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
@@ -83,7 +83,7 @@ def bound_and_seconds(phase: PhaseConfig, choice: Choice, hardware: HardwareProf
     sizes = phase_sizes(config, "cpu")
     layout = fixed_layout(config, sizes)
     costs = MeasuredCosts(hardware, layout, sizes, phase.precision.compute)
-    return least_seconds(layout, sizes, costs), timeline(layout, step_plan(layout), costs, STEPS).seconds
+    return min_step_seconds(layout, sizes, costs), timeline(layout, step_plan(layout), costs, STEPS).seconds
 
 
 def peak(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> int:
@@ -92,7 +92,7 @@ def peak(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> int:
 
 
 @pytest.mark.parametrize(("name", "model"), EVERYTHING)
-def test_the_fastest_is_that_of_brute_force(
+def test_search_finds_the_same_layouts_as_brute_force(
     job_body: dict[str, Any], config: Callable[..., PhaseConfig], name: str, model: dict[str, Any]
 ) -> None:
     eight_ranks(job_body, model)
@@ -108,7 +108,7 @@ def test_the_fastest_is_that_of_brute_force(
 
 
 @pytest.mark.parametrize("name", ["slow updates", "eight ranks on four cores"])
-def test_without_a_common_end_of_steps_none_is_faster_than_its_bound(phase: PhaseConfig, name: str) -> None:
+def test_no_layout_is_faster_than_its_bound_without_global_clipping(phase: PhaseConfig, name: str) -> None:
     """Ranks that do not wait for each other may start a step during the previous one, so a few simulated steps look
     faster."""
     mode = phase.optimizer.clipping.model_copy(update={"mode": "PerUnit"})
@@ -122,7 +122,7 @@ def test_without_a_common_end_of_steps_none_is_faster_than_its_bound(phase: Phas
     [({}, {}), (MIXTURE, {}), (MIXTURE, {"expertGroups": 2})],
     ids=["dense", "a mixture", "groups"],
 )
-def test_none_is_faster_than_its_bound_where_units_come_and_go(
+def test_no_layout_with_streamed_units_is_faster_than_its_bound(
     job_body: dict[str, Any],
     config: Callable[..., PhaseConfig],
     model: dict[str, Any],
@@ -138,7 +138,9 @@ def test_none_is_faster_than_its_bound_where_units_come_and_go(
     assert all(0 < bound <= seconds for bound, seconds in found)
 
 
-def test_orders_that_do_not_know_all_choices_are_no_candidates(job_body: dict[str, Any], phase: PhaseConfig) -> None:
+def test_schedules_that_do_not_know_all_routing_decisions_are_no_candidates(
+    job_body: dict[str, Any], phase: PhaseConfig
+) -> None:
     """With a loss over the step's routing decisions, an order must know all of them before the backward pass; with one
     micro-batch every order does."""
 
@@ -180,7 +182,7 @@ def resolvable(job: PseudoRealJob) -> Iterator[Choice]:
 
 
 @pytest.mark.parametrize("model", [{}, MIXTURE], ids=["dense", "a mixture"])
-def test_the_space_is_all_that_a_job_may_ask_for(
+def test_candidates_are_all_layouts_that_a_job_may_request(
     job_body: dict[str, Any], config: Callable[..., PhaseConfig], model: dict[str, Any]
 ) -> None:
     """Except duplicates: one micro-batch on one pipeline rank has one order; there Interleaved equals 1F1B; nothing is
@@ -200,20 +202,20 @@ def test_the_space_is_all_that_a_job_may_ask_for(
 
 
 @pytest.mark.parametrize("field", ["norm", "experts"])
-def test_experts_are_spread_only_where_a_job_may_ask_for_it(phase: PhaseConfig, field: str) -> None:
+def test_expert_ranks_are_varied_only_where_a_job_may_request_them(phase: PhaseConfig, field: str) -> None:
     changes = {"norm": phase.model.norm.model_copy(update={"placement": "Post"})} if field == "norm" else {}
     phase = phase.model_copy(update={"model": phase.model.model_copy(update=changes)})
     assert {choice.expert_ranks for choice in choices(phase)} == {1}
 
 
-def test_inputs_that_wait_on_the_host_are_never_kept_whole(phase: PhaseConfig) -> None:
+def test_offloaded_activations_are_never_combined_with_keep_all(phase: PhaseConfig) -> None:
     on_host = phase.activations.model_copy(update={"home": "Host"})
     found = list(choices(phase.model_copy(update={"activations": on_host})))
     assert {choice.keep for choice in found} == {"Inputs"}
     assert 2 * len(found) == len(list(choices(phase)))
 
 
-def test_what_does_not_fit_is_left_out(phase: PhaseConfig) -> None:
+def test_layouts_that_do_not_fit_are_excluded(phase: PhaseConfig) -> None:
     """Half of the layouts fit into the memory of the machine."""
     hardware = NETWORKS["a slow network"]
     needs = {
@@ -228,7 +230,7 @@ def test_what_does_not_fit_is_left_out(phase: PhaseConfig) -> None:
     assert search.counts.too_large == len(needs) - len(found) > 0
 
 
-def test_a_budget_moves_units_before_a_layout_is_left_out(
+def test_budget_moves_units_before_a_layout_is_excluded(
     job_body: dict[str, Any], config: Callable[..., PhaseConfig], phase: PhaseConfig
 ) -> None:
     hardware = NETWORKS["fast networks"]
@@ -258,7 +260,7 @@ SLOW_HOMES |= {"update_on_host_seconds_per_element": 1e-7, "update_on_device_sec
         pytest.param(MIXTURE, "Global", {}, 1, id="a mixture", marks=LONG),
     ],
 )
-def test_the_fastest_under_a_budget_is_that_of_brute_force(
+def test_search_under_a_budget_finds_the_same_layouts_as_brute_force(
     job_body: dict[str, Any],
     config: Callable[..., PhaseConfig],
     model: dict[str, Any],
@@ -297,7 +299,7 @@ def cluster() -> HardwareProfile:
     return read_profile(Path(paths.REPOSITORY / "examples" / "hardware" / "gpu-cluster.yaml"))
 
 
-def test_512_ranks_take_less_than_a_minute(job_body: dict[str, Any], cluster: HardwareProfile) -> None:
+def test_search_for_512_ranks_takes_less_than_a_minute(job_body: dict[str, Any], cluster: HardwareProfile) -> None:
     job_body["spec"]["precision"] = {"compute": "bfloat16"}
     job_body["spec"]["model"] |= {
         "layers": 48,

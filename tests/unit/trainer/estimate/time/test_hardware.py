@@ -7,14 +7,14 @@ from pseudoreal_trainer.estimate.time.hardware import (
     HardwareProfile,
     PassSpeed,
     Speeds,
-    Transfer,
+    TransferSpeed,
     collectives_for,
     pass_speed,
     read_profile,
 )
 
 EXAMPLES = Path(__file__).parents[5] / "examples" / "hardware"
-LINK = Transfer(latency_seconds=1.0, bytes_per_second=10.0)
+LINK = TransferSpeed(latency_seconds=1.0, bytes_per_second=10.0)
 
 
 def row(hidden: int, tokens: int, speed: float, scratch: float = 0.0) -> PassSpeed:
@@ -72,7 +72,7 @@ def test_a_precision_that_was_not_measured_is_refused() -> None:
         pass_speed(GRID, "bfloat16", 16, 10)
 
 
-def test_nothing_takes_no_time_and_something_has_latency() -> None:
+def test_transfer_of_no_bytes_takes_no_time_and_any_other_has_latency() -> None:
     assert LINK.seconds(0) == 0
     assert LINK.seconds(30) == 4.0
 
@@ -98,7 +98,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
-def test_the_examples_are_profiles(path: Path) -> None:
+def test_example_profiles_are_valid(path: Path) -> None:
     assert read_profile(path).speeds
 
 
@@ -106,7 +106,7 @@ def test_the_examples_are_profiles(path: Path) -> None:
     ("text", "fault"),
     [("version: 2", "is not one: version"), ("a: [", "cannot be read"), ("- 1", "is not one"), ("", "is not one")],
 )
-def test_a_bad_profile_is_refused_in_a_sentence(tmp_path: Path, text: str, fault: str) -> None:
+def test_invalid_profile_is_refused_with_a_sentence(tmp_path: Path, text: str, fault: str) -> None:
     file = tmp_path / "profile.yaml"
     file.write_text(text)
     with pytest.raises(ValueError, match=fault):
@@ -116,7 +116,7 @@ def test_a_bad_profile_is_refused_in_a_sentence(tmp_path: Path, text: str, fault
 
 
 @pytest.mark.parametrize(("tokens", "share"), [(10, 0.21), (100, 0.1), (1000, 0.0), (5, 0.21), (9999, 0.0)])
-def test_what_kernels_hold_lies_between_what_was_measured(tokens: int, share: float) -> None:
+def test_scratch_share_is_interpolated_between_measurements(tokens: int, share: float) -> None:
     """1.21, 1.1 and 1 are equally spaced on a logarithmic scale."""
     found = speeds(row(16, 10, 100.0, 0.21), row(16, 1000, 100.0))
     assert pass_speed(found, "float32", 16, tokens).scratch_share == pytest.approx(share)

@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.estimate.time.imbalance import most_rows, seconds_at_most
-from pseudoreal_trainer.estimate.time.predict import predict
+from pseudoreal_trainer.estimate.time.predict import max_imbalance, predict, seconds_at_max_imbalance
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.sizes import Sizes
@@ -36,22 +35,24 @@ def _top_k(count: int, per_token: int) -> Sizes:
         pytest.param(8, 1, "1.25", 1, 1.0, id="not spread"),
     ],
 )
-def test_most_rows_of_prototypes(count: int, prototypes: int, factor: str, expert_ranks: int, expected: float) -> None:
-    assert most_rows(_prototypes(count, prototypes, factor), expert_ranks) == pytest.approx(expected, rel=1e-15)
+def test_max_imbalance_of_prototypes(
+    count: int, prototypes: int, factor: str, expert_ranks: int, expected: float
+) -> None:
+    assert max_imbalance(_prototypes(count, prototypes, factor), expert_ranks) == pytest.approx(expected, rel=1e-15)
 
 
-def test_a_capacity_of_each_document_bounds_nothing() -> None:
+def test_capacity_per_document_does_not_bound_the_imbalance() -> None:
     masked = replace(_prototypes(8, 2, "1.5"), masks_documents=True)
-    assert most_rows(masked, 4) == 16 / 8
+    assert max_imbalance(masked, 4) == 16 / 8
 
 
 @pytest.mark.parametrize(
     ("count", "per_token", "expert_ranks", "expected"),
     [(8, 2, 4, 4.0), (8, 3, 8, 8 / 3), (8, 8, 4, 1.0), (8, 3, 4, 2 * 4 / 3), (8, 1, 2, 2.0)],
 )
-def test_most_rows_by_top_k(count: int, per_token: int, expert_ranks: int, expected: float) -> None:
+def test_max_imbalance_of_top_k(count: int, per_token: int, expert_ranks: int, expected: float) -> None:
     """A token goes to each expert at most once: a rank with one expert gets it once, a rank with two at most twice."""
-    assert most_rows(_top_k(count, per_token), expert_ranks) == pytest.approx(expected, rel=1e-15)
+    assert max_imbalance(_top_k(count, per_token), expert_ranks) == pytest.approx(expected, rel=1e-15)
 
 
 SIZES = _prototypes(8, 2, "1.5")
@@ -66,7 +67,7 @@ def _range(layout: Layout, **slow: Any) -> tuple[float, float]:
     """Return the seconds of a step with even load and with the highest load."""
     hardware = profile(**slow)
     even = predict(layout, SIZES, hardware, "float32").timeline.seconds
-    return even, seconds_at_most(layout, SIZES, step_plan(layout), hardware, "float32")
+    return even, seconds_at_max_imbalance(layout, SIZES, step_plan(layout), hardware, "float32")
 
 
 def test_experts_compute_on_the_rows_of_the_busiest_rank() -> None:

@@ -6,6 +6,7 @@ import pytest
 from pseudoreal_trainer.estimate.time.costs import MeasuredCosts
 from pseudoreal_trainer.estimate.time.hardware import HardwareProfile
 from pseudoreal_trainer.estimate.time.predict import Prediction, predict
+from pseudoreal_trainer.plan.effects import Resource
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Backward, Fetch, Forward, Reduce
 from pseudoreal_trainer.plan.sizes import Sizes
@@ -34,7 +35,7 @@ def block_flops(sizes: Sizes = SIZES) -> int:
 
 
 @pytest.mark.parametrize(("recompute", "forwards"), [(True, 4), (False, 3)])
-def test_compute_alone(recompute: bool, forwards: int) -> None:
+def test_step_time_is_compute_if_nothing_else_takes_time(recompute: bool, forwards: int) -> None:
     """A backward pass costs two forward passes, or three with recomputation."""
     layout = make_layout(L, 1, N, recompute=recompute)
     assert seconds(layout, profile(flops=block_flops())) == pytest.approx(L * N * forwards)
@@ -57,7 +58,7 @@ def weights(sizes: Sizes = SIZES) -> int:
     return sum(unit.numel for unit in sizes.units)
 
 
-def test_transfers_that_nothing_hides() -> None:
+def test_transfers_that_overlap_nothing_add_to_the_step() -> None:
     host = make_layout(L, 1, N, homes=everywhere("Host", L))
     fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
     assert seconds(host, profile(h2d=4)) == pytest.approx(fetched)
@@ -77,7 +78,7 @@ def test_compute_hides_half_as_much_copying() -> None:
     assert seconds(layout, profile(flops=block_flops(), h2d=speed / 4)) > 1.5 * compute
 
 
-def test_without_overlap_copies_are_added() -> None:
+def test_copies_add_to_the_step_without_overlap() -> None:
     layout = make_layout(L, 1, N, homes=everywhere("Host", L))
     alone = seconds(layout, profile(flops=block_flops(), overlaps=False))
     fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
@@ -95,7 +96,7 @@ def test_updates_on_the_host_overlap_compute_on_a_gpu_and_not_on_shared_cores(cl
     assert shared == pytest.approx(1.5 * compute, rel=0.02)
 
 
-def test_ranks_share_the_cores_that_there_are() -> None:
+def test_ranks_share_the_available_cores() -> None:
     """Four ranks on the cores for two take twice as long."""
     layout = make_layout(L, 2, 8, data=2)
     two, four = (profile(flops=block_flops(), overlaps=False, ranks=ranks) for ranks in (2, 4))
@@ -118,7 +119,11 @@ def test_a_block_of_two_pipeline_ranks_is_summed_and_gathered_over_both(home: st
     summing, gathering = (
         MeasuredCosts(slow, layout, sizes, "float32") for slow in (profile(reduce_scatter=1.0), profile(all_gather=1.0))
     )
-    assert summing.network(Reduce(1)) == gathering.network(Fetch(1)) == pytest.approx(half)
+    summed, gathered = (
+        summing.seconds(Reduce(1), Resource.COLLECTIVE),
+        gathering.seconds(Fetch(1), Resource.COLLECTIVE),
+    )
+    assert summed == gathered == pytest.approx(half)
     if home == "Device":
         slow = profile(reduce_scatter=1.0, all_gather=1.0)
         assert seconds(layout, slow, sizes) == pytest.approx(2 * half)
@@ -155,7 +160,10 @@ def test_tokens_that_hide_a_transfer() -> None:
     now = SIZES.micro_batch * SIZES.model.sequence_length * N
     costs = MeasuredCosts(hardware, layout, SIZES, "float32")
     compute = sum(
-        costs.compute(kind(layer, m)) for kind in (Forward, Backward) for layer in range(1, L + 1) for m in (0, 1)
+        costs.seconds(kind(layer, m), Resource.COMPUTE)
+        for kind in (Forward, Backward)
+        for layer in range(1, L + 1)
+        for m in (0, 1)
     )
     fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
     assert tokens["h2d"] == pytest.approx(now * fetched / compute, abs=1)

@@ -2,16 +2,16 @@ import pytest
 from pseudoreal_trainer.estimate.time.simulation import Span, Task, simulate
 
 
-def task(lane: str, seconds: float, *follows: int, core: bool = True) -> Task:
-    return Task((0, lane), seconds, follows, core)
+def task(stream: str, seconds: float, *follows: int, core: bool = True) -> Task:
+    return Task((0, stream), seconds, follows, core)
 
 
-def test_lanes_run_beside_each_other_and_one_lane_in_order() -> None:
+def test_streams_run_concurrently_and_each_in_order() -> None:
     spans = simulate([task("a", 2), task("b", 3), task("a", 1), task("b", 1, 2)], cores=None)
     assert spans == [Span(0, 2), Span(0, 3), Span(2, 3), Span(3, 4)]
 
 
-def test_what_follows_a_later_task_of_the_list_waits_for_it() -> None:
+def test_task_waits_for_a_later_task_of_the_list() -> None:
     spans = simulate([task("a", 1, 1), task("b", 5)], cores=None)
     assert spans == [Span(5, 6), Span(0, 5)]
 
@@ -21,14 +21,14 @@ def test_two_tasks_on_one_core_take_turns() -> None:
     assert simulate([task("a", 1), task("b", 3)], cores=1) == [Span(0, 2), Span(0, 4)]
 
 
-def test_three_tasks_on_two_cores() -> None:
+def test_three_tasks_share_two_cores_evenly() -> None:
     """All run at two thirds of the pace until the first ends at 3 / (2/3) = 4.5. The others then lack 1 of their 4, and
     go on at full pace."""
     spans = simulate([task("a", 3), task("b", 4), task("c", 4)], cores=2)
     assert [span.end for span in spans] == pytest.approx([4.5, 5.5, 5.5])
 
 
-def test_what_needs_no_core_keeps_its_pace() -> None:
+def test_task_without_a_core_keeps_its_pace() -> None:
     spans = simulate([task("a", 2), task("b", 2), task("disk", 3, core=False)], cores=1)
     assert [span.end for span in spans] == pytest.approx([4, 4, 3])
 
@@ -38,6 +38,6 @@ def test_tasks_without_length_pass_on_at_once() -> None:
     assert [span.end for span in spans] == [0, 0, 2, 2]
 
 
-def test_tasks_that_follow_each_other_are_refused() -> None:
+def test_circular_dependencies_are_refused() -> None:
     with pytest.raises(ValueError, match="2 tasks never begin"):
         simulate([task("a", 1, 1), task("b", 1, 0)], cores=None)

@@ -9,10 +9,10 @@ import torch
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.plan.effects import TRAFFIC, traffic_bytes
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
-from pseudoreal_trainer.plan.memory.tiers import held
-from pseudoreal_trainer.plan.traffic import TRAFFIC, traffic_bytes
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes
 
 from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.support.cases import RATE, Case, each
@@ -85,7 +85,7 @@ ONE_RANK = [
 
 
 @pytest.mark.parametrize("case", LINKED, ids=lambda case: case.name)
-def test_bytes_that_move(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+def test_predicted_traffic_equals_the_engines(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     plan = step_plan(case.layout)
     for rank, result in enumerate(engine_results[case]):
         expected = traffic_bytes(case.layout, sizes_of(case), plan[rank // case.data])
@@ -97,7 +97,7 @@ def test_bytes_that_move(case: Case, engine_results: dict[Case, list[Result]]) -
 
 
 @pytest.mark.parametrize("case", ONE_RANK, ids=lambda case: case.name)
-def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
+def test_predicted_peak_equals_the_allocators_in_a_step(case: Case, tmp_path: Path) -> None:
     """The bytes include device and host, which on the CPU are one memory; the disk is excluded."""
     engines: list[Engine] = []
     kept = allocated(lambda: engines.append(make_engine(case, Ranks(0, 1, CPU), tmp_path)), tmp_path).left
@@ -113,7 +113,7 @@ def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
     crossing = engine.state.memory_report().pinned_arena
     engine.close()
     # Buffers of the threads that scale gradients are allocated at their first use.
-    tiers = held(case.layout, replace(sizes_of(case), threads=0), 0)
+    tiers = resident_bytes(case.layout, replace(sizes_of(case), threads=0), 0)
     peak = activation_peak(case.layout, sizes_of(case), 0, step_plan(case.layout)[0])
     # The pinned arena is not allocated by torch's allocator.
     assert kept + crossing == pytest.approx(tiers.device + tiers.host, rel=0.01)
@@ -151,7 +151,7 @@ def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[int]]:
 
 
 @pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
-def test_most_bytes_of_a_stage(case: Case, peaks: dict[Case, list[int]]) -> None:
+def test_predicted_peak_equals_the_allocators_on_a_pipeline_rank(case: Case, peaks: dict[Case, list[int]]) -> None:
     """At the peak, consumed messages are freed and the next ones are already posted."""
     for rank, steps in enumerate(step_plan(case.layout)):
         assert peaks[case][rank] == pytest.approx(
@@ -160,7 +160,7 @@ def test_most_bytes_of_a_stage(case: Case, peaks: dict[Case, list[int]]) -> None
 
 
 @pytest.mark.parametrize("case", SPREAD, ids=lambda case: case.name)
-def test_most_bytes_where_experts_are_spread(case: Case, peaks: dict[Case, list[int]]) -> None:
+def test_predicted_peak_equals_the_allocators_with_expert_parallelism(case: Case, peaks: dict[Case, list[int]]) -> None:
     (steps,) = step_plan(case.layout)
     for most in peaks[case]:
         assert most == pytest.approx(activation_peak(case.layout, sizes_of(case), 0, steps).device, rel=0.12)

@@ -8,9 +8,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.memory.from_config import phase_layout, phase_sizes
 
 
-def test_everything_that_a_phase_says_of_its_layout(
-    job_body: dict[str, Any], config: Callable[..., PhaseConfig]
-) -> None:
+def test_layout_has_every_field_of_the_phase(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> None:
     job_body["spec"]["optimizer"]["clipping"] = {"mode": "PerUnit"}
     job_body["spec"]["model"] |= {"vocabularySize": 50_304, "embeddings": "Tied"}
     job_body["spec"]["phases"][1] |= {
@@ -48,7 +46,7 @@ def test_sizes_in_the_precision_of_the_phase(job_body: dict[str, Any], config: C
         found.append((sizes.compute_bytes, sizes.master_bytes))
         assert sizes.checkpoint_buffer == 256 << 20
         # 6 sequences in two micro-batches over two data ranks: a rank gets two and one.
-        assert (sizes.micro_batch, sizes.most_tokens(2)) == (3, 2 * 16)
+        assert (sizes.micro_batch, sizes.max_tokens(2)) == (3, 2 * 16)
     assert found == [(2, 4), (4, 4), (8, 8)]
     job_body["spec"]["optimizer"]["zLoss"] = "1e-5"
     assert phase_sizes(config(1), "cpu").has_z_loss

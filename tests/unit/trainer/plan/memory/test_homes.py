@@ -6,13 +6,13 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.memory.homes import (
     Bounds,
     activation_peaks,
-    bounds_of,
-    budget_shortfalls,
+    budget_bounds,
+    budget_violations,
     choose_homes,
     host_state,
-    machine_shortfalls,
+    machine_violations,
 )
-from pseudoreal_trainer.plan.memory.tiers import held, unit_state
+from pseudoreal_trainer.plan.memory.tiers import resident_bytes, unit_state
 from pseudoreal_trainer.plan.sizes import Sizes
 
 from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
@@ -43,17 +43,20 @@ def homes_of(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]
 
 def needs(layout: Layout, sizes: Sizes) -> list[int]:
     """Return the device bytes that each rank needs."""
-    return [held(layout, sizes, rank).device + peak.device for rank, peak in enumerate(activation_peaks(layout, sizes))]
+    return [
+        resident_bytes(layout, sizes, rank).device + peak.device
+        for rank, peak in enumerate(activation_peaks(layout, sizes))
+    ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_moves_when_it_fits(layout: Layout) -> None:
+def test_no_unit_moves_if_all_fit(layout: Layout) -> None:
     assert set(homes_of(offload(max(needs(layout, SIZES))), layout, SIZES)) == {"Device"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tenths", range(1, 10))
-def test_what_moves_exceeds_the_shortfall_by_less_than_a_unit(layout: Layout, tenths: int) -> None:
+def test_moved_bytes_exceed_the_missing_bytes_by_less_than_a_unit(layout: Layout, tenths: int) -> None:
     host: Home = "Host"
     everything = placed(layout, (host,) * layout.units)
     least, most = max(needs(everything, SIZES)), max(needs(layout, SIZES))
@@ -71,7 +74,7 @@ def test_what_moves_exceeds_the_shortfall_by_less_than_a_unit(layout: Layout, te
             assert 0 <= sum(state.values()) - shortfall < max(state.values())
 
 
-def test_one_unit_less_does_not_fit() -> None:
+def test_moving_one_unit_less_would_not_fit() -> None:
     bound = max(needs(placed(ONE_RANK, ("Host",) * 10), SIZES)) + 500_000
     homes = homes_of(offload(bound), ONE_RANK, SIZES)
     assert 0 < homes.count("Host") < 10
@@ -89,7 +92,7 @@ def test_the_blocks_that_are_needed_last_move_first() -> None:
     assert moved == list(range(9 - len(moved), 9))
 
 
-def test_what_the_host_does_not_hold_goes_to_disk_and_no_more() -> None:
+def test_units_beyond_the_host_budget_and_no_others_move_to_disk() -> None:
     block = unit_state(placed(ONE_RANK, ("Host",) * 10), SIZES, 1).host
     for bound in (0, block // 2, 2 * block, 5 * block):
         homes = homes_of(offload(host=bound, home="Host"), ONE_RANK, SIZES)
@@ -103,20 +106,20 @@ def test_units_with_a_home_of_their_own_stay_there() -> None:
     assert homes == ("Host",) * 8 + ("Device", "Disk")
 
 
-def test_without_a_budget_homes_are_as_written() -> None:
+def test_homes_are_as_specified_without_a_budget() -> None:
     written = Offload.model_validate({"home": "Disk", "homes": [{"unit": "embedding", "home": "Host"}]})
     assert homes_of(written, ONE_RANK, SIZES) == ("Host", *("Disk",) * 9)
 
 
-def test_what_cannot_fit_is_named_with_the_figures() -> None:
+def test_budget_violation_names_limit_need_and_difference() -> None:
     budget = offload(100_000).budget
     layout = placed(ONE_RANK, homes_of(offload(100_000), ONE_RANK, SIZES))
     assert set(layout.homes) == {"Host"}
-    (sentence,) = budget_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), bounds_of(budget))
+    (sentence,) = budget_violations(layout, SIZES, activation_peaks(layout, SIZES), budget_bounds(budget))
     assert "offload.budget.device is 97.66 KiB, but pipeline rank 0 needs" in sentence
     assert f"({max(needs(layout, SIZES)) - 100_000} bytes) more" in sentence
     assert (
-        budget_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), Bounds(max(needs(layout, SIZES)), 10**9))
+        budget_violations(layout, SIZES, activation_peaks(layout, SIZES), Bounds(max(needs(layout, SIZES)), 10**9))
         == []
     )
 
@@ -130,12 +133,12 @@ def test_a_shared_block_moves_on_all_its_ranks() -> None:
     assert max(needs(moved, sizes)) <= bound
 
 
-def test_buffers_take_of_the_memory_of_a_machine_and_not_of_a_budget() -> None:
+def test_host_buffers_count_against_the_machine_but_not_against_the_budget() -> None:
     layout = placed(ONE_RANK, ("Host",) * 10)
-    state, whole = host_state(layout, SIZES, 0), held(layout, SIZES, 0).host
+    state, whole = host_state(layout, SIZES, 0), resident_bytes(layout, SIZES, 0).host
     assert whole > state
-    assert budget_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=state)) == []
-    (sentence,) = machine_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=whole - 1))
+    assert budget_violations(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=state)) == []
+    (sentence,) = machine_violations(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=whole - 1))
     assert sentence.startswith("the hardware profile's host_bytes is ")
     assert "(1 bytes) more; let units move to disk" in sentence
-    assert machine_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=whole)) == []
+    assert machine_violations(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=whole)) == []

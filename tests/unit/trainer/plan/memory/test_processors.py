@@ -13,7 +13,7 @@ LONG = [pytest.param(isa, marks=pytest.mark.long) for isa in ("AVX512_CORE", "AV
 
 
 @pytest.mark.parametrize("isa", ["AVX2", *LONG])
-def test_bytes_are_right_with_fewer_instructions(isa: str) -> None:
+def test_predicted_bytes_do_not_depend_on_the_processors_instructions(isa: str) -> None:
     """The same tests run with all instructions in their own files. Only bfloat16 products have kernels that depend on
     them."""
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa, "ATEN_CPU_CAPABILITY": isa.split("_")[0].lower()}

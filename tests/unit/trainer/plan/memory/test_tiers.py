@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory.activations import activation_peak
-from pseudoreal_trainer.plan.memory.graphs import Graphs
-from pseudoreal_trainer.plan.memory.tiers import Tiers, held, unit_state
+from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
+from pseudoreal_trainer.plan.memory.tiers import Tiers, resident_bytes, unit_state
+from pseudoreal_trainer.plan.orders import gradient_buffers
 from pseudoreal_trainer.plan.sizes import Device, Sizes
 
 from tests.unit.trainer.plan.support.cases import everywhere, make_layout, make_sizes
@@ -98,14 +98,14 @@ def test_the_window_has_room_for_as_many_units_as_move() -> None:
         layout = make_layout(8, 1, homes=homes, window=window)
         rest = sum(unit_state(layout, sizes, unit).device for unit in range(layout.units))
         buffers = min(2, moving)
-        assert held(layout, sizes, 0).device - rest == (slots + buffers) * 4 * block
+        assert resident_bytes(layout, sizes, 0).device - rest == (slots + buffers) * 4 * block
 
 
 def test_staging_for_the_disk_does_not_grow_with_the_units_on_it() -> None:
     sizes = make_sizes(8)
     few, all_ = (make_layout(8, 1, homes=("Host",) * (10 - n) + ("Disk",) * n) for n in (2, 9))
     states = [sum(unit_state(lo, sizes, unit).host for unit in range(lo.units)) for lo in (few, all_)]
-    assert held(few, sizes, 0).host - states[0] == held(all_, sizes, 0).host - states[1] > 0
+    assert resident_bytes(few, sizes, 0).host - states[0] == resident_bytes(all_, sizes, 0).host - states[1] > 0
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_staging_for_the_disk_does_not_grow_with_the_units_on_it() -> None:
         (make_layout(6, 1, layer_blocks=(0, 0, 1, 1, 2, 2), homes=("Host",) * 5), 2),
     ],
 )
-def test_gradients_that_grow_at_the_same_time_have_room(layout: Layout, expected: int) -> None:
+def test_gradients_that_accumulate_at_the_same_time_have_a_buffer_each(layout: Layout, expected: int) -> None:
     assert gradient_buffers(layout, 0, "Blocks") == expected
 
 
@@ -136,10 +136,10 @@ def test_gradients_that_grow_at_the_same_time_have_room(layout: Layout, expected
         (range(6), "Layered", 0),
     ],
 )
-def test_measuring_has_room(blocks: tuple[int, ...], order: str, gradients: int) -> None:
+def test_measuring_steps_have_their_gradient_buffers(blocks: tuple[int, ...], order: str, gradients: int) -> None:
     sizes = make_sizes(6, len(set(blocks)))
     layout = make_layout(6, 1, layer_blocks=tuple(blocks), order=order)
-    more = held(replace(layout, measures=True), sizes, 0).device - held(layout, sizes, 0).device
+    more = resident_bytes(replace(layout, measures=True), sizes, 0).device - resident_bytes(layout, sizes, 0).device
     assert more == gradients * 4 * sizes.units[1].numel
 
 
@@ -147,13 +147,19 @@ def test_measuring_has_room(blocks: tuple[int, ...], order: str, gradients: int)
 def test_all_windows_have_one_mask_if_they_are_shorter_than_a_sequence(window: int | None, bytes_of_mask: int) -> None:
     attention: dict[str, Any] = {"heads": 2} | ({"window": {"size": window, "layers": [1, 2]}} if window else {})
     layout = make_layout(6, 1)
-    more = held(layout, make_sizes(6, attention=attention), 0).device - held(layout, make_sizes(6), 0).device
+    more = (
+        resident_bytes(layout, make_sizes(6, attention=attention), 0).device
+        - resident_bytes(layout, make_sizes(6), 0).device
+    )
     assert more == bytes_of_mask
 
 
 def test_checkpoints_pass_through_host_memory() -> None:
     layout, sizes = make_layout(6, 1), make_sizes(6)
-    assert held(layout, replace(sizes, checkpoint_buffer=1000), 0).host == held(layout, sizes, 0).host + 1000
+    assert (
+        resident_bytes(layout, replace(sizes, checkpoint_buffer=1000), 0).host
+        == resident_bytes(layout, sizes, 0).host + 1000
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +175,7 @@ def test_each_thread_that_updates_on_the_host_has_room_for_clipped_gradients(
     device: Device, home: Any, clipping: str, scaled: bool
 ) -> None:
     layout, sizes = make_layout(6, 1, homes=everywhere(home, 6), clipping=clipping), make_sizes(6, device=device)
-    few, many = (held(layout, replace(sizes, threads=threads), 0) for threads in (1, 5))
+    few, many = (resident_bytes(layout, replace(sizes, threads=threads), 0) for threads in (1, 5))
     assert many.host - few.host == (4 * 2**20 if scaled else 0)
     assert replace(many, host=0) == replace(few, host=0)
 
@@ -180,10 +186,10 @@ def walked(layout: Layout, sizes: Sizes) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("n", [1, 3, 8])
-def test_inputs_of_all_micro_batches_are_alive_at_the_turn(n: int) -> None:
+def test_inputs_of_all_micro_batches_are_alive_when_backward_starts(n: int) -> None:
     """method.md 2.5: the memory cost of the layered order."""
     sizes, layout = make_sizes(6), make_layout(6, 1, n)
-    graphs = Graphs(sizes, sizes.most_tokens(1))
+    graphs = AutogradMemory(sizes, sizes.max_tokens(1))
     head = n * 7 * graphs.boundary + graphs.head_backward
     # The head has turned one input into a gradient per micro-batch.
     last_block = n * 7 * graphs.boundary + graphs.block_backward
@@ -192,24 +198,24 @@ def test_inputs_of_all_micro_batches_are_alive_at_the_turn(n: int) -> None:
 
 def test_depth_first_with_as_many_warm_up_passes_keeps_one_micro_batch() -> None:
     sizes = make_sizes(6)
-    graphs = Graphs(sizes, sizes.most_tokens(1))
+    graphs = AutogradMemory(sizes, sizes.max_tokens(1))
     for n in (1, 5):
         most = 7 * graphs.boundary + max(graphs.head_backward, graphs.block_backward)
         assert walked(make_layout(6, 1, n, order="1F1B"), sizes)[0] == most
 
 
-def test_stashed_inputs_wait_on_the_host() -> None:
+def test_offloaded_inputs_count_as_host_bytes() -> None:
     sizes, layout = make_sizes(6), make_layout(6, 1, 4)
-    boundary = Graphs(sizes, sizes.most_tokens(1)).boundary
+    boundary = AutogradMemory(sizes, sizes.max_tokens(1)).boundary
     device, _ = walked(layout, sizes)
     stashed, on_host = walked(replace(layout, stash=True), sizes)
     assert on_host == 6 * 4 * boundary
     assert device - stashed >= (6 - 2) * 4 * boundary
 
 
-def test_kept_graphs_cost_more_than_inputs() -> None:
+def test_kept_graphs_take_more_bytes_than_kept_inputs() -> None:
     sizes, n, layers = make_sizes(6), 3, 6
-    graphs = Graphs(sizes, sizes.most_tokens(1))
+    graphs = AutogradMemory(sizes, sizes.max_tokens(1))
     kept, _ = walked(make_layout(6, 1, n, recompute=False), sizes)
     assert kept > n * layers * graphs.block
     assert kept < n * layers * (graphs.block + 2 * graphs.boundary) + graphs.block_backward + graphs.head_backward

@@ -1,19 +1,19 @@
-"""Flows against the bytes that each rank sends, and crossing bytes against the best of all ring orders."""
+"""Flows against the bytes that each rank sends, and bytes_between bytes against the best of all ring orders."""
 
 import random
 from collections import Counter
 from dataclasses import replace
 
+from pseudoreal_trainer.plan.effects import traffic_bytes
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.parts import units_of_rank
-from pseudoreal_trainer.plan.placement.flows import crossing, flows_of
-from pseudoreal_trainer.plan.traffic import traffic_bytes
+from pseudoreal_trainer.plan.placement.flows import bytes_between, flows_of
 
 from tests.unit.trainer.plan.placement.support.clusters import counted, job, jobs, somewhere
 from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
 
 
-def test_a_rank_sends_what_its_flows_say() -> None:
+def test_flows_of_a_rank_add_up_to_its_traffic() -> None:
     """The sums of a rank's flows equal `traffic_bytes`, which other tests compare with the engine's counters."""
     for each in jobs(4):
         plan, flows = step_plan(each.layout), each.flows
@@ -35,13 +35,13 @@ def test_a_ring_enters_each_place_once() -> None:
         order = chance.sample(range(each.workers), each.workers)
         places = each.of_ranks(order, somewhere(each.workers, chance))
         expected = counted(each, places)
-        assert crossing(each.flows, places) == {name: expected[name] for name in crossing([], [])}
+        assert bytes_between(each.flows, places) == {name: expected[name] for name in bytes_between([], [])}
 
 
-def test_what_is_in_one_place_crosses_nothing() -> None:
+def test_flows_within_one_place_cross_nothing() -> None:
     each = job(4, 2, sharding="Full")
-    assert set(crossing(each.flows, ["here"] * 4).values()) == {0}
-    apart = crossing(each.flows, ["a", "a", "b", "b"])
+    assert set(bytes_between(each.flows, ["here"] * 4).values()) == {0}
+    apart = bytes_between(each.flows, ["a", "a", "b", "b"])
     assert (apart["shards"], apart["replicas"]) == (0, 0)
     assert apart["pipeline"] == sum(flow.bytes * 2 for flow in each.flows if flow.exchange == "pipeline")
 

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from pseudoreal_trainer.estimate.time.hardware import Collectives, HardwareProfile, PassSpeed, Speeds, Transfer
+from pseudoreal_trainer.estimate.time.hardware import Collectives, HardwareProfile, PassSpeed, Speeds, TransferSpeed
 
 FAST = 1e30
 
 
-def transfer(speed: float = FAST) -> Transfer:
-    return Transfer(latency_seconds=0, bytes_per_second=speed)
+def transfer(speed: float = FAST) -> TransferSpeed:
+    return TransferSpeed(latency_seconds=0, bytes_per_second=speed)
 
 
 def profile(*, overlaps: bool = True, ranks: int = 1, flops: float = FAST, **slow: Any) -> HardwareProfile:

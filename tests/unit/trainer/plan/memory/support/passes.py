@@ -11,7 +11,7 @@ from pseudoreal_trainer.model.experts import RouterStatistics
 from pseudoreal_trainer.model.head import Embedding, Head, logit_soft_cap
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
-from pseudoreal_trainer.plan.memory.graphs import Graphs
+from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 from pseudoreal_trainer.plan.sizes import Device
 from torch import Tensor, nn
 
@@ -31,7 +31,7 @@ def graphs(
     experts: dict[str, Any] | None = None,
     device: Device = "cpu",
     **options: Any,
-) -> Graphs:
+) -> AutogradMemory:
     """Return the planned bytes of a block whose experts are never full. `options` are further fields of the model."""
     hidden, inner, rows, length = shape
     feed_forward, room = {"size": inner, "activation": activation}, {"capacityFactor": "100"}
@@ -43,7 +43,7 @@ def graphs(
         "feedForward": feed_forward | options.pop("feedForward", {}),
         "experts": mixture,
     } | options
-    return Graphs(make_sizes(1, compute=compute, device=device, **model), rows * length)
+    return AutogradMemory(make_sizes(1, compute=compute, device=device, **model), rows * length)
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def made_in(compute: str) -> Iterator[None]:
 class BlockPass:
     """A block, its input, the gradient of its output, and the gradient accumulators."""
 
-    def __init__(self, found: Graphs, compute: str) -> None:
+    def __init__(self, found: AutogradMemory, compute: str) -> None:
         spec = found.sizes.model
         torch.manual_seed(0)
         with made_in(compute):
@@ -117,10 +117,12 @@ def add(totals: list[Tensor], gradients: Sequence[Tensor]) -> None:
 class EndPasses:
     """Backward passes of the head, including the loss, and of the embedding."""
 
-    def __init__(self, found: Graphs, compute: str) -> None:
+    def __init__(self, found: AutogradMemory, compute: str) -> None:
         spec, dtype = found.sizes.model, DTYPES[compute]
         rows = found.tokens // spec.sequence_length
-        self.loss = Loss(MASTERS[compute], found.most, logit_soft_cap(spec), 1e-3 if found.sizes.has_z_loss else 0.0)
+        self.loss = Loss(
+            MASTERS[compute], found.max_chunk_tokens, logit_soft_cap(spec), 1e-3 if found.sizes.has_z_loss else 0.0
+        )
         self.tokens = torch.randint(spec.vocabulary_size, (rows, spec.sequence_length))
         self.head, self.embedding = Head(spec).to(dtype), Embedding(spec).to(dtype)
         self.source = torch.randn(rows, spec.sequence_length, spec.hidden_size, dtype=dtype)

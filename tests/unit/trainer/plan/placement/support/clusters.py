@@ -8,13 +8,13 @@ from functools import cached_property
 from itertools import pairwise, permutations, product
 from typing import Any
 
+from pseudoreal_trainer.plan.effects import traffic_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.placement.flows import Flow, flows_of
 from pseudoreal_trainer.plan.placement.order import Place
 from pseudoreal_trainer.plan.records import Fetch, Reduce, Send
 from pseudoreal_trainer.plan.sizes import Sizes
-from pseudoreal_trainer.plan.traffic import moved
 
 from tests.unit.trainer.plan.support.cases import make_layout, make_sizes
 
@@ -82,7 +82,7 @@ def counted(job: Job, places: Sequence[Hashable]) -> Counter[str]:
     for rank in range(mesh.ranks):
         here = mesh.coordinates(rank)
         for record in plan[here.pipeline]:
-            sent = moved(job.layout, job.sizes, record)
+            sent = traffic_bytes(job.layout, job.sizes, (record,))
             if isinstance(record, Send):
                 total["pipeline"] += (places[rank] != places[mesh.at_pipeline(rank, record.peer)]) * sent["pipeline"]
             elif isinstance(record, Fetch | Reduce):
@@ -93,8 +93,8 @@ def counted(job: Job, places: Sequence[Hashable]) -> Counter[str]:
                     and mesh.coordinates(other).replica == here.replica
                 ]
                 replicas = next(group for group in mesh.groups("replica") if rank in group)
-                total["shards"] += _first(rank, shards) * sent.get("collective", 0) * _hops(shards, places)
-                total["replicas"] += _first(rank, replicas) * sent.get("replicas", 0) * _hops(replicas, places)
+                total["shards"] += _first(rank, shards) * sent["collective"] * _hops(shards, places)
+                total["replicas"] += _first(rank, replicas) * sent["replicas"] * _hops(replicas, places)
     return total
 
 

@@ -1,13 +1,18 @@
-"""Bytes per link against the formulas of method.md 2.5 and trainers.md 3a, per parameter or token."""
+"""Effects of records against the plans that contain them; bytes per link against formulas per parameter or token."""
 
+import ast
 from collections import Counter
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pseudoreal_trainer.plan.effects import TRAFFIC, Traffic, effects_of, result, traffic_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.records import Read, Record, Update
 from pseudoreal_trainer.plan.sizes import Sizes
-from pseudoreal_trainer.plan.traffic import TRAFFIC, Traffic, traffic_bytes
 
 from tests.unit.trainer.plan.support.cases import everywhere, make_layout, make_sizes
 
@@ -25,7 +30,7 @@ def of_step(layout: Layout, sizes: Sizes) -> Counter[Traffic]:
 @pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
 @pytest.mark.parametrize("sharding", ["None", "Full"])
 @pytest.mark.parametrize("stash", [False, True])
-def test_more_micro_batches_move_no_more(home: Any, sharding: str, stash: bool) -> None:
+def test_traffic_does_not_grow_with_micro_batches(home: Any, sharding: str, stash: bool) -> None:
     """Both layouts have the same number of sequences per step."""
     few, many = (
         of_step(
@@ -41,7 +46,7 @@ def test_more_micro_batches_move_no_more(home: Any, sharding: str, stash: bool) 
 
 @pytest.mark.parametrize(("compute", "c"), [("bfloat16", 2), ("float32", 4)])
 @pytest.mark.parametrize("window", [1, 2, 4])
-def test_host_homes_on_one_rank(compute: str, c: int, window: int) -> None:
+def test_bytes_moved_for_units_on_the_host(compute: str, c: int, window: int) -> None:
     """Weights take 2 (2 N - k) / N bytes per parameter, for N units and a window of k; gradients move once."""
     sizes = make_sizes(L, compute=compute)
     total = of_step(make_layout(L, 1, 3, homes=everywhere("Host", L), window=window), sizes)
@@ -54,7 +59,7 @@ def test_host_homes_on_one_rank(compute: str, c: int, window: int) -> None:
 
 @pytest.mark.parametrize("clipping", ["Global", "PerUnit"])
 @pytest.mark.parametrize(("compute", "c"), [("bfloat16", 2), ("float32", 4)])
-def test_disk_homes(compute: str, c: int, clipping: str) -> None:
+def test_bytes_moved_for_units_on_disk(compute: str, c: int, clipping: str) -> None:
     """Per parameter: 12 bytes read and 12 written by the update; the gradient once each way if it waits for the norm;
     and a copy of the weights to fetch from, if the compute dtype differs."""
     sizes = make_sizes(L, compute=compute)
@@ -132,3 +137,47 @@ def test_a_block_of_one_pipeline_rank_needs_no_sum() -> None:
     sizes = make_sizes(L, 2)
     assert of_step(make_layout(L, 2, 2, layer_blocks=(0, 1) * 4), sizes)["collective"] == 0
     assert of_step(make_layout(L, 2, 2, layer_blocks=(0, 0, 1, 1) * 2), sizes)["collective"] > 0
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("home", ["Device", "Disk"])
+@pytest.mark.parametrize(("order", "expert_groups"), [("Layered", 1), ("Layered", 2), ("1F1B", 1)])
+def test_every_record_that_an_effect_waits_for_is_earlier_in_the_plan(
+    order: str, home: Any, expert_groups: int, recompute: bool
+) -> None:
+    layout = make_layout(
+        4,
+        2,
+        3,
+        data=4,
+        expert_ranks=2,
+        expert_groups=expert_groups,
+        layer_experts=(None, 0, 1, 0),
+        order=order,
+        sharding="Full",
+        balances_steps=order == "Layered",
+        recompute=recompute,
+        stash=recompute,
+    )
+    layout = replace(layout, homes=(home,) * layout.units)
+    for records in step_plan(layout):
+        executed: set[Record] = set()
+        accumulating: set[int] = set()
+        for record in records:
+            effects = effects_of(layout, record)
+            # An Update is from the step before, and only units on disk are read.
+            awaited = {earlier for earlier in effects.after if not isinstance(earlier, Update | Read)}
+            assert awaited <= executed, record
+            accumulating |= set(effects.accumulates)
+            accumulating -= set(effects.frees)
+            executed.add(result(record))
+        assert not accumulating
+
+
+@pytest.mark.parametrize("module", ["check", "memory.activations"])
+def test_checker_and_activation_bytes_are_independent_of_the_effects(module: str) -> None:
+    """`activations` may build a plan, whose bytes it then counts by rules of its own."""
+    source = Path(import_module(f"pseudoreal_trainer.plan.{module}").__file__ or "").read_text()
+    imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
+    assert "pseudoreal_trainer.plan.effects" not in imported
+    assert module != "check" or "pseudoreal_trainer.plan.lower" not in imported

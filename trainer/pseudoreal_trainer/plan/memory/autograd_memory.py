@@ -12,20 +12,19 @@ of a matrix product, workspaces of cuBLAS, sums of an attention's backward pass.
 from dataclasses import dataclass
 from functools import cached_property
 
-from pseudoreal_trainer.plan.chunks import chunk_length
-from pseudoreal_trainer.plan.memory.saved_tensors import Kept, Table, total
+from pseudoreal_trainer.plan.memory.saved_tensors import SavedTensors, Table, total
 from pseudoreal_trainer.plan.memory.tensors import Tensors
-from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.plan.sizes import Sizes, loss_chunk_length
 
 _PROJECTIONS = tuple(f".attention.{name}." for name in ("query", "key", "value"))
 _FIRST_NORMS = (".attention_norm.", ".attention.query_norm.", ".attention.key_norm.")
 
 
 @dataclass(frozen=True)
-class Graphs(Kept):
+class AutogradMemory(SavedTensors):
     """Passes over some tokens: bytes saved for backward, and peaks."""
 
-    most: int | None = None
+    max_chunk_tokens: int | None = None
     """Most tokens of a chunk of the loss; None: the loss has one chunk."""
 
     @property
@@ -40,14 +39,14 @@ class Graphs(Kept):
         While the graph shrinks, the gradients of the parameters grow.
         """
         moments = [
-            self._at_the_last_norm,
-            self._as_the_feed_forward_part_begins,
-            self._at_the_second_norm,
+            self._at_mlp_post_norm,
+            self._at_mlp_start,
+            self._at_middle_norm,
             self._at_attention,
-            self._at_the_norms_of_queries_and_keys,
-            self._at_the_last_projection,
-            self._at_the_first_norm,
-            self._as_gradients_are_added,
+            self._at_query_norm,
+            self._at_query_projection,
+            self._at_attention_pre_norm,
+            self._at_gradient_accumulation,
         ]
         return max(moments)
 
@@ -55,41 +54,41 @@ class Graphs(Kept):
     def backward_up_to_experts(self) -> int:
         """Peak bytes of the backward pass up to expert-parallel experts, without the experts."""
         moments = [
-            self.kept_up_to_experts + self.boundary,
+            self.saved_up_to_experts + self.boundary,
             self._at_attention,
-            self._at_the_norms_of_queries_and_keys,
-            self._at_the_last_projection,
-            self._at_the_first_norm,
+            self._at_query_norm,
+            self._at_query_projection,
+            self._at_attention_pre_norm,
         ]
         return max(moments)
 
     @cached_property
-    def first_gradients_of_experts(self) -> int:
+    def expert_first_gradients(self) -> int:
         """Bytes of the gradients of the experts' MLP intermediates, for one row per token."""
         names = 2 if self._is_gated else 1
-        return names * self._tensors.inner
+        return names * self._tensors.intermediate
 
     @cached_property
     def head_backward(self) -> int:
         """Peak bytes of the final norm, the head and the loss after it, counted as in `block_backward`."""
-        t, chunk = self._tensors, self._of_chunk
+        t, chunk = self._tensors, self._chunk_tensors
         features = {"input of the head [B, T, H], whose place its gradient takes": t.hidden}
         made = {"gradient of the chunk [c, H]": chunk.hidden, "gradient of the head [V, H]": t.vocabulary}
         at_the_product = made | {"gradient of the logits [c, V]": chunk.compute_logits}
-        as_it_is_added = made | {"gradient of the head [V, H], master": t.cast_vocabulary}
+        as_it_is_added = made | {"gradient of the head [V, H], master": t.upcast_vocabulary_gradient}
         # On a GPU, the gradient of the features is counted as the gradient of the norm's output.
         at_the_norm = {"gradient of the norm's weight [H]": t.norm_weight} | ({} if t.is_fused else features)
         return max(
-            total(self._cast_input, self._norm, features, self._logits),
-            total(self._cast_input, self._norm, features, at_the_product),
-            total(self._cast_input, self._norm, features, as_it_is_added),
-            total(self._cast_input, self._norm_backward, at_the_norm),
+            total(self._upcast_norm_input, self._norm, features, self._logits),
+            total(self._upcast_norm_input, self._norm, features, at_the_product),
+            total(self._upcast_norm_input, self._norm, features, as_it_is_added),
+            total(self._upcast_norm_input, self._norm_backward, at_the_norm),
         )
 
     @property
     def _logits(self) -> Table:
         """The vocabulary-wide tensors alive at the peak, [c, V] each, in the master type."""
-        logits = self._of_chunk.logits
+        logits = self._chunk_tensors.logits
         names = ["log-probabilities", "their gradient", "gradient of the logits"]
         if self.sizes.has_z_loss:
             # The z-loss comes last in the forward pass, so its backward pass runs first; the log-probabilities wait
@@ -102,76 +101,77 @@ class Graphs(Kept):
     @cached_property
     def embedding_backward(self) -> int:
         t = self._tensors
-        return t.vocabulary + max(t.hidden, t.cast_vocabulary)
+        return t.vocabulary + max(t.hidden, t.upcast_vocabulary_gradient)
 
     @cached_property
-    def _of_chunk(self) -> Tensors:
+    def _chunk_tensors(self) -> Tensors:
         """The tensors of c tokens, a chunk of the loss."""
-        return Tensors(self.sizes, chunk_length(self.tokens, self.most))
+        return Tensors(self.sizes, loss_chunk_length(self.tokens, self.max_chunk_tokens))
 
     # Bytes alive at the possible peaks of a block's backward pass.
 
     @property
-    def _at_the_last_norm(self) -> int:
+    def _at_mlp_post_norm(self) -> int:
         """At the MLP's post-norm."""
-        if not self._has_norm_behind:
+        if not self._has_post_norm:
             return 0
         return self.block - total(self._norm) + total(self._norm_backward, {"output [B, T, H]": self.boundary})
 
     @property
-    def _as_the_feed_forward_part_begins(self) -> int:
+    def _at_mlp_start(self) -> int:
         t = self._tensors
         table = {"output [B, T, H]": t.hidden}
-        if self._has_norm_behind:
+        if self._has_post_norm:
             table["gradient of the output before the norm [B, T, H]"] = t.hidden
         if self._is_mixture:
-            first = max(self._at_the_sum_of_outputs, self._at_shared_experts, self._at_experts)
+            first = max(self._at_output_sum, self._at_shared_experts, self._at_experts)
         else:
-            first = total(self._first_gradients(t.inner)) + self._gradients_of(".ffn.down.")
-        return self.block - total(self._norm_behind) + total(table) + first
+            first = total(self._first_gradients(t.intermediate)) + self._gradients_of(".ffn.down.")
+        return self.block - total(self._post_norm) + total(table) + first
 
     # Possible peaks of a mixture's backward pass: temporary bytes, in addition to the saved tensors.
 
     @property
-    def _at_the_sum_of_outputs(self) -> int:
+    def _at_output_sum(self) -> int:
         """At the sum over the experts' outputs, each multiplied by its gate."""
         return 2 * self.sizes.choices * self._tensors.hidden
 
     @property
     def _at_shared_experts(self) -> int:
         """Shared experts precede the others, because the pass runs backward."""
-        return total(self._first_gradients(self._tensors.shared_inner)) + self._gradients_of(".shared.down.")
+        return total(self._first_gradients(self._tensors.shared_intermediate)) + self._gradients_of(".shared.down.")
 
     @property
     def _at_experts(self) -> int:
         """Here the tensors saved by the sum and by shared experts are already free."""
         t = self._tensors
-        of_choice = self._first_gradients(t.inner) | {"gradient of the output [N, H]": t.hidden}
+        of_choice = self._first_gradients(t.intermediate) | {"gradient of the output [N, H]": t.hidden}
         made = self.sizes.choices * total(of_choice) + self._gradients_of(".experts.down.")
         if self.sizes.model.shared_expert is not None:
             made += self._gradients_of(".shared.") + t.hidden
-        return made - total(self._outputs_of_experts, self._of_shared)
+        return made - total(self._expert_outputs, self._shared_experts)
 
     def _gradients_of(self, part: str) -> int:
         """Return the bytes of the gradients of the layer's parameters with `part` in their names."""
         return self._tensors.parameters(lambda name: part in name)
 
-    def _first_gradients(self, inner: int) -> Table:
-        """Return the gradients of the MLP intermediates, [B, T, F] of `inner` bytes each, at the start of an MLP's
-        backward pass. With gates, the gradient of the product has replaced the product, which is counted as saved."""
+    def _first_gradients(self, intermediate: int) -> Table:
+        """Return the gradients of the MLP intermediates, [B, T, F] of `intermediate` bytes each, at the start of an
+        MLP's backward pass. With gates, the gradient of the product has replaced the product, which is counted as
+        saved."""
         names = ["gate's activation", "up"] if self._is_gated else ["activation"]
-        return {f"gradient of the {name} [B, T, F]": inner for name in names}
+        return {f"gradient of the {name} [B, T, F]": intermediate for name in names}
 
     @property
-    def _at_the_second_norm(self) -> int:
+    def _at_middle_norm(self) -> int:
         """At the MLP's pre-norm, or at the post-norm of attention."""
         t = self._tensors
         later = t.parameters(lambda name: ".attention." not in name and ".attention_norm." not in name)
-        table = {"output [B, T, H]": self.boundary, "gradients of the parameters behind attention": later}
-        if self._has_norm_behind:
+        table = {"output [B, T, H]": self.boundary, "gradients of the parameters after attention": later}
+        if self._has_post_norm:
             table["gradient of the sum of input and attention [B, T, H]"] = t.hidden
-        kept = self._kept_between if self._has_norm_behind else {"of the norm's input": t.normed_hidden}
-        return total(self._kept_until_attention, kept, self._norm_backward, table)
+        saved = self._saved_between if self._has_post_norm else {"of the norm's input": t.normed_hidden}
+        return total(self._saved_until_attention, saved, self._norm_backward, table)
 
     @property
     def _at_attention(self) -> int:
@@ -186,13 +186,13 @@ class Graphs(Kept):
             "gradient of the value [B, key heads, T, K / key heads]": t.key,
             "gradients of other parameters": t.parameters(lambda name: not any(part in name for part in first)),
         }
-        return total(self._norm_before, self._input_of_attention, self._heads, table)
+        return total(self._pre_norm, self._attention_input, self._heads, table)
 
     @property
-    def _at_the_norms_of_queries_and_keys(self) -> int:
+    def _at_query_norm(self) -> int:
         """At the queries' norm, the last of the two."""
-        t, kept = self._tensors, self._norm_of_heads("query")
-        if not kept:
+        t, saved = self._tensors, self._head_norm("query")
+        if not saved:
             return 0
         first = (".attention.query.", ".attention.query_norm.", ".attention_norm.")
         table = {
@@ -201,11 +201,11 @@ class Graphs(Kept):
             "gradient of the input of attention by value and key [B, T, H]": t.hidden,
             "gradients of other parameters": t.parameters(lambda name: not any(part in name for part in first)),
         }
-        passing = self._norm_backward_of(t.query, t.of(self.tokens * self.sizes.model.query_size, t.wide_bytes))
-        return total(self._norm_before, self._input_of_attention, table, passing)
+        at_norm = self._norm_backward_of(t.query, t.of(self.tokens * self.sizes.model.query_size, t.accumulation_bytes))
+        return total(self._pre_norm, self._attention_input, table, at_norm)
 
     @property
-    def _at_the_last_projection(self) -> int:
+    def _at_query_projection(self) -> int:
         t = self._tensors
         table = {
             "output [B, T, H]": t.hidden,
@@ -215,24 +215,24 @@ class Graphs(Kept):
             "gradient of the input of attention by the query [B, T, H]": t.hidden,
             "gradients of parameters": t.parameters(lambda name: ".attention_norm." not in name),
         }
-        return total(self._norm_before, self._input_of_attention, table)
+        return total(self._pre_norm, self._attention_input, table)
 
     @property
-    def _at_the_first_norm(self) -> int:
-        if not self._has_norm_before:
+    def _at_attention_pre_norm(self) -> int:
+        if not self._has_pre_norm:
             return 0
         t = self._tensors
         table = {"output [B, T, H]": t.hidden, "gradients of all parameters": t.parameters()}
         if t.is_fused or t.norm_casts:
             # Otherwise the norm's own gradient is added to it in place.
             table["gradient of the sum of input and attention [B, T, H]"] = t.hidden
-        return total(self._cast_input, self._norm_backward, table)
+        return total(self._upcast_norm_input, self._norm_backward, table)
 
     @property
     def _norm_backward(self) -> Table:
         """Gradients of a norm's features, [B, T, H] each. Of the saved tensors, only the norm's input is still
         alive."""
-        return self._norm_backward_of(self._tensors.hidden, self._tensors.wide_hidden)
+        return self._norm_backward_of(self._tensors.hidden, self._tensors.hidden_accumulation)
 
     def _norm_backward_of(self, features: int, wide: int) -> Table:
         """Return the same for features of other sizes, given in bytes of the compute type and of the accumulation
@@ -240,28 +240,32 @@ class Graphs(Kept):
         if self._tensors.is_fused:
             return {"gradient of the output": features, "gradient of the input": features}
         return {
-            "gradient of the input by the product, wide": wide,
-            "gradient of the squares, wide": wide,
-            "input to the power of one, wide": wide,
-            "derivative of the squares, wide": wide,
-            "gradient of the input by the squares, wide": wide,
+            "gradient of the input by the product, accumulation": wide,
+            "gradient of the squares, accumulation": wide,
+            "input to the power of one, accumulation": wide,
+            "derivative of the squares, accumulation": wide,
+            "gradient of the input by the squares, accumulation": wide,
         }
 
     @property
-    def _as_gradients_are_added(self) -> int:
+    def _at_gradient_accumulation(self) -> int:
         """At the end, when the parameters' gradients are added to the unit's gradient."""
         t = self._tensors
         table = {
             "output [B, T, H]": t.hidden,
             "gradient of the input [B, T, H]": t.hidden,
             "gradients of all parameters": t.parameters(),
-            "the largest of them, master": t.cast,
+            "the largest of them, master": t.upcast_gradient,
         }
         return total(table)
 
 
-def graphs_by_position(sizes: Sizes, tokens: int, most: int | None = None) -> list[Graphs]:
-    """Return the passes of each position over `tokens` tokens. `most`: most tokens of a chunk of the loss."""
-    kinds: dict[tuple[bool, bool], Graphs] = {}
-    layers = [kinds.setdefault(sizes.kind(i), Graphs(sizes, tokens, i, most)) for i in range(sizes.model.layers)]
+def autograd_memory_by_position(sizes: Sizes, tokens: int, max_chunk_tokens: int | None = None) -> list[AutogradMemory]:
+    """Return the passes of each position over `tokens` tokens. `max_chunk_tokens`: most tokens of a chunk of the
+    loss; None: no bound."""
+    kinds: dict[tuple[bool, bool], AutogradMemory] = {}
+    layers = [
+        kinds.setdefault(sizes.kind(layer), AutogradMemory(sizes, tokens, layer, max_chunk_tokens))
+        for layer in range(sizes.model.layers)
+    ]
     return [layers[0], *layers, layers[-1]]

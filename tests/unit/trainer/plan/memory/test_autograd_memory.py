@@ -1,4 +1,4 @@
-"""Formulas of graphs.py against autograd and the allocator, and against simulated operations of a GPU."""
+"""Formulas of autograd_memory.py against autograd and the allocator, and against simulated operations of a GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.plan.memory.graphs import Graphs
+from pseudoreal_trainer.plan.memory.autograd_memory import AutogradMemory
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -70,7 +70,7 @@ def kept_bytes(one: BlockPass) -> int:
 @pytest.mark.parametrize("compute", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("experts", [None, *MIXTURES], ids=str)
-def test_what_autograd_keeps_of_a_block(
+def test_saved_bytes_of_a_block_equal_autograds(
     experts: dict[str, Any] | None, shape: Shape, compute: str, activation: str
 ) -> None:
     found = graphs(shape, compute, activation, experts)
@@ -80,7 +80,7 @@ def test_what_autograd_keeps_of_a_block(
 @pytest.mark.parametrize("compute", DTYPES)
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3]])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_what_autograd_keeps_of_a_block_with_options(options: str, shape: Shape, compute: str) -> None:
+def test_saved_bytes_of_a_block_with_options_equal_autograds(options: str, shape: Shape, compute: str) -> None:
     found = graphs(shape, compute, "SwiGLU", **OPTIONS[options])
     assert kept_bytes(BlockPass(found, compute)) == found.block
 
@@ -88,13 +88,13 @@ def test_what_autograd_keeps_of_a_block_with_options(options: str, shape: Shape,
 @pytest.mark.parametrize("compute", DTYPES)
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[4]])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_most_bytes_of_a_backward_pass_with_options(options: str, shape: Shape, compute: str, tmp_path: Path) -> None:
+def test_peak_bytes_of_a_backward_pass_with_options(options: str, shape: Shape, compute: str, tmp_path: Path) -> None:
     found = graphs(shape, compute, "SwiGLU", **OPTIONS[options])
     counted = tensor_bytes(BlockPass(found, compute).both, tmp_path)
     assert counted == pytest.approx(found.block_backward, rel=0.03, abs=found.boundary)
 
 
-def _masked(found: Graphs) -> Graphs:
+def _masked(found: AutogradMemory) -> AutogradMemory:
     return replace(found, sizes=replace(found.sizes, masks_documents=True))
 
 
@@ -114,7 +114,7 @@ def test_bytes_of_a_block_whose_documents_are_masked(options: str, shape: Shape,
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize("compute", ON_GPUS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_autograd_keeps_of_a_block_on_a_gpu(shape: Shape, compute: str, activation: str) -> None:
+def test_saved_bytes_of_a_block_on_a_gpu_equal_autograds(shape: Shape, compute: str, activation: str) -> None:
     """Both the figures and the simulated operations, which also count the backward pass below, are compared with
     torch's own kernels."""
     found = graphs(shape, compute, activation, device="cuda")
@@ -129,7 +129,7 @@ def test_what_autograd_keeps_of_a_block_on_a_gpu(shape: Shape, compute: str, act
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize("compute", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_most_bytes_of_a_blocks_backward_pass(shape: Shape, compute: str, activation: str, tmp_path: Path) -> None:
+def test_peak_bytes_of_a_blocks_backward_pass(shape: Shape, compute: str, activation: str, tmp_path: Path) -> None:
     """Exact, except for the block's output: the engine still holds it while adding gradients, this pass does not."""
     found = graphs(shape, compute, activation)
     counted = tensor_bytes(BlockPass(found, compute).both, tmp_path)
@@ -140,7 +140,7 @@ def test_most_bytes_of_a_blocks_backward_pass(shape: Shape, compute: str, activa
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3]])
 @pytest.mark.parametrize("experts", MIXTURES, ids=str)
-def test_most_bytes_of_a_mixtures_backward_pass(
+def test_peak_bytes_of_a_mixtures_backward_pass(
     experts: dict[str, Any], shape: Shape, compute: str, activation: str, tmp_path: Path
 ) -> None:
     """The exact peak depends on how tokens are distributed over the experts."""
@@ -152,7 +152,7 @@ def test_most_bytes_of_a_mixtures_backward_pass(
 @pytest.mark.parametrize("compute", ON_GPUS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("experts", [None, MIXTURES[1]], ids=str)
-def test_most_bytes_of_a_blocks_backward_pass_on_a_gpu(
+def test_peak_bytes_of_a_blocks_backward_pass_on_a_gpu(
     experts: dict[str, Any] | None, shape: Shape, compute: str, activation: str
 ) -> None:
     found = graphs(shape, compute, activation, experts, device="cuda")
@@ -165,7 +165,7 @@ def test_most_bytes_of_a_blocks_backward_pass_on_a_gpu(
 
 @pytest.mark.parametrize("compute", DTYPES)
 @pytest.mark.parametrize("shape", ENDS)
-def test_most_bytes_of_the_ends_backward_passes(shape: Shape, compute: str, tmp_path: Path) -> None:
+def test_peak_bytes_of_embedding_and_head_backward_passes(shape: Shape, compute: str, tmp_path: Path) -> None:
     found = graphs(shape, compute, "GELU")
     ends = EndPasses(found, compute)
     # Not counted: the loss, its share of the batch's loss and the share's gradient, 4 or 8 bytes each.
@@ -176,12 +176,12 @@ def test_most_bytes_of_the_ends_backward_passes(shape: Shape, compute: str, tmp_
 @pytest.mark.parametrize("compute", DTYPES)
 @pytest.mark.parametrize("most", [None, 24, 16])
 @pytest.mark.parametrize(("cap", "has_z_loss"), [(None, False), ("30", False), (None, True), ("30", True)])
-def test_most_bytes_of_a_loss_in_chunks(
+def test_peak_bytes_of_a_loss_in_chunks(
     cap: str | None, has_z_loss: bool, most: int | None, compute: str, tmp_path: Path
 ) -> None:
     """The vocabulary is so large that logits dominate the peak."""
     found = graphs((64, 256, 2, 24), compute, "GELU", vocabularySize=5000, logitSoftCap=cap)
-    found = replace(found, most=most, sizes=replace(found.sizes, has_z_loss=has_z_loss))
+    found = replace(found, max_chunk_tokens=most, sizes=replace(found.sizes, has_z_loss=has_z_loss))
     counted = tensor_bytes(EndPasses(found, compute).of_the_head, tmp_path)
     # A few numbers per token of a chunk are not counted.
     assert counted == pytest.approx(found.head_backward, abs=8 * 8 * 48 if has_z_loss else 64)
@@ -189,16 +189,16 @@ def test_most_bytes_of_a_loss_in_chunks(
 
 def test_chunks_bound_the_memory_of_a_vocabulary_of_50_thousand() -> None:
     """512 tokens in chunks of 64 take no more than 64 tokens."""
-    found = replace(graphs((16, 64, 4, 128), "float32", "GELU", vocabularySize=50_304), most=64)
+    found = replace(graphs((16, 64, 4, 128), "float32", "GELU", vocabularySize=50_304), max_chunk_tokens=64)
     ends = EndPasses(found, "float32")
     most = most_tensor_bytes(ends.of_the_head, ends.known, found.sizes.allocated)
     assert most == pytest.approx(found.head_backward, rel=0.01)
-    assert most < 3.1 * 64 * 50_304 * 4 < replace(found, most=None).head_backward / 7
+    assert most < 3.1 * 64 * 50_304 * 4 < replace(found, max_chunk_tokens=None).head_backward / 7
 
 
 @pytest.mark.parametrize("compute", ON_GPUS)
 @pytest.mark.parametrize("shape", ENDS)
-def test_most_bytes_of_the_ends_backward_passes_on_a_gpu(shape: Shape, compute: str) -> None:
+def test_peak_bytes_of_embedding_and_head_backward_passes_on_a_gpu(shape: Shape, compute: str) -> None:
     found = graphs(shape, compute, "GELU", device="cuda")
     with operations_of_a_gpu():
         ends = EndPasses(found, compute)

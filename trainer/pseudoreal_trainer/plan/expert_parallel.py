@@ -1,4 +1,5 @@
-"""Expert-parallel passes: their parts, and the all-to-all exchanges between them. Pure.
+"""Expert parallelism: the parts of a pass through experts on several ranks, and the all-to-all exchanges between them.
+Pure.
 
 In each direction all ranks of a pipeline rank have the same records in the same order, even ranks whose experts receive
 no tokens: an exchange needs all of its ranks.
@@ -33,36 +34,37 @@ from pseudoreal_trainer.plan.records import (
     Route,
 )
 
-Part = Pass | Count | Exchange
+PassPart = Pass | Count | Exchange
+"""A pass, or one of the records into which an expert-parallel pass is split."""
 
 
-def with_parts(layout: Layout, order: Iterable[Compute]) -> list[Part]:
+def split_passes(layout: Layout, order: Iterable[Compute]) -> list[PassPart]:
     """Return the order of passes, with expert-parallel passes replaced by their parts."""
-    found: list[Part] = []
+    found: list[PassPart] = []
     for (kind, position), passes in groupby(order, key=lambda one: (type(one), one.position)):
-        stretch = [one.micro_batch for one in passes]
+        micro_batches = [one.micro_batch for one in passes]
         if not layout.spreads(position):
-            found.extend(kind(position, m) for m in stretch)
+            found.extend(kind(position, m) for m in micro_batches)
         elif kind is Forward:
-            found.extend(_forward(layout, position, stretch))
+            found.extend(_forward(layout, position, micro_batches))
         elif layout.expert_groups > 1:
-            found.extend(_backward_in_groups(layout, position, stretch))
+            found.extend(_backward_in_groups(layout, position, micro_batches))
         else:
-            found.extend(_backward(layout, position, stretch))
+            found.extend(_backward(layout, position, micro_batches))
     return found
 
 
-def takes_input(record: Record, layout: Layout) -> TypeGuard[Route | Forward]:
+def is_first_use_of_input(record: Record, layout: Layout) -> TypeGuard[Route | Forward]:
     """Return whether the record is the first of a forward pass to need the position's input."""
     return isinstance(record, Route) or (isinstance(record, Forward) and not layout.spreads(record.position))
 
 
-def takes_input_again(record: Record, layout: Layout) -> TypeGuard[Recompute | Backward]:
+def is_first_reuse_of_input(record: Record, layout: Layout) -> TypeGuard[Recompute | Backward]:
     """Return whether the record is the first of a backward pass to need the position's input."""
     return isinstance(record, Recompute) or (isinstance(record, Backward) and not layout.spreads(record.position))
 
 
-def takes_gradient(record: Record, layout: Layout) -> TypeGuard[Exchange | Backward]:
+def is_first_use_of_gradient(record: Record, layout: Layout) -> TypeGuard[Exchange | Backward]:
     """Return whether the record is the first to need the gradient of the position's output; the head has no such
     gradient."""
     if isinstance(record, Exchange):
@@ -70,7 +72,7 @@ def takes_gradient(record: Record, layout: Layout) -> TypeGuard[Exchange | Backw
     return isinstance(record, Backward) and record.position != layout.head and not layout.spreads(record.position)
 
 
-def units_used(layout: Layout, record: Record) -> tuple[int, ...]:
+def units_read(layout: Layout, record: Record) -> tuple[int, ...]:
     """Return the units whose weights the record needs."""
     if not isinstance(record, Pass):
         return ()
@@ -85,63 +87,63 @@ def units_used(layout: Layout, record: Record) -> tuple[int, ...]:
     return (block,)
 
 
-def units_grown(layout: Layout, record: Record) -> tuple[int, ...]:
+def units_accumulated(layout: Layout, record: Record) -> tuple[int, ...]:
     """Return the units to whose gradients the record adds."""
-    return units_used(layout, record) if isinstance(record, Backward | ExpertBackward) else ()
+    return units_read(layout, record) if isinstance(record, Backward | ExpertBackward) else ()
 
 
-def _forward(layout: Layout, position: int, stretch: Sequence[int]) -> Iterator[Part]:
-    yield from (Route(position, m) for m in stretch)
-    for first, number in _neighbouring(stretch):
+def _forward(layout: Layout, position: int, micro_batches: Sequence[int]) -> Iterator[PassPart]:
+    yield from (Route(position, m) for m in micro_batches)
+    for first, number in _consecutive_runs(micro_batches):
         yield Count(position, first, number)
     if layout.expert_groups > 1:
-        yield from _through_groups(layout, position, stretch)
+        yield from _through_groups(layout, position, micro_batches)
     else:
-        yield from _through_experts(position, stretch)
+        yield from _through_experts(position, micro_batches)
 
 
-def _through_experts(position: int, stretch: Sequence[int]) -> Iterator[Part]:
-    yield Exchange(Leg.DISPATCH, position, stretch[0])
-    for before, m, behind in _with_neighbours(stretch):
-        yield from (Exchange(Leg.DISPATCH, position, following) for following in behind)
+def _through_experts(position: int, micro_batches: Sequence[int]) -> Iterator[PassPart]:
+    yield Exchange(Leg.DISPATCH, position, micro_batches[0])
+    for earlier, m, later in _with_neighbours(micro_batches):
+        yield from (Exchange(Leg.DISPATCH, position, following) for following in later)
         yield ExpertForward(position, m)
         yield Exchange(Leg.COMBINE, position, m)
-        yield from (Forward(position, earlier) for earlier in before)
-    yield Forward(position, stretch[-1])
+        yield from (Forward(position, previous) for previous in earlier)
+    yield Forward(position, micro_batches[-1])
 
 
-def _through_groups(layout: Layout, position: int, stretch: Sequence[int]) -> Iterator[Part]:
-    yield from (Exchange(Leg.DISPATCH, position, m) for m in stretch)
+def _through_groups(layout: Layout, position: int, micro_batches: Sequence[int]) -> Iterator[PassPart]:
+    yield from (Exchange(Leg.DISPATCH, position, m) for m in micro_batches)
     for group in range(layout.expert_groups):
-        yield from (ExpertForward(position, m, group) for m in stretch)
-    yield Exchange(Leg.COMBINE, position, stretch[0])
-    for _, m, behind in _with_neighbours(stretch):
-        yield from (Exchange(Leg.COMBINE, position, following) for following in behind)
+        yield from (ExpertForward(position, m, group) for m in micro_batches)
+    yield Exchange(Leg.COMBINE, position, micro_batches[0])
+    for _, m, later in _with_neighbours(micro_batches):
+        yield from (Exchange(Leg.COMBINE, position, following) for following in later)
         yield Forward(position, m)
 
 
-def _backward_in_groups(layout: Layout, position: int, stretch: Sequence[int]) -> Iterator[Part]:
-    for m in stretch:
-        yield from _first_of_backward(layout, position, m)
+def _backward_in_groups(layout: Layout, position: int, micro_batches: Sequence[int]) -> Iterator[PassPart]:
+    for m in micro_batches:
+        yield from _start_of_backward(layout, position, m)
     for group in range(layout.expert_groups):
-        yield from (ExpertBackward(position, m, group) for m in stretch)
-    yield Exchange(Leg.DISPATCH_GRADIENT, position, stretch[0])
-    for _, m, behind in _with_neighbours(stretch):
-        yield from (Exchange(Leg.DISPATCH_GRADIENT, position, following) for following in behind)
+        yield from (ExpertBackward(position, m, group) for m in micro_batches)
+    yield Exchange(Leg.DISPATCH_GRADIENT, position, micro_batches[0])
+    for _, m, later in _with_neighbours(micro_batches):
+        yield from (Exchange(Leg.DISPATCH_GRADIENT, position, following) for following in later)
         yield Backward(position, m)
 
 
-def _backward(layout: Layout, position: int, stretch: Sequence[int]) -> Iterator[Part]:
-    yield from _first_of_backward(layout, position, stretch[0])
-    for _, m, behind in _with_neighbours(stretch):
-        for following in behind:
-            yield from _first_of_backward(layout, position, following)
+def _backward(layout: Layout, position: int, micro_batches: Sequence[int]) -> Iterator[PassPart]:
+    yield from _start_of_backward(layout, position, micro_batches[0])
+    for _, m, later in _with_neighbours(micro_batches):
+        for following in later:
+            yield from _start_of_backward(layout, position, following)
         yield ExpertBackward(position, m)
         yield Exchange(Leg.DISPATCH_GRADIENT, position, m)
         yield Backward(position, m)
 
 
-def _first_of_backward(layout: Layout, position: int, m: int) -> Iterator[Part]:
+def _start_of_backward(layout: Layout, position: int, m: int) -> Iterator[PassPart]:
     if layout.recompute:
         yield Recompute(position, m)
         yield Exchange(Leg.DISPATCH_AGAIN, position, m)
@@ -149,11 +151,11 @@ def _first_of_backward(layout: Layout, position: int, m: int) -> Iterator[Part]:
 
 
 def _with_neighbours(numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], int, Sequence[int]]]:
-    """Return each number with the number before it and the number after it, if there are such numbers."""
+    """Yield each number with the numbers next to it: before and after, at most one each."""
     return ((numbers[max(0, i - 1) : i], number, numbers[i + 1 : i + 2]) for i, number in enumerate(numbers))
 
 
-def _neighbouring(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _consecutive_runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield runs of consecutive numbers: the first number of each run, and the length."""
     for _, run in groupby(enumerate(numbers), key=lambda item: item[1] - item[0]):
         found = [number for _, number in run]

@@ -8,7 +8,7 @@ _DAY = 86_400
 
 
 @dataclass(frozen=True)
-class PhaseCourse:
+class PhaseDuration:
     """Duration of a phase."""
 
     name: str
@@ -22,20 +22,20 @@ class PhaseCourse:
         return self.steps * self.step_seconds / _DAY
 
 
-def total_days(courses: Sequence[PhaseCourse]) -> float:
-    return sum(course.days for course in courses)
+def total_days(durations: Sequence[PhaseDuration]) -> float:
+    return sum(course.days for course in durations)
 
 
-def what_must_change(courses: Sequence[PhaseCourse], days: float) -> list[str]:
+def changes_to_end_within(durations: Sequence[PhaseDuration], days: float) -> list[str]:
     """Return sentences on how the job could end within this many days: with a shorter last phase or with faster steps,
     and the bottleneck of the slowest phase. One sentence if the job already ends in time."""
-    needed = total_days(courses)
+    needed = total_days(durations)
     if needed <= days:
         return [f"the job takes {needed:.3g} days, within {days:g}"]
-    *before, last = courses
+    *before, last = durations
     left = days - total_days(before)
     shorter = [_shorter(last, left)] if left > 0 else [f"the phases before {last.name} take {-left:.3g} days too many"]
-    slowest = max(courses, key=lambda course: course.days)
+    slowest = max(durations, key=lambda course: course.days)
     return [
         f"the job takes {needed:.3g} days, {needed / days:.3g} times {days:g}",
         *shorter,
@@ -44,7 +44,7 @@ def what_must_change(courses: Sequence[PhaseCourse], days: float) -> list[str]:
     ]
 
 
-def _shorter(last: PhaseCourse, days: float) -> str:
+def _shorter(last: PhaseDuration, days: float) -> str:
     steps = int(days * _DAY / last.step_seconds)
     return (
         f"to end in time, let phase {last.name} have {steps:,} steps instead of {last.steps:,}:"

@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_trainer.plan.chunks import LOGIT_BYTES, chunk_length, most_tokens
+from pseudoreal_trainer.plan.sizes import LOGIT_BYTES, loss_chunk_length, loss_chunk_limit
 
 
 @given(st.integers(0, 10_000), st.integers(1, 3_000))
-def test_chunks_are_few_and_alike(tokens: int, most: int) -> None:
-    length = chunk_length(tokens, most)
+def test_loss_chunks_are_as_few_as_possible_and_equal(tokens: int, most: int) -> None:
+    length = loss_chunk_length(tokens, most)
     lengths = [min(length, tokens - begin) for begin in range(0, tokens, length)]
     assert sum(lengths) == tokens
     assert max(lengths, default=1) <= most
@@ -17,13 +17,13 @@ def test_chunks_are_few_and_alike(tokens: int, most: int) -> None:
     assert not lengths or length == 1 or -(-tokens // (length - 1)) > len(lengths)
 
 
-def test_without_a_bound_there_is_one_chunk() -> None:
-    assert [chunk_length(tokens, None) for tokens in (0, 1, 12_345)] == [1, 1, 12_345]
+def test_loss_has_one_chunk_without_a_bound() -> None:
+    assert [loss_chunk_length(tokens, None) for tokens in (0, 1, 12_345)] == [1, 1, 12_345]
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "width", "tokens"), [(256, 4, 262_144), (50_304, 4, 1334), (128_256, 4, 523), (10**9, 4, 1)]
 )
-def test_the_logits_of_a_chunk_fit_the_bound(vocabulary: int, width: int, tokens: int) -> None:
-    assert most_tokens(vocabulary, width) == tokens
+def test_logits_of_a_loss_chunk_fit_the_bound(vocabulary: int, width: int, tokens: int) -> None:
+    assert loss_chunk_limit(vocabulary, width) == tokens
     assert tokens == 1 or tokens * vocabulary * width <= LOGIT_BYTES

@@ -1,0 +1,354 @@
+"""Effects of a plan's records: where they run, what they wait for and use, and which bytes they move. Pure.
+
+The one place that interprets records for everything but their execution: `effects_of` for the deadlock check
+(`plan.progress`) and the estimated timeline, `transfers_of` for bytes, seconds and the traffic matrix. The engine
+counts the same bytes while it runs. `plan.check` has rules of its own, so that a mistake here cannot hide from it.
+
+On the rank that executes it:
+
+    record           runs on                 waits for                              uses
+    Read             disk                    Update of the step before
+    Fetch            copy in, collective     Read, Update of the step before        ranks that use the unit
+    a pass           compute                 message, exchanges, Unstash,           working copies; a gradient buffer
+                                             SumChoices, Fetch or Update
+    Count            experts                                                        the main thread waits for it
+    Exchange         experts                 message
+    SumChoices       collective
+    Send             messages                its Receive
+    Stash, Unstash   copy out, copy in
+    Reduce           collective, update                                             ranks that use the unit; frees the
+                                                                                    gradient buffer
+    Agree            update                                                         all ranks
+    Update           update
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal, assert_never, get_args
+
+from pseudoreal_trainer.plan.expert_parallel import (
+    is_first_reuse_of_input,
+    is_first_use_of_gradient,
+    is_first_use_of_input,
+    units_accumulated,
+    units_read,
+)
+from pseudoreal_trainer.plan.layout import Layout, Pool, Users
+from pseudoreal_trainer.plan.records import (
+    Agree,
+    Backward,
+    Count,
+    Drop,
+    Exchange,
+    ExpertBackward,
+    ExpertForward,
+    Fetch,
+    Flow,
+    Forward,
+    Leg,
+    Measure,
+    Pass,
+    RankPlan,
+    Read,
+    Receive,
+    Recompute,
+    Record,
+    Reduce,
+    Route,
+    Send,
+    Stash,
+    SumChoices,
+    Unstash,
+    Update,
+)
+from pseudoreal_trainer.plan.sizes import MOMENTS, Sizes
+
+Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replicas", "pipeline", "experts"]
+"""Kind of traffic.
+
+- h2d, d2h: host to device, device to host
+- disk_read, disk_write: from disk, to disk
+- collective: between the ranks of a replica that use a unit
+- replicas: between replicas
+- pipeline: between pipeline ranks
+- experts: between ranks with different experts, including the token counts exchanged by ranks with the same experts
+"""
+TRAFFIC: tuple[Traffic, ...] = get_args(Traffic)
+_COUNT_BYTES = 8
+"""Bytes of a token count in a message."""
+
+
+class Resource(StrEnum):
+    """Part of a rank that executes records one after the other, beside the other parts."""
+
+    COMPUTE = "compute"
+    COPY_IN = "copy in"
+    COPY_OUT = "copy out"
+    DISK = "disk"
+    COLLECTIVE = "collective"
+    EXPERTS = "exchange"
+    MESSAGES = "message"
+    UPDATE = "update"
+    """The reduction thread and the update thread, which finish reductions and start optimizer steps in plan order."""
+
+
+CARRIED: dict[Resource, tuple[Traffic, ...]] = {
+    Resource.COMPUTE: (),
+    Resource.COPY_IN: ("h2d",),
+    Resource.COPY_OUT: ("d2h",),
+    Resource.DISK: ("disk_read",),
+    Resource.COLLECTIVE: ("collective", "replicas"),
+    Resource.EXPERTS: ("experts",),
+    Resource.MESSAGES: ("pipeline",),
+    Resource.UPDATE: ("d2h", "disk_read", "disk_write"),
+}
+"""Traffic of a record that passes while the record is on the resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Effects of a record on the rank that executes it, besides bytes."""
+
+    resources: tuple[Resource, ...] = ()
+    """Resources that execute the record, one after the other."""
+    after: tuple[Record, ...] = ()
+    """Earlier records of this rank whose results the record uses, named as by `result`. An Update is from the step
+    before; a record may be absent (no Update before the first step)."""
+    message: Receive | None = None
+    """Message from another pipeline rank that this record is the first to need."""
+    accumulates: tuple[int, ...] = ()
+    """Units whose gradient accumulates in a shared buffer and to which the record adds; the first pass takes the
+    buffer."""
+    frees: tuple[int, ...] = ()
+    """Units whose gradient buffer is free afterwards, if they had one."""
+    partners: Users = ()
+    """Pipeline ranks that execute the record together, in one collective; empty: this pipeline rank alone."""
+
+
+def result(record: Record) -> Record:
+    """Return the record as it is named in `Effects.after`: whom a working copy is for does not matter."""
+    return replace(record, wanted_by=None) if isinstance(record, Read | Fetch) else record
+
+
+def effects_of(layout: Layout, record: Record) -> Effects:
+    match record:
+        case Read(unit):
+            return Effects((Resource.DISK,), after=(Update(unit),))
+        case Fetch(unit):
+            after = (Update(unit), Read(unit))
+            return Effects((Resource.COPY_IN, Resource.COLLECTIVE), after, partners=_users_of_common(layout, unit))
+        case Forward() | Backward() | Route() | ExpertForward() | Recompute() | ExpertBackward():
+            return _effects_of_pass(layout, record)
+        case Exchange():
+            return Effects((Resource.EXPERTS,), message=awaited_message(layout, record))
+        case Count():
+            return Effects((Resource.EXPERTS,))
+        case SumChoices():
+            return Effects((Resource.COLLECTIVE,))
+        case Send():
+            return Effects((Resource.MESSAGES,))
+        case Stash():
+            return Effects((Resource.COPY_OUT,))
+        case Unstash():
+            return Effects((Resource.COPY_IN,))
+        case Reduce(unit):
+            resources = (Resource.COLLECTIVE, Resource.UPDATE)
+            return Effects(resources, frees=(unit,), partners=_users_of_common(layout, unit))
+        case Agree():
+            return Effects((Resource.UPDATE,), partners=tuple(range(layout.pipeline)))
+        case Update():
+            return Effects((Resource.UPDATE,))
+        case Drop() | Receive() | Measure():
+            return Effects()
+        case _:
+            assert_never(record)
+
+
+def _users_of_common(layout: Layout, unit: int) -> Users:
+    return layout.users[unit] if layout.is_common(unit) else ()
+
+
+def _effects_of_pass(layout: Layout, record: Pass) -> Effects:
+    key = (record.position, record.micro_batch)
+    after: list[Record] = [Exchange(leg, *key) for leg in _awaited_legs(layout, record)]
+    if layout.stash and is_first_reuse_of_input(record, layout) and 0 < record.position < layout.head:
+        after.append(Unstash(*key))
+    if isinstance(record, Backward) and layout.sums_choices(record.position):
+        after.append(SumChoices(record.position))
+    for unit in units_read(layout, record):
+        after.append(Fetch(unit) if layout.moves(unit) or layout.refreshed(unit) else Update(unit))
+    return Effects(
+        (Resource.COMPUTE,),
+        tuple(after),
+        awaited_message(layout, record),
+        tuple(filter(layout.has_gradient_shard, units_accumulated(layout, record))),
+    )
+
+
+def _awaited_legs(layout: Layout, record: Pass) -> tuple[Leg, ...]:
+    """Return the exchanges whose rows a pass needs."""
+    if not layout.spreads(record.position):
+        return ()
+    match record:
+        case Route() | Recompute():
+            return ()
+        case ExpertForward():
+            return (Leg.DISPATCH,)
+        case Forward():
+            return (Leg.COMBINE,)
+        case ExpertBackward():
+            return (Leg.DISPATCH_AGAIN, Leg.COMBINE_GRADIENT) if layout.recompute else (Leg.COMBINE_GRADIENT,)
+        case Backward():
+            return (Leg.DISPATCH_GRADIENT,)
+
+
+def awaited_message(layout: Layout, record: Record) -> Receive | None:
+    """Return the message from another pipeline rank that this record is the first to need; None if it needs none."""
+    if is_first_use_of_input(record, layout):
+        return _message(layout, Flow.ACTIVATION, record.position, record.micro_batch)
+    if is_first_use_of_gradient(record, layout):
+        return _message(layout, Flow.GRADIENT, record.position + 1, record.micro_batch)
+    return None
+
+
+def _message(layout: Layout, flow: Flow, boundary: int, micro_batch: int) -> Receive | None:
+    """Return the message over the boundary before a position; None if both sides are on one rank."""
+    if boundary == 0 or (below := layout.rank_of(boundary - 1)) == (above := layout.rank_of(boundary)):
+        return None
+    return Receive(flow, boundary, micro_batch, below if flow is Flow.ACTIVATION else above)
+
+
+Operation = Literal["all_gather", "reduce_scatter", "all_reduce"]
+"""Collective operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that communicate with each other, seen from one pipeline rank.
+
+    - holders: the ranks of a replica that hold units of a pool, on all pipeline ranks that use them
+    - replicas: the ranks with one place in all replicas
+    - data: the data ranks of the pipeline rank
+    - experts: the ranks of a replica that together hold all experts of a layer
+    - same experts: the data ranks that hold the same experts
+    - peer: two pipeline ranks
+    """
+
+    kind: Literal["holders", "replicas", "data", "experts", "same experts", "peer"]
+    pool: Pool = "Blocks"
+    users: Users = ()
+    """Pipeline ranks that use the units (holders), or the one that receives (peer)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes that a rank moves for a record."""
+
+    traffic: Traffic
+    size: int
+    """Bytes that the rank sends, or copies."""
+    group: Group | None = None
+    """Ranks among which the bytes move; None: between the rank's own device, host and disk."""
+    operation: Operation | None = None
+    """None: messages or a copy."""
+
+
+def traffic_bytes(layout: Layout, sizes: Sizes, records: RankPlan) -> Counter[Traffic]:
+    """Return the bytes of each kind that a rank sends or moves in a step, for the data rank with the largest part of a
+    micro-batch."""
+    total: Counter[Traffic] = Counter()
+    for record in records:
+        for transfer in transfers_of(layout, sizes, record):
+            total[transfer.traffic] += transfer.size
+    return total
+
+
+def transfers_of(layout: Layout, sizes: Sizes, record: Record) -> list[Transfer]:
+    """Return the bytes that one record moves. Exchanges are counted as if all experts got equally many tokens and none
+    were full, so every group of experts is fetched."""
+    match record:
+        case Read(unit):
+            return [Transfer("disk_read", sizes.shard(layout, unit) * sizes.compute_bytes)]
+        case Fetch(unit):
+            shard = sizes.shard(layout, unit) * sizes.compute_bytes
+            from_host = shard if layout.home(unit) != "Device" else 0
+            return [Transfer("h2d", from_host), *_between_shards(layout, unit, shard, "all_gather")]
+        case Reduce(unit):
+            return _reduction(layout, sizes, unit)
+        case Update(unit):
+            return _update_on_disk(layout, sizes, unit) if layout.home(unit) == "Disk" else []
+        case Count(position, _, micro_batches):
+            size = _to_other_ranks(layout, micro_batches * sizes.experts * _COUNT_BYTES)
+            return [Transfer("experts", size, Group("experts")), *_agreement_on_groups(layout, position)]
+        case SumChoices():
+            size = 2 * (layout.data - 1) * sizes.experts * _COUNT_BYTES // layout.data
+            return [Transfer("collective", size, Group("data"), "all_reduce")]
+        case Exchange(leg):
+            size = _to_other_ranks(layout, sizes.exchange_bytes(sizes.max_tokens(layout.data), leg))
+            return [Transfer("experts", size, Group("experts"))]
+        case Send(peer=peer):
+            size = sizes.boundary(sizes.max_tokens(layout.data))
+            return [Transfer("pipeline", size, Group("peer", users=(peer,)))]
+        case Stash():
+            return [Transfer("d2h", sizes.boundary(sizes.max_tokens(layout.data)))]
+        case Unstash():
+            return [Transfer("h2d", sizes.boundary(sizes.max_tokens(layout.data)))]
+        case Forward() | Backward() | Route() | ExpertForward() | Recompute() | ExpertBackward():
+            return []
+        case Drop() | Receive() | Agree() | Measure():
+            return []  # an Agree sends a few numbers, which are not counted
+        case _:
+            assert_never(record)
+
+
+def _to_other_ranks(layout: Layout, size: int) -> int:
+    """Return the bytes that leave a rank, out of `size` bytes divided evenly over the ranks with a layer's experts."""
+    return size * (layout.expert_ranks - 1) // layout.expert_ranks
+
+
+def _agreement_on_groups(layout: Layout, position: int) -> list[Transfer]:
+    """Return the sum in which ranks that gather groups of experts together agree on the groups that received tokens."""
+    if not layout.asks_for_groups(position) or layout.sharding == "None":
+        return []
+    holders = layout.data // layout.expert_ranks
+    size = 2 * (holders - 1) * layout.expert_groups * _COUNT_BYTES // holders
+    return [Transfer("experts", size, Group("same experts"), "all_reduce")]
+
+
+def _reduction(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
+    """Return the transfers of a reduction. Sharded gradients use a reduce-scatter; whole gradients use an all-reduce,
+    which is a reduce-scatter and an all-gather."""
+    shard, home = sizes.shard(layout, unit) * sizes.master_bytes, layout.home(unit)
+    if layout.shards(unit) > 1:
+        summed = _between_shards(layout, unit, shard, "reduce_scatter")
+    else:
+        holders = layout.holders(unit)
+        size = 2 * (holders - 1) * shard // holders
+        summed = [Transfer("collective", size, _holders(layout, unit), "all_reduce")]
+    return [
+        *summed,
+        Transfer("d2h", shard if home != "Device" else 0),
+        Transfer("disk_write", shard if home == "Disk" and layout.keeps_gradients else 0),
+    ]
+
+
+def _between_shards(layout: Layout, unit: int, shard: int, operation: Operation) -> list[Transfer]:
+    """Return what a rank sends when shards of `shard` bytes are gathered across replicas and then within the replica,
+    or sums are scattered in the opposite order."""
+    across = shard * layout.parts_of_replica
+    return [
+        Transfer("collective", layout.shards(unit) * shard - across, _holders(layout, unit), operation),
+        Transfer("replicas", across - shard, Group("replicas"), operation),
+    ]
+
+
+def _holders(layout: Layout, unit: int) -> Group:
+    return Group("holders", layout.pool_of(unit), layout.users[unit])
+
+
+def _update_on_disk(layout: Layout, sizes: Sizes, unit: int) -> list[Transfer]:
+    shard, state = sizes.shard(layout, unit), (1 + MOMENTS) * sizes.master_bytes
+    gradient = sizes.master_bytes if layout.keeps_gradients else 0
+    copy = sizes.compute_bytes if sizes.has_own_copies else 0
+    return [Transfer("disk_read", shard * (state + gradient)), Transfer("disk_write", shard * (state + copy))]
