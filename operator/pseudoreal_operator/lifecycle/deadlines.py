@@ -79,7 +79,7 @@ def startup_timed_out(view: View) -> Decision | None:
         return _creation_timed_out(view)
     if view.status.execution_time is None or view.job.state is not JobState.ACTIVE:
         return None
-    if view.job.queued or view.started_pods >= view.workers or view.now < startup_deadline(view, allowed):
+    if view.job.queued or have_all_started(view) or view.now < startup_deadline(view, allowed):
         return None
     blocker = find_blocker(view)
     why = blocker.message if blocker else f"What to do: kubectl describe job {view.job.name}"
@@ -90,6 +90,23 @@ def startup_timed_out(view: View) -> Decision | None:
     if _fails_at_timeout(view):
         return fail(view, view.status, "StartupDeadlineExceeded", text)
     return restart_or_fail(view, Cause("StartupTimedOut", f"{text} They are let go.", counts=False, contended=True))
+
+
+def have_all_started(view: View) -> bool:
+    """Return whether all workers have run since the pods were requested.
+
+    Ranks train, or lose a peer, only after all of them have met. A pod that is missing afterwards was lost, and the
+    rules about missing workers decide. Reports of pods that a queue took back before do not count.
+    """
+    if view.started_pods >= view.workers:
+        return True
+    requested = startup_deadline(view, 0)
+    return any(
+        last_report.first >= requested
+        and (last_report.training_since is not None or (in_place is not None and in_place.peer_lost))
+        for last_report in view.last_reports
+        for in_place in [last_report.report.in_place]
+    )
 
 
 def _creation_timed_out(view: View) -> Decision | None:

@@ -29,7 +29,13 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.changes import phase_with, status_with
 from pseudoreal_operator.failures.hang import seconds_to_hang
 from pseudoreal_operator.lifecycle.acceptance import find_problem
-from pseudoreal_operator.lifecycle.deadlines import active_deadline, blocked_deadline, exclusion_ends, startup_deadline
+from pseudoreal_operator.lifecycle.deadlines import (
+    active_deadline,
+    blocked_deadline,
+    exclusion_ends,
+    have_all_started,
+    startup_deadline,
+)
 from pseudoreal_operator.lifecycle.decisions import Decision, not_progressing, pod_error_sentence, reject_job
 from pseudoreal_operator.lifecycle.elastic import elastic_moments
 from pseudoreal_operator.lifecycle.in_place import count_restarts_in_place
@@ -330,7 +336,7 @@ def _deadline_waits(view: View, decision: Decision) -> Iterator[float]:
         return
     if moment := exclusion_ends(view):
         yield (moment - view.now).total_seconds()
-    if view.started_pods < view.workers:
+    if not have_all_started(view):
         yield (startup_deadline(view, limits.startup_seconds) - view.now).total_seconds()
     if view.stage.kind is StageKind.TRAIN and (wait := seconds_to_hang(view)) is not None:
         # A clock is over after its last second (waited > allowed), not at it.

@@ -4,6 +4,7 @@ for."""
 from typing import Any
 
 import pytest
+from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_operator import clock
 
 from tests.unit.operator.lifecycle.support.steps import condition_message, condition_states, run_pods, run_until
@@ -133,3 +134,24 @@ def test_job_with_all_pods_or_a_long_limit_keeps_its_pods(changes: dict[str, Any
     world.tick(5 * 3600)
     world.settle()
     assert world.status.execution == 1
+
+
+def test_losing_a_worker_after_the_startup_deadline_is_no_startup_timeout() -> None:
+    """The pods ran in time and trained; the loss of one is decided by the rules about missing workers."""
+    world = run_until(World(make_job(**DEADLINE)), "real")
+    for pod in world.alive():
+        world.report(pod, 12)
+    world.settle()
+    world.tick(3600)
+    for pod in world.alive():
+        world.report(pod, 13)
+    world.settle()
+    survivor, lost = world.alive()
+    world.vanish(lost)
+    world.settle()
+    assert (world.status.execution, world.status.state) == (1, "Training")
+    # The survivor loses the connection, and its ranks end: the execution ends because of the missing worker.
+    world.report(survivor, 0, in_place=InPlace(restarts=1, peer_lost=True, message="connection closed"), ranks=0)
+    world.settle()
+    assert world.status.execution == 2
+    assert "pods ran" not in condition_message(world, "Progressing")
