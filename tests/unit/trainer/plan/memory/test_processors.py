@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-DEPENDENT = [FOLDER / "test_graphs.py", f"{FOLDER / 'test_against_engine.py'}::test_most_bytes_of_a_step"]
+DEPENDENT = [
+    FOLDER / "test_autograd_memory.py",
+    f"{FOLDER / 'test_against_engine.py'}::test_predicted_peak_equals_the_allocators_in_a_step",
+]
 LONG = [pytest.param(isa, marks=pytest.mark.long) for isa in ("AVX512_CORE", "AVX512_CORE_BF16")]
 
 
