@@ -74,7 +74,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadGroupSc
     """Keep tests without a group together by file, because they share the fixtures of their module."""
     from xdist.scheduler import LoadGroupScheduling
 
-    class ByGroupOrFile(LoadGroupScheduling):  # type: ignore[misc]
+    class ByGroupOrFile(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
             scope: str = super()._split_scope(nodeid)
             return scope if scope != nodeid else nodeid.partition("::")[0]
