@@ -94,20 +94,12 @@ audit: .venv-audit/ready ## Ask osv.dev for advisories about what is in the imag
 pin-base: .venv/tools ## Ask a registry for the digest of the images' base, and write it into the Dockerfile
 	@$(BIN)/python -m pseudoreal_dev pin-base $(BASE)
 
-# Some tests compute, others mostly wait for an API server, a cluster or processes: three processes keep two processors
-# busy. tests/conftest.py says what runs in one process, and what begins first.
-SIDE_BY_SIDE = -n 3 --dist loadgroup --no-loadscope-reorder
-# Tests that judge durations run alone. 5 is pytest's exit code if no test was selected, 2 its exit code after Ctrl-C.
-define TEST
-	failed=; $(BIN)/pytest $(1) $$(grep -rl --include='test_*.py' 'mark\.solo' tests) -m 'solo$(if $(MARKS), and ($(MARKS)))' || { code=$$?; test $$code != 2 || exit 2; test $$code = 5 || failed=1; }; \
-	$(BIN)/pytest $(1) $(SIDE_BY_SIDE) -m 'not solo$(if $(MARKS), and ($(MARKS)))' || failed=1; test -z "$$failed"
-endef
 # MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing.
 .PHONY: test test-deep test-unit test-integration test-chaos test-e2e test-faults test-gpu
 test: venv corpus ## All tests: unit, real API server, real cluster
-	$(call TEST)
+	$(BIN)/python -m tests.support.suite $(if $(MARKS),-m '$(MARKS)')
 test-deep: venv corpus ## The same with all that is long, full budgets and new random seeds (three hours)
-	$(call TEST,--deep)
+	$(BIN)/python -m tests.support.suite --deep $(if $(MARKS),-m '$(MARKS)')
 test-unit: venv ## The tests that need nothing but Python
 	$(BIN)/pytest tests/unit
 test-integration: venv ## The tests against a real API server

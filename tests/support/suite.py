@@ -1,0 +1,179 @@
+"""Runs all tests in several pytest processes side by side: `python -m tests.support.suite [--deep] [-m MARKS]`.
+
+Some tests compute, others mostly wait for an API server, a cluster or processes, so three runs keep two processors
+busy. Tests that judge durations are marked `solo` and run after all others. Tests that compare bits are marked
+`processor` if another processor may round differently; they run once more for each older set of vector instructions
+that this machine can imitate. Each run leaves its log in the cache, and its results as XML.
+"""
+
+import argparse
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import chain, product
+from pathlib import Path
+
+from pseudoreal_dev.machine import paths
+from pseudoreal_dev.machine.progress import last_line
+
+from tests.support.durations import Result, in_words, read, table
+
+FOLDER = paths.logs() / "tests"
+AT_ONCE = 3
+"""Number of pytest runs side by side."""
+NOTHING_RAN = 5
+"""pytest's exit code if no test was selected."""
+_TELL_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Selection of tests for one pytest run."""
+
+    name: str
+    folders: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+    """Subfolders of other parts."""
+    marks: str = "not solo"
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def log(self) -> Path:
+        return FOLDER / f"{self.name}.log"
+
+    @property
+    def results(self) -> Path:
+        return FOLDER / f"{self.name}.xml"
+
+    def has(self, file: Path) -> bool:
+        """Return whether the file, relative to the repository, belongs to this part."""
+        return any(map(file.is_relative_to, self.folders)) and not any(map(file.is_relative_to, self.ignored))
+
+    def run(self, marks: str, options: Sequence[str]) -> int:
+        """Run pytest with its output in the log; return its exit code."""
+        self.results.unlink(missing_ok=True)
+        chosen = f"({self.marks}) and ({marks})" if marks else self.marks
+        own = [f"--junitxml={self.results}", "-o", f"cache_dir=.pytest_cache/{self.name}"]
+        ignored = [f"--ignore={folder}" for folder in self.ignored]
+        command = [sys.executable, "-m", "pytest", *self.folders, *ignored, "-m", chosen, *own, *options]
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(self.environment)
+        with self.log.open("wb") as log:
+            return subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode
+
+
+_TRAINER = "tests/unit/trainer"
+_LONG = (
+    Part("cluster", ("tests/e2e",)),
+    Part("api-server", ("tests/integration",)),
+    # Tests of both want results of the same ranks.
+    Part("engine", (f"{_TRAINER}/engine", f"{_TRAINER}/forecast")),
+    Part("checkpoints", (f"{_TRAINER}/checkpoint", f"{_TRAINER}/cli")),
+    Part("training", tuple(f"{_TRAINER}/{name}" for name in ("training", "pod", "preflight", "heartbeat", "measure"))),
+)
+PARTS = (*_LONG, Part("units", ("tests/unit",), ignored=tuple(chain.from_iterable(part.folders for part in _LONG[2:]))))
+"""Parts in starting order: the longest first, so none of them runs alone at the end."""
+ONEDNN_LEVEL = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
+"""ATEN_CPU_CAPABILITY -> ONEDNN_MAX_CPU_ISA of the same processors, from the oldest."""
+SOLO = Part(
+    "solo",
+    (*(f"{_TRAINER}/{name}" for name in ("heartbeat", "preflight", "training")), "tests/unit/operator/lifecycle"),
+    marks="solo",
+)
+
+
+def processor_parts(flags: str, is_deep: bool) -> list[Part]:
+    """Return the parts that run the tests marked `processor` with older vector instructions than the machine's own.
+
+    `flags` are the processor flags of /proc/cpuinfo, empty if that file does not exist. torch does not check whether
+    the processor supports ATEN_CPU_CAPABILITY, so no level above the machine's own is requested. With `is_deep`, all
+    combinations with oneDNN's levels are returned, including the machine's own.
+    """
+    known = set(flags.split())
+    levels = [level for level, flag in (("default", "avx2"), ("avx2", "avx512f"), ("avx512", "")) if flag in known]
+    pairs = [(level, ONEDNN_LEVEL[level]) for level in levels]
+    if is_deep and levels:
+        own = "avx512" if "avx512f" in known else "avx2"
+        onednn = [
+            "",
+            *(ONEDNN_LEVEL[level] for level in (*levels, own)),
+            *(["AVX512_CORE_BF16"] * ("avx512_bf16" in known)),
+        ]
+        pairs = [*product([*levels, own], onednn)]
+    return [
+        Part(
+            f"processor-{aten}-{onednn or 'own'}".lower(),
+            (_TRAINER,),
+            marks="processor or processor_deep" if is_deep else "processor",
+            environment={"ATEN_CPU_CAPABILITY": aten} | ({"ONEDNN_MAX_CPU_ISA": onednn} if onednn else {}),
+        )
+        for aten, onednn in pairs
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--deep", action="store_true")
+    parser.add_argument("-m", dest="marks", default="")
+    chosen = parser.parse_args()
+    options = ["--deep", f"--seed={secrets.randbelow(10**9)}"] if chosen.deep else []
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    codes = []
+    parts = [*PARTS, *processor_parts(_processor_flags(), chosen.deep)]
+    for part, code in chain(_side_by_side(chosen.marks, options, parts), _side_by_side(chosen.marks, options, (SOLO,))):
+        codes.append((part, code))
+        sys.stdout.buffer.write(part.log.read_bytes())
+        sys.stdout.flush()
+    return _say(codes, time.monotonic() - begin)
+
+
+def _processor_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+
+
+def _side_by_side(marks: str, options: Sequence[str], parts: Sequence[Part]) -> Iterator[tuple[Part, int]]:
+    """Yield each finished part with pytest's exit code; print the status of the running ones now and then."""
+    begin, pool = time.monotonic(), ThreadPoolExecutor(AT_ONCE)
+    try:
+        running = {pool.submit(part.run, marks, options): part for part in parts}
+        while running:
+            ended, _ = wait(running, _TELL_SECONDS, FIRST_COMPLETED)
+            for future, part in running.items() if not ended else ():
+                if future.running():
+                    print(f"[{time.monotonic() - begin:4.0f} s] {part.name:<12} {last_line(part.log)}", flush=True)
+            for future in ended:
+                yield running.pop(future), future.result()
+    finally:
+        # After Ctrl-C, which every run of pytest hears as well, no other one begins.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _say(codes: list[tuple[Part, int]], seconds: float) -> int:
+    """Print a table, then a summary like pytest's; return the exit code."""
+    found: list[Result] = []
+    failures: list[str] = []
+    for part, _ in codes:
+        results = read(part.results) if part.results.exists() else []
+        found += results
+        settings = "".join(f" ({name}={value})" for name, value in part.environment.items())
+        bad = (result for result in results if result.outcome in ("failed", "error"))
+        failures += [f"{result.outcome.upper()} {result.test}{settings}" for result in bad]
+    print(*table(found, seconds), *failures, sep="\n")
+    broken = [(part, code) for part, code in codes if code not in (0, 1, NOTHING_RAN)]
+    for part, code in broken:
+        print(f"ERROR pytest {part.name} ({' '.join(part.folders)}) ended with exit code {code}")
+    print(in_words(found, len(broken), seconds), flush=True)
+    return 0 if found and all(code in (0, NOTHING_RAN) for _, code in codes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
