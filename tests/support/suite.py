@@ -12,16 +12,17 @@ import secrets
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree
 
 from pseudoreal_dev.machine import paths
 from pseudoreal_dev.machine.progress import last_line
-
-from tests.support.durations import Result, in_words, read, table
 
 FOLDER = paths.logs() / "tests"
 AT_ONCE = 3
@@ -71,9 +72,9 @@ _LONG = (
     Part("cluster", ("tests/e2e",)),
     Part("api-server", ("tests/integration",)),
     # Tests of both want results of the same ranks.
-    Part("engine", (f"{_TRAINER}/engine", f"{_TRAINER}/forecast")),
-    Part("checkpoints", (f"{_TRAINER}/checkpoint", f"{_TRAINER}/cli")),
-    Part("training", tuple(f"{_TRAINER}/{name}" for name in ("training", "pod", "preflight", "heartbeat", "measure"))),
+    Part("engine", (f"{_TRAINER}/engine", f"{_TRAINER}/plan")),
+    Part("checkpoints", (f"{_TRAINER}/checkpoint", f"{_TRAINER}/storage", f"{_TRAINER}/cli")),
+    Part("training", tuple(f"{_TRAINER}/{name}" for name in ("training", "preflight", "measure"))),
 )
 PARTS = (*_LONG, Part("units", ("tests/unit",), ignored=tuple(chain.from_iterable(part.folders for part in _LONG[2:]))))
 """Parts in starting order: the longest first, so none of them runs alone at the end."""
@@ -81,7 +82,7 @@ ONEDNN_LEVEL = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
 """ATEN_CPU_CAPABILITY -> ONEDNN_MAX_CPU_ISA of the same processors, from the oldest."""
 SOLO = Part(
     "solo",
-    (*(f"{_TRAINER}/{name}" for name in ("heartbeat", "preflight", "training")), "tests/unit/operator/lifecycle"),
+    (*(f"{_TRAINER}/{name}" for name in ("runtime", "preflight", "training")), "tests/unit/operator/lifecycle"),
     marks="solo",
 )
 
@@ -129,7 +130,7 @@ def main() -> int:
         codes.append((part, code))
         sys.stdout.buffer.write(part.log.read_bytes())
         sys.stdout.flush()
-    return _say(codes, time.monotonic() - begin)
+    return _report(codes, time.monotonic() - begin)
 
 
 def _processor_flags() -> str:
@@ -157,22 +158,74 @@ def _side_by_side(marks: str, options: Sequence[str], parts: Sequence[Part]) -> 
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _say(codes: list[tuple[Part, int]], seconds: float) -> int:
-    """Print a table, then a summary like pytest's; return the exit code."""
+@dataclass(frozen=True)
+class Result:
+    test: str
+    """Test id on pytest's command line."""
+    seconds: float
+    outcome: Literal["passed", "failed", "error", "skipped"]
+
+
+def _report(codes: list[tuple[Part, int]], seconds: float) -> int:
+    """Print the seconds of each folder, the failures, and a summary like pytest's; return the exit code."""
     found: list[Result] = []
     failures: list[str] = []
     for part, _ in codes:
-        results = read(part.results) if part.results.exists() else []
+        results = read_results(part.results) if part.results.exists() else []
         found += results
         settings = "".join(f" ({name}={value})" for name, value in part.environment.items())
         bad = (result for result in results if result.outcome in ("failed", "error"))
         failures += [f"{result.outcome.upper()} {result.test}{settings}" for result in bad]
-    print(*table(found, seconds), *failures, sep="\n")
+    folders = sorted({_folder(result) for result in found})
+    for folder in folders:
+        own = [result.seconds for result in found if _folder(result) == folder]
+        print(f"{folder:<45} {len(own):>6} tests {sum(own):>8.0f} s")
+    print(*failures, sep="\n")
     broken = [(part, code) for part, code in codes if code not in (0, 1, NOTHING_RAN)]
     for part, code in broken:
         print(f"ERROR pytest {part.name} ({' '.join(part.folders)}) ended with exit code {code}")
-    print(in_words(found, len(broken), seconds), flush=True)
+    print(_summary(found, len(broken), seconds), flush=True)
     return 0 if found and all(code in (0, NOTHING_RAN) for _, code in codes) else 1
+
+
+def _folder(result: Result) -> str:
+    return str(Path(result.test.partition("::")[0]).parent)
+
+
+def read_results(file: Path) -> list[Result]:
+    """Return the results of a pytest run from its XML report."""
+    found: dict[str, Result] = {}
+    for case in ElementTree.parse(file).iter("testcase"):
+        result = Result(_test_id(case), float(case.get("time", "0")), _outcome(case))
+        # A test that passed, and whose clean-up then failed, is there twice.
+        if result.test not in found or found[result.test].outcome == "passed":
+            found[result.test] = result
+    return [*found.values()]
+
+
+def _test_id(case: ElementTree.Element) -> str:
+    """Return the test id: tests.unit.test_it.TestClass and its test become tests/unit/test_it.py::TestClass::test."""
+    parts = case.get("classname", "").split(".")
+    file = next((index for index, part in enumerate(parts) if part.startswith("test_")), len(parts) - 1)
+    return "::".join(["/".join(parts[: file + 1]) + ".py", *parts[file + 1 :], case.get("name", "")])
+
+
+def _outcome(case: ElementTree.Element) -> Literal["passed", "failed", "error", "skipped"]:
+    if case.find("error") is not None:
+        return "error"
+    if case.find("failure") is not None:
+        return "failed"
+    return "passed" if case.find("skipped") is None else "skipped"
+
+
+def _summary(results: list[Result], broken: int, seconds: float) -> str:
+    """Return a line like pytest's last one. `broken` is the number of pytest runs that did not end as they should."""
+    count = Counter(result.outcome for result in results)
+    count["error"] += broken
+    said = [f"{count[one]} {one}" for one in ("failed", "passed", "skipped", "error") if count[one]]
+    minutes, rest = divmod(round(seconds), 60)
+    words = f" {', '.join(said) or 'no tests ran'} in {seconds:.2f}s ({minutes // 60}:{minutes % 60:02}:{rest:02}) "
+    return words.center(100, "=")
 
 
 if __name__ == "__main__":
