@@ -1,6 +1,6 @@
 """One rank of a phase: `python -m pseudoreal_trainer.cli.rank CONFIG.json`, under torchrun or alone.
 
-The exit codes are those of the contract between operator and trainer. A yielding rank must not exit with 0: torchrun
+The exit codes are defined by the contract between operator and trainer. A yielding rank must not exit with 0: torchrun
 would then wait for minutes for the torchruns of the other pods, which may be gone.
 """
 

@@ -98,7 +98,7 @@ def _record_restart(launch: Launch, identity: RendezvousIdentity, last: Terminat
 def _reason(identity: RendezvousIdentity, last: TerminationMessage | None) -> InPlace:
     if last is None:
         return InPlace(restarts=identity.restart, peer_lost=True, message=f"began as worker {identity.worker}")
-    # Ranks that yield end together with a peer that was asked to stop.
+    # Ranks yield when a peer was asked to stop, and end together with it.
     peer_lost = last.peer_lost or last.outcome == "Yielded"
     return InPlace(restarts=identity.restart, peer_lost=peer_lost, message=last.message[:IN_PLACE_CHARACTERS])
 

@@ -162,7 +162,7 @@ def _yielded_beside_a_spare(message: TerminationMessage, config: PhaseConfig, st
 
 def torchrun_environment(config: PhaseConfig, folder: PodFolder, identity: RendezvousIdentity) -> dict[str, str]:
     """Return the environment of torchrun: the pod's own environment, with defaults for missing variables. PET_*
-    variables reach torchrun unchanged, except for those that `rendezvous` sets."""
+    variables reach torchrun unchanged, unless `rendezvous` sets them."""
     processes = config.processes_per_worker
     defaults = {
         "PET_NPROC_PER_NODE": str(processes),

@@ -9,7 +9,7 @@ either reads anything else. Runs in an asyncio loop.
 All three messages have fixed sizes, and a peer without the key gets no further. Both nonces are fresh, so no proof can
 be used twice. The two roles sign different texts, so neither can be made to sign for the other. Later texts
 (`SignedTexts`) carry an HMAC of their own. The traffic of a tunnel carries none: like the ranks' own connections, it is
-open to anyone who can read or change other people's packets.
+open to anyone who can read or change packets on the network.
 """
 
 import asyncio
