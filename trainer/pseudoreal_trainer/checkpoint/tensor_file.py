@@ -66,7 +66,7 @@ class TensorWriter:
         digested.result()
 
     def finish(self) -> FileDigest:
-        """Finish the file. Afterwards the file survives a crash of the machine."""
+        """Finish the file, as `Output.finish` does: its content then survives a crash of the machine."""
         assert self._size == self._expected, "all bytes of all tensors in the header were appended"
         self._file.finish()
         self.close()

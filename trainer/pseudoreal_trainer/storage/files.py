@@ -1,4 +1,4 @@
-"""Checkpoints on a file system that is mounted on all ranks."""
+"""Files, such as checkpoints and token files, on a file system that is mounted on all ranks."""
 
 import hashlib
 import os
