@@ -109,7 +109,8 @@ class _Change:
 
     @classmethod
     def of(cls, source: Manifest, sharing: Sharing) -> "_Change":
-        """Raises ValueError if the new sharing does not refine the old sharing."""
+        """Return the change from the sharing of `source` to `sharing`. Raises ValueError if the new sharing does not
+        refine the old sharing."""
         model = source.model
         before, after = (blocks_of_layers(s, model.layers) for s in (source.sharing, sharing))
         had, gets = (experts_of_layers(s, model) for s in (source.sharing, sharing))

@@ -73,7 +73,8 @@ class TensorWriter:
         return FileDigest(sha256=self._digest.hexdigest(), size=self._size)
 
     def close(self) -> None:
-        """Discard the file if it was not finished."""
+        """Close the file. If it was not finished, it is incomplete on a file system and does not exist in object
+        storage."""
         self._thread.shutdown()
         self._file.close()
 

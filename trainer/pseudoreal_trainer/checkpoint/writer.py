@@ -45,6 +45,6 @@ class RankWriter:
         return dict(zip(self._names, (self._weights.finish(), self._moments.finish()), strict=True))
 
     def close(self) -> None:
-        """Discard files that were not finished."""
+        """Close both files. See `Output.close` for files that were not finished."""
         self._weights.close()
         self._moments.close()

@@ -191,8 +191,8 @@ class Experts(StackedFeedForward):
     ) -> Tensor:
         """Return the sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H].
 
-        `documents`: the capacity counts in each of them; None: in whole sequences. `saved`: routing decision, made by
-        this pass unless it was made before.
+        `documents`: the capacity is counted in each document; None: in whole sequences. `saved`: routing decision, made
+        by this pass unless it was made before.
         """
         saved = saved or SavedDecision()
         routes = self.routes(logits, statistics, documents, saved.decision)

@@ -23,7 +23,8 @@ class Output(Protocol):
         `Storage.complete` has written the last file of the folder."""
 
     def close(self) -> None:
-        """Discard the file if it was not finished."""
+        """Close the file. If it was not finished, the incomplete file stays on a file system, and object storage keeps
+        nothing."""
 
 
 class Content(Protocol):
