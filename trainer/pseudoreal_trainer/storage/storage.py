@@ -23,8 +23,8 @@ class Output(Protocol):
         `Storage.complete` has written the last file of the folder."""
 
     def close(self) -> None:
-        """Close the file. If it was not finished, the incomplete file stays on a file system, and object storage keeps
-        nothing."""
+        """Close the file. If it was not finished, the incomplete file stays on a file system, and no object appears in
+        object storage."""
 
 
 class Content(Protocol):
