@@ -59,7 +59,9 @@ async def create_child(api: Api, manifest: Json) -> None:
         if not is_already_exists(rejection):
             raise
         if kind == "Secret":
-            return  # the operator may not read Secrets; a foreign one exposes only this job, to its author
+            # The operator may not read Secrets, so it cannot check the owner. Another author's Secret would expose only
+            # this job, and only to that author.
+            return
         found = await api.find(kind_of(manifest), metadata["namespace"], metadata["name"])
         # An object that was deleted meanwhile is created by the next pass.
         if found is None:

@@ -1,8 +1,9 @@
 """Objects that the operator creates for a job: a claim, a headless Service, a NetworkPolicy, a Secret, PodGroups, and
 an Indexed Job per execution.
 
-They never change after their creation: the fields of the spec that they depend on are immutable, or their names contain
-the number of the execution and new ones are created.
+They do not change after their creation, except that the operator may fail a Job early (maxFailedIndexes: 0): the fields
+of the spec that they depend on are immutable, or their names contain the number of the execution and new objects are
+created.
 """
 
 import json
