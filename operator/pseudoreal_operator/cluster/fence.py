@@ -26,7 +26,7 @@ def boot_seconds() -> float:
 
 
 class Fence:
-    """Closed at first. `clock` returns seconds."""
+    """The fence around writes, closed at first. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
@@ -59,7 +59,8 @@ class Fence:
 
     @contextmanager
     def track_write(self) -> Iterator[None]:
-        """Surround a write until its answer comes. Raises NotLeading."""
+        """Check the fence before the write in this context, and note when the write ends without an answer. Raises
+        NotLeading."""
         self.check()
         try:
             yield
