@@ -56,9 +56,9 @@ _AHEAD = 2
 
 
 class StepExecutor:
-    """Executes plans on one rank, with the parts that the records are for: working copies, passes, messages, gradients.
+    """Executes plans on one rank: hands each record to its component (working copies, passes, messages, gradients).
 
-    All ranks execute plans of one step at the same time.
+    All ranks execute their plans of a step at the same time.
     """
 
     def __init__(

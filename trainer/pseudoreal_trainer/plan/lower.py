@@ -98,8 +98,8 @@ def _lower_rank(
 
 
 def _last_choices(layout: Layout, order: Sequence[PassPart]) -> dict[int, int]:
-    """Return index into `order` of a position's last pass that chooses experts -> the position; in training, if a loss
-    depends on all choices of the step."""
+    """Return index into `order` of a position's last pass that chooses experts -> the position. Empty in an evaluation,
+    and if no loss depends on all choices of the step."""
     if not any(isinstance(compute, Backward) for compute in order):
         return {}
     choosing = (

@@ -36,12 +36,12 @@ class Change:
     briefly: int = 0
     """Additional temporary bytes while the record runs."""
     freed: int = 0
-    """Bytes free after the record."""
+    """Bytes freed after the record."""
 
 
 @dataclass(frozen=True)
 class ExpertParallelBytes:
-    """The parts of passes of a layer over some tokens."""
+    """Bytes of the parts of a layer's passes over `graphs.tokens` tokens."""
 
     graphs: AutogradMemory
     saves_graph: bool
@@ -98,9 +98,9 @@ class ExpertParallelBytes:
     def _while_groups_compute(self, group: int, came: int, back: int, briefly: int, kept: int) -> Change:
         """Return the change by a group's computation.
 
-        The first group waits for the rows that `came`, which frees the rows that were sent, and allocates the rows that
-        go `back`; the last group frees the rows that came. `kept`: bytes of graphs that all groups together add, or
-        free if negative.
+        `came`: bytes of the received rows; the first group waits for them, which frees the send buffers, and the last
+        group frees them. `back`: bytes of the rows to send back, allocated by the first group. `kept`: bytes of graphs
+        that all groups together add, or free if negative.
         """
         held = back + self._indices if group == 0 else 0
         freed = (self._copies - 1) * came if group == 0 else 0

@@ -67,8 +67,8 @@ def choose_homes(offload: Offload, layout: Layout, sizes: Sizes, peaks: Peaks) -
 
 
 def nearest_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
-    """Return, for each unit, the nearest home possible: the one it has with no activations and with the fewest bytes
-    held.
+    """Return, for each unit, the nearest home possible: its home if there were no activations and as few resident bytes
+    as possible.
 
     A rank moves units in one order until they fit; with less room, it moves the same units and more. If ranks share
     units, one rank may move a unit and thereby make room on another: then only the named homes are certain.

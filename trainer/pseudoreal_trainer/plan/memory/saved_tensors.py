@@ -159,6 +159,8 @@ class SavedTensors:
 
     @property
     def _contiguous_heads(self) -> Table:
+        """Copy with the heads of attention's output side by side, saved by the output projection; empty if the kernel's
+        output has this layout already."""
         t = self._tensors
         are_there = t.has_efficient_attention and not self.sizes.masks_documents
         return {} if are_there else {"mixed values, heads side by side [B, T, Q]": t.query}
