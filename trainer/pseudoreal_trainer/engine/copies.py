@@ -128,7 +128,7 @@ class Copies:
         """Units whose disk read has not started because they are still being updated. A disk thread must not wait for
         an update: the update itself needs disk threads."""
         self._wanted: dict[tuple[int, int], bool] = {}
-        """(position, unit of a group of its experts) -> whether tokens were routed to the group."""
+        """(position, unit with a group of the position's experts) -> whether tokens were routed to the group."""
         self._skipped_fetches: set[int] = set()
         """Units whose fetch was skipped because no tokens were routed to them, until their Drop."""
         self._bound: dict[UnitModule, Tensor] = {}

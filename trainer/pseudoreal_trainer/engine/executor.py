@@ -179,7 +179,8 @@ class StepExecutor:
             run.probe.measure(record.position)
 
     def _prepare(self, plan: RankPlan, run: PlanRun) -> None:
-        """Warm up passes of new shapes, then allocate the host memory that depends on the batch, unless it exists.
+        """On the GPUs of a pipeline, warm up passes of new shapes; then allocate the host memory that depends on the
+        batch, unless it exists.
 
         Runs before the first message is awaited, because warming up and pinning memory may wait for all kernels.
         """

@@ -61,7 +61,7 @@ class _GroupPass:
 
 @dataclass
 class _ArrivedRows:
-    """Rows of a micro-batch at this rank's experts, in one direction, from the first group of experts to the last."""
+    """Rows of a micro-batch at this rank's experts, in one direction, while the groups of experts compute."""
 
     arrivals: Tensor
     """Arrival indices of the rows of the first expert, then of the second, ...: [rows]."""

@@ -209,6 +209,7 @@ class Agreement:
 
     @property
     def trains(self) -> bool:
+        """Whether loss and norm are finite; if not, the step updates nothing."""
         return math.isfinite(self.loss_sum) and math.isfinite(self.norm)
 
 
@@ -217,7 +218,7 @@ class UpdateTerms:
     """Terms of a unit's update, the same on all ranks that hold a part of the unit."""
 
     factor: float
-    """Clip factor of the gradient."""
+    """Clip factor of the gradient, at most 1."""
     idle: tuple[range, ...] = ()
     """Ranges of the unit's flat vector that stay unchanged: experts that no token chose."""
 
@@ -268,7 +269,8 @@ class ReductionThread:
         return self._thread.submit(lambda: self._agree(record, losses, statistics, computed, (stop, finish)))
 
     def request_terms(self, record: Update) -> Future[UpdateTerms | None]:
-        """Enqueue the decision how the unit is updated; the future yields None if its update is skipped."""
+        """Enqueue the computation of the terms of the unit's update; the future yields None if the update is
+        skipped."""
         return self._thread.submit(lambda: self._update_terms(record.unit))
 
     def request_final_agreement(self, statistics: Tensor) -> Future[Agreement]:

@@ -104,7 +104,7 @@ CARRIED: dict[Resource, tuple[Traffic, ...]] = {
     Resource.MESSAGES: ("pipeline",),
     Resource.UPDATE: ("d2h", "disk_read", "disk_write"),
 }
-"""Resource -> traffic that it carries for the records on it."""
+"""Resource -> traffic of a record that the resource carries."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,8 @@ class Unit:
 
     def shard_length(self, ranks: int) -> int:
         """Return the number of elements of each shard: a multiple of the processor's vectors, so that the update of an
-        element does not depend on the cuts, and large enough that no cut goes through the balancing bias."""
+        element does not depend on the cuts, and large enough that no cut goes through the balancing bias. With one
+        rank, all elements without padding."""
         if ranks == 1:
             return self.numel
         length = -(-self.numel // (ranks * VECTOR)) * VECTOR

@@ -23,7 +23,7 @@ class UpdateRange:
     decay: float = 0.0
     """Weight decay."""
     decays: bool = False
-    """Whether weight decay acts on the elements. Even with a decay of 0 they stay apart from other elements: a
+    """Whether weight decay acts on the elements. Even with a decay of 0, these elements stay apart from others: a
     processor rounds the remainder of a range differently, and the remainder must not depend on the value of the
     decay."""
     is_balancing: bool = False

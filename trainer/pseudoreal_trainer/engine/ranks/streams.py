@@ -38,7 +38,8 @@ class Streams:
         return bool(self._streams)
 
     def enter_thread(self) -> None:
-        """Make the rank's device current in this thread; every thread but the main one calls this first."""
+        """Make the rank's device current in this thread; every other thread that launches work on the device calls this
+        first."""
         # A new thread is on the first GPU. Switching back to that GPU would create a context that takes memory on it.
         if self._streams:
             torch.cuda.set_device(self.device)

@@ -70,7 +70,8 @@ class Trace:
 
     @contextmanager
     def span(self, lane: str, record: Record | None, name: str = "", **facts: Any) -> Iterator[None]:
-        """Record the time of the context on a lane of the trace. `record`: plan record that the time belongs to."""
+        """Record the time of the context on a track (`lane`) of the trace. `record`: plan record that the time belongs
+        to."""
         begin = time.perf_counter_ns()
         try:
             yield

@@ -142,7 +142,7 @@ class _HomeChoice:
 
 
 def host_state(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Return the bytes of state whose home is the host of a rank."""
+    """Return the bytes of state that a rank keeps on its host."""
     return sum(unit_state(layout, sizes, unit).host for unit in layout.local_units(rank))
 
 

@@ -250,7 +250,8 @@ class SavedTensors:
         return {"router statistics [experts + 3], float64": t.of(experts.count + 3, 8)}
 
     def _top_k(self, spec: TopK) -> Table:
-        """Each of the k choices processes all N tokens once, and shared experts once more."""
+        """Return the tensors saved by k choices, which process all N tokens once each, and by shared experts, which
+        process them once more."""
         t, compute, wide = self._tensors, self.sizes.compute_bytes, self._tensors.accumulation_bytes
         of_choice = {
             "tokens in the order of the experts [N, H]": t.hidden,

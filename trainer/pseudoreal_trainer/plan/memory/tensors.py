@@ -51,7 +51,7 @@ class Tensors:
         return self.normed(self.sizes.model.hidden_size)
 
     def normed(self, features: int) -> int:
-        """[B, T, features], in a norm's type."""
+        """Return the bytes of [B, T, features] in a norm's type."""
         return self.of(self.tokens * features, self.accumulation_bytes if self.norm_casts else self.sizes.compute_bytes)
 
     @property
