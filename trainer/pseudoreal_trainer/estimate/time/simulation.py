@@ -23,6 +23,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Span:
+    """Start and end of a task, in the unit of time of the costs: seconds, or forward passes of a layer."""
+
     begin: float
     end: float
 
