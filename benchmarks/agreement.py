@@ -1,12 +1,13 @@
-"""Check that all stacks train the same model: equal losses for every stack, number of micro-batches and recompute.
-Pure."""
+"""Check that all stacks train the same model: the losses do not depend on the stack, on the number of micro-batches, or
+on recomputation. Pure."""
 
 from collections.abc import Iterable
 
 from benchmarks.results import Run
 
 TOLERANCE = 5e-5
-"""Relative; half a unit of the fourth digit. Stacks sum float32 numbers in different orders."""
+"""Relative difference of two losses: half a unit of the fourth digit. Stacks sum float32 numbers in different
+orders."""
 
 
 class LossesDiffer(Exception):

@@ -71,7 +71,7 @@ MODELS = {
         micro_batches=(1, 4),
     ),
 }
-"""`long` has sequences as long as in real training; `hundred` has 101 M parameters."""
+"""Models by name. `long` has sequences as long as in real training; `hundred` has 101 M parameters."""
 
 
 class Case(BaseModel, frozen=True):

@@ -65,7 +65,7 @@ class Saving(BaseModel, frozen=True):
     stall_seconds: float
     """Seconds of a save during which training stands still."""
     extra_bytes: int
-    """Peak memory in bytes beyond that of training alone."""
+    """Peak growth of the resident memory during the saves, in bytes."""
     load_seconds: float | None = None
     """Seconds to load the files; measured only if loading needs the process that wrote them."""
 
@@ -247,7 +247,7 @@ WAYS: dict[str, Callable[[str, Path], Saving]] = {
     "torch.distributed.checkpoint, Sync": partial(_dcp, mode="Sync"),
     "DeepSpeed ZeRO-3 + offload": _deepspeed,
 }
-"""All ways of saving by the name in the report."""
+"""Name in the report -> way of saving."""
 
 
 @contextmanager

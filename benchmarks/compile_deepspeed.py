@@ -1,4 +1,4 @@
-"""Compile the DeepSpeed extensions that would otherwise be compiled in the first step, so that no run waits for them.
+"""Compile the DeepSpeed extensions before the runs: DeepSpeed would otherwise compile them in the first step.
 
 `python -m benchmarks.compile_deepspeed [PART ...]` compiles the named parts, by default all that ZeRO-3 needs.
 """

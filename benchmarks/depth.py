@@ -1,6 +1,7 @@
 """Time the steps of ever deeper models at a fixed window: `python -m benchmarks.depth`.
 
-Streamed layers share a few device slots, so time must grow with the layers and the slots must not.
+Streamed layers share a few device slots: time must grow in proportion to the layers, and the number of slots must stay
+the same.
 """
 
 import time

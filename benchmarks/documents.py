@@ -1,4 +1,4 @@
-"""Compare a layer whose tokens attend within documents with one whose tokens attend in whole sequences: `python -m
+"""Compare attention within documents with attention over whole sequences, in one layer: `python -m
 benchmarks.documents [tokens of a sequence] [tokens of a document ...]`.
 
 Both run forward and backward passes alternately in one process, so that other load on the machine affects both. Prints
@@ -43,7 +43,7 @@ def tokens_of(length: int, document: int) -> Tensor:
 
 
 def operations_ratio(length: int, document: int) -> float:
-    """Return the operations in whole sequences divided by those within documents."""
+    """Return the operations over whole sequences divided by the operations within documents."""
     spec, tokens = model_of(length), _SEQUENCES * length
     sizes = Sizes(spec, units_of(spec, Sharing(blocks=1)), 4, 4, micro_batch=_SEQUENCES)
     counted = count_documents(tokens_of(length, document).numpy(), _END, [None])
@@ -51,7 +51,7 @@ def operations_ratio(length: int, document: int) -> float:
 
 
 def compare(length: int, document: int) -> list[float]:
-    """Return the seconds in whole sequences divided by those within documents, per round."""
+    """Return the seconds over whole sequences divided by the seconds within documents, per round."""
     spec, tokens = model_of(length), tokens_of(length, document)
     block, source = Block(spec), torch.randn(_SEQUENCES, length, _HIDDEN)
     rotation, documents = rotary(spec, length, source), find_documents(tokens, _END, tokens)

@@ -25,7 +25,8 @@ class Outcome:
 
 
 def run(stack: str, case: Case) -> Outcome:
-    """Train. Raises CommandFailed with the end of the log if the processes crash before their last step."""
+    """Train the case with the stack. Raises CommandFailed with the end of the log if the processes crash before their
+    last step."""
     with tempfile.TemporaryDirectory() as folder:
         steps, crashed = Path(folder, "steps.json"), False
         program = ("--module", "benchmarks.rank", stack, case.model_dump_json(), str(steps))

@@ -1,6 +1,6 @@
 """Compare step times predicted by `pseudoreal plan` with measured ones: `python -m benchmarks.predictions`.
 
-The machine is measured first, like `pseudoreal measure-hardware`; nothing is fitted to the measured steps.
+The machine is measured first, as by `pseudoreal measure-hardware`; nothing is fitted to the measured steps.
 """
 
 import os

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from benchmarks.cases import Case
 
 RESULTS = Path("docs/data")
-"""Raw numbers, in git: whoever comes later can write the reports again."""
+"""Raw numbers, in git: anyone can write the reports again."""
 SCRATCH = Path("benchmark-results")
 """Logs and temporary files, on the disk of the repository, because the system's temporary folder may be in memory."""
 TRAINER = RESULTS / "trainer.json"

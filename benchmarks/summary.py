@@ -10,7 +10,7 @@ from benchmarks.results import Run
 DEVICE, HOST, DISK = "pseudoreal, device", "pseudoreal, host", "pseudoreal, disk"
 WHOLE = "pseudoreal, device, not sharded"
 MOST_SPREAD = 0.25
-"""Largest spread of the quartiles of a cell that counts."""
+"""Largest `Timing.spread` of a cell that is compared."""
 COUNTERPARTS: Mapping[str, str] = {
     "DistributedDataParallel": WHOLE,
     "fully_shard": DEVICE,

@@ -1,6 +1,6 @@
 """Times the training step of each stack, side by side: `python -m benchmarks.trainer`.
 
-The runs of a case follow each other in every round, so that a machine that gets slower does so for all stacks.
+The runs of a case follow each other in every round, so that a machine that becomes slower affects all stacks.
 """
 
 import re

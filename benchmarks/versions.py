@@ -62,7 +62,7 @@ def _pair(case: VersionCase, older: Path, rounds: int) -> VersionPair:
 
 
 def _run(case: VersionCase, checkout: Path) -> VersionSteps:
-    # The benchmark's programs are from this checkout, the engine from the other one.
+    # The benchmark's programs come from this checkout, the engine from `checkout`.
     path = os.pathsep.join([*(str(checkout / package) for package in _PACKAGES), str(Path.cwd())])
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "steps.json")

@@ -1,7 +1,7 @@
 """Run one process of `versions`: `python -m benchmarks.versions_rank CASE RESULT`, under torchrun.
 
 The engine is the first one on PYTHONPATH. Earlier engines can be compared back to the commit that added
-`engine/state/store.py` to the trainer; older ones have other names.
+`model/initialization.py` to the trainer; older engines have other names.
 """
 
 import os

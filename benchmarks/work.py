@@ -13,7 +13,7 @@ LEARNING_RATE = 3e-4
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.0
-# One thread per rank, because there is one core per rank.
+# The machine has one core per rank.
 THREADS_PER_RANK = 1
 
 

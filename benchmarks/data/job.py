@@ -1,4 +1,4 @@
-"""The job whose model the benchmark trains, and the samples that it reads."""
+"""The job that the benchmark trains, and the samples that the job reads."""
 
 from dataclasses import dataclass
 from pathlib import Path

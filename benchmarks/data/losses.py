@@ -41,7 +41,7 @@ class Passes(BaseModel, frozen=True):
     seconds: list[float]
     """Seconds of each pass, including the first."""
     peak_bytes: int
-    """Peak memory in bytes beyond that of the input."""
+    """Peak memory of the passes in bytes, without the input."""
     values: list[float]
     """The loss, and the norms of the gradients of the input, the norm's weight and the head's matrix."""
 

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 SEED = 7
 BATCH = 64
-"""Windows requested at a time; divides the number of windows whose order training computes at a time."""
+"""Windows requested at a time; a divisor of AT_ONCE, the number of windows that training orders at a time."""
 _PROBES = 64
 _PORTION = 1 << 24
 
 Batch = NDArray[np.int32]
 Take = Callable[[int, int], Batch]
-"""Return windows first..end-1 of the run, [end - first, width], as 32-bit numbers in memory of their own, ready for
-conversion to a tensor."""
+"""Function that returns windows first..end-1 of the run, [end - first, width], as 32-bit numbers in memory of their
+own, ready for conversion to a tensor."""
 
 
 def main(readers: Sequence[str]) -> None:

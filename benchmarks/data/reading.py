@@ -29,7 +29,7 @@ from benchmarks.data.same import check_equal
 READERS = (OURS, ORDERED, MEGATRON, LONG, DATATROVE)
 PACKAGES = ("megatron-core", "datatrove")
 DOCUMENT_TOKENS = 1000
-"""Average tokens of a document, about those of a web page; lengths are exponentially distributed."""
+"""Average tokens of a document, about as many as in a web page; lengths are exponentially distributed."""
 LONG_DOCUMENT_TOKENS = 1 << 20
 """Tokens of each long document. Almost every window is inside one document, Megatron's best case."""
 VOCABULARY = 50_000

@@ -30,7 +30,7 @@ class Cell(BaseModel, frozen=True):
     case: str
     seconds: list[float]
     peak_bytes: int | None = None
-    """Peak memory in bytes beyond that of the process before; None if not measured."""
+    """Peak growth of the process's memory in bytes; None if not measured."""
 
     @property
     def timing(self) -> Timing:
@@ -96,7 +96,7 @@ class Resident(BaseModel, frozen=True):
 
 
 class Losses(Cells, frozen=True):
-    """Losses by vocabulary, which is the case."""
+    """Times of the loss; the case is the vocabulary size."""
 
     tokens: int
     hidden: int

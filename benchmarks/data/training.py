@@ -106,7 +106,7 @@ def _ours(config: PhaseConfig) -> Steps:
 
 
 def steps_of(metrics: str) -> Steps:
-    """Return the steps in a metrics.jsonl, whose `seconds` are counted from the start of the first step."""
+    """Return the steps in a metrics.jsonl. Its `seconds` are counted from the start of the first step."""
     lines = [json.loads(line) for line in metrics.splitlines()]
     ends = [0.0, *(line["seconds"] for line in lines)]
     return Steps(

@@ -26,7 +26,7 @@ BUDGET_SECONDS = 520.0
 """Nine minutes, less the time for start and end."""
 _TAIL_LINES = 15
 _DISK_BYTES = 30e9
-"""Bytes that the home disk needs at most."""
+"""Most bytes needed on the home disk."""
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def _run(request: Request, log: Path, seconds: float) -> str | None:
 
 
 def _measured_profile(options: argparse.Namespace, chosen: Suite, folder: Path) -> Path | None:
-    """Return the profile of this machine; None if measuring it fails, which does not prevent timing."""
+    """Return the profile of this machine; None if its measurement fails. Steps are then timed without predictions."""
     points = [point for case in chosen.cases for point in case.points]
     tokens = [point.tokens // point.micro_batches for point in points if point.micro_batches > 1]
     begin = time.monotonic()

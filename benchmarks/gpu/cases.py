@@ -44,11 +44,11 @@ class Case(BaseModel, frozen=True):
 class Suite:
     models: dict[str, Model]
     cases: tuple[Case, ...]
-    """In order of importance: with too little time, the last cases are left out."""
+    """Cases in order of importance: if time is short, the last ones are left out."""
 
 
 def suite(*, tiny: bool) -> Suite:
-    """Return the cases; with `tiny`, those of a few seconds on any machine, to try the program."""
+    """Return the cases; with `tiny`, cases of a few seconds on any machine, to try the program."""
     if tiny:
         small, large = _TINY
         return Suite(_TINY, tuple(case for case in _cases((small, large), (128, 256)) if case.model == small))

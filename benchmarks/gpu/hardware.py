@@ -1,4 +1,5 @@
-"""Measure the hardware profile for predictions, like `measure-hardware` but in seconds and only for these models."""
+"""Measure the hardware profile for predictions, as `measure-hardware` does, but within seconds and only for the
+measured models."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,11 +14,11 @@ from pseudoreal_trainer.measure.passes import Cell, measure_cell
 _CPU = torch.device("cpu")
 _RANKS = 1
 _NOWHERE = TransferSpeed(latency_seconds=0, bytes_per_second=1e12)
-"""Placeholder for networks: a single rank sends nothing."""
+"""Placeholder for the speed of networks, because a single rank sends nothing."""
 
 
 def quick_profile(device: torch.device, models: Iterable[Model], tokens: Iterable[int]) -> HardwareProfile:
-    """Return a profile for bfloat16 passes over micro-batches of these token counts. The disk is that of TMPDIR."""
+    """Return a profile for bfloat16 passes over micro-batches of these token counts. The measured disk holds TMPDIR."""
     lengths, widths = sorted({*tokens}), sorted({model.hidden_size for model in models})
     cells = [Cell("bfloat16", hidden=width, tokens=length) for width in widths for length in lengths]
     on_gpu = device.type == "cuda"

@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.results import Machine
 
 COMMIT = Path(__file__).resolve().parents[2] / "COMMIT"
-"""File with the commit, in a bundle; in a clone git is asked."""
+"""File with the commit, in a bundle; in a clone, git knows the commit."""
 
 
 def describe(device: str) -> Machine:

@@ -57,7 +57,7 @@ class Ours:
         """Train on [sequences, T + 1] and return the batch's mean loss in nats per token. Updates may still run
         afterwards."""
         assert micro_batches == self.layout.micro_batches, (
-            "an engine has one plan, made for one number of micro-batches"
+            "all batches of a case have the number of micro-batches for which the engine's plan was made"
         )
         tokens = batch[:, 1:].numel()
         parts = Batch(batch.chunk(micro_batches))

@@ -33,7 +33,7 @@ class Measured(BaseModel, frozen=True):
 
     point: Point
     seconds: tuple[float, ...]
-    """Seconds of each timed step, from one step's known loss to the next."""
+    """Seconds of each timed step, from the loss of the step before to its own loss."""
     losses: tuple[float, ...]
     """Loss of every step including warm-up, in nats per token, before the update."""
     hidden_share: float | None

@@ -93,4 +93,4 @@ def _fill(model: Transformer, spec: Model, device: torch.device) -> None:
             parameter = parameters.pop(described.name)
             assert isinstance(parameter, DTensor), "fully_shard makes every parameter a DTensor"
             parameter.to_local().copy_(values)
-    assert not parameters, f"{[*parameters]} got no values"
+    assert not parameters, f"every parameter has values now, also {[*parameters]}"

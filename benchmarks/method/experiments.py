@@ -47,7 +47,7 @@ def tokens_of_a_step(regime: Regime) -> int:
 
 
 def validation_bytes(regime: Regime) -> int:
-    """Return the bytes over which each validation loss is averaged, the same bytes in all experiments."""
+    """Return the number of bytes over which each validation loss is averaged, the same in all experiments."""
     return int(VALIDATION_SEQUENCES * _REGIMES[regime]["model"]["sequenceLength"])
 
 
@@ -61,7 +61,7 @@ class Pseudo:
     blocks: int = 1
     rate: str = RATE
     adaptive: str | None = None
-    """Gradient correlation below which the phase ends, at `steps` at the latest; None means no such rule."""
+    """Gradient correlation below which the phase ends, at `steps` at the latest; None: the phase ends at `steps`."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class PhaseLife(BaseModel, frozen=True):
     seconds_per_step: float
     """Median."""
     peak_bytes: int
-    """Peak memory in bytes beyond that of the process before."""
+    """Peak growth of the resident memory during the phase, in bytes."""
     points: list[Point]
     correlations: dict[int, list[float]]
     """Gradient correlations by step."""
@@ -110,7 +110,7 @@ def _train(config: PhaseConfig) -> None:
     message = train_phase(
         config, load_corpus(config.data, config.model.sequence_length), Ranks(0, 1, torch.device("cpu")), lambda: False
     )
-    assert message.outcome == "Succeeded", "the phase is never asked to stop"
+    assert message.outcome == "Succeeded", "the phase succeeds, because `stop` is never true"
     found = _life(config, _status("VmHWM") - begin, message.start_validation_loss)
     (Path(config.work_directory) / "life.json").write_text(found.model_dump_json())
 
@@ -118,7 +118,7 @@ def _train(config: PhaseConfig) -> None:
 def _status(key: str) -> int:
     """Return a byte count of /proc/self/status."""
     found = re.search(rf"{key}:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None, "Linux reports this key"
+    assert found is not None, "Linux has this key in /proc/self/status"
     return int(found[1]) << 10
 
 

@@ -42,7 +42,7 @@ def write_points(lives: Sequence[Life], pace: Pace) -> None:
 
 
 def _pace(lives: list[Life]) -> Pace:
-    """Return the pace: steps of one kind in one regime have the same pace."""
+    """Return the pace of each kind of step, from all results of a regime together."""
     regimes = {experiment.name: experiment.regime for experiment in ex.EXPERIMENTS}
     seconds: dict[tuple[str, str], list[float]] = {}
     for life in lives:

@@ -9,7 +9,7 @@ from benchmarks.method.lives import Life, PhaseLife, Point
 
 @dataclass(frozen=True)
 class Pace:
-    """Median seconds of a step over all results with such steps, because other programs disturb single results."""
+    """Median seconds of a step over all comparable results, because other programs disturb single results."""
 
     seconds: dict[tuple[str, str], float]
     """(experiment, phase) -> seconds of a step."""
@@ -48,7 +48,7 @@ class Bump:
     height: float
     """Largest excess over the loss at the delink, in nats."""
     steps: int | None
-    """Steps until the loss is below that at the delink for good; None if never."""
+    """Steps from the delink until the loss stays at or below its value at the delink; None if it never does."""
 
 
 def bump(life: Life) -> Bump:

@@ -15,7 +15,7 @@ _RATE = "2e-3"
 _WIDTH = 256
 """Total width of the MLP that a token passes through, in all models."""
 _EXPERTS = 8
-"""Ratio of the experts' parameters to those that a token passes through."""
+"""Parameters of all experts divided by the parameters that a token passes through."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Jobs of mixtures whose steps are timed. Pure."""
+"""Jobs with mixtures of experts, for timing their steps. Pure."""
 
 from typing import Any
 

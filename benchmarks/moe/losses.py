@@ -1,6 +1,6 @@
 """Train mixtures for their losses, and write the section of docs/benchmarks.md on them.
 
-Earlier results are removed: all times must be from one run.
+Earlier results are replaced: all times must be from one run.
 """
 
 import shutil

@@ -11,7 +11,7 @@ from benchmarks.moe.steps import growth as curves
 
 
 def growth(found: Mapping[str, Sequence[Taken]], path: Path) -> None:
-    """Draw step times divided by that with the fewest experts (left), and processor seconds (right)."""
+    """Draw step times relative to the fewest experts (left), and processor seconds (right)."""
     # Equal numbers give an equal file.
     matplotlib.rcParams.update({"svg.hashsalt": path.name, "svg.fonttype": "none"})
     plt.switch_backend("svg")

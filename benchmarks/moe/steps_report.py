@@ -152,7 +152,7 @@ def passes_ratio(taken: Taken, base: Taken) -> float:
 
 
 def flat_to(ratios: Sequence[float]) -> int:
-    """Return the last number of experts before the first step time that is not flat."""
+    """Return the largest number of experts up to which every step time counts as flat."""
     beyond = next((index for index, each in enumerate(ratios) if each > growth.MOST), len(ratios))
     return growth.COUNTS[beyond - 1]
 

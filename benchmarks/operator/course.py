@@ -35,7 +35,7 @@ _LEAST_PATIENCE, _PATIENCE_PER_JOB = 300.0, 2.0
 
 
 class TookTooLong(click.ClickException):
-    """An awaited state may never come."""
+    """An awaited state did not come in time."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class Course:
         )
 
     async def _replace(self, names: list[str]) -> StartUp:
-        """Replace the operator. An operator that ends in order releases its Lease, so the next one acquires
-        it at once."""
+        """Replace the operator. At its regular end an operator releases its Lease, so the next one acquires it at
+        once."""
         await asyncio.to_thread(self.site.operators[-1].stop)
         begun, before = time.time(), self.site.transitions()
         operator = self.site.start_operator()
@@ -169,8 +169,8 @@ class Course:
         self._simulator.release(name)
 
     async def _until(self, count: int, holds: Callable[[dict[str, Any]], bool]) -> None:
-        """Wait until `holds` is true for the statuses of `count` jobs. The pauses limit the load of these reads on the
-        API server."""
+        """Wait until `holds` is true for the statuses of `count` jobs, with pauses that limit the load on the API
+        server."""
         pause, patience = self.settings.jobs / 250, self._patience()
         deadline = time.monotonic() + patience
         while (found := await self._count(holds)) < count:

@@ -65,7 +65,7 @@ class StartUp(BaseModel, frozen=True):
 
 
 class Bulk(BaseModel, frozen=True):
-    """Jobs whose pods all end as soon as they may."""
+    """Jobs that end together: each of their pods ends as soon as it can."""
 
     jobs: int
     seconds: float
@@ -84,7 +84,7 @@ class Record(BaseModel, frozen=True):
     quiet: Quiet
     start_up: StartUp
     requests_per_life: dict[str, float]
-    """By verb and resource, from a job's creation to its end, without the time in which it only ran."""
+    """Requests by verb and resource, from a job's creation to its end, without the time in which the job only ran."""
     reaction: Quantiles
     """Reaction at a steady rate of ends."""
     job_controller: Quantiles
@@ -92,7 +92,7 @@ class Record(BaseModel, frozen=True):
     answers: Quantiles
     """Seconds in which the API server answered the operator at that rate."""
     rate: float
-    """Jobs per second whose first pod ended."""
+    """Rate of ends: jobs per second in which the first pod ended."""
     bulk: Bulk
     peak_bytes: int
     processor_seconds: float

@@ -54,7 +54,7 @@ class Site:
 
 
 def usage_of(operator: Operator) -> Usage:
-    assert operator.process is not None, "start_operator was called"
+    assert operator.process is not None, "start_operator has set the process"
     return usage(operator.process.pid)
 
 

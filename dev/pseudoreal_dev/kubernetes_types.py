@@ -26,7 +26,7 @@ LEFT_OUT = {
     # Drivers removed before Kubernetes 1.30, the oldest release that the operator supports. The gitRepo driver, which
     # let a tenant run commands on the node, is disabled.
     "Volume": {"flocker", "gitRepo", "glusterfs", "photonPersistentDisk", "quobyte", "scaleIO", "storageos"},
-    # Pods receive no other metadata from a template.
+    # Of a template's metadata, a job can set only labels and annotations.
     "ObjectMeta": {
         "creationTimestamp",
         "deletionGracePeriodSeconds",
@@ -43,7 +43,7 @@ LEFT_OUT = {
         "uid",
     },
 }
-"""Fields impossible in a PseudoRealJob, by type."""
+"""Type -> its fields that cannot be used in a PseudoRealJob."""
 _HEAD = f'''"""Types of core/v1 in a PseudoRealJob, as Kubernetes {VERSION} publishes them, without descriptions.
 
 Written by `make generate`; do not edit.
@@ -81,7 +81,7 @@ def _type(name: str, schema: Json) -> Json:
     out = _node(schema)
     left_out = LEFT_OUT.get(name, set())
     fields = out.get("properties", {})
-    assert left_out <= fields.keys(), f"{name} has no {left_out - fields.keys()}"
+    assert left_out <= fields.keys(), f"LEFT_OUT names only fields of {name}, not {left_out - fields.keys()}"
     return out | {"properties": {field: fields[field] for field in sorted(fields.keys() - left_out)}}
 
 

@@ -57,7 +57,7 @@ def _numbers(file: Path) -> list[int]:
 
 @dataclass(frozen=True)
 class PodMemory:
-    """Memory of a pod in bytes; None where the system does not tell, or there is no limit."""
+    """Memory of a pod in bytes; None if the system does not report the value, or there is no limit."""
 
     limit: int | None = None
     used: int | None = None
@@ -71,6 +71,7 @@ class MemoryUse:
     """Memory of a process in bytes, sampled when an allocation failed."""
 
     process: int
+    """Resident memory."""
     bound: int | None
     """Data limit of the process itself (setrlimit); None if there is none."""
     pod: PodMemory

@@ -9,9 +9,9 @@ class InvalidJobError(ValueError):
 
 
 class TrainingError(RuntimeError):
-    """The phase cannot go on; the text gives the reason and the remedy.
+    """The phase cannot continue; the text gives the reason and the remedy.
 
-    `suspect` is the rank of another pod at fault; None if unknown.
+    `suspect` is the rank at fault, if it is in another pod; None if unknown.
     """
 
     def __init__(self, text: str, suspect: int | None = None) -> None:
@@ -20,11 +20,11 @@ class TrainingError(RuntimeError):
 
 
 class NotExportable(ValueError):
-    """A model that a format for export cannot express; the text gives the reason."""
+    """The export format cannot express the model; the text gives the reason."""
 
 
 class UnfitWeights(ValueError):
-    """Weights of another program that this job cannot start from; the text gives the reason."""
+    """This job cannot start from the weights of another program; the text gives the reason."""
 
 
 class PeerFailed(Exception):

@@ -7,7 +7,8 @@ from benchmarks.moe.beside.cases import Compute
 from benchmarks.moe.results import Run
 
 TOLERANCES: Mapping[Compute, float] = {"float32": 5e-5, "bfloat16": 5e-3}
-"""Relative. In bfloat16 two experts may tie for a token, and DeepSpeed's gradients are bfloat16, too."""
+"""Relative difference of two losses. In bfloat16 two experts may tie for a token, and DeepSpeed's gradients are
+bfloat16, too."""
 
 
 def check(run: Run, earlier: Iterable[Run]) -> None:

@@ -35,8 +35,8 @@ CASES = [
 
 
 def job(case: Case, sharding: StateSharding) -> PseudoRealJob:
-    """Return the case as a job: top-2 SwiGLU experts without capacity, like the peers', in expert parallel over all
-    ranks."""
+    """Return the case as a job: top-2 SwiGLU experts without a capacity limit, as in the peers, with expert parallelism
+    over all ranks."""
     model: dict[str, Any] = {
         "layers": LAYERS,
         "hiddenSize": HIDDEN,

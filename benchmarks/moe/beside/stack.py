@@ -15,6 +15,6 @@ class Stack(Protocol):
         """Yield, for each of the batches, [steps, sequences, T + 1] over all ranks, the mean loss over this rank's
         share.
 
-        The loss is that before the update. All work of a step happens between two yields.
+        The loss is the loss before the update. All work of a step happens between two yields.
         """
         ...

@@ -34,7 +34,7 @@ def train(case: Case, batches: Tensor, rank: int, world: int) -> Iterator[Tensor
             total += loss.detach()
         for expert in experts:
             # The expert's gradient is a sum over the ranks' tokens; all other gradients are means.
-            assert expert.grad is not None, "every expert takes part"
+            assert expert.grad is not None, "every expert has had tokens, and so a gradient"
             expert.grad /= world
         optimizer.step()
         optimizer.zero_grad()

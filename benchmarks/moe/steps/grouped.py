@@ -63,8 +63,8 @@ def operands(experts: int, dtype: torch.dtype, generator: torch.Generator) -> Op
 
 
 def sizes_of(experts: int, rows: int, generator: torch.Generator) -> list[int]:
-    """Draw an expert for each row, and return the rows of each expert; they also differ between the steps of a
-    training."""
+    """Draw an expert for each row, and return the number of rows of each expert. In training, too, the numbers differ
+    between steps."""
     return torch.randint(experts, (rows,), generator=generator).bincount(minlength=experts).tolist()
 
 

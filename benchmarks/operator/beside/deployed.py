@@ -1,8 +1,8 @@
-"""Run a controller of another project as a process beside an API server, with its webhooks, like its own manifests.
+"""Run a controller of another project as a process beside an API server, with its webhooks, as its manifests would.
 
 The controller creates the certificates of its webhooks in a Secret, and waits until a kubelet has mounted them at a
 built-in path. There is no kubelet here: the files are written into a folder that only the process sees at that path.
-The API server calls a webhook through its Service, whose external name is this machine.
+The API server calls a webhook through its Service, which has this machine as external name.
 """
 
 import base64

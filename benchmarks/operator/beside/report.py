@@ -157,7 +157,7 @@ def _reports(found: Reporting) -> str:
 
 
 def _speed(lives: Sequence[Life]) -> str:
-    """Return the verdict on our speed divided by that of the faster peer, for each load of many jobs."""
+    """Return the verdict on our speed divided by the speed of the faster peer, for each load of many jobs."""
     said = []
     for load in sorted({life.jobs for life in lives if life.jobs > 1}):
         found = {life.stack: life.jobs_per_second for life in lives if life.jobs == load}
@@ -173,7 +173,8 @@ def _writes(lives: Sequence[Life], title: str, most: float) -> str:
 
 
 def _at_most_jobs(lives: Sequence[Life], value: Callable[[Life], float], most: float, unit: str) -> str:
-    """Return the verdict on a figure that grows with the jobs: fewer jobs can only show a failure."""
+    """Return the verdict on a figure that grows with the number of jobs: with fewer than MOST_JOBS jobs, only a failure
+    can be certain."""
     worst, jobs = max(map(value, lives), default=0.0), max((life.jobs for life in lives), default=0)
     if worst <= most and jobs < MOST_JOBS:
         return f"not measured at {MOST_JOBS:,} jobs; {worst:.3g}{unit} at {jobs:,}"

@@ -1,7 +1,7 @@
-"""Cost of the reports of a job of very many workers for the operator.
+"""Cost for the operator of the reports of a job with very many workers.
 
-A pod reports every 5 s. Fewer pods that report every second make as many reports, and stay within the endpoint's limit
-of connections.
+A pod reports every 5 s. Here a fifth as many pods report every second: as many reports, within the endpoint's limit of
+connections.
 """
 
 import asyncio

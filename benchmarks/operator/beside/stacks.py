@@ -20,7 +20,7 @@ from tests.support.patience import wait_for
 Json = dict[str, Any]
 
 CLIENT_LIMIT = 500
-"""Requests per second of a controller that has such an option: the controller manager's limit here."""
+"""Limit of requests per second, as for the controller manager here; for controllers with an option for the limit."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Stack:
 def _ours(site: Site) -> Iterator[tuple[int, ...]]:
     operator = site.start_operator()
     wait_for("the operator", operator.is_ready, operator.said)
-    assert operator.process is not None, "start_operator was called"
+    assert operator.process is not None, "start_operator has set the process"
     yield (operator.process.pid,)
 
 

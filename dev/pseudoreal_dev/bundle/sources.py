@@ -14,11 +14,11 @@ class Closure:
     files: Mapping[str, Path]
     """Module -> its file. Packages are modules too."""
     foreign: Mapping[str, frozenset[str]]
-    """Top-level name of a module outside the project -> project modules importing it."""
+    """Top-level name of a module outside the project -> project modules that import it."""
 
 
 def closure(roots: Iterable[str], folders: Sequence[Path]) -> Closure:
-    """Return the transitive imports of the roots. `folders` contain the project's top-level packages, as on
+    """Return the roots and their transitive imports. `folders` contain the project's top-level packages, as on
     sys.path."""
     files: dict[str, Path] = {}
     foreign: dict[str, set[str]] = {}
@@ -60,8 +60,8 @@ def find(module: str, folders: Sequence[Path]) -> Path | None:
 
 
 def imports(source: str, module: str, *, is_package: bool) -> set[str]:
-    """Return the absolute names imported by the source: `from a import b` gives a and a.b, a module or a name inside
-    a."""
+    """Return the absolute names imported by the source: `from a import b` gives a and a.b, because b may be a
+    module."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -19,8 +19,8 @@ ROOTS = (
     *("pydantic", "structlog", "pyyaml", "click", "common-expression-language", "prometheus-client"),
     "typing-extensions",
 )
-"""Imports of the API package and the trainer besides PRESENT. torch brings typing-extensions too, but an older version
-than pydantic needs."""
+"""Packages imported by the API package and the trainer, except PRESENT. torch brings typing-extensions too, but in an
+older version than pydantic needs."""
 PRESENT = frozenset(
     {
         *("torch", "numpy", "safetensors", "rich", "typer", "pytest"),
@@ -63,8 +63,8 @@ def fetch(folder: Path, pins: Mapping[str, str]) -> list[Path]:
 
 
 def pins_in(text: str) -> dict[str, str]:
-    """Return the versions pinned in a requirements file by package; among lines for several Pythons, the matching
-    one."""
+    """Return package -> version pinned in a requirements file; among lines for several Pythons, the line for the GPU
+    machine's version."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if "==" not in line:
@@ -135,7 +135,7 @@ def _fetched(folder: Path, name: str, pins: Mapping[str, str]) -> Path:
     ]
     shell.run([*command, f"{name}=={pins[name]}"], paths.logs() / "gpu-bundle.log")
     wheel = _wheel_of(folder, name, pins)
-    assert wheel is not None, f"pip said that it wrote a wheel of {name}"
+    assert wheel is not None, f"pip has downloaded a wheel of {name}"
     return wheel
 
 

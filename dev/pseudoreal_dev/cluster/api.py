@@ -14,12 +14,12 @@ from pseudoreal_dev.machine.processes import Process, is_running
 
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 300.0
-"""Seconds to wait for a condition, enough for a slow machine. The end of a needed process is noticed immediately."""
+"""Seconds to wait for a condition, enough for a slow machine."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """An API server, with an accepted client certificate."""
+    """An API server, and a client certificate that it accepts."""
 
     address: str
     port: int
@@ -50,7 +50,8 @@ class Server:
 
 
 def wait_until(condition: Callable[[], bool], what: str, needed: list[Process]) -> None:
-    """Wait for a condition. Raises DevError, with the end of a log, if a needed process ends or the time is up."""
+    """Wait for a condition. Raises DevError, with the end of a log, as soon as a needed process ends, or after
+    `PATIENCE_SECONDS`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         for process in needed:

@@ -31,7 +31,7 @@ class Binaries:
     folder: Path
 
     def path(self, name: str) -> Path:
-        assert name in PACKAGES, f"no program of the cluster is called {name}"
+        assert name in PACKAGES, f"PACKAGES names {name}, as every program of the cluster"
         return self.folder / name
 
 
@@ -65,7 +65,7 @@ def _folder() -> Path:
 
 
 def _linker_flags() -> str:
-    # Without these flags the servers report v0.0.0-master, which clients that check versions refuse.
+    # Without these flags the servers report v0.0.0-master, and clients that check versions refuse them.
     version = _find(r"^\s*k8s\.io/kubernetes (v\S+)$")
     major, minor, _ = version.removeprefix("v").split(".")
     facts = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
@@ -74,5 +74,5 @@ def _linker_flags() -> str:
 
 def _find(pattern: str) -> str:
     found = re.search(pattern, (paths.TOOLS / "go.mod").read_text(), re.MULTILINE)
-    assert found, f"dev/tools/go.mod has no line that matches {pattern}"
+    assert found, f"dev/tools/go.mod has a line that matches {pattern}"
     return found.group(1)

@@ -54,7 +54,7 @@ class Authority:
         return key
 
     def issue(self, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> KeyPair:
-        """Issue a certificate for the client `user` in `groups`, also valid for serving under `hosts` (names and IP
+        """Issue a certificate for the client `user` in `groups`; it is also valid for a server at `hosts` (names and IP
         addresses)."""
         key = ec.generate_private_key(ec.SECP256R1())
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]

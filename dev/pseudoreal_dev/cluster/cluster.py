@@ -30,7 +30,7 @@ SITE = Site(
     context=CONTEXT,
     has_nodes=True,
 )
-# Files whose change requires a new cluster.
+# After a change of one of these files, the cluster must be started again.
 SOURCES = (
     *("certificates.py", "cgroups.py", "cluster.py", "containerd.py", "control_plane.py"),
     *("dns.py", "dns.yaml", "network.py", "node.py", "node_files.py", "pause.py"),
@@ -109,7 +109,7 @@ def _start(binaries: Binaries, api_server_arguments: Sequence[str], stamp: str) 
 
 
 def _problem(stamp: str) -> str:
-    """Return why the cluster is not the healthy one described by the stamp; "" if it is."""
+    """Return the first problem of the cluster; "" if it is healthy and was started with this stamp."""
     if not _stamp_file().exists():
         return "the cluster is not up"
     if _stamp_file().read_text() != stamp:
@@ -143,8 +143,8 @@ def _clear() -> None:
 
 
 def _strays() -> list[int]:
-    """Return the cluster's processes without a record: the tooling was killed after starting them, before writing the
-    record."""
+    """Return the ids of the cluster's processes without a record: if the tooling is killed between the start of a
+    process and the write of its record, the process has none."""
     ours = (str(paths.binaries()), "containerd")
     return [
         pid

@@ -34,8 +34,8 @@ class Containerd:
         (self.run / "config.toml").write_text(_configuration(self, sandbox_image))
         process = self._launch()
         if self.names_of("containers"):
-            # A killed cluster leaves container records, which the CRI plugin reads only at its start: restart without
-            # them.
+            # A killed cluster leaves container records. The CRI plugin reads the records only at its start, so remove
+            # them and restart.
             self.remove_containers()
             self.stop()
             process = self._launch()

@@ -33,10 +33,11 @@ class Site:
 
 
 class ControlPlane:
-    """Control plane with its files in `directory`. As a context manager, it runs on loopback with free ports.
+    """Control plane with its files in `directory`; a context manager that starts and stops it.
 
-    Such a control plane has no nodes and no scheduler: pods are created and stay pending. Its processes end with this
-    program, even if this program is killed. `api_server_arguments` are passed to kube-apiserver unchanged.
+    Without a `site`, the control plane runs on loopback with free ports, and has no nodes and no scheduler: pods are
+    created and stay pending. Its processes then end with this program, even if this program is killed.
+    `api_server_arguments` are passed to kube-apiserver unchanged.
     """
 
     def __init__(self, directory: Path, *, site: Site | None = None, api_server_arguments: Sequence[str] = ()) -> None:

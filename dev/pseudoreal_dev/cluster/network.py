@@ -54,7 +54,7 @@ def create() -> None:
     shell.output(["ip", "address", "add", f"{HOST_ADDRESS}/30", "dev", HOST_DEVICE])
     shell.output(["ip", "link", "set", HOST_DEVICE, "up"])
     _bring_up(FIRST)
-    # Nothing answers on this route, but the kubelet, the API server and kube-proxy choose their address by a default
+    # This route leads nowhere, but the kubelet, the API server and kube-proxy choose their address by the default
     # route.
     _ip(FIRST, "route", "add", "default", "dev", "eth0")
     # Packets to the address of a deleted pod are rejected at once.
@@ -93,7 +93,7 @@ def delete_second() -> None:
 def delete() -> None:
     """Remove the existing parts of `create`."""
     _delete(FIRST)
-    # The kernel deletes the veth pair with its namespace, a moment later; it does not matter who deletes it first.
+    # The kernel deletes the veth pair together with the namespace, a moment later: the pair may be gone already.
     shell.succeeds(["ip", "link", "delete", HOST_DEVICE])
 
 
@@ -120,8 +120,7 @@ def _peer(host: Host) -> tuple[str, ...]:
 def _close() -> None:
     """Reject packets to addresses outside the cluster, at once rather than after a timeout."""
     _iptables("-N", CHAIN)
-    # Pod and Service networks too: after its redirection, a packet to a Service still has its first output device,
-    # eth0.
+    # Pod and Service networks too: after its redirection, a packet to a Service still has eth0 as its output device.
     for network in (LINKS, POD_NETWORK, SERVICE_NETWORK):
         _iptables("-A", CHAIN, "-d", network, "-j", "RETURN")
     _iptables("-A", CHAIN, "-j", "REJECT")

@@ -62,7 +62,7 @@ def kube_proxy(host: Host, kubeconfig: Path) -> str:
 def pod_network(host: Host, folder: Path) -> str:
     """Return the CNI network configuration.
 
-    The plugin is `ptp` and not `bridge`: all packets between pods are routed, so Services work without the kernel's
+    The plugin is `ptp`, which routes all packets between pods: with `bridge`, Services would need the kernel module
     br_netfilter.
     """
     addresses = {
@@ -79,7 +79,7 @@ def pod_network(host: Host, folder: Path) -> str:
 
 
 def corefile(kubeconfig: Path, context: str) -> str:
-    """Return CoreDNS's configuration: the cluster's names only, because the cluster has no way out."""
+    """Return CoreDNS's configuration: the cluster's names only, because no packet leaves the cluster."""
     return f"""\
 . {{
     bind {FIRST.address}

@@ -1,4 +1,4 @@
-"""The pause image, holding a pod's namespaces open: one static program."""
+"""The pause image: one static program, which holds a pod's namespaces open."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""Requirements on the machine, checked before anything is built; all missing ones are reported together."""
+"""Requirements on the machine, checked before anything is built; all problems are reported together."""
 
 import os
 import platform

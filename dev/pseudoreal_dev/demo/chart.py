@@ -37,7 +37,7 @@ def install(
 
 
 def _operator_state(kubernetes: Kubernetes) -> str:
-    """Return diagnostics of an operator not becoming ready."""
+    """Return diagnostics of an operator that does not become ready."""
     shown = []
     for command in (("get", "pods"), ("describe", "pods"), ("logs", f"deployment/{RELEASE}", "--tail=20")):
         try:

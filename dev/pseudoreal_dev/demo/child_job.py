@@ -26,7 +26,7 @@ def wait_until_complete(kubernetes: Kubernetes, job: str, seconds: float) -> str
 
 
 def end_of(job: dict[str, Any] | None) -> str | None:
-    """Return Complete or Failed; None before either."""
+    """Return Complete or Failed; None while the Job runs."""
     conditions: Iterable[dict[str, Any]] = (job or {}).get("status", {}).get("conditions") or []
     return next((c["type"] for c in conditions if c["type"] in ("Complete", "Failed") and c["status"] == "True"), None)
 

@@ -1,4 +1,4 @@
-"""Loads an exported model like its users: with transformers, without code of this project."""
+"""Loads an exported model as its users do: with transformers, without code of this project."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Copies files from PersistentVolumeClaims to this machine, through a pod mounting them."""
+"""Copies files from PersistentVolumeClaims to this machine, through a pod that mounts the claims."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ _MOST_SECONDS = 600
 
 
 def copied(kubernetes: Kubernetes, image: str, claims: Mapping[str, str], wanted: Sequence[str], folder: Path) -> None:
-    """Copy files and folders into `folder`, created from scratch, each under its last path component.
+    """Copy the files and folders in `wanted` into a new `folder`, each under its last path component.
 
-    `claims` maps the first path component used in `wanted` to the name of the claim.
+    `claims` maps the first component of a path in `wanted` to the name of a claim.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

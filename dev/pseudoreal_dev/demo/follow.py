@@ -18,7 +18,8 @@ TERMINAL = ("Complete", "Failed")
 
 
 def follow(kubernetes: Kubernetes, job: str, namespace: str, deadline_seconds: float) -> PseudoRealJobStatus:
-    """Return the job's last status. Raises DevError if the job fails or is not done in time."""
+    """Show the job's progress until the job is complete, and return its last status. Raises DevError if the job fails
+    or is not done in time."""
     started = time.monotonic()
 
     def elapsed() -> float:
@@ -53,7 +54,7 @@ def describe(status: PseudoRealJobStatus, seconds: float) -> str:
 
 
 def waiting_for(status: PseudoRealJobStatus) -> str:
-    """Return the message of the condition explaining why the job does not train."""
+    """Return the message of the condition that explains why the job does not train."""
     conditions = {condition.type: condition for condition in status.conditions}
     failed, progressing = conditions.get("Failed"), conditions.get("Progressing")
     if failed and failed.status == "True":

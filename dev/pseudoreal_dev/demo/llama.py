@@ -91,7 +91,7 @@ def _written(lines: Sequence[Line]) -> list[str]:
 
 
 def sentences(status: PseudoRealJobStatus, bits: float, exported_loss: float) -> list[str]:
-    """Return sentences on the results. Raises DevError if a result is not as expected."""
+    """Return sentences about the results. Raises DevError if a result is not as expected."""
     ends = (status.phases[0].start_validation_loss, status.phases[-1].validation_loss)
     first, last = (float(loss or "nan") for loss in ends)
     delinked = report.delinks(status.phases)

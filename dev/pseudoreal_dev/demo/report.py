@@ -39,7 +39,7 @@ def delinks(phases: Sequence[PhaseStatus]) -> tuple[tuple[str, str], ...]:
 
 
 def losses(phases: Iterable[PhaseStatus], token: str) -> Table:
-    """Return a table of the losses of all phases; `token` is the job's unit of text in words."""
+    """Return a table of the losses of all phases; `token` is the word for the job's unit of text: byte or token."""
     columns = ("phase", "last step", "loss", "validation loss at its start", "at its end", "checkpoint")
     table = Table(*columns, title=f"Losses, in nats per {token}")
     for phase in phases:

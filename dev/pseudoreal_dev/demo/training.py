@@ -1,4 +1,4 @@
-"""Follows, shows and awaits the deletion of a demo's job."""
+"""Follows a demo's job, shows it, and waits for its deletion."""
 
 from pseudoreal_api.names import LABEL_JOB
 from pseudoreal_api.status.status import PseudoRealJobStatus

@@ -13,7 +13,7 @@ from pseudoreal_dev.machine.content_hash import hash_files, list_files
 from pseudoreal_dev.machine.lock import exclusive
 from pseudoreal_dev.machine.progress import Cost, progress
 
-# Exceeded by some dozen small layers, or by a second torch.
+# A dozen small layers, or a second torch, exceed it.
 STORAGE_LIMIT_BYTES = 12 * 1024**3
 
 
@@ -69,7 +69,7 @@ def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
 
 
 def export(image: Image) -> None:
-    """Run the part of `load` possible without containerd. In a first run it writes gigabytes while the cluster is being
+    """Run the part of `load` that needs no containerd. In a first run it writes gigabytes, while the cluster is being
     built."""
     with exclusive("images"):
         layout.export(image.name)
@@ -99,7 +99,7 @@ def drop_older(image: Image, containerd: Containerd | None) -> None:
 
 
 def unneeded(targets: Mapping[str, str], kept: Set[str]) -> list[str]:
-    """Return the names in `targets` (name: digest) without the digest of a kept name: older tags and their aliases.
+    """Return the names in `targets` (name -> digest) to remove: older tags, and aliases of no kept image.
 
     The CRI plugin of containerd gives each image a second name, its digest; this name would keep the content forever.
     """

@@ -39,8 +39,8 @@ def export(name: str) -> None:
     """Write the missing blobs of a buildah image into the layout. Raises CommandFailed."""
     log = paths.logs() / "image-load.log"
     with progress.step(f"exporting {name}", cost=Cost.FIRST_RUN, log=log):
-        # Compressed layers have no digest before they are written, so buildah's own push would write all of them every
-        # time.
+        # The digest of a compressed layer is known only after it is written, so buildah's own push would write all
+        # layers every time.
         accept = "--dest-oci-accept-uncompressed-layers"
         shell.run(["skopeo", "copy", accept, buildah.reference(name), f"oci:{_folder()}:image"], log)
 
@@ -88,14 +88,14 @@ def _add(archive: tarfile.TarFile, name: str, value: Mapping[str, Any]) -> None:
 
 
 def _drop_hollow_blobs(held: set[str]) -> None:
-    """Remove hollow blobs without content in containerd, so skopeo writes them in full."""
+    """Remove the hollow blobs that containerd lacks, so that skopeo writes them in full."""
     for blob in _blobs():
         if is_hollow(blob) and f"{DIGEST_PREFIX}{blob.name}" not in held:
             blob.unlink()
 
 
 def _empty(held: set[str]) -> None:
-    """Hollow the large blobs present in containerd; delete the small ones, because they are quickly written again."""
+    """Hollow the large blobs present in containerd; delete small blobs, because they are quickly written again."""
     for blob in _blobs():
         if blob.stat().st_size < HOLLOW_BYTES:
             blob.unlink()
@@ -105,7 +105,7 @@ def _empty(held: set[str]) -> None:
 
 
 def hollow(blob: Path) -> None:
-    """Free the content of a file and keep its length. After an interruption the file is whole, never shorter."""
+    """Free the content of a file and keep its length. An interruption leaves the file whole or hollow."""
     empty = blob.with_name(f".{blob.name}")
     empty.touch()
     os.truncate(empty, blob.stat().st_size)

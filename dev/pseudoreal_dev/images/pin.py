@@ -11,9 +11,9 @@ _LINE = re.compile(r"^ARG BASE_IMAGE=(?P<image>[^@\s]+)@(?P<digest>sha256:[0-9a-
 
 
 def write(image: str | None = None, dockerfile: Path = DOCKERFILE, *, options: tuple[str, ...] = ()) -> str:
-    """Write the base image with its current digest into the Dockerfile, and return both.
+    """Write the base image with its current digest into the Dockerfile, and return it as NAME:TAG@DIGEST.
 
-    The registry of `image`, by default the Dockerfile's image, is asked for the digest of its tag. `options` are for
+    Asks the registry of `image`, by default the Dockerfile's image, for the digest of its tag. `options` are for
     skopeo. Raises DevError, and CommandFailed with the registry's answer.
     """
     text = dockerfile.read_text()

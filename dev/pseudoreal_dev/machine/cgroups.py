@@ -1,5 +1,5 @@
-"""Cgroup of all pods of the cluster; every process in it belongs to the cluster. The second node's cgroup is below
-it."""
+"""Cgroup of all pods of the cluster; every process in the cgroup belongs to the cluster. The second node's cgroup is
+below the first node's."""
 
 from pathlib import Path
 

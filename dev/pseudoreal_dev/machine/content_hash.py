@@ -30,7 +30,7 @@ def hash_files(root: Path, patterns: Iterable[str], facts: Iterable[str] = ()) -
 
 
 def _add(digest: "hashlib._Hash", part: bytes) -> None:
-    # The length prefix distinguishes different splits of the same bytes.
+    # With length prefixes, different splits of the same bytes give different hashes.
     digest.update(len(part).to_bytes(8, "big"))
     digest.update(part)
 

@@ -15,8 +15,8 @@ STRIPPED = "-s -w"
 
 
 def folder_of(module: Path, sources: Sequence[str] = ()) -> Path:
-    """Return the cache folder for builds of a module, named after the module's content including `sources`, and the
-    compiler."""
+    """Return the cache folder for builds of a module, named by a hash of its go.mod and go.sum, of `sources` (glob
+    patterns), and of the compiler's version."""
     compiler = shell.output(["go", "version"])
     return paths.binaries() / hash_files(module, ["*.mod", "*.sum", *sources], [compiler])
 

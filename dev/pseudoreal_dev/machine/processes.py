@@ -1,5 +1,5 @@
-"""Long-running processes: detached from the terminal, recorded in files, and killed only if verified to be the recorded
-ones."""
+"""Long-running processes: detached from the terminal, recorded in files, and killed only after a check that the id
+still belongs to the recorded process."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def launch(name: str, command: Sequence[str | Path], *, records: Path, log: Path
         )
         process = Process(name, child.pid, start_ticks(child.pid) or 0, str(command[-1]), str(log))
         (records / f"{name}.json").write_text(json.dumps(asdict(process)))
-    # Marks the child as ended for Popen: its record tracks it, and it outlives this program.
+    # Mark the child as ended for Popen, which would otherwise warn of it: the child outlives this program.
     child.returncode = 0
     return process
 
@@ -57,7 +57,8 @@ def is_running(process: Process) -> bool:
     """Return whether the recorded process itself runs: same id, same start, same last word, and not a zombie."""
     _reap(process.pid)
     words = words_of(process.pid)
-    # While one program replaces another by exec (nsenter by ours), its command line is empty for a moment.
+    # While one program replaces another by exec (nsenter by the launched program), the command line is empty for a
+    # moment.
     return start_ticks(process.pid) == process.started and (not words or process.argument in words)
 
 

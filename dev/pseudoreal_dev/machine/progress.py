@@ -18,7 +18,7 @@ HEARTBEAT_SECONDS = 15.0
 
 
 class Cost(Enum):
-    """Runs paying for a step: only the first one (the result stays in the cache), or every one."""
+    """Runs that spend time on a step: only the first run (the result stays in the cache), or every run."""
 
     FIRST_RUN = "first run"
     EVERY_RUN = "every run"
@@ -63,11 +63,11 @@ class Progress:
     ) -> Iterator[None]:
         """Show `name` and the last line of `log` while the context runs, and record its duration.
 
-        With `shows_itself`, the block displays its own progress and is only recorded.
+        With `shows_itself`, the context displays its own progress, and only its duration is recorded.
         """
         step = _Step(name, self._clock(), log)
         self._running.append(step)
-        # Reserve the place now, so that a step precedes the steps inside it.
+        # Reserve the place now, so that a step comes before its inner steps.
         place = len(self._timings)
         self._timings.append(None)
         try:
@@ -94,7 +94,7 @@ class Progress:
         return [timing for timing in self._timings if timing]
 
     def table(self, title: str = "Where the time went") -> Table:
-        """Return a table of the recorded steps with their seconds, and who pays for each."""
+        """Return a table of the recorded steps with their seconds and costs."""
         table = Table("step", "seconds", "paid by", title=title)
         for timing in self.timings:
             table.add_row("  " * timing.depth + escape(timing.name), f"{timing.seconds:.1f}", timing.cost.value)

@@ -32,7 +32,7 @@ def built(neighbour: Neighbour) -> Path:
             with progress.step(f"building {neighbour.program}", cost=Cost.FIRST_RUN):
                 go.download(pinned, [neighbour.package])
                 _copy(neighbour, go.source_of(pinned, neighbour.module), folder)
-                # The program comes last: its presence proves that all files are complete.
+                # The program comes last: its presence shows that all files are complete.
                 go.build(pinned, neighbour.package, folder / neighbour.program)
     return folder
 

@@ -1,5 +1,5 @@
-"""Kubeflow's operators, run beside the operator by its benchmark: the training operator, and its successor Trainer with
-the required JobSet controller."""
+"""Kubeflow's operators, for the benchmark that runs them beside the operator: the training operator, and its successor
+Trainer with the JobSet controller that Trainer requires."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,7 @@ def trainer() -> Controller:
 
 
 def torch_runtime() -> Path:
-    """Return the path of the Trainer's PyTorch runtime, the target of jobs' references."""
+    """Return the path of the Trainer's PyTorch runtime, to which its jobs refer."""
     return built(_TRAINER) / "trainer-runtime.yaml"
 
 

@@ -1,8 +1,8 @@
 """Resolves `layout: Auto` before a pod's ranks start: the layout is chosen once, recorded beside the checkpoints, and
-read from there from then on.
+read from the record from then on.
 
-Each pod of the first execution looks for the record, chooses a layout, and tries to write it. Storage lets one of them
-succeed, and all continue with that pod's layout. So neither other profiles nor other releases change a recorded layout.
+Each pod of the first execution looks for the record, chooses a layout, and tries to write it. Storage lets exactly one
+write succeed, and all pods continue with that layout. Other profiles or releases do not change a recorded layout.
 """
 
 from collections.abc import Callable

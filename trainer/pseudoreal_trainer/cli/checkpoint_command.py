@@ -84,7 +84,7 @@ CHECKPOINT = _CheckpointFolder()
 
 
 class Command(click.Command):
-    """Command on a checkpoint: an error ends it with exit code 78, a corrupt checkpoint with 1."""
+    """Command on a checkpoint. Exit code 1 for a corrupt checkpoint, 78 for every other error of this project."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -203,7 +203,7 @@ def _find_corruption(checkpoint: OpenCheckpoint) -> CorruptCheckpoint | None:
 
 
 def _last_good(checkpoint: OpenCheckpoint) -> str:
-    """Return a clause naming the checkpoint from which a resumed run would start."""
+    """Return a clause that names the checkpoint from which a resumed run would start."""
     for head in checkpoint.store.candidates(checkpoint.manifest.phase):
         if head.name != checkpoint.manifest.name and _is_verified(checkpoint.store, head):
             return f"; the last good checkpoint of this phase is {head.name}"
@@ -288,7 +288,8 @@ def _tokenizer_file(_: click.Context, __: click.Parameter, text: str | None) -> 
 
 
 def _with_remedy(folder: Path, error: Exception) -> Exception:
-    """Return the error of an unfinished export, extended by the remedy for the folder. An empty folder is removed."""
+    """Remove the folder of a failed export if it is empty; otherwise add the remedy for the folder to the error. Return
+    the error."""
     try:
         folder.rmdir()
     except OSError:

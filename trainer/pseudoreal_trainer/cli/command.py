@@ -1,8 +1,8 @@
 """The command `pseudoreal`, also installed as `kubectl pseudoreal`: one group of all commands.
 
 A command's module is imported when the command is called: help and the commands for a cluster need neither torch nor
-numpy. The commands for a cluster are in the package pseudoreal_client. They are named here and not imported, because
-the image of a training pod has this package alone.
+numpy. The commands for a cluster are in the package pseudoreal_client; they are only named here, because the image of a
+training pod has no pseudoreal_client.
 """
 
 import os
@@ -56,7 +56,7 @@ SECTIONS = {"Jobs on a cluster": CLUSTER, "Job files": FILES, "On this machine":
 
 
 class _Commands(click.Group):
-    """Click group with lazy imports, and the project's own errors as plain sentences."""
+    """Click group with lazy imports; prints the project's own errors as plain sentences."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return [name for section in _installed() for name in SECTIONS[section]]

@@ -1,4 +1,4 @@
-"""Shared by all commands: their error, their options for a cluster, and the import of other commands' modules."""
+"""Shared by all commands: their error, their options for a cluster, and the lazy import of their modules."""
 
 import importlib
 import importlib.util
@@ -26,7 +26,7 @@ class ExitStatus(IntEnum):
 
 
 class CommandError(click.ClickException):
-    """Ends the command: a sentence with the remedy goes to stderr, and `exit_code` to the shell."""
+    """Error that ends the command: the sentence, with the remedy, goes to stderr, and `exit_code` to the shell."""
 
     def __init__(self, sentence: str, exit_code: ExitStatus = ExitStatus.FAILED) -> None:
         super().__init__(sentence)
@@ -46,7 +46,7 @@ class ClusterOptions(NamedTuple):
 
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add -n, --context and --kubeconfig, as kubectl has them; the command receives them as its first argument."""
+    """Add kubectl's options -n, --context and --kubeconfig; the command receives them as its first argument."""
 
     @wraps(command)
     def with_options(namespace: str | None, context: str | None, kubeconfig: str | None, **arguments: Any) -> None:

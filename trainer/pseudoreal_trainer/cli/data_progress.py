@@ -62,8 +62,8 @@ class PrepareDisplay:
 
 @contextmanager
 def sampling_progress(console: Console, size: int) -> Iterator[Callable[[int], None]]:
-    """Show the read share of the sample, then the learning of merges. Yields a function for the number of bytes read so
-    far."""
+    """Show how much of the sample is read, then that merges are learned. Yields a function to call with the number of
+    bytes read so far."""
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeElapsedColumn(),
         console=console, disable=not console.is_terminal, transient=True,

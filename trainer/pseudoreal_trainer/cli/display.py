@@ -17,13 +17,14 @@ _LINE_SECONDS = 5.0
 
 
 class Display:
-    """Display of the processes' events. A context manager."""
+    """Display of the log events of a run's pods. A context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.seconds: dict[str, float] = {}
         """Seconds of training by phase, for the phases trained in this run."""
         self.baseline: float | None = None
+        """Loss of the order-2 model, in nats per byte; None for token files, and before the corpus is logged."""
         self.sample: Event | None = None
         self._task: TaskID | None = None
         self._line_at = 0.0

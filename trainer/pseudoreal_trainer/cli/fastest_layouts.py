@@ -42,8 +42,8 @@ class FastestLayouts:
 def fastest_layouts(
     config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int, wanted: int
 ) -> FastestLayouts:
-    """Return the `wanted` fastest layouts of a phase. Raises ValueError if the profile lacks a price needed by the
-    phase."""
+    """Return at most `wanted` of the fastest layouts of a phase. Raises ValueError if the profile lacks a speed needed
+    for the phase."""
     search = Search(config, device, profile, threads)
     found = list(islice(search.fastest(), wanted))
     reports = [plan_phase(chosen(config, entry.choice), device, profile, threads).report for entry in found]

@@ -29,11 +29,11 @@ from pseudoreal_trainer.estimate.trace import trace_of
 from pseudoreal_trainer.plan.sizes import Device
 
 _SHOWN = 3
-"""Number of layouts shown for a phase with layout Auto; the phase would take the first one."""
+"""Number of layouts shown for a phase with layout Auto; the phase would be trained with the first one."""
 
 
 _JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-"""Pattern of the names of jobs, which differ from file names: they have neither dots nor slashes."""
+"""Pattern of the names of jobs. Unlike file names, they have neither dots nor slashes."""
 
 
 @click.command()

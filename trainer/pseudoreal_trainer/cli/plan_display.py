@@ -93,7 +93,7 @@ def _memory_table(report: PhaseReport) -> Table:
 
 
 def _group_ranks(reports: list[RankReport]) -> list[tuple[str, RankReport]]:
-    """Return the reports with the numbers of their ranks; neighbouring ranks with equal figures share a row."""
+    """Return (pipeline ranks, report) for each row; neighbouring pipeline ranks with equal figures share a row."""
     groups = [list(group) for _, group in groupby(enumerate(reports), key=lambda item: item[1])]
     names = [str(g[0][0]) if len(g) == 1 else f"{g[0][0]}-{g[-1][0]}" for g in groups]
     return [(name, group[0][1]) for name, group in zip(names, groups, strict=True)]

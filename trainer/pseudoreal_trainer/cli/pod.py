@@ -59,7 +59,7 @@ def _run(path: Path, stop: Stop) -> TerminationMessage:
 
 
 def _report_unreadable(path: Path, error: ContractError) -> TerminationMessage:
-    """Return the message of a pod unable to read its configuration.
+    """Return the message of a pod that cannot read its configuration.
 
     The fields `phase` and `execution` have the same form in every release.
     """
@@ -92,7 +92,7 @@ def _run_with_layout(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop
     """Resolve the phase's layout, then run the ranks with it: the ranks and their supervisor see only the resolved
     config.
 
-    A pod unable to join the rendezvous (`check_secret`) ends before.
+    Call `check_secret` first: a pod that cannot join the rendezvous ends before the search for a layout.
     """
     try:
         check_secret()
@@ -127,7 +127,7 @@ def _outcome_folder() -> Iterator[Path]:
 def _with_checkpoint_in_time(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
     """Return the message, completed with the newest checkpoint if the volume answers in time.
 
-    Used if the ranks could not report their progress. The bare message is written first, because the volume may hang.
+    Called if the message names no checkpoint. The bare message is written first, because the volume may hang.
     """
     write_termination(message)
     found: list[TerminationMessage] = []

@@ -1,7 +1,7 @@
 """One rank of a phase: `python -m pseudoreal_trainer.cli.rank CONFIG.json`, under torchrun or alone.
 
-Its exit code is one of the contract's. A yielding rank must not exit with 0: torchrun would then wait for minutes for
-the torchruns of the other pods, and they may be gone.
+The exit codes are defined by the contract between operator and trainer. A yielding rank must not exit with 0: torchrun
+would then wait for minutes for the torchruns of the other pods, which may be gone.
 """
 
 import os
@@ -47,10 +47,10 @@ def main() -> NoReturn:
 
 
 def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMessage:
-    """Train as one rank; return how the rank ended. The same message is left as the rank's outcome for the pod.
+    """Train as one rank; return the rank's termination message, after writing it as the rank's outcome for the pod.
 
-    `end` receives the exit code of a failing rank. It is called in the thread of the first failure: other threads of
-    the rank may be waiting for ranks waiting for this one.
+    `end` is called with the exit code of a failing rank, in the thread of the first failure: other threads of this rank
+    may be waiting for ranks that in turn wait for this one.
     """
     stop = threading.Event()
     # Before torch is imported: the import takes seconds, during which a SIGTERM would otherwise kill the process.
@@ -136,8 +136,8 @@ def _train(
     config: PhaseConfig, config_file: Path, stop: threading.Event, heartbeat: Heartbeat, pod: PodFolder | None
 ) -> TerminationMessage:
     heartbeat.working("reads the corpus")
-    # Read the corpus first: a job without text then fails at once, and no other rank waits in a collective for this
-    # one.
+    # Read the corpus first: a job without text then fails at once, while no other rank waits for this one in a
+    # collective.
     corpus = open_corpus(config)
     if config.preflight.mode != "None":
         heartbeat.working("checks ranks and networks")

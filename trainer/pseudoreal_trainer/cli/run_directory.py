@@ -1,4 +1,4 @@
-"""Folder of a local run: the job it belongs to, and its results so far."""
+"""Folder of a local run: the job of the run, and its results so far."""
 
 import json
 import uuid
@@ -19,7 +19,7 @@ from pseudoreal_trainer.storage.durable import write_atomically
 from pseudoreal_trainer.storage.path import storage_path
 
 _CHANGEABLE = ("logging", "pod", "scheduling", "restart", "hang", "deadlines", "cleanUp", "requests", "suspend")
-"""Spec fields open to change between two runs, as in a cluster during suspension of the job."""
+"""Spec fields that may change between two runs, as on a cluster while the job is suspended."""
 _CHANGEABLE_IN_PHASES = ("pod", "resources")
 _GROWING = ("step", "tokens")
 """Bounds of `until` that may grow in the last phase."""
@@ -65,8 +65,8 @@ class RunDirectory:
 def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
     """Open the folder of a run, new or resumed.
 
-    Raises InvalidJobError if the folder cannot be created, or if it holds a run not to be resumed, a run of another
-    release, or a run with a difference in an immutable spec field.
+    Raises InvalidJobError if the folder cannot be created, or if it holds a run and `resume` is False, a run of another
+    release, or a run with another value in an immutable spec field.
     """
     try:
         return _open(path, job, resume=resume)
@@ -103,9 +103,9 @@ def _read(record: Path) -> _Record:
 
 
 def _check_unchanged(before: Json, now: Json, record: Path) -> None:
-    """Raise InvalidJobError for changes refused by the API server on a suspended job.
+    """Raise InvalidJobError for changes that the API server refuses on a suspended job.
 
-    Allowed are additional phases, a later end of the last phase, and fields deciding only where and how pods run.
+    Allowed are additional phases, a later end of the last phase, and fields that decide only where and how pods run.
     """
     phases = len(before["phases"])
     field = first_difference(_immutable(before, phases), _with_old_bounds(_immutable(now, phases), before), "spec")

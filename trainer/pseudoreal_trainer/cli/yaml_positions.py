@@ -1,6 +1,6 @@
 """YAML with the line and column of each field. Pure.
 
-The text is parsed like kubectl does: `3e-4` is a number, a date is a string, and a repeated key is an error.
+The text is parsed as by kubectl: `3e-4` is a number, a date is a string, and a repeated key is an error.
 """
 
 import re
@@ -39,14 +39,14 @@ class UnreadableYaml(ValueError):
 
 @dataclass(frozen=True)
 class Document:
-    """Document of a YAML file: its content, and its node tree with positions."""
+    """Document of a YAML file: its content, and its tree of nodes with positions."""
 
     body: Any
     node: yaml.Node
 
     def fault(self, sentence: str) -> Fault:
-        """Return the sentence as a fault at the first field path in its text: at the field's key, or the nearest
-        enclosing one."""
+        """Return the sentence as a fault at the first field path in its text: at the field's key, or at the nearest
+        enclosing key."""
         mark = self.node.start_mark
         named = _PATH.search(sentence)
         node: yaml.Node | None = self.node

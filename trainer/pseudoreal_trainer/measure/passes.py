@@ -25,7 +25,7 @@ from pseudoreal_trainer.plan.units import units_of
 
 
 def scratch_share(act: Callable[[], object], device: torch.device, planned: int) -> float:
-    """Return the bytes of scratch memory per byte of `planned`, which is the peak of `act` according to the plan."""
+    """Return the bytes of scratch memory per byte of `planned`, the peak of `act` according to the plan."""
     most = _most_on_gpu(act, device) if device.type == "cuda" else most_on_cpu(act)
     return max(0.0, most / planned - 1)
 
@@ -57,8 +57,8 @@ def _most_on_gpu(act: Callable[[], object], device: torch.device) -> int:
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _SEQUENCE = {"cuda": 2048, "cpu": 128}
 _HEAD_WIDTH = {"cuda": 128, "cpu": 32}
-"""Width of an attention head. It determines attention's share of a block's time; these are the widths of models trained
-on such a device."""
+"""Width of an attention head, as in models trained on such a device. Attention's share of a block's time depends on
+it."""
 _LONG_SECONDS = 0.05
 
 
@@ -103,7 +103,7 @@ def device_type(device: torch.device) -> Device:
 
 
 def is_slow(cell: Cell, speed: PassSpeed) -> bool:
-    """Return True if a cell is so slow that more tokens would take too long without being faster."""
+    """Return whether the cell is so slow that more tokens would take too long, without a higher speed."""
     return cell.flops / speed.block_forward_flops_per_second > _LONG_SECONDS
 
 

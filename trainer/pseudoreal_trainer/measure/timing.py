@@ -12,7 +12,7 @@ from pseudoreal_trainer.estimate.time.hardware import TransferSpeed
 _LEAST_SECONDS = 0.06
 _LEAST_TIMES, _MOST_TIMES = 2, 200
 _TOGETHER = 15
-"""Number of runs of a function that ranks call together: the number must be equal on all ranks."""
+"""Number of runs of a function that ranks call together; fixed, because it must be equal on all ranks."""
 
 
 def seconds_of(act: Callable[[], object], device: torch.device) -> float:
@@ -29,7 +29,7 @@ def seconds_together(act: Callable[[], object], ranks: Ranks) -> float:
     Collective."""
     times = []
     for _ in range(_TOGETHER):
-        ranks.from_first(0)
+        ranks.from_first(0)  # a barrier: all ranks start at the same time
         times.append(_timed(act, ranks.device))
     return float(ranks.sum_(torch.tensor(statistics.median(times[1:]), device=ranks.device)).item()) / ranks.world
 

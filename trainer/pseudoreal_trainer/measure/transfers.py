@@ -24,7 +24,7 @@ _SMALL = 2**14
 MOST_BYTES = 2**31
 """Bytes of a vector in memory. Units are as large and exceed every cache; a few MiB would measure the cache."""
 _SHARE_OF_MEMORY = 8
-"""Divisor of the free memory: the part that all vectors of one measurement may take together."""
+"""Divisor of the free memory: all vectors of one measurement together may take this part of it."""
 DISK_BYTES = 2**26
 """Bytes of a transfer to a disk: enough to keep as many requests pending as the engine does, for a while."""
 _COLLECTIVE_BYTES = {"cuda": 2**29, "cpu": 2**23}
@@ -34,7 +34,7 @@ _CPU = torch.device("cpu")
 
 
 def vector_bytes(device: torch.device, ranks: int, vectors: float) -> int:
-    """Return the bytes of a vector, if `ranks` ranks of one machine measure with `vectors` of them each."""
+    """Return the bytes of a vector, if each of `ranks` ranks of one machine measures with `vectors` vectors."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _available_bytes() // ranks
     return min(MOST_BYTES, int(free / _SHARE_OF_MEMORY / vectors)) // 4096 * 4096
 
@@ -46,7 +46,7 @@ def _available_bytes() -> int:
 
 
 def memory_bytes_per_second(device: torch.device, ranks: int) -> float:
-    """Return the bytes of memory that an in-place float32 sum moves per second: two are read for each one written."""
+    """Return the bytes of memory moved per second by an in-place float32 sum, with two reads for each write."""
     elements = vector_bytes(device, ranks, 2) // 4
     total, part = (torch.ones(elements, device=device) for _ in range(2))
     return 3 * total.nbytes / seconds_of(lambda: total.add_(part), device)
@@ -97,7 +97,7 @@ def disk() -> tuple[TransferSpeed, TransferSpeed]:
 
 
 def collectives(ranks: Ranks) -> Collectives:
-    """Return the speeds of the collectives over all ranks, for the bytes that each sends."""
+    """Return the speeds of the collectives over all ranks, in bytes sent by each rank."""
     world, large = ranks.world, _COLLECTIVE_BYTES[ranks.device.type]
     part = (world - 1) / world
 

@@ -1,4 +1,4 @@
-"""Checks every rank and the networks between them before the first step, and names the faulty rank.
+"""Checks every rank and the networks between ranks before the first step, and names the faulty rank.
 
-The check runs in a process of its own beside each worker: a hang can be killed, and no state is left behind.
+The check runs in a process of its own beside each rank: a check that hangs can be killed, and leaves no state behind.
 """

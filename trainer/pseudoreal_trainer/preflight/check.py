@@ -47,9 +47,9 @@ def is_held_by_torchrun() -> bool:
 
 
 class ResultStore:
-    """Messages between the ranks in the store.
+    """Messages between the ranks, exchanged through the store.
 
-    No method waits longer than its `seconds`. After a timeout, a waiting method returns False, None or fewer entries.
+    No method waits longer than its `seconds`. After a timeout, a method returns False, None or fewer entries.
     """
 
     def __init__(self, store: Store) -> None:
@@ -64,7 +64,7 @@ class ResultStore:
         return {rank: self._store.get(f"node/{rank}").decode() for rank in found}
 
     def allow_measuring(self, is_complete: bool) -> None:
-        """Tell all ranks whether to measure. Without all ranks the measurement makes no sense."""
+        """Publish whether to measure: only if all ranks have started."""
         self._store.set("go", str(is_complete))
 
     def may_measure(self, seconds: float) -> bool:
@@ -92,7 +92,7 @@ class ResultStore:
         self._wait([f"heard/{rank}" for rank in ranks], seconds)
 
     def _wait_for_each(self, key: str, ranks: Collection[int], seconds: float) -> list[int]:
-        """Return the ranks with timely entries."""
+        """Return the ranks with an entry, after waiting up to `seconds` for all."""
         until = time.monotonic() + seconds
         return [rank for rank in ranks if self._wait([f"{key}/{rank}"], until - time.monotonic())]
 
@@ -107,17 +107,19 @@ class ResultStore:
 
 
 _QUOTED = 200
-"""Maximal number of characters quoted from an error."""
+"""Most characters quoted from an error."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits in seconds, generous enough: only a hang exceeds them."""
+    """Time limits in seconds, so generous that only a hang exceeds them."""
 
     start: float = 600.0
     """Limit until all ranks have started: some may still be reading their corpus."""
     product: float = 60.0
+    """Limit for the matrix products."""
     pairing: float = 20.0
+    """Limit for each pairing."""
     answer: float = 10.0
     """Limit for an answer through the store."""
 
@@ -131,8 +133,7 @@ class CheckedRank:
     processes: int
     node: str
     device: Callable[[], torch.device]
-    """Function returning the rank's device. Its TrainingError, for a device other than the pod requested, becomes a
-    result."""
+    """Function that returns the rank's device. If it raises, the error becomes part of the rank's result."""
 
     @property
     def world(self) -> int:
@@ -142,13 +143,13 @@ class CheckedRank:
         return pairings(self.rank, self.workers, self.processes)
 
     def measuring(self, limits: Limits) -> float:
-        """Return the maximal seconds for all measurements."""
+        """Return the time limit of all measurements together, in seconds."""
         return limits.product + len(self.pairings()) * limits.pairing
 
 
 @dataclass
 class _PartialResult:
-    """Notes of the measuring thread. The thread may hang; the results so far stay readable here."""
+    """Results so far of the measuring thread, which may hang; other threads read them here."""
 
     product_seconds: float | None = None
     product_right: bool = False
@@ -157,7 +158,8 @@ class _PartialResult:
 
 
 def check(own: CheckedRank, limits: Limits) -> tuple[Diagnosis, list[RankResult]]:
-    """Check this rank; return the diagnosis on all ranks, and on rank 0 the results too. Every rank calls this.
+    """Check this rank; return the diagnosis on all ranks, and the results of all ranks on rank 0. Every rank calls
+    this.
 
     Raises torch's errors if the store is unreachable.
     """
@@ -211,7 +213,7 @@ def _measure_in_thread(own: CheckedRank, limits: Limits) -> RankResult:
 def _measure(own: CheckedRank, limits: Limits, notes: _PartialResult) -> None:
     begun = time.monotonic()
     try:
-        # A connection of its own: a read that waits in vain on it must not block the answer on the main connection.
+        # A connection of its own: a read that waits for an absent partner must not block the answer on the main one.
         store = connect(limits.answer) if own.world > 1 else None
         device = own.device()
         notes.product_seconds, notes.product_right = probes.product(device)
@@ -220,7 +222,7 @@ def _measure(own: CheckedRank, limits: Limits, notes: _PartialResult) -> None:
         return
     for number, pairing in enumerate(own.pairings(), start=1):
         if pairing is not None and store is not None:
-            # Both partners compute this deadline alike, so a partner that an earlier pairing delayed can still join in
+            # Both partners compute the same deadline, so a partner delayed by an earlier pairing can still join in
             # time.
             until = begun + limits.product + number * limits.pairing
             notes.pair_results.append(PairResult(network=pairing.network, partner=pairing.partner))

@@ -33,7 +33,7 @@ class RankResult(ApiModel):
     def seconds(self, network: Network) -> float | None:
         """Return the seconds with the rank's fastest partner on the network; None if no pairing succeeded.
 
-        The minimum is taken because the slow one of a pair may be the partner.
+        The minimum, because in a slow pair the partner may be at fault.
         """
         return min(
             (t.seconds for t in self.pair_results if t.network == network and t.seconds is not None), default=None
@@ -51,12 +51,12 @@ class Diagnosis(ApiModel):
 
     @property
     def suspect(self) -> int | None:
-        """First rank at fault by itself; None if there is none."""
+        """First broken rank that alone is at fault; None if there is none."""
         return next((fault.ranks[0] for fault in self.broken if len(fault.ranks) == 1), None)
 
 
 SLOW = 3.0
-"""Ranks slower than this multiple of the median time are slow."""
+"""A rank counts as slow if it takes more than this multiple of the median time."""
 
 _ACTIONS = {"across": "to talk to another pod", "within": "to talk to another rank of its pod"}
 
@@ -148,8 +148,8 @@ def _broken_networks(network: Network, results: Collection[RankResult]) -> list[
         for pair_result in f.pair_results
         if pair_result.network == network
     }
-    # Count a pairing only if both sides reached it: a rank that an earlier partner delayed may never have joined, which
-    # is not the fault of the rank that waited for it.
+    # Count a pairing only if both sides reached it: a rank delayed by an earlier partner may never have joined, and the
+    # rank that waited for it is not at fault.
     met = {frozenset(pair) for pair in pair_results if pair[::-1] in pair_results}
     failed = {pair for pair in met if any(side.seconds is None for side in _both_sides(pair_results, pair))}
     if len(failed) > 1 and failed == met:
@@ -191,7 +191,7 @@ def _reason(pair_results: Mapping[tuple[int, int], PairResult], pair: _Pair) -> 
 _LISTED = 16
 """Number of ranks with logged times, slowest products first."""
 _QUOTED = 4
-"""Maximal number of faults in the sentence."""
+"""Most faults named in the sentence."""
 
 _COLUMNS = ("product_ms", "across_ms", "within_ms")
 
@@ -221,7 +221,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def sentence_of(diagnosis: Diagnosis) -> str:
-    """Return the sentence for a diagnosis with broken ranks: the faults, and the remedy."""
+    """Return the sentence for a diagnosis with faults: the faults, and the remedy."""
     found = "; ".join(fault.text for fault in diagnosis.broken[:_QUOTED])
     more = len(diagnosis.broken) - _QUOTED
     others = f"; and {more} more" if more > 0 else ""

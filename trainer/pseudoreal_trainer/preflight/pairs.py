@@ -1,9 +1,9 @@
 """Schedule of the network checks: the pairs of ranks in each round. Pure.
 
 First, ranks with the same local rank are paired across pods, then the ranks of one pod with each other; times are
-compared only within one of these two networks. The rounds are the rounds of a tournament. Three rounds give every rank
-at least two partners among three or more, for any number of ranks. So a rank failing with all its partners can be
-distinguished from the partner of such a rank.
+compared only within one of these two networks. Pairs change as in a round-robin tournament. With three or more members,
+three rounds give every rank at least two partners. So a rank that fails with all its partners can be distinguished from
+a rank that fails with one faulty partner.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Pairing:
 
 
 def pairings(rank: int, workers: int, processes: int) -> list[Pairing | None]:
-    """Return the rank's pairings in all rounds, equally many for every rank; None for a round without a partner."""
+    """Return the rank's pairings, one per round and as many for every rank; None for a round without a partner."""
     worker, local = divmod(rank, processes)
     found: list[Pairing | None] = []
     for number in range(_rounds(workers)):
@@ -46,7 +46,8 @@ def _cycle(members: int) -> int:
 def _partner(member: int, members: int, number: int) -> int | None:
     """Return the member's partner in a round, by the circle method.
 
-    A member paired with itself meets the last one if the number of members is even; else it has no partner.
+    Where the formula pairs a member with itself, its partner is the last member if the number of members is even; else
+    it has no partner.
     """
     cycle = _cycle(members)
     last = members - 1 if members % 2 == 0 else None

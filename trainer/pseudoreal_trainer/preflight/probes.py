@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
-# Each measurement reports the fastest of many tries: the one that nothing else delayed.
+# Each measurement reports the fastest of many tries, which other load has delayed least.
 _PRODUCT_SECONDS = 1.0
 """Seconds spent on products, long enough for a GPU to reach its clock and for other load on a CPU to pass."""
 _SUMS = 20

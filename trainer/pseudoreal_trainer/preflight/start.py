@@ -1,4 +1,4 @@
-"""Runs the preflight check from a worker, and fails the worker if a rank is broken and the job says so."""
+"""Runs the preflight check of a rank, and fails the rank if any rank is broken and the job demands a failure."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ from pseudoreal_trainer.preflight.diagnosis import Diagnosis, sentence_of
 COMMAND = (sys.executable, "-m", "pseudoreal_trainer.preflight")
 
 _SECONDS = 1200.0
-"""Seconds until a hanging check is killed as a whole; the check itself has shorter limits."""
+"""Seconds after which a check that hangs is killed; the check itself has shorter limits."""
 
 log = structlog.get_logger()
 
@@ -25,8 +25,8 @@ log = structlog.get_logger()
 def run_preflight(config: PhaseConfig, path: Path) -> None:
     """Run the check of this rank. Every rank calls this, with the path of its configuration file.
 
-    Raises TrainingError if a rank is broken, or its check has failed, and spec.network.preflight.mode is Fail; with
-    Warn the log says so.
+    If a rank is broken, or this rank's check has failed: raises TrainingError if spec.network.preflight.mode is Fail,
+    and only logs a warning if it is Warn.
     """
     rank = int(os.environ.get("RANK", "0"))
     try:
@@ -56,7 +56,7 @@ def _check(rank: int, config: Path) -> Diagnosis:
 
 def _run(config: Path, diagnosis: Path) -> str:
     """Run the check's process; return how it ended, in case it wrote no diagnosis."""
-    # A session of its own: a signal for the worker must not reach the check, which ends soon anyway.
+    # A session of its own: a signal to the rank's process group must not reach the check, which ends soon anyway.
     process = subprocess.Popen([*COMMAND, config, diagnosis], start_new_session=True)
     try:
         code = process.wait(_SECONDS)

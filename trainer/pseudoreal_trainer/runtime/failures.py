@@ -1,6 +1,6 @@
 """Why a rank failed: out of memory, a lost peer, or a crash of the process, with sentences for users.
 
-The sentences are in the rank's own message, or in the message of its pod if the rank could leave none.
+The sentences are in the rank's own message, or in its pod's message if the rank could not leave one.
 """
 
 import errno
@@ -33,22 +33,22 @@ _ARRAY_SAYS = re.compile(r"Unable to allocate (?P<asked>[\d.]+ \w+)")
 class MemoryShortage:
     on_gpu: bool
     text: str
-    """Phrase on the requested amount, if known."""
+    """Phrase about the failed allocation, with the requested amount if known."""
 
 
 def lack_of_memory(error: BaseException) -> MemoryShortage | None:
-    """Return the lack of memory reported by an error or one of its causes; None for other errors."""
+    """Return the memory shortage reported by an error or one of its causes; None for other errors."""
     return next((found for found in map(_shortage_in, causes(error)) if found is not None), None)
 
 
 def rank_sentence(lack: MemoryShortage, use: MemoryUse, config: PhaseConfig) -> str:
-    """Return the sentence of a rank without enough memory."""
+    """Return the sentence of a rank that ran out of memory."""
     facts = [lack.text] if lack.on_gpu else [lack.text, *_host_facts(use)]
     return f"out of memory: {', '.join(facts)}; {advice(config, on_gpu=lack.on_gpu)}"
 
 
 def killed_sentence(ranks: Sequence[int], memory: PodMemory, config: PhaseConfig) -> str:
-    """Return the sentence of a pod with a process ended by the OOM killer. `ranks` are the local ranks without an
+    """Return the sentence of a pod in which the OOM killer ended a process. `ranks` are the local ranks without an
     outcome."""
     limit = "the memory of its node" if memory.limit is None else f"its limit of {readable_bytes(memory.limit)}"
     peak = "" if memory.peak is None else f" (peak {readable_bytes(memory.peak)})"
@@ -59,7 +59,7 @@ def killed_sentence(ranks: Sequence[int], memory: PodMemory, config: PhaseConfig
 
 
 def advice(config: PhaseConfig, *, on_gpu: bool) -> str:
-    """Return advice on spec fields for reducing the need of memory."""
+    """Return advice on which spec fields to change to reduce memory use."""
     return "to need less, " + ", or ".join(_changes(config, on_gpu))
 
 
@@ -111,8 +111,7 @@ def _changes(config: PhaseConfig, on_gpu: bool) -> Iterator[str]:
 
 
 _TYPES = ("DistNetworkError", "DistStoreError")
-"""Names of torch's error types for failures of the store used for rendezvous; names, because torch may not be imported
-yet."""
+"""Names of torch's error types for failures of the rendezvous store; names, because torch may not be imported yet."""
 _GLOO_SAYS = "gloo/transport/"
 _NCCL_SAYS = (
     "ncclRemoteError",
@@ -130,7 +129,8 @@ def has_lost_a_peer(error: BaseException) -> bool:
 
 
 def timeout_sentence(error: BaseException) -> str:
-    """Return a sentence for a collective timed out because of absent ranks; empty for other errors."""
+    """Return the start of a sentence about a collective that timed out because ranks were absent; empty for other
+    errors."""
     for cause in causes(error):
         if _is_of_a_peer(cause) and _TIMED_OUT.search(text := str(cause)):
             limit = _MILLISECONDS.search(text)
@@ -155,7 +155,7 @@ class Crash:
     what: str
     """Name of the fatal signal as faulthandler writes it: Aborted, Segmentation fault, Bus error, ..."""
     where: str | None
-    """Innermost Python line of the crashed thread; None for a thread without Python."""
+    """Innermost Python frame of the crashed thread; None if the thread runs no Python code."""
 
     @property
     def is_of_watchdog(self) -> bool:

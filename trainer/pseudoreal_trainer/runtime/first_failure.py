@@ -8,11 +8,11 @@ End = Callable[[BaseException], object]
 
 
 class FirstFailure:
-    """The first failure of a rank. Every thread beside the main one works inside `noticed`; every wait for such a
-    thread calls `check`.
+    """The first failure of a rank. Every thread other than the main thread works inside `noticed`; the main thread
+    calls `check` whenever it waits for one of them.
 
-    A thread cannot be woken while it waits for another rank, and the other rank may wait for the thread that failed. So
-    a process that trains sets an `End` that does not return: the thread that fails first reports the reason and ends
+    A thread cannot be woken while it waits for another rank, and the other rank may be waiting for the failed thread.
+    So a process that trains sets an `End` that does not return: the thread that fails first reports the reason and ends
     the process, and other ranks see their connection to the process break.
     """
 
@@ -42,8 +42,8 @@ class FirstFailure:
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
-        """Context for each piece of work of a thread beside the main one. Records a failure of the work, and raises an
-        earlier failure before the work starts."""
+        """Context for each piece of work of a thread other than the main thread. Raises an earlier failure before the
+        work starts, and records a failure of the work."""
         self.check()
         try:
             yield

@@ -1,10 +1,11 @@
 """Heartbeat of a rank: its main thread reports when it starts to wait for other ranks, and when it works again.
 
-No other thread reports in its place: a thread that lives on would hide a main thread that is stuck.
+Only the main thread reports: a separate reporting thread would hide a stuck main thread.
 
 The heartbeat is a file of a fixed layout, mapped into memory, so that writing a record costs a microsecond or two. Two
 copies of the record are written in turn, each with its own checksum. If one copy is being written, or its writer was
-stopped in the middle, a reader finds the other copy. The end of a save is stored apart, as another thread writes it.
+stopped in the middle, a reader finds the other copy. The end of a save has a place of its own in the file, because
+another thread writes it.
 """
 
 import mmap
@@ -40,19 +41,19 @@ class _State:
     waited: float
     """Total seconds of waiting for other ranks, until `since`."""
     other_waited: float = 0.0
-    """Total seconds that the awaited thread had itself waited for other ranks, at `since`."""
+    """Total seconds for which the awaited thread itself had waited for other ranks, as of `since`."""
 
 
 class SideThread:
-    """A thread beside the main one. The thread itself calls `waiting` and `waiting_behind`; the main thread calls the
-    rest."""
+    """State of a thread other than the main thread. The thread itself enters `waiting` and `waiting_behind`; any thread
+    may call `waited_seconds` and `waits_for`."""
 
     def __init__(self, work: str, clock: Clock = time.monotonic) -> None:
         """`work`: description of the thread's work."""
         self.work, self._clock = work, clock
         self._state = _State(None, clock(), 0.0)
         self.stalled_seconds = 0.0
-        """Total seconds that the main thread has waited for this thread. Only the main thread changes it."""
+        """Total seconds for which the main thread has waited for this thread. Only the main thread writes it."""
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
@@ -65,8 +66,8 @@ class SideThread:
 
     @contextmanager
     def waiting_behind(self, other: "SideThread") -> Iterator[None]:
-        """Context for a wait for another thread of this rank. It counts as a wait for other ranks while that thread
-        waits for them."""
+        """Context for a wait for another thread of this rank. The wait counts as a wait for other ranks while `other`
+        waits for other ranks."""
         self._state = _State(other, self._clock(), self._state.waited, other.waited_seconds())
         try:
             yield
@@ -81,7 +82,8 @@ class SideThread:
         return state.waited + (0.0 if state.waits_for is None else self._clock() - state.since)
 
     def waits_for(self) -> tuple[str | None, float]:
-        """Return the description of the wait, None if the thread works, and the time since which it holds."""
+        """Return the description of the wait for other ranks, None if the thread works, and the time since which it
+        waits or works."""
         state = self._state
         if isinstance(state.waits_for, SideThread):
             what, since = state.waits_for.waits_for()
@@ -119,13 +121,13 @@ class HeartbeatRecord:
     waits: int
     """Number of waits that have ended since the process started."""
     busy_seconds: float | None
-    """Mean seconds of the newest steps without their waits; None: no step is done."""
+    """Mean seconds of the newest steps, excluding waits for other ranks; None before the end of the first step."""
     save_began: float | None
     """Time at which the save in progress started; None: no save is in progress."""
 
 
 class HeartbeatFile:
-    """Writer of the file. One thread calls `write`, and one `write_saved`."""
+    """Writer of the heartbeat file. One thread calls `write`, and one thread calls `write_saved`."""
 
     def __init__(self, path: Path, pid: int, rank: int) -> None:
         with path.open("wb+") as file:
@@ -193,7 +195,7 @@ def _sound(content: bytes, layout: struct.Struct, begin: int) -> tuple[Any, ...]
 
 _T = TypeVar("_T")
 _LOOK_SECONDS = 1.0
-"""Seconds between two looks of the main thread at the thread that it joins."""
+"""Seconds between two checks on the joined thread by the main thread."""
 _STEPS = 10
 """Training steps over which the busy time is averaged."""
 
@@ -262,7 +264,7 @@ class Heartbeat:
 
     @property
     def stalled_seconds(self) -> float:
-        """Total seconds that the main thread has waited for the reduction and update threads."""
+        """Total seconds for which the main thread has waited for the reduction and update threads."""
         return self.reductions.stalled_seconds + self.updates.stalled_seconds
 
     @contextmanager

@@ -1,15 +1,14 @@
-"""Restarts of ranks in place after one of them has died: in all pods of an execution, which live on.
+"""Restart of all ranks in place after one of them has died; the pods of the execution keep running.
 
-Each pod decides by itself when its own ranks have ended, by a rule that is the same in all pods. A pod whose ranks
-noticed nothing learns of the restart in the answer to its next report, and then kills its ranks. If the decisions
+Each pod decides by itself once its own ranks have ended, by the same rule in all pods. If the ranks of a pod noticed
+nothing, the pod learns of the restart from the answer to its next report, and then kills its ranks. If the decisions
 differ, for instance because a node is lost, the rendezvous fails. Then each pod ends, as it would have ended without a
 restart, and the operator starts an execution with new pods. With spare pods, the operator decides which spare replaces
-the lost pod, and announces it in the answers to reports; the remaining pods then have a rendezvous with that spare.
+the lost pod, and announces the spare in the answers to reports; the remaining pods then have a rendezvous with it.
 
-No rank from before a restart lives when a rank starts after it: a pod joins the rendezvous only when all of its own
-ranks have ended, and no rank starts before all pods have joined. A pod whose place was taken over may live on unseen.
-Its ranks can complete no step without the others, and the checkpoints' fence rejects a commit that the pod may have
-left to do.
+All ranks from before a restart are dead when the first rank starts after it: a pod joins the rendezvous only when all
+of its own ranks have ended, and no rank starts before all pods have joined. A replaced pod may live on unseen. Its
+ranks can complete no step without the others, and the checkpoints' fence rejects its pending commits.
 """
 
 import time
@@ -22,14 +21,14 @@ from pseudoreal_trainer.runtime.rendezvous.identity import RendezvousIdentity, i
 from pseudoreal_trainer.runtime.termination import termination_message
 
 _LOOK_SECONDS = 0.2
-"""Seconds between two looks for a message of the operator to a spare pod."""
+"""Seconds between two checks of a spare pod for a message from the operator."""
 
 log = structlog.get_logger()
 
 
 def run_in_place(launch: Launch) -> TerminationMessage:
-    """Run the pod's ranks, and restart them in place as often as the pod may, or is told to. Return its termination
-    message."""
+    """Run the pod's ranks, and restart them in place as the pod's own rule or the operator decides. Return the pod's
+    termination message."""
     first = initial_identity(launch.config, launch.index)
     if first is None:
         return _run_as_spare(launch)
@@ -37,9 +36,9 @@ def run_in_place(launch: Launch) -> TerminationMessage:
 
 
 def _run_as_spare(launch: Launch) -> TerminationMessage:
-    """Wait until the operator gives the pod the place of a worker, and run the ranks.
+    """Wait until the operator assigns a worker index to the pod, and run the ranks.
 
-    If the other pods do not come to the rendezvous, wait again: the operator announces another one to all of them.
+    If the other pods do not come to the rendezvous, wait again: the operator announces another rendezvous to all pods.
     """
     prepare_torchrun()
     log.info("spare_pod_waits", index=launch.index)
@@ -86,7 +85,8 @@ def _next_identity(
 
 
 def _record_restart(launch: Launch, identity: RendezvousIdentity, last: TerminationMessage | None) -> InPlace | None:
-    """Record and return why the ranks restart in place; None on the first start."""
+    """Remove the files of the ended ranks; record and return why the ranks restart in place. None on the first
+    start."""
     if identity.restart == 0:
         return None
     why = _reason(identity, last)
@@ -98,7 +98,7 @@ def _record_restart(launch: Launch, identity: RendezvousIdentity, last: Terminat
 def _reason(identity: RendezvousIdentity, last: TerminationMessage | None) -> InPlace:
     if last is None:
         return InPlace(restarts=identity.restart, peer_lost=True, message=f"began as worker {identity.worker}")
-    # Ranks that yield end together with a peer that was asked to stop.
+    # Ranks yield when a peer was asked to stop, and end together with it.
     peer_lost = last.peer_lost or last.outcome == "Yielded"
     return InPlace(restarts=identity.restart, peer_lost=peer_lost, message=last.message[:IN_PLACE_CHARACTERS])
 

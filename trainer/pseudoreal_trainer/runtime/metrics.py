@@ -21,9 +21,9 @@ from pseudoreal_trainer.runtime.reports import pod_report
 
 PATH = "/metrics"
 _CLIENT_SECONDS = 2.0
-"""Seconds of silence allowed to a client, which the next client waits for."""
+"""Seconds of silence allowed to a client, while the next client waits."""
 _LAST_SECONDS = 1.0
-"""Seconds of the pod's shutdown spent waiting for a client."""
+"""Most seconds for which the pod's shutdown waits for a client."""
 _POLL_SECONDS = 0.1
 _PREFIX = "pseudoreal_trainer_"
 _PROGRESS = {
@@ -43,7 +43,7 @@ _PROGRESS = {
     "device_bytes": "Most memory of its GPU that rank 0 has taken.",
     "host_bytes": "Most memory of the host that rank 0 has taken.",
 }
-"""HELP texts of the gauges from a progress report's fields. A field with value None has no sample."""
+"""Field of a progress report -> HELP text of its gauge. A field with value None has no sample."""
 
 log = structlog.get_logger()
 
@@ -128,7 +128,7 @@ def exposition(report: PodReport) -> bytes:
 
 
 class _PodMetrics(Collector):
-    """Metric families of one report, without empty ones: only the pod of rank 0 knows the progress."""
+    """Metric families of one report, without empty families: only the pod of rank 0 has a progress report."""
 
     def __init__(self, report: PodReport) -> None:
         self._report = report
@@ -171,7 +171,8 @@ class _PodMetrics(Collector):
 
 
 def _gauge(name: str, meaning: str, values: Mapping[str, float | None], label: str | None = None) -> Metric:
-    """Return a gauge with a sample for each known value, by the value of its label; "" for a gauge without a label."""
+    """Return a gauge with a sample for each known value. The keys of `values` are values of `label`; "" without a
+    label."""
     gauge = GaugeMetricFamily(_PREFIX + name, meaning, labels=[label] if label else [])
     for labelled, value in values.items():
         if value is not None:

@@ -1,4 +1,4 @@
-"""Small files for communication between the processes of a running pod; termination.py has the files for their end."""
+"""Small files for communication between the processes of a running pod; files about their end are in termination.py."""
 
 import os
 import time
@@ -49,14 +49,15 @@ class PodFolder:
         return any(self.path.glob(_OF_RANKS))
 
     def remove_rank_files(self, why: InPlace) -> None:
-        """Remove the files of ended ranks, before a restart in place."""
-        # Before the restart is noted: readers take the restart as started as soon as rank files exist.
+        """Remove the files of ended ranks and record the restart in place, before it starts."""
+        # Remove first, record second: with a restart on record, rank files mean that its ranks have started.
         for path in self.path.glob(_OF_RANKS):
             path.unlink(missing_ok=True)
         self._replace("in-place", why.to_json())
 
     def in_place(self) -> InPlace | None:
-        """Return the restarts in place, including one waiting for the other pods; None if there were none."""
+        """Return the number and reason of the restarts in place, including a restart that still waits for the other
+        pods; None if there were none."""
         content = self._content("in-place")
         return None if content is None else InPlace.model_validate_json(content)
 
@@ -64,15 +65,15 @@ class PodFolder:
         self._replace("restarts-elsewhere", str(restarts))
 
     def restarts_elsewhere(self) -> int:
-        """Return the largest number of restarts in place of any pod, according to the operator; 0 before its first
-        report."""
+        """Return the largest number of restarts in place of any pod, according to the operator; 0 until the operator
+        has reported a number."""
         return int(self._content("restarts-elsewhere") or 0)
 
     def write_membership(self, membership: Membership) -> None:
         self._replace("membership", membership.to_json())
 
     def membership(self) -> Membership | None:
-        """Return the worker assignment from the operator's newest answer; None: worker N is pod N."""
+        """Return the newest worker assignment of the operator; None: worker N is pod N."""
         content = self._content("membership")
         return None if content is None else Membership.model_validate_json(content)
 

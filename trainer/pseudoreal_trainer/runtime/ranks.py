@@ -44,7 +44,7 @@ log = structlog.get_logger()
 class LocalRanks:
     """The local ranks of a pod, found through their heartbeat files.
 
-    `ended` are the local ranks killed by this object: their end is not their fault.
+    `killed` are the local ranks killed by this object: their end is not their fault.
     """
 
     def __init__(self, folder: PodFolder, clock: Clock = time.monotonic) -> None:
@@ -53,7 +53,7 @@ class LocalRanks:
         self.killed: set[int] = set()
 
     def check(self) -> None:
-        """Check the ranks, and kill the remaining ones `LAST_SECONDS` after one was found gone. Call repeatedly."""
+        """Check the ranks, and kill the remaining ones `LAST_SECONDS` after one was found dead. Call repeatedly."""
         now = self._clock()
         if self._died_since is None and any(self._has_died(*rank) for rank in self._ranks()):
             self._died_since = now
@@ -90,15 +90,15 @@ class LocalRanks:
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _SHUTDOWN_SECONDS = 3600
 """Seconds between a SIGTERM and the moment at which torchrun kills its ranks (its default: 30 s): time for the current
-step and a save. In a pod, the operator sets less than the kubelet would wait."""
+step and a save. In a pod, the operator sets fewer seconds than the pod's grace period."""
 _LOOK_SECONDS = 0.5
-"""Seconds between two looks at the ranks."""
+"""Seconds between two checks of the ranks."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Configuration of a pod's ranks, the same for every start. `worker` is the module of a rank, `file` its
-    configuration."""
+    """Configuration of a pod's ranks, the same for every start. `worker` is the Python module that every rank runs,
+    `file` the path of its configuration."""
 
     config: PhaseConfig
     file: Path
@@ -145,7 +145,8 @@ def run_ranks(launch: Launch, identity: RendezvousIdentity) -> RanksResult | Non
     crashes = read_crashes(launch.folder.path, config.processes_per_worker)
     lacked, stopped = exhausted(before, pod_memory()), launch.stop.asked
     message = pod_outcome(outcomes, config, exit_code, stopped, lacked, local_ranks.killed, crashes)
-    # A restart needs a death (or a yield beside a spare) as its cause, and no rank of before that could still send.
+    # A restart needs a death (or a yield beside a spare) as its cause. All earlier ranks must be dead: a living one
+    # could still send messages.
     died = is_death(message, outcomes, config, exit_code, stopped, local_ranks.killed)
     return RanksResult(message, (died or _yielded_beside_a_spare(message, config, stopped)) and local_ranks.are_dead())
 
@@ -155,13 +156,13 @@ def _should_give_up(launch: Launch, identity: RendezvousIdentity, end: float) ->
 
 
 def _yielded_beside_a_spare(message: TerminationMessage, config: PhaseConfig, stopped: bool) -> bool:
-    """Return whether all ranks saved and ended because another pod was asked to stop; a spare may replace that pod."""
+    """Return whether all ranks saved and ended because another pod, which a spare may replace, was asked to stop."""
     return config.spares > 0 and message.outcome == "Yielded" and not stopped
 
 
 def torchrun_environment(config: PhaseConfig, folder: PodFolder, identity: RendezvousIdentity) -> dict[str, str]:
     """Return the environment of torchrun: the pod's own environment, with defaults for missing variables. PET_*
-    variables reach torchrun unchanged, except for those that `rendezvous` sets."""
+    variables reach torchrun unchanged, unless `rendezvous` sets them."""
     processes = config.processes_per_worker
     defaults = {
         "PET_NPROC_PER_NODE": str(processes),
@@ -182,7 +183,7 @@ def torchrun_environment(config: PhaseConfig, folder: PodFolder, identity: Rende
 def _run_torchrun(
     launch: Launch, environment: dict[str, str], local_ranks: LocalRanks, identity: RendezvousIdentity
 ) -> int:
-    """Run torchrun and return its exit code. torchrun gives ranks half a minute to end when one of them is gone;
+    """Run torchrun and return its exit code. After the death of a rank, torchrun gives the remaining ranks 30 s to end;
     `local_ranks` gives them `LAST_SECONDS`."""
     process = start_torchrun(["--max-restarts", "0", "--module", launch.worker, str(launch.file)], environment)
     launch.stop.pass_on_to(process)
@@ -190,7 +191,7 @@ def _run_torchrun(
         process.join(_LOOK_SECONDS)
         if process.exitcode is not None:
             return process.exitcode
-        # Ranks of this pod may wait forever for ranks of a pod that has restarted: the supervisor ends them.
+        # Ranks of this pod may wait forever for the killed ranks of a restarting pod: the supervisor ends them.
         if launch.folder.restarts_elsewhere() > identity.restart:
             local_ranks.kill_all("another pod restarts its ranks in place")
         if launch.has_newer_membership(identity):
@@ -201,7 +202,8 @@ def _run_torchrun(
 
 
 def gpu_environment(config: PhaseConfig) -> dict[str, str]:
-    """Return the variables; empty for a pod without requested GPUs. Creates the folder of the flight recorder."""
+    """Return the environment variables for ranks on GPUs; empty for a pod without GPUs. Creates the folder of the
+    flight recorder."""
     if not config.gpus:
         return {}
     folder = Path(config.work_directory) / "flight-recorder"
@@ -215,8 +217,8 @@ def gpu_environment(config: PhaseConfig) -> dict[str, str]:
         **dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), prefix),
     }
     if config.parallelism.pipeline > 1:
-        # CUDA loads a kernel lazily at its first launch, and the load waits for all running kernels. One of them may be
-        # receiving a message that depends on the kernel that this rank is about to launch: a deadlock.
+        # By default CUDA loads a kernel at its first launch, and the load waits for all running kernels. One of them
+        # may be receiving a message that depends on the kernel about to be launched: a deadlock.
         found["CUDA_MODULE_LOADING"] = "EAGER"
     return found
 
@@ -226,8 +228,8 @@ _IMPORTED = ["pseudoreal_trainer.cli.pod", "pseudoreal_trainer.runtime.rendezvou
 
 
 def prepare_torchrun() -> None:
-    """Import torch in the process from which torchrun will be forked, so that a spare pod can start as soon as it is
-    told."""
+    """Import torch in the process from which torchrun will be forked, so that a spare pod can start its ranks without
+    delay."""
     _CONTEXT.set_forkserver_preload(_IMPORTED)
     process = _CONTEXT.Process(target=_do_nothing, name="prepares-torchrun")
     process.start()
@@ -235,7 +237,7 @@ def prepare_torchrun() -> None:
 
 
 def _do_nothing() -> None:
-    """Do nothing: the process from which this one is forked has imported everything by now."""
+    """Do nothing: the fork server, parent of this process, has imported everything by now."""
 
 
 def start_torchrun(arguments: Sequence[str], environment: Mapping[str, str]) -> BaseProcess:

@@ -32,7 +32,7 @@ from pseudoreal_trainer.runtime.pod_folder import PodFolder
 
 
 def pod_report(folder: PodFolder) -> PodReport:
-    # Read before the ranks: the ranks then belong to this restart or a later one, never to an earlier one.
+    # Read before the ranks: the ranks then belong to this restart or a later one.
     in_place = folder.in_place()
     return PodReport(
         ranks=rank_heartbeats(folder),
@@ -90,10 +90,10 @@ class Endpoint:
     """File of the CA certificates for the endpoint's certificate, as of the creation of the pod."""
 
     _learned: str | None = field(default=None, init=False, repr=False, compare=False)
-    """CA certificates from the newest answer with any, as PEM text; None before.
+    """CA certificates from the newest answer that had any, as PEM text; None before the first one.
 
-    The operator's CA may be renewed during the life of the pod. Each answer came over a connection verified by earlier
-    trusted certificates.
+    The operator's CA may be renewed during the life of the pod. They can be trusted: each answer comes over a
+    connection verified with certificates trusted before.
     """
     _accepted: str | None = field(default=None, init=False, repr=False, compare=False)
     """Trust set of the last successful verification."""
@@ -108,14 +108,14 @@ class Endpoint:
         content = report.to_json().encode()
         idle, self._idle = self._idle, None
         if idle is not None:
-            # The operator may have closed the idle connection; then it has not received this report, and a new one is
-            # opened.
+            # The operator may have closed the idle connection and so not have received this report: it is sent again on
+            # a new connection.
             with suppress(ConnectionError, ssl.SSLError):
                 return self._store_authorities(self._exchange(idle, content))
         return self._store_authorities(self._exchange_on_new_connection(content))
 
     def _exchange_on_new_connection(self, content: bytes) -> ReportAnswer:
-        """Send a report on a new connection, trying one trust set after the other."""
+        """Send a report on a new connection, trying one trust set after the other, the last accepted one first."""
         sets = trust_sets((self._learned or "") + self.authority.read_text())
         if not sets:
             raise ValueError(f"{self.authority} holds no certificate")
@@ -138,7 +138,7 @@ class Endpoint:
     def _store_authorities(self, answer: ReportAnswer) -> ReportAnswer:
         """Return the answer, after storing its CA certificates."""
         for together in trust_sets(answer.authorities or "")[:1]:
-            # Parse the text first: with anything but certificates, every later connection would fail.
+            # Parse the text first: if it held anything but certificates, every later connection would fail.
             with suppress(ssl.SSLError):
                 ssl.create_default_context(cadata=together)
                 self._learned = together
@@ -179,14 +179,14 @@ def _answer(response: HTTPResponse, content: bytes) -> ReportAnswer:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Return the seconds of a Retry-After header; 0 for an absent header or a date. Rate-limiting servers send
-    seconds."""
+    """Return the seconds of a Retry-After header; 0 if the header is absent or holds a date. Rate-limiting servers
+    send seconds."""
     return float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0
 
 
 _MOST_SECONDS = 60.0
 _LAST_SECONDS = 1.0
-"""Seconds to wait for the last report. It carries the checkpoint of a pod asked to stop."""
+"""Seconds to wait for the last report, which carries the checkpoint of a pod asked to stop."""
 _MOST_RETRY_AFTER = 600.0
 
 log = structlog.get_logger()
@@ -212,7 +212,7 @@ def reporting(folder: PodFolder, endpoint: Endpoint | None, seconds: float = REP
 def delay(seconds: float, failures: int, retry_after: float, chance: float) -> float:
     """Return the seconds until the next report. Pure.
 
-    `chance`, from 0 to 1, adds jitter: pods failing together do not retry together.
+    `chance`, a random number from 0 to 1, adds jitter: pods that fail together do not retry together.
     """
     if failures == 0:
         return seconds
@@ -235,7 +235,7 @@ class _Reports:
             self._report()
 
     def end(self) -> None:
-        # Waits for a log line in progress: a daemon thread that is writing one as Python exits would abort the process.
+        # The lock waits for a log line in progress: a daemon thread that writes while Python exits aborts the process.
         with self._logging:
             self._over.set()
 

@@ -1,4 +1,4 @@
-"""A pod's SIGTERM: remembered whenever it comes, and passed on to torchrun."""
+"""SIGTERM of a pod: remembered from the start of the program, and passed on to torchrun."""
 
 import signal
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Listens for SIGTERM from its creation on. A delink does not look at it: it is short and runs to its end."""
+    """Handler of SIGTERM, installed at its creation. A delink ignores the signal: it is short and runs to its end."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -21,14 +21,14 @@ class Stop:
 
     def pass_on_to(self, process: BaseProcess) -> None:
         self._process = process
-        # A signal that came before this call found no process.
+        # A SIGTERM before this call found no process to pass the signal on to.
         if self.asked:
             process.terminate()
 
     @contextmanager
     def ending_at_once(self) -> Iterator[None]:
-        """Raise Stopped in the block when a SIGTERM comes, or has come. The block must change nothing that outlives it,
-        and must run on the main thread, which receives signals."""
+        """Raise Stopped in the context at a SIGTERM, or at once if there was one before. The context must leave no
+        lasting changes, and must run on the main thread, which receives signals."""
         self._raises = True
         try:
             if self.asked:
@@ -38,7 +38,7 @@ class Stop:
             self._raises = False
 
     def _hear(self, *_: object) -> None:
-        # First: whoever sees the ranks end must already know that the pod was asked to stop, and start no new ranks.
+        # Before the ranks end: when the supervisor sees their end, `asked` must already keep it from a new start.
         self.asked = True
         if self._process is not None:
             self._process.terminate()

@@ -83,8 +83,8 @@ def pod_outcome(
     OOM killer has ended a process. `ended` are the local ranks killed by the pod itself after another rank was gone.
     `crashes` are the crashes by local rank.
 
-    Among errors, one caused in the rank itself wins, then the earliest: later errors are of ranks with a lost peer. A
-    killed rank leaves no outcome.
+    Among errors, errors caused in the rank itself come before lost peers, and earlier errors before later ones: a first
+    failure makes other ranks lose a peer. A killed rank leaves no outcome.
     """
     errors = [o for o in outcomes if has_failed(o)]
     silent = _silent(outcomes, config, ended)
@@ -111,7 +111,7 @@ def pod_outcome(
         config,
         f"{_silent_sentence(killed, crashed, config, exit_code)}{others}",
         first_error.suspect if first_error else None,
-        # A timed-out collective can be the fault of any rank, here or elsewhere; a killed rank is the fault of this
+        # A timed-out collective can be the fault of any rank, here or in another pod; a killed rank is a fault of this
         # pod.
         peer_lost=not killed and all(crash.is_of_watchdog for crash in crashed.values()),
     )
@@ -125,10 +125,10 @@ def is_death(
     stopped: bool,
     ended: Collection[int] = (),
 ) -> bool:
-    """Return whether ranks ended because a process died, in this pod or in a connected one. Pure.
+    """Return whether ranks ended because a process died, in this pod or in a connected pod. Pure.
 
-    `message` is the result of `pod_outcome`. Out of memory, an error reported by a rank, and the end of torchrun itself
-    do not count as a death.
+    `message` is the result of `pod_outcome`. Running out of memory, an error reported by a rank, and a killed torchrun
+    do not count as deaths.
     """
     if stopped or exit_code < 0 or message.outcome != "Failed":
         return False
@@ -143,11 +143,11 @@ def _silent(outcomes: list[RankOutcome], config: PhaseConfig, ended: Collection[
 def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: PhaseConfig, exit_code: int) -> str:
     """Return the sentence for ranks without an outcome, `crashed` or `killed`.
 
-    Killed ranks come first, as the cause.
+    Killed ranks come first, as the likely cause.
     """
     sentences = []
     if killed and exit_code < 0:
-        # The ranks may live on for a moment; the killer of torchrun need not have killed them too.
+        # The ranks may live on for a moment: the signal to torchrun need not have gone to the ranks.
         sentences.append(f"torchrun was killed (signal {-exit_code}), and with it local rank {_list_ranks(killed)}")
     elif killed:
         sentences.append(
@@ -171,7 +171,8 @@ def _list_ranks(ranks: list[int]) -> str:
 
 
 def write_termination(message: TerminationMessage) -> None:
-    """Write the message to the file read by the kubelet; outside of a cluster the file does not exist."""
+    """Write the message to the file named by TERMINATION_LOG, else to the kubelet's; do nothing if the latter does not
+    exist, as outside of a cluster."""
     named = os.environ.get(TERMINATION_LOG)
     path = Path(named or _KUBERNETES_TERMINATION_LOG)
     if named or path.exists():

@@ -43,8 +43,8 @@ class PrefetchedSamples:
     """
 
     def __init__(self, stream: MixedStream, parts: Callable[[int], list[Part]], first: int, stride: int) -> None:
-        """`parts` maps a step's first cursor to the step's parts. `first` is the cursor of the first step, `stride` the
-        distance to the next step's cursor."""
+        """`parts` maps a step's first cursor to this rank's parts of the step. `first` is the cursor of the first step,
+        `stride` the number of samples between the cursors of consecutive steps."""
         self.sequence = stream.sequence
         self._stream, self._order = stream, StepOrder(stream, parts, stride)
         self._cursor, self._stride = first, stride
@@ -59,7 +59,7 @@ class PrefetchedSamples:
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds spent by training waiting for samples."""
+        """Total seconds for which training has waited for samples."""
         return 0.0 if self._prefetch is None else self._prefetch.waited_seconds
 
     def close(self, *, wait: bool = True) -> None:
@@ -77,7 +77,7 @@ class PrefetchedSamples:
 
 
 Count = Callable[[int], Counts]
-"""Function from a step's first cursor to the step's document counts over all ranks. Collective: every rank calls it."""
+"""Function from a step's first cursor to the step's document counts over all ranks. Collective: all ranks call it."""
 
 
 class DataSource:
@@ -169,7 +169,7 @@ def _enter_mixture(config: PhaseConfig, progress: Progress) -> PhaseSamples:
     weights = config.mixtures[0].weights
     consumed = progress.consumed or {}
     if progress.cursor and not consumed:
-        # A job that trained on text consumed these samples.
+        # Samples of a text, which has no source names.
         consumed = {"": progress.cursor}
     if progress.mixture_begin is None or progress.step == progress.begin:
         progress.mixture_begin = progress.cursor
@@ -180,7 +180,7 @@ def _enter_mixture(config: PhaseConfig, progress: Progress) -> PhaseSamples:
 def _fix_orders(sources: Mapping[str, Source], progress: Progress) -> dict[str, Source]:
     """Record the reading order of new sources in `progress`; return all sources in their recorded order.
 
-    A source whose files have moved since keeps its order: any other order would repeat and skip windows.
+    A source keeps its recorded order even if its files have moved since: another order would repeat and skip windows.
     """
     known = progress.blocks or {}
     begun = {name for name, count in (progress.consumed or {}).items() if count} - {*known}

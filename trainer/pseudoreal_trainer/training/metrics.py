@@ -110,7 +110,7 @@ class Meter:
         self.waited = waits["reductions"] + waits["updates"]
 
     def _waits(self) -> dict[str, float]:
-        """Return the total seconds waited so far by cause, including waits during validation and checkpoints."""
+        """Return the total seconds waited so far, by cause, including waits during validation and checkpoints."""
         reductions, updates = self._heartbeat.reductions, self._heartbeat.updates
         return {
             "data": self._waited_for_data(),
@@ -133,7 +133,8 @@ class Reporter:
     def __init__(
         self, config: PhaseConfig, meter: Meter, gauges: Gauges, first_step: int, pod: PodFolder | None = None
     ) -> None:
-        """`pod` is the folder for reports to the pod's supervisor; None: the reports are only logged."""
+        """`first_step` is the number of steps done at the start of this execution; later lines are removed. `pod` is
+        the folder for reports to the pod's supervisor; None: the reports are only logged."""
         self._config, self._meter, self._gauges, self._pod = config, meter, gauges, pod
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,8 +164,8 @@ class Reporter:
             self._persisted.persist(step)
 
     def record_checkpoint(self, manifest: Manifest, cost: CheckpointCost) -> None:
-        """Record the cost of a committed checkpoint for the next line, and tell the pod's supervisor of the
-        checkpoint."""
+        """Record the cost of a committed checkpoint for the next line, and report the checkpoint to the pod's
+        supervisor."""
         self._saved = cost
         if self._pod is not None:
             self._pod.write_checkpoint(manifest.name, manifest.step)

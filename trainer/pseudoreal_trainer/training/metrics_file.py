@@ -24,7 +24,7 @@ _STEP_FOLDER = re.compile(r"[0-9]{12,20}")
 """Pattern of a part's folder name; folders with other names are ignored."""
 
 _BLOCK_BYTES, _MOST_LINE_BYTES = 1 << 20, 1 << 26
-"""Bytes read at a time in the search for lines; maximal bytes of a line written by this program."""
+"""Bytes read at a time in the search for lines; most bytes of a line written by this program."""
 _STEP = re.compile(rb'\{"phase": ?"[-a-z0-9]+", ?"step": ?([0-9]{1,18}),')
 
 log = structlog.get_logger()
@@ -72,7 +72,7 @@ def _read(file: BinaryIO, begin: int, end: int) -> bytes:
 def _is_kept(line: bytes, step: int) -> bool:
     found = _STEP.match(line)
     if found is not None and int(found[1]) > step:
-        return False  # from the pattern alone: after a restart from scratch a million lines may go, too many to parse
+        return False  # from the pattern alone: a restart from scratch may remove a million lines, too many to parse
     try:
         return int(json.loads(line)["step"]) <= step
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -81,7 +81,7 @@ def _is_kept(line: bytes, step: int) -> bool:
 
 class PersistedMetrics:
     def __init__(self, folder: ObjectPath, step: int) -> None:
-        """Remove the parts of steps after `step`: this execution trains these steps again.
+        """Remove the parts of steps after `step`, because this execution trains these steps again.
 
         `folder` is the job's folder; this execution resumes from `step`.
         """

@@ -64,9 +64,10 @@ def train_phase(
     stop: Callable[[], bool],
     pod: PodFolder | None = None,
 ) -> TerminationMessage:
-    """Train the phase and return its termination message. Every rank calls this.
+    """Train the phase and return its termination message. Collective: every rank calls this.
 
-    The pod's supervisor learns the progress through the folder `pod`. Raises TrainingError.
+    `stop` returns whether this rank was asked to stop. The pod's supervisor learns the progress through the folder
+    `pod`. Raises TrainingError.
     """
     if uses_compiler(config, ranks):
         require_compiler()
@@ -90,7 +91,7 @@ def train_phase(
     ranks.heartbeat.working("makes the engine")
     layout = phase_layout(config, device_kind(ranks))
     failure = ranks.heartbeat.failure
-    # The failure is recorded inside the contexts: leaving them can take as long as a disk or server hangs.
+    # Record a failure before the contexts are left: leaving them can take as long as a disk or server hangs.
     with open_engine(config, layout, ranks, end_of_document_of(corpus)) as engine, failure.noticed():
         ranks.heartbeat.working("loads weights")
         fill(engine, config, origin, imported)
@@ -155,12 +156,10 @@ def train_step(
 
 @dataclass
 class _TrainingLoop:
-    """Loop over the steps of a phase, and what the phase does before and after them. Changes `progress`.
+    """Loop over the steps of a phase, with the work before the first and after the last one. Changes `progress`.
 
-    Every rank calls the methods in the same order.
-
-    The methods run collectives, so they may branch only on values equal on all ranks: `progress`, the config, and
-    results of an agreement between ranks.
+    The methods run collectives: every rank calls them in the same order, and they may branch only on values that are
+    equal on all ranks: `progress`, the config, and results of an agreement between ranks.
     """
 
     config: PhaseConfig
@@ -176,7 +175,7 @@ class _TrainingLoop:
     progress: Progress
     meter: Meter
     reporter: Reporter | None
-    """Reports of the first rank; None on the other ranks."""
+    """Reporter of the first rank; None on the other ranks."""
     pod: PodFolder | None
 
     def start(self, origin: Origin) -> None:
@@ -192,7 +191,7 @@ class _TrainingLoop:
         if self.reporter:
             events.log_started(self.config, self.engine, progress)
         if isinstance(origin, Continued) and not self._conditions.is_over(progress):
-            # Own checkpoint: from here on the job does not need the checkpoint of the job that it continues.
+            # With a checkpoint of its own, the job no longer needs the checkpoint of the job that it continues.
             self._save()
 
     def train(self, stop: Callable[[], bool]) -> bool:
@@ -252,7 +251,7 @@ class _TrainingLoop:
         return EndConditions(self.config)
 
     def _probe(self, *, measures: bool, checks: bool) -> SimilarityProbe | None:
-        """Return the probe for the next step; None if the step is neither measured nor compared."""
+        """Return the gradient probe for the next step; None if the step is neither measured nor compared."""
         measure = self.config.measure
         if measures and measure is not None:
             return self.engine.new_probe(measure.next_sharing)

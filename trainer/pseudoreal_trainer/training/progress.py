@@ -23,7 +23,7 @@ not recover."""
 
 @dataclass
 class Progress:
-    """Progress of a phase; equal on all ranks at the same step, so all ranks can base common decisions on it.
+    """Progress of a phase. Equal on all ranks after the same step, so that ranks can make the same decisions from it.
 
     Only the training loop changes it.
     """
@@ -68,7 +68,7 @@ class Progress:
     blocks: dict[str, BlockOrder] | None = None
     """Order of each source with windows shuffled by blocks; None if there is no such source."""
     mixture_begin: int | None = None
-    """Cursor at the start of the phase's mixture; None if it starts now, or the corpus is text."""
+    """Cursor at the start of the phase's mixture; None if the mixture starts now, or the corpus is text."""
     parent: str | None = None
     """Name of the newest checkpoint; its commit may be pending."""
 

@@ -68,9 +68,9 @@ class Saved:
 
 
 class _Files:
-    """Files of this rank, opened by the thread writing them.
+    """Files of this rank, opened by the thread that writes them.
 
-    So a volume refusing the open fails the save, like a failed write, and not a training step.
+    If the volume refuses to open a file, the save fails, as after a failed write, instead of a training step.
     """
 
     def __init__(self, folder: StoragePath, rank: int, units: list[list[Part]], dtype: str) -> None:
@@ -102,6 +102,7 @@ class _Committed:
 class _Running:
     done: Future[_Committed]
     begin: float
+    """Time of the start, in seconds of time.perf_counter."""
     stalled: float
     """Seconds of the main thread spent on starting the save."""
     held: float
@@ -117,7 +118,8 @@ class Saver:
     def __init__(
         self, engine: Engine, store: CheckpointStore, fence: Fence, policy: CheckpointPolicy, start: Manifest | None
     ) -> None:
-        """`start` is the manifest of the resumed checkpoint; its files were read and verified."""
+        """`start` is the manifest of the resumed checkpoint, after its files were read and verified; None if no
+        checkpoint of this job was resumed."""
         self._engine, self._store, self._fence, self._policy, self._start = engine, store, fence, policy, start
         self._heartbeat = engine.groups.ranks.heartbeat
         self._thread = WorkerThread("checkpoint", self._heartbeat.failure)
@@ -187,7 +189,7 @@ class Saver:
         return self._thread.submit(lambda: self._write(manifest, files, captured))
 
     def _is_resumed_checkpoint(self, manifest: Manifest) -> bool:
-        """Return whether the manifest describes the checkpoint of the start: no step has been trained since."""
+        """Return whether the manifest describes the resumed checkpoint: no step has been trained since the resume."""
         return self._start is not None and manifest.name == self._start.name
 
     def _make_folder(self, manifest: Manifest) -> None:
@@ -197,9 +199,11 @@ class Saver:
             raise _saving_failed(manifest, error) from error
 
     def _start_restating(self, manifest: Manifest) -> Future[_Committed]:
-        """Save the start again, with a new manifest only: its files stay, and the manifest is replaced atomically."""
+        """Save the resumed checkpoint again: its files stay, and its manifest is replaced atomically."""
         start = self._start
-        assert start is not None, "`_start_restating` is called only if the manifest has the name of the start"
+        assert start is not None, (
+            "`_start_restating` is called only if the manifest has the name of the resumed checkpoint"
+        )
         manifest = manifest.revised(
             tensors=start.tensors, files=start.files, link=start.link, delinked=start.delinked, parent=start.parent
         )
@@ -210,8 +214,8 @@ class Saver:
         return str(self._engine.blueprint.master).removeprefix("torch.")
 
     def _write(self, manifest: Manifest, own: _Files, captured: Future[None]) -> _Committed:
-        """Write this rank's files and commit. Runs in the checkpoint thread; its collectives involve these threads of
-        all ranks."""
+        """Write this rank's files and commit. Runs in the checkpoint thread, and in its collectives meets the
+        checkpoint threads of all other ranks."""
         digests, error = _try(lambda: _finish_files(own, captured))
         if error is not None:
             _abandon_files(own)
@@ -236,7 +240,7 @@ class Saver:
         self._own_names.add(manifest.name)
         (self._store.restate if self._is_resumed_checkpoint(manifest) else self._store.commit)(manifest)
         try:
-            # Both checkpoints are verified. Without this, pruning could keep newer, unverified ones in their place.
+            # Name the verified checkpoints: pruning could otherwise keep newer, unverified ones in their place.
             verified = [manifest.name, *([] if self._start is None else [self._start.name])]
             self._store.prune(self._policy.keep_last, self._policy.keep_every, verified, self._fence.check)
             self._store.sweep(self._own_names, self._fence.check)
@@ -280,7 +284,7 @@ def _is_full(why: Exception | str) -> bool:
 def _abandon_files(files: _Files) -> None:
     """Close unfinished files, in a thread of its own and for at most a second.
 
-    The failed storage may hang or retry repeatedly; the report of the error must not wait for it.
+    The failed storage may hang or retry repeatedly, and must not delay the report of the error.
     """
     closing = Thread(target=files.close, name="gives files up", daemon=True)
     closing.start()

@@ -46,7 +46,7 @@ def _remaining_decay(optimizer: Optimizer, done: int, steps: int) -> float:
 class EndConditions:
     """End conditions of the phase's spec.
 
-    No method changes the progress: the training loop stores the results in it.
+    No method changes its `progress`: the training loop stores the results there.
     """
 
     config: PhaseConfig

@@ -125,7 +125,7 @@ class WeightsAndBiases:
 
 _UID, _NAME = "pseudoreal_uid", "mlflow.runName"
 _MARK = "train/tokens"
-"""Metric present in every step; its history gives the newest logged step."""
+"""Metric logged at every step; its history gives the newest logged step."""
 
 
 class MLflow:

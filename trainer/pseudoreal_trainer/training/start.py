@@ -45,7 +45,7 @@ log = structlog.get_logger()
 def agree_on_corpus(identity: CorpusIdentity, ranks: Ranks) -> None:
     """Compare the corpus of all ranks. Collective: every rank calls this.
 
-    Raises TrainingError if a rank has read another corpus than rank 0.
+    Raises TrainingError if a rank reads another corpus than rank 0.
     """
     differs = torch.zeros(ranks.world, dtype=torch.int64, device=ranks.device)
     differs[ranks.rank] = int(ranks.digest_from_first(identity.sha256) != identity.sha256)
@@ -87,8 +87,8 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch
 def open_imported(config: PhaseConfig, origin: Origin, *, checks: bool) -> Weights | None:
     """Open the phase's initial weights from another program; None if there are none, or a checkpoint exists.
 
-    The rank with `checks` verifies all of them; the other ranks verify only their own reads. Raises InvalidJobError if
-    they do not fit the model.
+    The rank with `checks` verifies all weights; the other ranks verify only their own reads. Raises InvalidJobError if
+    the weights do not fit the model.
     """
     start = config.start_from
     if start is None or start.hugging_face is None or not isinstance(origin, FreshStart):
@@ -142,10 +142,10 @@ def require_compiler() -> None:
 def open_engine(
     config: PhaseConfig, layout: Layout, ranks: Ranks, end_of_document: int | None = None
 ) -> Iterator[Engine]:
-    """Create this rank's engine and close it at the end. Every rank calls this.
+    """Create this rank's engine and close it at the end. Collective: every rank calls this.
 
-    Attention stays within documents ended by the token `end_of_document`; None: attention spans whole sequences. Raises
-    TrainingError if the state does not fit into its home.
+    The token `end_of_document` ends documents, and attention stays within them; None: attention spans whole sequences.
+    Raises TrainingError if the state does not fit into its home.
     """
     blueprint = Blueprint(
         model=config.model,

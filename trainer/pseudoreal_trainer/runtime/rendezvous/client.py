@@ -1,4 +1,4 @@
-"""The other workers' side of a rendezvous: each connects to worker 0 until it has a number."""
+"""The other workers' side of a rendezvous: each worker tries to connect to worker 0 until it has a number."""
 
 import asyncio
 import secrets
@@ -20,7 +20,7 @@ from pseudoreal_trainer.runtime.rendezvous.tunnel import Address, connect
 from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription
 
 _FIRST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS, _GROWTH = 0.1, 2.0, 1.5
-"""Seconds between two tries, at first and at most, and the growth from one try to the next."""
+"""Seconds between two tries, at first and at most, and their growth factor from one try to the next."""
 _LOG_SECONDS = 60.0
 
 log = structlog.get_logger()
@@ -29,7 +29,8 @@ log = structlog.get_logger()
 async def join_rendezvous(
     endpoint: tuple[str, int], key: bytes, description: WorkerDescription
 ) -> tuple[Answer, Address]:
-    """Return the answer of worker 0 and the address of worker 0; tries until there is an answer."""
+    """Connect to worker 0, again and again until it answers; return its answer and its address. An answer that the
+    rendezvous is over counts as none: another rendezvous may follow."""
     arrival = Arrival(description, secrets.token_hex(8))
     pause, logged_at, has_logged = _FIRST_PAUSE_SECONDS, time.monotonic(), False
     while True:

@@ -1,6 +1,7 @@
-"""torchrun with the project's own rendezvous. torch's own unpickles entries of a store that everybody can write to.
+"""torchrun with the project's own rendezvous. torch's rendezvous unpickles entries of a store that is writable by
+everybody on the network.
 
-Workers are known by index, and meet at worker 0. Only the listener of `RendezvousServer` is open to the network.
+Workers are identified by index, and meet at worker 0. Only the listener of `RendezvousServer` is open to the network.
 torch's store, which serves every client, listens on the loopback interface.
 """
 
@@ -42,7 +43,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An asyncio loop in a daemon thread, for the connections of a process that has other work.
+    """An asyncio loop in a daemon thread, which serves connections while the main thread works.
 
     The state of a `RendezvousServer` belongs to this thread, so it needs no lock: the main thread hands in coroutines,
     and otherwise only reads.
@@ -75,7 +76,7 @@ async def _cancel_all() -> None:
 BACKEND = "pseudoreal"
 """Name by which torchrun knows this rendezvous."""
 AssignGroupRanks = Callable[[Sequence[WorkerDescription]], Sequence[int]]
-"""Returns a number for each worker, from the descriptions of all workers in order."""
+"""Function from the descriptions of all workers, by worker index, to the number of each."""
 _DEFAULT_SECONDS = 600
 _LOG_SECONDS = 60.0
 _STORE_SECONDS = 60.0
@@ -89,7 +90,7 @@ log = structlog.get_logger()
 class StaticRendezvous(RendezvousHandler):
     """Rendezvous of `parameters.max_nodes` workers; it takes place once.
 
-    `description` is the worker of this process; `key` is None for a worker that is the only one.
+    `description` describes the worker of this process; `key` is None if there is only one worker.
     """
 
     def __init__(
@@ -135,8 +136,8 @@ class StaticRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """Close the rendezvous once the other workers have the answers to their last requests to the store."""
-        # The tunnels carry these answers, so they close last. The end of a request is not visible here: wait until
-        # nothing has moved for a moment.
+        # The tunnels carry these answers, so they close last. The end of a request cannot be seen here: wait until the
+        # tunnels have been silent for a moment.
         if self._gate is not None:
             until = time.monotonic() + _MOST_QUIET_SECONDS
             while time.monotonic() < min(until, self._gate.moved + _QUIET_SECONDS):
@@ -253,8 +254,8 @@ def run(arguments: Sequence[str]) -> None:
     configure_logs()
     config = read_phase_config(Path(arguments[-1]))
     meets = int(os.environ.get("PET_NNODES", "1")) > 1
-    # All workers have equally many ranks, so the numbers of ranks follow from the numbers of workers; torchrun would
-    # take them from a store.
+    # All workers have equally many ranks, so the numbers of ranks follow from the numbers of workers. Without
+    # TORCH_ELASTIC_WORKER_IDENTICAL, torchrun would exchange them through the store.
     os.environ |= {"PET_RDZV_BACKEND": BACKEND, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"}
     create = static(
         WorkerDescription.of_pod(), partial(group_ranks, config=config), rendezvous_key() if meets else None

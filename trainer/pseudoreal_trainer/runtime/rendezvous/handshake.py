@@ -9,7 +9,7 @@ either reads anything else. Runs in an asyncio loop.
 All three messages have fixed sizes, and a peer without the key gets no further. Both nonces are fresh, so no proof can
 be used twice. The two roles sign different texts, so neither can be made to sign for the other. Later texts
 (`SignedTexts`) carry an HMAC of their own. The traffic of a tunnel carries none: like the ranks' own connections, it is
-open to anyone who can read or change other people's packets.
+open to anyone who can read or change packets on the network.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 GREETING = b"PRmeet\0\1"
 _NONCE_BYTES = PROOF_BYTES = 32
 TEXT_BYTES = 4096
-"""Most bytes of a text."""
+"""Most bytes of a signed text."""
 MEET, STORE = b"M", b"S"
-"""Purposes of a connection: to get a number, and to reach the store of the ranks."""
+"""Purposes of a connection: to get a number, or to reach the store of the ranks."""
 HANDSHAKE_SECONDS = 10.0
 """Time limit of a handshake."""
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
-"""With these values a peer whose machine is off is noticed after 30 s of silence."""
+"""Options of TCP keepalive: after 10 + 4 * 5 s of silence, the peer's machine counts as off."""
 
 
 class PeerRejected(Exception):
@@ -43,7 +43,7 @@ class PeerLeft(PeerRejected):
 
 
 class Connection:
-    """A connected socket, read to the byte, so that a tunnel can start after a handshake."""
+    """A connected socket, read without a buffer: the first byte after a handshake is left to the tunnel."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket, self._is_given = connected, False
@@ -79,7 +79,8 @@ class Connection:
 
 @dataclass
 class SignedTexts:
-    """Signs and checks the texts of one connection. Each direction counts its texts."""
+    """Signs and checks the texts of one connection. `mine` and `theirs` are the signed names of the two sides; each
+    direction counts its texts, so that no text can be repeated or left out."""
 
     key: bytes
     connection: Connection
@@ -89,7 +90,7 @@ class SignedTexts:
     _read: int = field(default=0, init=False)
 
     async def send(self, text: bytes) -> None:
-        assert len(text) <= TEXT_BYTES, "descriptions of workers and answers are short"
+        assert len(text) <= TEXT_BYTES, "descriptions of workers and answers fit into TEXT_BYTES"
         size = len(text).to_bytes(2, "big")
         await self.connection.write(size + self._proof(self.mine, self._sent, text) + text)
         self._sent += 1
@@ -145,6 +146,6 @@ async def _proof_of_peer(connection: Connection) -> bytes:
 
 
 def _sign(key: bytes, *parts: bytes) -> bytes:
-    """Return the HMAC of the parts. All parts but the first have fixed sizes, so no two lists of parts give one
+    """Return the HMAC of the parts. All parts but the first have fixed sizes, so no two lists of parts give the same
     text."""
     return hmac.digest(key, b"\0".join(parts), "sha256")

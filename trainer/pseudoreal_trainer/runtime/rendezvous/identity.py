@@ -33,11 +33,10 @@ class RendezvousIdentity:
     own_restarts: int
     """Number of further restarts in place that the pod may decide on by itself."""
     membership: int = 0
-    """Number of the restart in place with which the present membership started; 0: each worker is the pod of its
-    number."""
+    """Number of the restart in place with which the present membership started; 0: worker N is pod N."""
 
     def after_own_restart(self) -> "RendezvousIdentity | None":
-        """Return the identity after a restart that the pod decides on; None: no such restart is left."""
+        """Return the identity after a restart decided by the pod itself; None: no such restart is left."""
         if self.own_restarts == 0:
             return None
         return replace(self, restart=self.restart + 1, own_restarts=self.own_restarts - 1)
@@ -49,7 +48,7 @@ def initial_identity(config: PhaseConfig, index: int) -> RendezvousIdentity | No
 
 
 def identity_in(membership: Membership, config: PhaseConfig, index: int) -> RendezvousIdentity | None:
-    """Return the identity that a membership gives to the pod with this completion index; None: it gives none."""
+    """Return the identity of the pod with this completion index in a membership; None: the pod is no member."""
     worker = membership.worker_of(index, config.workers)
     if worker is None:
         return None
@@ -65,11 +64,11 @@ RESTART_SECONDS = 30
 """Seconds for the rendezvous of a restart in place. All pods run already; a pod that noticed nothing learns of the
 restart with its next report."""
 SPARE_RESTART_SECONDS = 90
-"""The same with spare pods: the operator first finds out which pod is lost, and tells the others one by one, each in
-the answer to its next report."""
+"""Seconds for such a rendezvous in a job with spare pods: the operator first finds out which pod is lost, and informs
+each of the others in the answer to its next report."""
 _CONNECT_SECONDS, _LOG_SECONDS = 2.0, 60.0
 _AGAIN_SECONDS, _MOST_PAUSE_SECONDS, _GROWTH = 0.1, 1.0, 1.5
-"""Seconds between two tries, at first and at most, and the growth from one try to the next."""
+"""Seconds between two tries, at first and at most, and their growth factor from one try to the next."""
 
 log = structlog.get_logger()
 
@@ -78,7 +77,7 @@ def rendezvous(environment: Mapping[str, str], config: PhaseConfig, identity: Re
     """Return the variables of torchrun for the address of the rendezvous and the worker index of this pod.
 
     Each restart in place has its own port and name: the earlier torchrun of worker 0 may still listen, and a pod that
-    joined it would end with it. The key of the rendezvous follows from its name.
+    joined that torchrun would end together with it. The key of the rendezvous is derived from its name.
     """
     if environment.get("PET_RDZV_BACKEND") != "c10d":
         return {}
@@ -100,13 +99,14 @@ def rendezvous_seconds(config: PhaseConfig) -> int:
 
 
 def rendezvous_deadline(config: PhaseConfig, identity: RendezvousIdentity) -> float:
-    """Return the time of CLOCK_MONOTONIC until which a pod waits for worker 0."""
+    """Return the time, in seconds of CLOCK_MONOTONIC, until which a pod waits for worker 0; infinity at the first
+    start."""
     return time.monotonic() + (rendezvous_seconds(config) if identity.restart else inf)
 
 
 def await_worker_0(environment: Mapping[str, str], gives_up: Callable[[], bool]) -> bool:
-    """Wait until worker 0 answers or the pod gives up. Return whether worker 0 answers. Worker 0 may wait for a node
-    for hours, and torchrun would give up after a minute."""
+    """Wait until worker 0 answers or `gives_up` returns True. Return whether worker 0 answers. The pod of worker 0 may
+    wait for a node for hours; without this function, torchrun would give up after a minute."""
     if environment.get("PET_RDZV_BACKEND") != "c10d" or environment.get("PET_NODE_RANK") == "0":
         return True
     logged, pause = time.monotonic(), _AGAIN_SECONDS
@@ -136,7 +136,7 @@ def _endpoint(environment: Mapping[str, str]) -> tuple[str, int]:
 
 
 _MOST_BYTES = 1024**2
-"""Size limit of a Kubernetes Secret, and so of a file of one."""
+"""Size limit of a Kubernetes Secret, and so of a file mounted from a Secret."""
 
 
 def check_secret(environment: Mapping[str, str] = os.environ) -> None:
@@ -149,8 +149,8 @@ def check_secret(environment: Mapping[str, str] = os.environ) -> None:
 def rendezvous_key(environment: Mapping[str, str] = os.environ) -> bytes:
     """Return the key of the rendezvous that the environment names, 32 bytes.
 
-    Each execution, restart in place and membership has a rendezvous of another name, so a worker of one is refused at
-    any other. Raises the errors of `check_secret`.
+    Each execution, restart in place and membership has a rendezvous with a name, and so a key, of its own: a worker is
+    refused at every rendezvous but its own. Raises the errors of `check_secret`.
     """
     name = environment["PET_RDZV_ID"].encode()
     return hmac.digest(_read_secret(environment), b"pseudoreal meeting\0" + name, "sha256")

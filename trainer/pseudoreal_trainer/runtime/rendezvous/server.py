@@ -1,8 +1,8 @@
 """Worker 0's side of a rendezvous: gathers the workers, gives each its number, and lets their ranks reach the store.
 
-Runs in an asyncio loop in a thread of its own. A peer without the key of the rendezvous is not counted, is told nothing
-and does not reach the store. It can take slots for handshakes, for ten seconds each; when all are taken, the address
-with the most slots loses its oldest.
+Runs in an asyncio loop in a thread of its own. A peer without the key of the rendezvous is not counted, learns nothing
+and cannot reach the store. Such a peer can occupy slots for handshakes, for ten seconds each; when all slots are taken,
+the address with the most slots loses its oldest one.
 """
 
 import asyncio
@@ -32,18 +32,19 @@ from pseudoreal_trainer.runtime.rendezvous.tunnel import LOOPBACK, Address, acce
 from pseudoreal_trainer.runtime.rendezvous.workers import WorkerDescription
 
 HANDSHAKES = 512
-"""Most handshakes at a time."""
+"""Most handshakes in progress at a time."""
 _LOG_SECONDS = 10.0
 """Seconds between two log lines about refused peers."""
 _DESCRIPTORS = 2**20
-"""Most file descriptors that this process asks for."""
+"""Limit of file descriptors requested for this process."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A worker at the rendezvous. `process` tells apart two processes that come as the same worker."""
+    """A worker at the rendezvous. `process` is a random id: it distinguishes two processes with the same worker
+    index."""
 
     description: WorkerDescription
     process: str
@@ -67,13 +68,13 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Answer:
-    """Number of a worker, or the reason why it has none."""
+    """Answer of worker 0: the number of a worker, or the reason why the worker has none."""
 
     number: int = -1
     problem: str = ""
     is_over: bool = False
-    """Whether the workers had met before this one came. If a queue replaces the pods of an execution, that was the
-    rendezvous of the previous pods, and another one follows."""
+    """Whether the workers had met before this worker came. If a queue has replaced the pods of an execution, they were
+    the previous pods, and another rendezvous follows."""
 
     def to_text(self) -> bytes:
         return json.dumps({"number": self.number, "problem": self.problem[:500], "over": self.is_over}).encode()
@@ -110,9 +111,9 @@ class RendezvousServer:
         self._tasks = set[asyncio.Task[None]]()
         self._rejections = _Rejections()
         self.complete: Future[list[WorkerDescription]] = Future()
-        """Descriptions of all other workers, once all have come."""
+        """Descriptions of workers 1, 2, ..., set once all have come."""
         self.moved = time.monotonic()
-        """Time at which the last byte went to or from the store."""
+        """Time of the last transfer to or from the store, in seconds of time.monotonic."""
 
     @property
     def missing(self) -> list[int]:
@@ -149,7 +150,7 @@ class RendezvousServer:
             with closing(Connection(connected)) as connection:
                 await self._serve_connection(connection)
         except PeerLeft:
-            pass  # workers look whether worker 0 listens before they come
+            pass  # `await_worker_0` connects and leaves, to find out whether worker 0 listens
         except TimeoutError:
             self._rejections.note(host, f"has proven nothing within {HANDSHAKE_SECONDS:.0f} s")
         except PeerRejected as stranger:
@@ -172,7 +173,7 @@ class RendezvousServer:
             await texts.send((await self._answer_for(connection, arrival)).to_text())
 
     async def _answer_for(self, connection: Connection, arrival: Arrival) -> Answer:
-        """Wait for the answer to a worker.
+        """Wait until the worker's answer is known, and return it.
 
         Raises PeerLeft or OSError if the connection ends, PeerRejected if the worker sends more.
         """
@@ -195,7 +196,7 @@ class RendezvousServer:
             self._remove_member(member)
 
     def _add_member(self, arrival: Arrival) -> _Member | None:
-        """Count a worker; None: all have met already."""
+        """Add a worker, or find it after a broken connection; None: all workers have met already."""
         worker = arrival.description.worker
         before = self._members.get(worker)
         if before is not None and before.process == arrival.process:
@@ -203,7 +204,8 @@ class RendezvousServer:
         if self.complete.done():
             return None
         if before is not None:
-            # The earlier process, whose pod may have been replaced, has to end: the two would come in turns forever.
+            # The pod of the earlier process may have been replaced. The process has to end: otherwise both would keep
+            # coming, and replace each other forever.
             before.tell(Answer(problem=f"another pod has come as worker {worker}, at {arrival.description.node}"))
         member = self._members[worker] = _Member(arrival)
         if not self.missing:
@@ -235,12 +237,13 @@ class _Rejections:
 
 def _this_task() -> "asyncio.Task[None]":
     task = asyncio.current_task()
-    assert task is not None, "coroutines of a gate run in tasks"
+    assert task is not None, "coroutines of the server run in tasks"
     return task
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors: each connection of a rank takes three, and some container runtimes give 1,024."""
+    """Raise the limit of file descriptors: each connection of a rank takes three, and some container runtimes allow
+    1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = _DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, _DESCRIPTORS)
     with suppress(ValueError, OSError):

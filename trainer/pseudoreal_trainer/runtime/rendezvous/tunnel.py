@@ -1,7 +1,7 @@
-"""Tunnels to the ranks' store, which torch leaves open to everybody; each starts with a handshake.
+"""Tunnels to the ranks' store, for which torch has no authentication; each tunnel starts with a handshake.
 
 The store listens only on the loopback interface of worker 0. Each other worker has a port on its own loopback
-interface. A connection to that port is carried to worker 0, after a handshake for each connection, and on to the store.
+interface. A connection to that port is forwarded to worker 0, after a handshake, and from there to the store.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from pseudoreal_trainer.runtime.rendezvous.handshake import (
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
 _EARLY_BYTES = 2**20
-"""Most bytes kept until a tunnel starts; a client of the store waits for an answer long before."""
+"""Most bytes kept until a tunnel starts. A client of the store sends far fewer before it waits for an answer."""
 _PAUSE_SECONDS = 0.1
 """Seconds to pause after a connection could not be accepted."""
 Address = tuple[socket.AddressFamily, Any]
-"""Family and address of a socket, as `getpeername` returns the address."""
+"""Family of a socket, and an address in the form of `getpeername`."""
 
 log = structlog.get_logger()
 
 
 class _RelayEnd(asyncio.Protocol):
-    """One of the two connections of a tunnel: its received bytes are written to the other one.
+    """One of the two connections of a tunnel: writes its received bytes to the other connection.
 
     Bytes are kept until `begin`. `pause_reading` alone does not hold them back: before Python 3.11.4, asyncio starts to
     read after `connection_made`, even if reading was paused there.
@@ -124,8 +124,8 @@ async def connect(address: Address) -> Connection:
 
 
 async def forward_to_store(listener: socket.socket, worker_0: Address, key: bytes) -> None:
-    """Carry every connection of the listener to the store at worker 0, until cancelled. A connection that cannot be
-    carried is closed: torch's store connects again."""
+    """Forward every connection of the listener to the store at worker 0, until cancelled. Close a connection that
+    cannot be forwarded: torch's client of the store connects again."""
     tasks = set[asyncio.Task[None]]()
     while True:
         connected, _ = await accept(listener)

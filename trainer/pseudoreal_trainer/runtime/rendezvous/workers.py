@@ -1,4 +1,4 @@
-"""Workers at a rendezvous, and the number of each. Pure."""
+"""Workers at a rendezvous, and the number (group rank) of each."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -35,9 +35,10 @@ class WorkerDescription:
 
 
 def group_ranks(descriptions: Sequence[WorkerDescription], config: PhaseConfig) -> list[int]:
-    """Return the number of each worker, in the order of the descriptions; a worker's ranks are numbered by it.
+    """Return the number of each worker, in the order of the descriptions. The ranks of worker number n come after the
+    ranks of number n - 1.
 
-    Raises ValueError if two pods come as one worker: a pod that was thought lost, and the pod that has its place.
+    Raises ValueError if two pods come as one worker: a pod thought to be lost, and its replacement.
     """
     if len({description.worker for description in descriptions}) < len(descriptions):
         raise ValueError(
@@ -50,8 +51,8 @@ def group_ranks(descriptions: Sequence[WorkerDescription], config: PhaseConfig) 
 
 
 def _order(workers: Sequence[WorkerDescription], config: PhaseConfig) -> Order:
-    """Return the order of the workers by topology, if the job has one, else by worker index. The order is for speed
-    only: an error in finding it does not keep a job from training."""
+    """Return the order of the workers by topology, if the job has one, else by worker index. The order matters for
+    speed only: after an error in the search, the job trains with workers in index order."""
     by_number = tuple(range(len(workers)))
     if any(description.domain is None for description in workers):
         return by_number
