@@ -166,8 +166,8 @@ class ProgressReport(BaseModel):
     """Validation loss in nats per token. In the log it is the newest known one; metrics.jsonl has it only on lines of
     steps with a validation."""
     validation_losses: dict[str, float] | None = None
-    """Validation losses by name in data.validation.sets, in nats per token, on lines of metrics.jsonl of steps with a
-    validation; None if the corpus is text."""
+    """Name of a set in data.validation.sets -> validation loss in nats per token. Only on lines of metrics.jsonl of
+    steps with a validation; None elsewhere, and if the corpus is text."""
     bits_per_byte: dict[str, float] | None = None
     """Validation losses in bits per byte of text, comparable between tokenizers; None if the tokenizer is unknown. A
     text is one set named `text`."""

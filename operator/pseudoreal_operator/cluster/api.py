@@ -134,7 +134,7 @@ class Api:
                     skipped({"metadata": metadata}, reason)
                 continue
             following, size = (page.get("metadata") or {}).get("continue") or "", min(PAGE, size * _LARGER)
-            # The consumer may await between two objects, so an object is dropped from the page once it is yielded.
+            # Popped before it is yielded, so that its memory is freed: the consumer may await between two objects.
             items = (page.pop("items", None) or [])[::-1]
             while items:
                 yield items.pop()

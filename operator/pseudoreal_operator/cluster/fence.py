@@ -1,7 +1,7 @@
-"""Write fence: the holder of the Lease may write, while no other operator can hold it.
+"""Write fence: the holder of the Lease may write only while no other operator can hold the Lease.
 
-The right to write expires at a time that each renewal of the Lease extends. It is checked last of all, when the
-connection stands and the request is about to be sent, because a process may be stopped at any moment and continue
+The right to write has a deadline, which each renewal of the Lease extends. The deadline is checked last, on an
+established connection right before the request is sent, because a process may be stopped at any moment and continue
 minutes later.
 """
 

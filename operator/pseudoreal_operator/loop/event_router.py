@@ -93,7 +93,7 @@ class EventRouter:
         return frozenset(self._summaries.get(name, {}))
 
     def forget_deleted(self, name: Name, uids: frozenset[str]) -> None:
-        """Forget jobs that are gone, although a watch may not have reported it."""
+        """Forget the deleted jobs `uids` of this name, even if no watch event reported their deletion."""
         summaries = self._summaries.get(name, {})
         for uid in uids:
             summaries.pop(uid, None)

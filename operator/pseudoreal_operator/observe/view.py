@@ -215,7 +215,7 @@ class Observed:
     silent_since: datetime | None = None
     """Time since which no report of its running pods arrives; None: reports arrive, or the silence is short."""
     has_reported: bool = False
-    """Whether a report of its running pods ever arrived."""
+    """Whether any running pod of the job has reported since it started."""
     path_is_cut: bool = False
     """Whether the reports of most jobs do not arrive: then the network path is at fault, not a pod."""
 

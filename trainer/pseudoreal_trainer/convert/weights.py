@@ -1,5 +1,5 @@
-"""The tensors of a Hugging Face checkpoint, under our names. Tensors that do not fit are rejected, and no tensor is
-ignored silently."""
+"""The tensors of a Hugging Face checkpoint, under our names. A missing, misshapen or unknown tensor is an error; only
+tensors that follow from others (rotary frequencies, a tied head) may be left over."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,9 @@
 """Statistics of documents within windows: the divisor of a step's loss, and the attention pairs. Pure.
 
-A document ends with the end-of-document token, and the next document starts right after it. Borders are therefore
-visible in the tokens, without an index of documents. A document cut by a window starts, or continues, at position 0 of
-the window. The last token of a document has no target: the first token of the next document does not follow from it.
+A document ends with the end-of-document token, and the next document starts right after it. Boundaries are therefore
+visible in the tokens, without an index of documents. A window may cut documents at both ends: its position 0 counts as
+the start of a document, even if it continues a document of the window before. The last token of a document has no
+target: the first token of the next document does not follow from it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -113,7 +113,7 @@ class MixedStream:
 
 
 AT_ONCE = 4096
-"""Samples located at once, in whole steps; at least the samples of one step."""
+"""Maximum number of samples located in one call, in whole steps; a larger step is located alone."""
 
 Step = Mapping[Part, Places]
 

@@ -239,8 +239,8 @@ class GroupSquares:
         return self._own[unit].shard_length(self._groups.layout.data_holders(unit))
 
     def _squared(self, group: LayerGroup, unit: int, gradient: Tensor) -> Tensor:
-        """Return the sums of squares of one unit's gradient, over this data rank's shard: [sums of the whole group],
-        float64. `gradient`: [shard]."""
+        """Return the sums of squares of one unit's gradient over this data rank's shard, float64: one entry per sum of
+        the group, 0 for parts outside the shard. `gradient`: [shard]."""
         parameters = self._parameters[group]
         layout = self._groups.layout
         shard = self._own[unit].shard(layout.data_part(unit, self._groups.ranks.rank), layout.data_holders(unit))

@@ -51,7 +51,7 @@ class RouterStatistics:
     were refused by a full expert, the entropy of the router's probabilities in nats, summed over choices, and the
     auxiliary loss, summed over tokens."""
     divisor: int
-    """Tokens of the whole batch, by which auxiliary losses are divided before the backward pass."""
+    """Number of tokens in the whole batch; the backward pass divides auxiliary losses by it."""
     choices_of_step: Callable[[], Tensor]
     """Returns how often all tokens of the batch choose each expert of the layer, [experts]. Called in backward passes
     only: the counts are known once all forward passes through the layer are done."""
@@ -229,8 +229,8 @@ class Experts(StackedFeedForward):
     def rows(self, tokens: Tensor, decision: RoutingDecision, counts: Sequence[int]) -> Tensor:
         """Return a row for each token that an expert accepts: tokens [N, H], counts of all experts -> [rows, H]."""
         orders = self._orders(decision, counts)
-        # One prototype at a time: each token is in it at most once, so no sum in the backward pass depends on a GPU's
-        # threads.
+        # One prototype at a time: each token is at most once in `order`, so no sum in the backward pass depends on the
+        # order of a GPU's threads.
         return torch.cat([tokens.index_select(0, order) for order in orders])
 
     def row_weights(self, routes: Routes, counts: Sequence[int]) -> Tensor:

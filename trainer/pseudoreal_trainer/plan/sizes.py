@@ -179,8 +179,8 @@ def loss_chunk_limit(vocabulary: int, width: int) -> int:
 
 
 def loss_chunk_length(tokens: int, most: int | None) -> int:
-    """Return the tokens of each chunk; the last chunk may be shorter. Chunks are as few as possible, and equal. At
-    least 1, even without tokens. `most`: most tokens of a chunk; None: no bound."""
+    """Return the number of tokens per chunk, for the fewest chunks of at most `most` tokens (None: one chunk). All
+    chunks have this length, except that the last may be shorter. At least 1, even without tokens."""
     if most is None or tokens <= most:
         return max(1, tokens)
     return -(-tokens // -(-tokens // most))

@@ -36,7 +36,7 @@ class Collectives(_Model):
 
 
 class PassSpeed(_Model):
-    """Speed of one pass over some tokens, including everything besides arithmetic."""
+    """Effective speed of forward and backward passes over `tokens` tokens, with all overhead included."""
 
     compute: Precision
     hidden: int = Field(ge=1)
